@@ -1,0 +1,21 @@
+# make setup | test | demo | bench | lint   (see README.md)
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+WAIT ?= 1
+
+.PHONY: setup test demo bench lint lock clean
+
+setup: $(VENV)/.installed
+
+# Reinstalls only when the lock or the packaging changes.
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet requirements.lock
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
+	@touch $@
+
+lock:
+	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --python-version 3.11 --no-header --no-annotate -o requirements.lock

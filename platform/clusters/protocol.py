@@ -1,0 +1,173 @@
+"""The one protocol of every cluster, and the words that cross it: identity, size, phase, reason, exit code.
+
+Names that only one cluster knows stay in its backend. A `PodSpec` is a plain value; `dry_run` shows what a
+backend would send for it. Kubernetes is declarative with watch streams, YARN grants containers one by one and
+tells their end by polling, the local agent runs process groups: all three answer in these words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from elastrec.platform.specs.metrics import Role
+
+
+class PodPhase(StrEnum):
+    """Kubernetes' words."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+class RestartPolicy(StrEnum):
+    """Who restarts a pod's process: nobody, or its node, in place, keeping its work folder and its address."""
+
+    NEVER = "Never"
+    ON_FAILURE = "OnFailure"
+
+
+class PodSize(msgspec.Struct, frozen=True):
+    """What a pod asks for and is limited to."""
+
+    cores: float
+    memory_bytes: int
+
+
+class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod to create.
+
+    Attributes:
+        name: unique in the cluster; `[a-z0-9-]`, at most 63 characters.
+        job: owner; `list` and `watch` select by it.
+        command: argument vector; the first element `python` stands for the pod's own interpreter.
+        environment: plain variables. Never a secret.
+        files: text by file name, put with the owner's rights alone into the folder that the variable
+            `ELASTREC_FILES` names (a ConfigMap / Secret mount, a YARN local resource). Tokens travel here.
+        serves: the pod listens on one port; the backend chooses or fixes it, puts it into `ELASTREC_PORT`
+            and shows `PodStatus.address`.
+        grace_seconds: between SIGTERM and SIGKILL.
+    """
+
+    name: str
+    job: str
+    role: Role
+    command: tuple[str, ...]
+    size: PodSize
+    environment: dict[str, str] = {}
+    files: dict[str, str] = {}
+    serves: bool = False
+    restart_policy: RestartPolicy = RestartPolicy.NEVER
+    grace_seconds: float = 10.0
+    labels: dict[str, str] = {}
+
+
+class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod as the cluster sees it.
+
+    Attributes:
+        uid: differs between two pods of the same name.
+        reason: Kubernetes' word: `Unschedulable`, `ContainerCreating`, `Completed`, `Error`, `OOMKilled`,
+            `Deleted`, `NodeLost`; empty while running.
+        message: for people, for example `insufficient memory: asked 2147483648, free 1073741824`.
+        address: `host:port` when the pod serves, else empty.
+        restarts: how often the node restarted the process in place.
+    """
+
+    name: str
+    uid: str
+    job: str
+    role: Role
+    phase: PodPhase
+    size: PodSize
+    node: str = ""
+    address: str = ""
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    created_unix_seconds: float = 0.0
+    started_unix_seconds: float | None = None
+    finished_unix_seconds: float | None = None
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    labels: dict[str, str] = {}
+
+
+class PodEvent(msgspec.Struct, frozen=True):
+    """A pod was seen for the first time, changed, or is gone. `version` rises; a watch resumes from it."""
+
+    kind: str  # ADDED | MODIFIED | DELETED
+    pod: PodStatus
+    version: int
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """Of the whole cluster; `free` is what a new pod could still get."""
+
+    total: PodSize
+    free: PodSize
+    limits_enforced: bool = True
+
+
+class Cluster(Protocol):
+    """What a job needs of a cluster. Every method raises ClusterError with the reason in the cluster's words."""
+
+    def create(self, pod: PodSpec) -> PodStatus:
+        """Creates a pod; with the name of a pod that exists and an equal spec it returns that pod (idempotent).
+
+        Raises:
+            ClusterError: the name is taken by another spec, or the pod is larger than the whole cluster.
+        """
+        ...
+
+    def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
+        """Stops and forgets a pod; no error when it does not exist. Returns when the process group is gone."""
+        ...
+
+    def resize(self, name: str, size: PodSize) -> PodStatus:
+        """Changes the limits of a running pod in place.
+
+        Raises:
+            ClusterError: the pod is not there, or the node has not got the room.
+        """
+        ...
+
+    def get(self, name: str) -> PodStatus | None: ...
+
+    def list(self, job: str | None = None) -> list[PodStatus]: ...
+
+    def watch(self, job: str | None = None, since_version: int = 0, timeout_seconds: float = 30.0) -> Iterator[PodEvent]:
+        """Events after a version, oldest first; ends after the time. Version 0 begins with one ADDED per live pod."""
+        ...
+
+    def capacity(self) -> Capacity: ...
+
+    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Lines of standard output and error, oldest first; kept after the pod's end until it is deleted."""
+        ...
+
+    def dry_run(self, pod: PodSpec) -> dict[str, Any]:
+        """Exactly the request that `create` would send, secrets masked."""
+        ...
+
+
+__all__ = [
+    "Capacity",
+    "Cluster",
+    "PodEvent",
+    "PodPhase",
+    "PodSize",
+    "PodSpec",
+    "PodStatus",
+    "RestartPolicy",
+]

@@ -1,0 +1,120 @@
+"""TrainingData: where the rows lie, how they are read, and which columns are label, dense and sparse features."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from elastrec.platform.specs.base import Spec
+
+ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_package.models:MyModel"])]
+
+
+class FileFormat(StrEnum):
+    """How the files of a partition are encoded."""
+
+    CRITEO_TSV = "criteo_tsv"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+class Partitioning(StrEnum):
+    """One folder per day (`day=2026-01-31`), per hour (`day=2026-01-31/hour=07`), or none."""
+
+    DAY = "day"
+    HOUR = "hour"
+    NONE = "none"
+
+
+class DenseFeature(Spec):
+    """One number per row."""
+
+    name: ColumnName
+    transform: Literal["none", "log1p", "standardize"] = "log1p"
+    """`log1p` is sign(x) * log(1 + |x|); `standardize` is (x - mean) / scale with the two fields below."""
+    mean: float = 0.0
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    missing: float = 0.0
+    """The value used, before the transform, where the field is empty."""
+
+
+class SparseFeature(Spec):
+    """Zero or more 64-bit ids per row."""
+
+    name: ColumnName
+    encoding: Literal["integer", "hexadecimal", "string"] = "integer"
+    """How the column's values become 64-bit ids; strings are hashed with xxh3-64."""
+    is_list: bool = False
+    """The column holds a list per row (Parquet list; in text files separated by `list_separator`)."""
+    max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    """Longer lists keep their last `max_length` ids."""
+    pooling: Literal["sum", "mean"] = "sum"
+    table: ColumnName | None = None
+    """Embedding table; the feature's own name when absent. Features that name the same table share its rows."""
+
+    @property
+    def table_name(self) -> str:
+        return self.table or self.name
+
+
+class CsvOptions(Spec):
+    """How text files are split into columns."""
+
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    has_header: bool = True
+    column_names: tuple[ColumnName, ...] | None = None
+    """Needed when the files have no header."""
+    list_separator: Annotated[str, Field(min_length=1, max_length=1)] = "|"
+
+
+class BadRows(Spec):
+    """What happens to a row that cannot be used (label outside {0, 1}, text where a number belongs, NaN)."""
+
+    policy: Literal["fail", "skip"] = "fail"
+    at_most: Annotated[int, Field(ge=0)] = 0
+    """With `skip`: the job fails after this many skipped rows."""
+
+
+class TrainingData(Spec):
+    """One click log: location, format and columns."""
+
+    path: Annotated[str, Field(min_length=1, examples=["data/clicks", "s3://bucket/clicks"])]
+    """Root folder of the partitions: a local path or a URI that pyarrow's file systems know."""
+    format: FileFormat = FileFormat.PARQUET
+    partitioning: Partitioning = Partitioning.DAY
+    label: ColumnName = "label"
+    dense: tuple[DenseFeature, ...] = ()
+    sparse: tuple[SparseFeature, ...]
+    timestamp: ColumnName | None = None
+    """Seconds since the epoch; used by tools that split by time."""
+    session: ColumnName | None = None
+    csv: CsvOptions = CsvOptions()
+    bad_rows: BadRows = BadRows()
+    transform: ImportPath | None = None
+    """A function `pyarrow.RecordBatch -> pyarrow.RecordBatch` applied to raw rows; same number of rows."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingData:
+        if not self.sparse:
+            raise ValueError("sparse: at least one sparse feature is needed")
+        names = [feature.name for feature in (*self.dense, *self.sparse)] + [self.label]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"the columns {doubled} are used more than once among label, dense and sparse")
+        poolings: dict[str, set[str]] = {}
+        for feature in self.sparse:
+            poolings.setdefault(feature.table_name, set()).add(feature.pooling)
+        mixed = sorted(table for table, kinds in poolings.items() if len(kinds) > 1)
+        if mixed:
+            raise ValueError(f"the features of the tables {mixed} ask for different pooling")
+        if self.format is FileFormat.CSV and not self.csv.has_header and not self.csv.column_names:
+            raise ValueError("csv.column_names is needed when csv.has_header is false")
+        return self
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Table names in order of first use."""
+        return tuple(dict.fromkeys(feature.table_name for feature in self.sparse))

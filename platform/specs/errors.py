@@ -1,0 +1,71 @@
+"""The one error hierarchy of elastrec. Messages name the field, the value, what is allowed and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ElastrecError(Exception):
+    """Base of every error that elastrec raises on purpose."""
+
+
+@dataclass(frozen=True)
+class FieldProblem:
+    """One thing wrong with one field of a spec or of an input."""
+
+    path: str
+    value: str
+    allowed: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.value} is not allowed; allowed: {self.allowed}"
+        return f"{text}; {self.mend}" if self.mend else text
+
+
+class SpecError(ElastrecError):
+    """A job file, data description or override is wrong; carries every problem, not only the first.
+
+    Args:
+        problems: at least one problem.
+        source: where the text came from, for example a file name.
+    """
+
+    def __init__(self, problems: list[FieldProblem], source: str = "") -> None:
+        self.problems = problems
+        self.source = source
+        where = f" in {source}" if source else ""
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        super().__init__(f"{len(problems)} problem(s){where}:\n{lines}")
+
+
+class ClusterError(ElastrecError):
+    """A cluster refused or could not do what was asked."""
+
+
+class TransportError(ElastrecError):
+    """A call over the network failed; `retryable` tells whether the same call may be sent again."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class AuthenticationError(TransportError):
+    """The token was missing or wrong. Never retried."""
+
+
+class DataError(ElastrecError):
+    """A file or a row of the training data is unusable."""
+
+
+class CheckpointError(ElastrecError):
+    """A checkpoint could not be written, found or trusted."""
+
+
+class HistoryError(ElastrecError):
+    """The tracking server refused a record or could not be reached."""
+
+
+class JobFailedError(ElastrecError):
+    """A training job ended in failure; the message holds the reason and, where there is one, the user's traceback."""

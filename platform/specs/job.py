@@ -1,0 +1,245 @@
+"""TrainingJob: everything one job needs, as the user writes it in a job file."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.data import ImportPath, TrainingData
+from elastrec.platform.specs.quantities import Bytes, Cores, Seconds
+
+API_VERSION = "elastrec.io/v1alpha1"
+BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")
+
+# 40 characters leave room for the date and the role that are appended to make a pod's name (63 in Kubernetes).
+JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40, examples=["click-dlrm"])]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)]
+
+
+class Metadata(Spec):
+    """Who the job is and whose."""
+
+    name: JobName
+    team: Label = "default"
+    labels: dict[str, Label] = Field(default_factory=dict)
+    """Free tags; they become similarity features of the job's history."""
+
+
+class ModelSpec(Spec):
+    """Which network is trained."""
+
+    architecture: Annotated[str, Field(examples=list(BUILT_IN_MODELS))]
+    """One of the built-in models, or `package.module:Class` of your own."""
+    embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the model, for example the layer sizes."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16` computes the dense layers under autocast; parameters stay float32."""
+
+    @model_validator(mode="after")
+    def _known(self) -> ModelSpec:
+        if ":" not in self.architecture and self.architecture not in BUILT_IN_MODELS:
+            raise ValueError(
+                f"architecture {self.architecture!r} is unknown; allowed: {', '.join(BUILT_IN_MODELS)} "
+                "or an import path such as my_package.models:MyModel"
+            )
+        return self
+
+
+class OptimizerKind(StrEnum):
+    """Update rules that servers apply."""
+
+    ADAGRAD = "adagrad"
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+class OptimizerSpec(Spec):
+    """One update rule. For embedding rows, `adagrad` is row-wise: one accumulator per row."""
+
+    kind: OptimizerKind = OptimizerKind.ADAGRAD
+    learning_rate: Annotated[float, Field(gt=0, le=100)] = 0.02
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    initial_accumulator: Annotated[float, Field(ge=0)] = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Optimizers(Spec):
+    """Rules of the embedding rows and of the dense parameters."""
+
+    rows: OptimizerSpec = OptimizerSpec()
+    dense: OptimizerSpec = OptimizerSpec(kind=OptimizerKind.ADAM, learning_rate=1e-3)
+
+
+class TableSpec(Spec):
+    """What differs from the default for one embedding table."""
+
+    initial_range: Annotated[float, Field(gt=0)] | None = None
+    """Rows start uniform in ±initial_range; default 1 / sqrt(dimension)."""
+    hash_size: Annotated[int, Field(ge=1)] | None = None
+    """Ids are taken modulo this; absent: the vocabulary grows without limit."""
+    admit_after: Annotated[int, Field(ge=1, le=65_535)] = 1
+    """A row is made at this many sightings of its id; until then its value is zero."""
+    evict_after: Seconds | None = None
+    """A row not seen for this long is dropped; absent: never."""
+
+
+class Consistency(Spec):
+    """How workers wait for each other."""
+
+    mode: Literal["async", "bsp", "ssp"] = "async"
+    staleness: Annotated[int, Field(ge=0, le=1000)] = 0
+    """With `ssp`: how many steps the fastest worker may be ahead of the slowest."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Consistency:
+        if self.mode != "ssp" and self.staleness:
+            raise ValueError(f"staleness {self.staleness} has a meaning only with mode ssp; remove it or set mode: ssp")
+        return self
+
+
+class Training(Spec):
+    """How the rows are gone through."""
+
+    batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 512
+    """Samples per worker and step."""
+    batches_per_shard: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """M of AntDT §V-C: a shard has batch_size * batches_per_shard samples."""
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 1
+    shuffle: bool = True
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    consistency: Consistency = Consistency()
+    overlap_pull: bool = True
+    """Pull the next batch's embeddings while this batch computes (one step of extra staleness)."""
+
+
+class PodResources(Spec):
+    """How many pods of a role, and the size of each."""
+
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    cores: Cores = 1.0
+    memory: Bytes = 2 * 2**30
+
+
+class Resources(Spec):
+    """Asked sizes per role."""
+
+    master: PodResources = PodResources(cores=0.1, memory=512 * 2**20)
+    worker: PodResources = PodResources()
+    parameter_server: PodResources = PodResources()
+    evaluator: PodResources = PodResources()
+    """The pod that exports the model and scores the champion after training."""
+    virtual_buckets: Annotated[int, Field(ge=64, le=65_536)] = 256
+    """Rows are spread over this many buckets, buckets over servers."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Resources:
+        if self.master.count != 1:
+            raise ValueError("master.count: a job has exactly one master; remove the field")
+        if self.evaluator.count != 1:
+            raise ValueError("evaluator.count: a job has one evaluator; remove the field")
+        if self.parameter_server.count > self.virtual_buckets:
+            raise ValueError(
+                f"parameter_server.count {self.parameter_server.count} is above virtual_buckets "
+                f"{self.virtual_buckets}; every server needs at least one bucket"
+            )
+        return self
+
+
+class CheckpointSpec(Spec):
+    """Where and how often the job's state is saved."""
+
+    store: Annotated[str, Field(min_length=1, examples=["checkpoints", "s3://bucket/checkpoints"])] = "checkpoints"
+    interval: Seconds = 60.0
+    """Between periodic records; 0 saves only at the end."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Complete periodic records kept per job; the final one is always kept."""
+
+
+class Continual(Spec):
+    """What the job starts from."""
+
+    start_from: Literal["latest", "nothing"] | str = "latest"
+    """`latest`: the newest final record of this job name; `nothing`: fresh; else the URI of a record."""
+    on_mismatch: Literal["adapt", "refuse"] = "adapt"
+    """When the job file changed: `adapt` keeps what fits and shows what is new or dropped, `refuse` stops."""
+
+
+class FaultTolerance(Spec):
+    """When something counts as dead, and how often it may die."""
+
+    heartbeat_interval: Seconds = 0.5
+    heartbeat_timeout: Seconds = 15.0
+    lease: Seconds = 120.0
+    """A shard without progress for this long is given to another worker."""
+    shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4
+    """A shard whose workers failed this often is poison: the job fails and names it."""
+    pod_restarts: Annotated[int, Field(ge=0, le=10_000)] = 20
+    """Replacements of a role's pods before the job gives up."""
+
+
+class Gate(Spec):
+    """When a new model becomes champion."""
+
+    metric: Literal["auc", "normalized_entropy"] = "normalized_entropy"
+    tolerance: Annotated[float, Field(ge=0, le=1)] = 0.002
+    """How much worse than the champion, on the same rows, is still accepted."""
+    minimum_auc: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
+class HistorySpec(Spec):
+    """Names in MLflow."""
+
+    experiment: Annotated[str, Field(min_length=1)] = "elastrec"
+    registered_model: Annotated[str, Field(min_length=1)] | None = None
+    """Default: the job's name."""
+
+
+class JobSpec(Spec):
+    """The body of a TrainingJob."""
+
+    model: ModelSpec
+    data: TrainingData
+    training: Training = Training()
+    optimizers: Optimizers = Optimizers()
+    tables: dict[str, TableSpec] = Field(default_factory=dict)
+    resources: Resources = Resources()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    continual: Continual = Continual()
+    faults: FaultTolerance = FaultTolerance()
+    gate: Gate = Gate()
+    history: HistorySpec = HistorySpec()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobSpec:
+        unknown = sorted(set(self.tables) - set(self.data.tables))
+        if unknown:
+            raise ValueError(f"tables {unknown} belong to no sparse feature; known tables: {list(self.data.tables)}")
+        if self.faults.heartbeat_timeout <= 2 * self.faults.heartbeat_interval:
+            raise ValueError(
+                f"faults.heartbeat_timeout {self.faults.heartbeat_timeout}s must be more than twice "
+                f"faults.heartbeat_interval {self.faults.heartbeat_interval}s"
+            )
+        return self
+
+    def table(self, name: str) -> TableSpec:
+        """The settings of one table, defaults where the job file says nothing."""
+        return self.tables.get(name, TableSpec())
+
+
+class TrainingJob(Spec):
+    """One job file."""
+
+    api_version: Literal["elastrec.io/v1alpha1"] = Field(default=API_VERSION, alias="apiVersion")
+    kind: Literal["TrainingJob"] = "TrainingJob"
+    metadata: Metadata
+    spec: JobSpec
+
+    @property
+    def registered_model(self) -> str:
+        return self.spec.history.registered_model or self.metadata.name

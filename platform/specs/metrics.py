@@ -1,0 +1,81 @@
+"""TrainingMetrics: what a running job reports of itself; the record that observers, history and the CLI share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from elastrec.platform.specs.base import Spec
+
+
+class Phase(StrEnum):
+    """Where a job is. Order of a good day: pending, starting, training, saving, evaluating, succeeded."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    TRAINING = "Training"
+    RECOVERING = "Recovering"
+    SAVING = "Saving"
+    EVALUATING = "Evaluating"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.STOPPED)
+
+
+class Role(StrEnum):
+    """What a pod does."""
+
+    MASTER = "master"
+    WORKER = "worker"
+    PARAMETER_SERVER = "parameter-server"
+    EVALUATOR = "evaluator"
+
+
+class PodMetrics(Spec):
+    """One pod as its master sees it."""
+
+    name: str
+    role: Role
+    state: str
+    samples: int = 0
+    batch_seconds: float = 0.0
+    """Mean duration of a step in the last window."""
+    phase_seconds: dict[str, float] = {}
+    """Mean seconds per step in `wait`, `pull`, `compute`, `push` (workers)."""
+    memory_bytes: int = 0
+    restarts: int = 0
+    reason: str = ""
+
+
+class TrainingMetrics(Spec):
+    """The state of one job at one moment."""
+
+    job: str
+    phase: Phase
+    reason: str = ""
+    elapsed_seconds: float = 0.0
+    samples_total: int = 0
+    """Samples that the training shards hold, all epochs."""
+    samples_trained: int = 0
+    """Samples whose gradients were applied, repeats counted."""
+    shards_total: int = 0
+    shards_done: int = 0
+    evaluation_shards_total: int = 0
+    evaluation_shards_done: int = 0
+    samples_per_second: float = 0.0
+    loss: float | None = None
+    """Mean log loss of the last window, measured before the update."""
+    auc: float | None = None
+    """While training: of the last window, before the update. After evaluation: on the evaluation rows."""
+    normalized_entropy: float | None = None
+    evaluated: bool = False
+    """True when `auc` and `normalized_entropy` are those of the evaluation rows."""
+    evaluation_samples: int = 0
+    generation: int = 0
+    """Grows by one with every rollback."""
+    checkpoint: str | None = None
+    """URI of the last complete record."""
+    pods: tuple[PodMetrics, ...] = ()

@@ -1,0 +1,106 @@
+"""Amounts with their unit in the type: bytes, cores and seconds as they stand in a job file.
+
+In Python an amount is a plain number in its base unit (bytes, cores, seconds); the suffix exists only in text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
+_BYTES = {
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+_BYTES_PATTERN = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)$"
+_SECONDS_PATTERN = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
+_CORES_PATTERN = r"^[0-9]+(\.[0-9]+)?m?$"
+
+
+def parse_bytes(value: Any) -> int:
+    """Bytes from a Kubernetes quantity: `512Mi`, `2Gi`, `1.5G`, or a whole number of bytes.
+
+    Raises:
+        ValueError: another unit (`MB`, `GiB`), a negative number or text that is no amount.
+    """
+    if isinstance(value, bool):
+        raise ValueError("an amount of memory such as 512Mi or 2Gi")
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) and re.match(_BYTES_PATTERN, value):
+        number, unit = re.match(r"^([0-9.]+)([A-Za-z]+)$", value).groups()  # type: ignore[union-attr]
+        return int(float(number) * _BYTES[unit])
+    raise ValueError("an amount of memory such as 512Mi or 2Gi (units k, M, G, T, Ki, Mi, Gi, Ti)")
+
+
+def parse_seconds(value: Any) -> float:
+    """Seconds from `30s`, `5m`, `1.5h`, `250ms`, `1d`, or a number of seconds.
+
+    Raises:
+        ValueError: text without a known unit.
+    """
+    if isinstance(value, bool):
+        raise ValueError("a duration such as 30s or 5m")
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str) and re.match(_SECONDS_PATTERN, value):
+        number, unit = re.match(r"^([0-9.]+)([a-z]+)$", value).groups()  # type: ignore[union-attr]
+        return float(number) * _SECONDS[unit]
+    raise ValueError("a duration such as 30s or 5m (units ms, s, m, h, d)")
+
+
+def parse_cores(value: Any) -> float:
+    """Cores from a number or a Kubernetes CPU quantity (`500m` is half a core).
+
+    Raises:
+        ValueError: text that is no CPU quantity.
+    """
+    if isinstance(value, bool):
+        raise ValueError("a number of cores such as 2, 0.5 or 500m")
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str) and re.match(_CORES_PATTERN, value):
+        return float(value[:-1]) / 1000 if value.endswith("m") else float(value)
+    raise ValueError("a number of cores such as 2, 0.5 or 500m")
+
+
+def format_bytes(amount: int) -> str:
+    """The shortest exact Kubernetes quantity of a number of bytes."""
+    for unit in ("Ti", "Gi", "Mi", "Ki"):
+        if amount and amount % _BYTES[unit] == 0:
+            return f"{amount // _BYTES[unit]}{unit}"
+    return str(amount)
+
+
+def _quantity_schema(kind: str, pattern: str, example: str) -> dict[str, Any]:
+    # int-or-string is Kubernetes' own way to type quantities in a CRD.
+    return {
+        "anyOf": [{"type": kind}, {"type": "string", "pattern": pattern}],
+        "x-kubernetes-int-or-string": True,
+        "examples": [example],
+    }
+
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    Field(ge=0),
+    PlainSerializer(format_bytes, return_type=str, when_used="json"),
+    WithJsonSchema(_quantity_schema("integer", _BYTES_PATTERN, "2Gi")),
+]
+Cores = Annotated[
+    float,
+    BeforeValidator(parse_cores),
+    Field(gt=0),
+    WithJsonSchema(_quantity_schema("number", _CORES_PATTERN, "500m")),
+]
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_seconds),
+    Field(ge=0),
+    WithJsonSchema(_quantity_schema("number", _SECONDS_PATTERN, "30s")),
+]

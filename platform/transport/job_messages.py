@@ -1,0 +1,275 @@
+"""What pods and observers say to the job master, and what it answers.
+
+The master does not send orders; every answer carries the *directive*: the whole of what the pod should be doing,
+with a version. A pod that missed ten of them only needs the last. Units: seconds, bytes, samples.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from elastrec.platform.specs.metrics import Role
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of everything that crosses the wire; tagged by its class name."""
+
+
+class Mode(StrEnum):
+    """What a pod should be doing."""
+
+    IDLE = "idle"
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    PAUSE = "pause"  # finish the running step, push, acknowledge, then do nothing
+    EXIT = "exit"
+
+
+class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Which server owns which virtual bucket.
+
+    Attributes:
+        epoch: rises with every change; a server refuses a request with another epoch.
+        owners: for each bucket, an index into `servers`.
+        servers: pod names, and `addresses` in the same order; an address is empty until the server is ready.
+    """
+
+    epoch: int
+    owners: list[int]
+    servers: list[str]
+    addresses: list[str]
+
+
+class SaveOrder(msgspec.Struct, frozen=True):
+    """Write your part of a checkpoint record into the folder `uri`, then report the part."""
+
+    order_id: str
+    uri: str
+
+
+class RestoreOrder(msgspec.Struct, frozen=True):
+    """Forget everything and load your buckets' rows from a record (`uri` empty: start from nothing)."""
+
+    order_id: str
+    uri: str
+
+
+class Directive(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole of what one pod should be doing now.
+
+    Attributes:
+        version: a pod reports the highest version that it has reached (see Heartbeat.reached_version).
+        generation: grows with every rollback; leases and pushes of an older one are void.
+        members: names of the workers that count in bsp and ssp.
+    """
+
+    version: int
+    mode: Mode
+    generation: int
+    routing: RoutingTable
+    members: list[str] = []
+    save: SaveOrder | None = None
+    restore: RestoreOrder | None = None
+
+
+class Register(Message):
+    """A pod's process has started. Sent again after a restart of either side.
+
+    Attributes:
+        incarnation: random per process; a new one under the same pod name means that the old process is gone.
+        address: `host:port` where the pod serves, else empty.
+    """
+
+    pod: str
+    role: Role
+    incarnation: str
+    address: str = ""
+    node: str = ""
+    # Set by a server whose state survived a master restart, so that it is not told to restore again.
+    restored_order_id: str = ""
+
+
+class Registered(Message):
+    """Answer to Register: the job file as JSON, and what to do.
+
+    Attributes:
+        rank: index of the pod among its role; workers use it as a stable small number.
+        training_manifest, evaluation_manifest: URIs of data manifests.
+    """
+
+    job_json: bytes
+    rank: int
+    training_manifest: str
+    evaluation_manifest: str
+    directive: Directive
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """A contiguous range of a manifest's rows, leased to one pod.
+
+    Attributes:
+        index: position of the shard in its epoch's order of rows; names the shard together with `epoch`.
+        start, length: rows in the manifest's numbering.
+        offset: rows of the (shuffled) shard already trained by somebody else: begin there.
+        attempt: 1 for the first lease.
+        seed: of the shuffle inside the shard (depends on job seed, epoch and index alone).
+    """
+
+    kind: str  # "train" | "evaluate"
+    epoch: int
+    index: int
+    start: int
+    length: int
+    offset: int
+    attempt: int
+    seed: int
+    shuffle: bool
+    keep_predictions: bool = False  # evaluation: also write rows and predictions for the check of the export
+
+
+class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a leased shard whose gradients the servers have applied, counted from the shard's start.
+
+    `offset == length` completes the shard. `sketch` is an encoded BinaryMetricsSketch of evaluation rows, sent
+    with the completion only.
+    """
+
+    kind: str
+    epoch: int
+    index: int
+    attempt: int
+    offset: int
+    sketch: bytes = b""
+
+
+class WindowMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums since the last heartbeat; all zero when nothing ran."""
+
+    samples: int = 0
+    steps: int = 0
+    loss_sum: float = 0.0
+    wait_seconds: float = 0.0
+    pull_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    push_seconds: float = 0.0
+    bytes_pulled: int = 0
+    bytes_pushed: int = 0
+    sketch: bytes = b""  # encoded coarse BinaryMetricsSketch of predictions before the update
+
+
+class TableUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """One table's share of one server."""
+
+    table: str
+    rows: int
+    bytes: int
+
+
+class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A server has written its part of a record; `manifest_json` is what the checkpoints room needs to trust it."""
+
+    order_id: str
+    manifest_json: bytes
+
+
+class Heartbeat(Message):
+    """Life sign, progress and metrics of one pod."""
+
+    pod: str
+    incarnation: str
+    generation: int
+    reached_version: int
+    progress: list[ShardProgress] = []
+    metrics: WindowMetrics = WindowMetrics()
+    tables: list[TableUsage] = []
+    saved: SavedPart | None = None
+    restored_order_id: str = ""
+    memory_bytes: int = 0
+    cpu_seconds: float = 0.0
+
+
+class Answer(Message):
+    """Answer to a heartbeat. `known` is false when the pod must register again."""
+
+    directive: Directive | None
+    known: bool = True
+
+
+class LeaseShards(Message):
+    """Ask for up to `count` shards. The same `request_id` gets the same shards again (a lost answer costs nothing)."""
+
+    pod: str
+    incarnation: str
+    generation: int
+    request_id: str
+    count: int
+    kind: str  # "train" | "evaluate"
+    progress: list[ShardProgress] = []
+
+
+class LeaseState(StrEnum):
+    GRANTED = "granted"
+    WAIT = "wait"  # others still work; some of their shards may come back
+    DONE = "done"
+    STALE = "stale"  # wrong generation or unknown pod: look at the directive
+
+
+class Leased(Message):
+    state: LeaseState
+    shards: list[Shard] = []
+    wait_seconds: float = 0.0
+    directive: Directive | None = None
+
+
+class Failed(Message):
+    """A pod is about to exit because of an error. `retryable` false: the same code would fail again (a user's bug)."""
+
+    pod: str
+    incarnation: str
+    retryable: bool
+    reason: str
+    traceback: str = ""
+    shard: ShardProgress | None = None
+
+
+class GetStatus(Message):
+    """Observers: the CLI, Airflow's triggers."""
+
+
+class Status(Message):
+    """`metrics_json` is a TrainingMetrics; `failure` holds reason and traceback once the job failed."""
+
+    metrics_json: bytes
+    failure: str = ""
+
+
+class StopJob(Message):
+    """Stop now; pods exit, the phase becomes Stopped. Idempotent."""
+
+    reason: str
+
+
+class SaveNow(Message):
+    """Make a checkpoint record as soon as possible."""
+
+
+class FinishJob(Message):
+    """The observer has read the result: the master may exit. Refused while the job is not final."""
+
+
+class ChangeShape(Message):
+    """The one entry for changes of a running job: how many pods of which size."""
+
+    workers: int | None = None
+    parameter_servers: int | None = None
+    worker_cores: float | None = None
+    parameter_server_cores: float | None = None
+
+
+class Done(Message):
+    """Plain answer: accepted or why not."""
+
+    accepted: bool = True
+    reason: str = ""

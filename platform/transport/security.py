@@ -1,0 +1,46 @@
+"""Tokens and TLS material. Secrets live in files that only their owner can read, never in logs or arguments."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastrec.platform.specs import environment
+
+
+def new_token() -> str:
+    """256 random bits as text."""
+    return secrets.token_urlsafe(32)
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Writes a file that only the owner can read; replaces an older one atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
+@dataclass(frozen=True)
+class TlsConfig:
+    """PEM texts. A server needs certificate and key, a client the root that signed the certificate."""
+
+    root_pem: bytes = field(repr=False, default=b"")
+    certificate_pem: bytes = field(repr=False, default=b"")
+    key_pem: bytes = field(repr=False, default=b"")
+
+    @staticmethod
+    def from_folder(folder: Path) -> TlsConfig | None:
+        """The TLS material of a pod's file folder, None when it has none."""
+        root = folder / environment.CA_FILE
+        if not root.exists():
+            return None
+        certificate, key = folder / environment.CERTIFICATE_FILE, folder / environment.KEY_FILE
+        return TlsConfig(
+            root.read_bytes(),
+            certificate.read_bytes() if certificate.exists() else b"",
+            key.read_bytes() if key.exists() else b"",
+        )

@@ -1,0 +1,171 @@
+"""The server half of the RPC stack: handlers by message type, over Arrow Flight.
+
+Plain calls are Flight actions; requests with arrays travel on long-lived DoExchange streams, one request after the
+other per stream. Every call must carry the token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Union
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+import structlog
+
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.transport.frames import FRAME_SCHEMA, Array, decode_frame, encode_frame
+from elastrec.platform.transport.security import TlsConfig
+
+Handler = Callable[[Any], msgspec.Struct]
+ArrayHandler = Callable[[Any, list[Array]], tuple[msgspec.Struct, Sequence[Array]]]
+
+log = structlog.get_logger(__name__)
+_REMEMBERED_ANSWERS = 4096
+
+
+class Envelope(msgspec.Struct, array_like=True):
+    """A plain call. An equal non-empty key gets the first call's answer again."""
+
+    idempotency_key: str
+    message: msgspec.Raw
+
+
+class Problem(msgspec.Struct, frozen=True, tag=True):
+    """Answer of a stream request that failed; the stream goes on."""
+
+    kind: str
+    text: str
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+        self._refused = 0
+
+    def start_call(self, info: Any, headers: Mapping[str, list[Any]]) -> None:
+        given = headers.get("authorization") or [""]
+        value = given[0] if isinstance(given[0], bytes) else given[0].encode()
+        if hmac.compare_digest(value, self._expected):
+            return
+        self._refused += 1
+        # Powers of two: an attacker cannot fill the disk with this line.
+        if self._refused & (self._refused - 1) == 0:
+            log.warning("call_refused", reason="missing or wrong token", refused_total=self._refused)
+        raise flight.FlightUnauthenticatedError("missing or wrong token")
+
+
+class RpcServer(flight.FlightServerBase):
+    """Serves typed messages.
+
+    Args:
+        handlers: plain calls; message type → function of the message.
+        array_handlers: stream requests; message type → function of message and arrays.
+        host, port: where to listen; port 0 lets the system choose (see `address`).
+        token: every call must carry it.
+        tls: certificate and key, or None for plain TCP.
+        advertised_host: the host part of `address`.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[type[msgspec.Struct], Handler],
+        *,
+        token: str,
+        array_handlers: Mapping[type[msgspec.Struct], ArrayHandler] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: TlsConfig | None = None,
+        advertised_host: str | None = None,
+    ) -> None:
+        if not token:
+            raise ValueError("a server needs a token")
+        self._handlers = {kind.__name__: (handler, msgspec.msgpack.Decoder(kind)) for kind, handler in handlers.items()}
+        self._array_handlers = {kind: handler for kind, handler in (array_handlers or {}).items()}
+        if self._array_handlers:
+            self._array_decoder = msgspec.msgpack.Decoder(Union[tuple(self._array_handlers)])  # noqa: UP007
+        self._answers: OrderedDict[str, bytes] = OrderedDict()
+        self._in_progress: dict[str, threading.Event] = {}
+        self._answers_lock = threading.Lock()
+        scheme = "grpc+tls" if tls else "grpc+tcp"
+        certificates = [(tls.certificate_pem, tls.key_pem)] if tls else None
+        super().__init__(
+            f"{scheme}://{host}:{port}", middleware={"token": _TokenCheck(token)}, tls_certificates=certificates
+        )
+        self.address = f"{advertised_host or host}:{self.port}"
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
+        entry = self._handlers.get(action.type)
+        if entry is None:
+            raise flight.FlightServerError(f"unknown message {action.type!r}; known: {sorted(self._handlers)}")
+        handler, decoder = entry
+        try:
+            envelope = msgspec.msgpack.decode(memoryview(action.body), type=Envelope)
+            message = decoder.decode(envelope.message)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise flight.FlightServerError(f"message {action.type!r} could not be decoded: {error}") from None
+        if not envelope.idempotency_key:
+            return iter([self._run(handler, message)])
+        return iter([self._run_once(envelope.idempotency_key, handler, message)])
+
+    def _run(self, handler: Handler, message: Any) -> bytes:
+        try:
+            return msgspec.msgpack.encode(handler(message))
+        except ElastrecError as error:
+            raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
+        except Exception as error:
+            log.exception("handler_failed", message=type(message).__name__)
+            raise flight.FlightServerError(f"internal error: {type(error).__name__}: {error}") from None
+
+    def _run_once(self, key: str, handler: Handler, message: Any) -> bytes:
+        while True:
+            with self._answers_lock:
+                if key in self._answers:
+                    return self._answers[key]
+                running = self._in_progress.get(key)
+                if running is None:
+                    running = self._in_progress[key] = threading.Event()
+                    break
+            running.wait()
+        try:
+            answer = self._run(handler, message)
+            with self._answers_lock:
+                self._answers[key] = answer
+                while len(self._answers) > _REMEMBERED_ANSWERS:
+                    self._answers.popitem(last=False)
+            return answer
+        finally:
+            with self._answers_lock:
+                del self._in_progress[key]
+            running.set()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        if not self._array_handlers:
+            raise flight.FlightServerError("this server has no streams")
+        writer.begin(FRAME_SCHEMA)
+        # Reading on until the client half-closes: returning earlier would drop what it still writes.
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            writer.write_with_metadata(*self._answer_frame(chunk))
+
+    def _answer_frame(self, chunk: Any) -> tuple[pa.RecordBatch, bytes]:
+        try:
+            message, arrays = decode_frame(chunk.data, chunk.app_metadata, self._array_decoder)
+            answer, answer_arrays = self._array_handlers[type(message)](message, arrays)
+            return encode_frame(answer, answer_arrays)
+        except ElastrecError as error:
+            return encode_frame(Problem(type(error).__name__, str(error)), [])
+        except Exception as error:
+            log.exception("stream_handler_failed")
+            return encode_frame(Problem("InternalError", f"{type(error).__name__}: {error}"), [])
+
+    def serve_in_background(self) -> None:
+        """Serves on a daemon thread until `shutdown`."""
+        threading.Thread(target=self.serve, name="rpc-server", daemon=True).start()
