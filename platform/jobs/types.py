@@ -1,0 +1,114 @@
+"""The values that pass between the steps of a job's life: small, frozen, JSON in and out (they travel through XCom)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """Half-open interval of days or hours; `evaluation_end` ends the partitions evaluated on, which begin at `end`.
+
+    ISO 8601 text in UTC, for example `2026-01-01T00:00:00+00:00`.
+    """
+
+    start: str
+    end: str
+    evaluation_end: str
+
+    def moments(self) -> tuple[datetime, datetime, datetime]:
+        """The three moments in UTC."""
+        parsed = [datetime.fromisoformat(text) for text in (self.start, self.end, self.evaluation_end)]
+        moments = [moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC) for moment in parsed]
+        return moments[0], moments[1], moments[2]
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was checked and found before a pod starts.
+
+    Attributes:
+        job_json: the job file as it will run (overrides applied).
+        start_record: URI of the checkpoint record to continue from, empty for a fresh start.
+        adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
+    """
+
+    job_id: str
+    job_json: str
+    interval: Interval
+    training_manifest: str
+    evaluation_manifest: str
+    training_rows: int
+    evaluation_rows: int
+    start_record: str = ""
+    adaptation: str = ""
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Start-up sizes and where they come from."""
+
+    workers: int
+    parameter_servers: int
+    worker_cores: float
+    worker_memory_bytes: int
+    parameter_server_cores: float
+    parameter_server_memory_bytes: int
+    source: str
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that exists in the cluster."""
+
+    job_id: str
+    master_pod: str
+    run_id: str
+    run_url: str
+    owner: str = ""
+
+
+class ModelScore(msgspec.Struct, frozen=True):
+    """How one model does on the evaluation rows."""
+
+    auc: float
+    normalized_entropy: float
+    samples: int
+
+
+class GateDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the candidate may become champion, and why."""
+
+    passed: bool
+    reason: str
+    candidate: ModelScore
+    champion: ModelScore | None = None
+    champion_version: str = ""
+    model_uri: str = ""
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """The registered model's version; `is_champion` when the alias was moved to it."""
+
+    name: str
+    version: str
+    is_champion: bool
+    model_uri: str
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The one object that `elastrec run --output json` ends with."""
+
+    run_id: str
+    model_uri: str
+    auc: float
+    normalized_entropy: float
+    samples_total: int
+    samples_trained: int
+    shards_total: int
+    shards_done: int
+    seconds: float
+    pods: list[str]
+    job_id: str = ""
+    registered_model: str = ""
+    version: str = ""
+    is_champion: bool = False
+    gate: str = ""
