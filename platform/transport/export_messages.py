@@ -1,0 +1,121 @@
+"""What the evaluator pod is asked and what it answers: a JSON file in, one line of its output out.
+
+The pod has no server to call: the request lies in its files (`EXPORT_FILE`), the result is the last line of its
+standard output, after `RESULT_PREFIX`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.specs.errors import JobFailedError
+
+EXPORT_FILE = "export.json"
+"""The request, in the pod's file folder."""
+RESULT_PREFIX = "RESULT "
+"""Begins the line of standard output that holds the ExportResult."""
+
+
+class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Build, check and log the model of one finished job, and score the champion on the same rows.
+
+    Attributes:
+        job_json: the TrainingJob as JSON text.
+        job_id: name of this run of the job.
+        store_uri: root of the checkpoint store, as in the job file.
+        record_uri: the job's final checkpoint record.
+        predictions_uri: folder of the trainer's predictions (see `predictions_folder`); empty: no check possible.
+        evaluation_manifest_uri: rows that both models are scored on; empty: nothing is scored.
+        tracking_uri, run_id: where the model is logged; both empty: the model is only written to `artifact_uri`.
+        champion_model_uri: an MLflow model URI such as `models:/click@champion`; empty: there is none.
+        registered_model: name under which the model would be registered (the caller registers, after the gate).
+        artifact_uri: local folder to write the model to as well; empty: a temporary one.
+        checked_rows: rows of the trainer's predictions that the model is compared on.
+        metrics: metrics of the evaluation rows as the trainer measured them, logged with the model.
+    """
+
+    job_json: str
+    job_id: str
+    store_uri: str
+    record_uri: str
+    predictions_uri: str = ""
+    evaluation_manifest_uri: str = ""
+    tracking_uri: str = ""
+    run_id: str = ""
+    champion_model_uri: str = ""
+    registered_model: str = ""
+    artifact_uri: str = ""
+    checked_rows: int = 10_000
+    metrics: dict[str, float] = {}
+
+
+class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one model on the evaluation rows. AUC and NE are NaN-free: None where they are not defined."""
+
+    samples: int
+    auc: float | None
+    normalized_entropy: float | None
+    log_loss: float | None
+
+
+class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the evaluator pod did.
+
+    Attributes:
+        model_uri: MLflow URI of the logged model (`models:/m-...`), or the local folder without tracking.
+        checked_rows: rows compared with the trainer's predictions.
+        largest_difference: the largest |artifact − trainer| probability among them.
+        challenger: the new model, scored by the artifact on the evaluation rows.
+        champion: the champion on the same rows, None when there is none.
+        champion_problem: why a champion that exists could not be scored on these rows, else empty.
+    """
+
+    model_uri: str
+    checked_rows: int
+    largest_difference: float
+    challenger: EvaluationResult | None = None
+    champion: EvaluationResult | None = None
+    champion_problem: str = ""
+    artifact_bytes: int = 0
+
+
+def predictions_folder(store_uri: str, job_name: str, job_id: str) -> str:
+    """Where the workers leave the rows and predictions that the export is checked against."""
+    return f"{store_uri.rstrip('/')}/{job_name}/predictions/{job_id}"
+
+
+def encode_request(request: ExportRequest) -> str:
+    """The text of `EXPORT_FILE`."""
+    return msgspec.json.encode(request).decode()
+
+
+def decode_request(text: str | bytes) -> ExportRequest:
+    """Reads `EXPORT_FILE`.
+
+    Raises:
+        JobFailedError: the text is no ExportRequest.
+    """
+    try:
+        return msgspec.json.decode(text, type=ExportRequest)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise JobFailedError(f"{EXPORT_FILE} is no export request: {error}") from error
+
+
+def result_line(result: ExportResult) -> str:
+    """The line that the evaluator pod prints last."""
+    return RESULT_PREFIX + msgspec.json.encode(result).decode()
+
+
+def parse_result(output: str) -> ExportResult:
+    """Finds the result in the evaluator pod's output; the last one wins.
+
+    Raises:
+        JobFailedError: the output holds no result, or one that cannot be read.
+    """
+    lines = [line for line in output.splitlines() if line.startswith(RESULT_PREFIX)]
+    if not lines:
+        raise JobFailedError("the evaluator pod ended without a result; its log tells why")
+    try:
+        return msgspec.json.decode(lines[-1][len(RESULT_PREFIX) :], type=ExportResult)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise JobFailedError(f"the evaluator pod's result cannot be read: {error}") from error
