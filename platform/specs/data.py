@@ -5,9 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
 from elastrec.platform.specs.base import Spec
+from pydantic import Field, model_validator
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_package.models:MyModel"])]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
-
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.data import ImportPath, TrainingData
+from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.quantities import Bytes, Cores, Seconds
+from pydantic import Field, model_validator
 
 API_VERSION = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")

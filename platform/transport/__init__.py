@@ -6,6 +6,6 @@ what a message means, and nothing is ever unpickled.
 
 from elastrec.platform.transport.client import ArrayStream, RpcClient
 from elastrec.platform.transport.security import TlsConfig, new_token
-from elastrec.platform.transport.server import ArrayHandler, Handler, RpcServer
+from elastrec.platform.transport.server import ArrayHandler, Handler, RpcServer, end_process
 
-__all__ = ["ArrayHandler", "ArrayStream", "Handler", "RpcClient", "RpcServer", "TlsConfig", "new_token"]
+__all__ = ["ArrayHandler", "ArrayStream", "Handler", "RpcClient", "RpcServer", "TlsConfig", "end_process", "new_token"]

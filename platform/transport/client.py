@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar, Union
 
 import msgspec
 import pyarrow.flight as flight
-
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport.frames import FRAME_SCHEMA, Array, decode_frame, encode_frame
 from elastrec.platform.transport.security import TlsConfig
@@ -142,6 +143,8 @@ class ArrayStream:
             self._writer.begin(FRAME_SCHEMA)
         except (flight.FlightError, OSError) as error:
             raise _translate(error, address) from error
+        # Also at exit, and before servers of the same process end: an open stream would block them for ever.
+        self._finalizer = weakref.finalize(self, _close_stream, self._flight, self._writer, self._reader)
 
     def request(self, message: msgspec.Struct, arrays: Sequence[Array] = ()) -> tuple[Any, list[Array]]:
         """Sends one frame, returns the answer's message and arrays.
@@ -169,13 +172,15 @@ class ArrayStream:
         return answer, answer_arrays
 
     def close(self) -> None:
-        """Half-closes and forgets the stream."""
-        try:
-            self._writer.done_writing()
-            self._reader.cancel()
-            self._flight.close()
-        except (flight.FlightError, OSError):
-            pass  # the other side is already gone
+        """Half-closes and forgets the stream; safe to repeat."""
+        self._finalizer()
+
+
+def _close_stream(connection: Any, writer: Any, reader: Any) -> None:
+    with contextlib.suppress(flight.FlightError, OSError):  # the other side may already be gone
+        writer.done_writing()
+        reader.cancel()
+        connection.close()
 
 
 class _Deadlines:

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-
 from elastrec.platform.specs.errors import TransportError
 
 MAXIMUM_ARRAYS = 12

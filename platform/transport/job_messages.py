@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
-
 from elastrec.platform.specs.metrics import Role
 
 

@@ -7,16 +7,17 @@ other per stream. Every call must carry the token.
 from __future__ import annotations
 
 import hmac
+import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, NoReturn, Union
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 import structlog
-
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.transport.frames import FRAME_SCHEMA, Array, decode_frame, encode_frame
 from elastrec.platform.transport.security import TlsConfig
@@ -97,6 +98,7 @@ class RpcServer(flight.FlightServerBase):
             f"{scheme}://{host}:{port}", middleware={"token": _TokenCheck(token)}, tls_certificates=certificates
         )
         self.address = f"{advertised_host or host}:{self.port}"
+        self._stopped = False
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
         entry = self._handlers.get(action.type)
@@ -169,3 +171,23 @@ class RpcServer(flight.FlightServerBase):
     def serve_in_background(self) -> None:
         """Serves on a daemon thread until `shutdown`."""
         threading.Thread(target=self.serve, name="rpc-server", daemon=True).start()
+
+    def stop(self, grace_seconds: float = 2.0) -> bool:
+        """Stops serving; true when all calls have ended.
+
+        A stream that a client keeps open cannot be ended from here: after the grace it is given up, and a process
+        that serves streams must then end by `end_process`.
+        """
+        if not self._stopped:
+            self._stopped = True
+            self._stopping = threading.Thread(target=self.shutdown, name="rpc-server-stop", daemon=True)
+            self._stopping.start()
+        self._stopping.join(grace_seconds)
+        return not self._stopping.is_alive()
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """Ends the process now, output flushed, without waiting for streams that clients keep open."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
