@@ -1,0 +1,27 @@
+"""Specs: the ground floor. What users write, what jobs report, and the errors both may cause.
+
+Only pydantic models, their text forms and the error hierarchy belong here; nothing that opens a socket, starts a
+process or knows a cluster.
+"""
+
+from elastrec.platform.specs.data import DenseFeature, FileFormat, Partitioning, SparseFeature, TrainingData
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.loading import dump_job, job_from_json, job_to_json, load_job
+from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+
+__all__ = [
+    "DenseFeature",
+    "FileFormat",
+    "Partitioning",
+    "Phase",
+    "PodMetrics",
+    "Role",
+    "SparseFeature",
+    "TrainingData",
+    "TrainingJob",
+    "TrainingMetrics",
+    "dump_job",
+    "job_from_json",
+    "job_to_json",
+    "load_job",
+]

@@ -9,7 +9,8 @@ from elastrec.platform.specs.base import Spec
 from pydantic import Field, model_validator
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
-ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_package.models:MyModel"])]
+IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+ImportPath = Annotated[str, Field(pattern=IMPORT_PATH_PATTERN, examples=["my_package.models:MyModel"])]
 
 
 class FileFormat(StrEnum):
@@ -86,7 +87,7 @@ class TrainingData(Spec):
     partitioning: Partitioning = Partitioning.DAY
     label: ColumnName = "label"
     dense: tuple[DenseFeature, ...] = ()
-    sparse: tuple[SparseFeature, ...]
+    sparse: Annotated[tuple[SparseFeature, ...], Field(min_length=1)]
     timestamp: ColumnName | None = None
     """Seconds since the epoch; used by tools that split by time."""
     session: ColumnName | None = None
@@ -97,8 +98,6 @@ class TrainingData(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingData:
-        if not self.sparse:
-            raise ValueError("sparse: at least one sparse feature is needed")
         names = [feature.name for feature in (*self.dense, *self.sparse)] + [self.label]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:

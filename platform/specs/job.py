@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.quantities import Bytes, Cores, Seconds
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 API_VERSION = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")
@@ -38,14 +39,12 @@ class ModelSpec(Spec):
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes the dense layers under autocast; parameters stay float32."""
 
-    @model_validator(mode="after")
-    def _known(self) -> ModelSpec:
-        if ":" not in self.architecture and self.architecture not in BUILT_IN_MODELS:
-            raise ValueError(
-                f"architecture {self.architecture!r} is unknown; allowed: {', '.join(BUILT_IN_MODELS)} "
-                "or an import path such as my_package.models:MyModel"
-            )
-        return self
+    @field_validator("architecture")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in BUILT_IN_MODELS and not re.match(IMPORT_PATH_PATTERN, name):
+            raise ValueError(f"{', '.join(BUILT_IN_MODELS)} or an import path such as my_package.models:MyModel")
+        return name
 
 
 class OptimizerKind(StrEnum):
@@ -136,12 +135,15 @@ class Resources(Spec):
     virtual_buckets: Annotated[int, Field(ge=64, le=65_536)] = 256
     """Rows are spread over this many buckets, buckets over servers."""
 
+    @field_validator("master", "evaluator")
+    @classmethod
+    def _single(cls, resources: PodResources) -> PodResources:
+        if resources.count != 1:
+            raise ValueError("count 1: a job has exactly one pod of this role; remove the field count")
+        return resources
+
     @model_validator(mode="after")
     def _consistent(self) -> Resources:
-        if self.master.count != 1:
-            raise ValueError("master.count: a job has exactly one master; remove the field")
-        if self.evaluator.count != 1:
-            raise ValueError("evaluator.count: a job has one evaluator; remove the field")
         if self.parameter_server.count > self.virtual_buckets:
             raise ValueError(
                 f"parameter_server.count {self.parameter_server.count} is above virtual_buckets "

@@ -86,7 +86,7 @@ class RpcServer(flight.FlightServerBase):
         if not token:
             raise ValueError("a server needs a token")
         self._handlers = {kind.__name__: (handler, msgspec.msgpack.Decoder(kind)) for kind, handler in handlers.items()}
-        self._array_handlers = {kind: handler for kind, handler in (array_handlers or {}).items()}
+        self._array_handlers = dict((array_handlers or {}).items())
         if self._array_handlers:
             self._array_decoder = msgspec.msgpack.Decoder(Union[tuple(self._array_handlers)])  # noqa: UP007
         self._answers: OrderedDict[str, bytes] = OrderedDict()

@@ -1,0 +1,183 @@
+"""Job files in and out: YAML text to checked specs, every problem at once, and back."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.job import TrainingJob
+from pydantic import ValidationError
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
+_LONGEST_VALUE = 80
+
+
+def load_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> TrainingJob:
+    """A job from a file's path, from YAML text or from a mapping.
+
+    Args:
+        source: a `Path` or a one-line text is a file; text with a line break is YAML itself.
+        overrides: values by dotted path, for example `{"spec.training.batch_size": 256}`.
+
+    Raises:
+        SpecError: the file cannot be read, is no YAML, or fields are wrong; all problems are named.
+    """
+    content, name = _read(source)
+    for path, value in (overrides or {}).items():
+        _override(content, path, value)
+    return validate(TrainingJob, content, name)
+
+
+def validate(kind: type[AnySpec], content: Any, source: str = "") -> AnySpec:
+    """A checked spec.
+
+    Raises:
+        SpecError: with every problem, its path, the value and what is allowed.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise SpecError([_problem(kind, content, detail) for detail in error.errors()], source) from None
+
+
+def dump_job(job: TrainingJob) -> str:
+    """YAML text from which `load_job` makes an equal job."""
+    return yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
+
+
+def job_from_json(text: str | bytes) -> TrainingJob:
+    """The job of a text made by `model_dump_json(by_alias=True)`.
+
+    Raises:
+        SpecError: the text is no such job.
+    """
+    try:
+        return TrainingJob.model_validate_json(text)
+    except ValidationError as error:
+        raise SpecError([_problem(TrainingJob, None, detail) for detail in error.errors()]) from None
+
+
+def job_to_json(job: TrainingJob) -> str:
+    """JSON with every field, the inverse of `job_from_json`."""
+    return job.model_dump_json(by_alias=True)
+
+
+def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    if isinstance(source, Mapping):
+        return _copy(source), "the inline job"
+    name = "the inline job"
+    text = str(source)
+    if isinstance(source, Path) or "\n" not in source:
+        name = text
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            allowed = "a readable YAML file in UTF-8"
+            raise SpecError([FieldProblem("file", f"{name!r} ({error})", allowed, "check the path")], name) from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        line = " ".join(str(error).split())
+        raise SpecError([FieldProblem("file", line, "YAML", "check indentation and quotes")], name) from None
+    if not isinstance(content, dict):
+        raise SpecError(
+            [FieldProblem("file", f"a {type(content).__name__}", "a mapping with apiVersion, kind, ...")], name
+        )
+    return content, name
+
+
+def _copy(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _copy(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_copy(value) for value in content]
+    return content
+
+
+def _override(content: dict[str, Any], path: str, value: Any) -> None:
+    place: Any = content
+    keys = path.split(".")
+    for position, key in enumerate(keys):
+        last = position == len(keys) - 1
+        if isinstance(place, list):
+            if not key.isdigit() or int(key) >= len(place):
+                raise _no_place(path, key, f"an index below {len(place)}")
+            if last:
+                place[int(key)] = value
+            else:
+                place = place[int(key)]
+        elif isinstance(place, dict):
+            if last:
+                place[key] = value
+            else:
+                place = place.setdefault(key, {})
+        else:
+            raise _no_place(path, key, "a path through mappings and lists")
+
+
+def _no_place(path: str, key: str, allowed: str) -> SpecError:
+    return SpecError([FieldProblem(f"override {path}", repr(key), allowed, "check the path")], "the overrides")
+
+
+def _problem(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
+    path = ".".join(str(part) for part in detail["loc"] if part not in ("function-after", "json-or-python")) or "job"
+    value = _show(detail["input"])
+    error = detail["type"]
+    context = detail.get("ctx", {})
+    if error == "missing":
+        return FieldProblem(path, "absent", "a value", "add the field")
+    if error == "extra_forbidden":
+        key = str(detail["loc"][-1])
+        known = _known_fields(kind, detail["loc"][:-1])
+        near = difflib.get_close_matches(key, known, n=1)
+        mend = f"did you mean {near[0]!r}?" if near else "remove the field"
+        return FieldProblem(path, f"the unknown field {key!r}", f"the fields {', '.join(known)}", mend)
+    if error == "value_error":
+        reason = str(context.get("error", detail["msg"]))
+        if isinstance(detail["input"], Mapping | Spec):
+            return FieldProblem(path, "this combination", reason)
+        return FieldProblem(path, value, reason)
+    if error in ("enum", "literal_error"):
+        return FieldProblem(path, value, f"one of {context['expected']}")
+    return FieldProblem(path, value, _allowed(detail))
+
+
+def _allowed(detail: Any) -> str:
+    context = detail.get("ctx", {})
+    signs = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    for key, words in signs.items():
+        if key in context:
+            return f"{words} {context[key]}"
+    if "pattern" in context:
+        return f"text that matches {context['pattern']}"
+    message: str = detail["msg"]
+    return message[0].lower() + message[1:]
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def _known_fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
+    schema = kind.model_json_schema(by_alias=True)
+    place = schema
+    for part in location:
+        place = _resolve(schema, place)
+        place = place.get("items", {}) if isinstance(part, int) else place.get("properties", {}).get(part, {})
+    return sorted(_resolve(schema, place).get("properties", {}))
+
+
+def _resolve(schema: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+    while "$ref" in place or "anyOf" in place or "allOf" in place:
+        if "$ref" in place:
+            place = schema["$defs"][place["$ref"].rsplit("/", 1)[1]]
+        else:
+            options = place.get("anyOf") or place["allOf"]
+            place = next((option for option in options if option.get("type") != "null"), {})
+    return place
