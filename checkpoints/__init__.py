@@ -1,0 +1,43 @@
+"""Durable state of a job: stores, checkpoint records, and what of an old record a changed job file can keep.
+
+Nothing of ours but `elastrec.platform.specs` may be imported here, and never torch: masters and parameter servers
+load this package.
+"""
+
+from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
+from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
+from elastrec.checkpoints.record import (
+    Record,
+    RecordManifest,
+    commit_record,
+    latest_record,
+    new_record_uri,
+    open_record,
+    prune,
+)
+from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
+
+__all__ = [
+    "Adaptation",
+    "Decision",
+    "DenseSummary",
+    "ModelSummary",
+    "PartManifest",
+    "PartWriter",
+    "Record",
+    "RecordManifest",
+    "SectionKey",
+    "SectionKind",
+    "Store",
+    "TableSummary",
+    "Verdict",
+    "commit_record",
+    "compare",
+    "latest_record",
+    "new_record_uri",
+    "open_record",
+    "open_store",
+    "prune",
+    "summarize",
+]

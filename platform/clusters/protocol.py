@@ -146,7 +146,9 @@ class Cluster(Protocol):
 
     def list(self, job: str | None = None) -> list[PodStatus]: ...
 
-    def watch(self, job: str | None = None, since_version: int = 0, timeout_seconds: float = 30.0) -> Iterator[PodEvent]:
+    def watch(
+        self, job: str | None = None, since_version: int = 0, timeout_seconds: float = 30.0
+    ) -> Iterator[PodEvent]:
         """Events after a version, oldest first; ends after the time. Version 0 begins with one ADDED per live pod."""
         ...
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, TrainingData
 from elastrec.platform.specs.quantities import Bytes, Cores, Seconds
 from pydantic import Field, field_validator, model_validator
 

@@ -21,7 +21,7 @@ def write_secret(path: Path, text: str) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 @dataclass(frozen=True)
