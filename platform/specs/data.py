@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from elastrec.platform.specs.base import Spec
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -87,7 +87,7 @@ class TrainingData(Spec):
     partitioning: Partitioning = Partitioning.DAY
     label: ColumnName = "label"
     dense: tuple[DenseFeature, ...] = ()
-    sparse: Annotated[tuple[SparseFeature, ...], Field(min_length=1)]
+    sparse: tuple[SparseFeature, ...]
     timestamp: ColumnName | None = None
     """Seconds since the epoch; used by tools that split by time."""
     session: ColumnName | None = None
@@ -95,6 +95,14 @@ class TrainingData(Spec):
     bad_rows: BadRows = BadRows()
     transform: ImportPath | None = None
     """A function `pyarrow.RecordBatch -> pyarrow.RecordBatch` applied to raw rows; same number of rows."""
+
+    @field_validator("sparse")
+    @classmethod
+    def _not_empty(cls, sparse: tuple[SparseFeature, ...]) -> tuple[SparseFeature, ...]:
+        # Not a length constraint of the type: pydantic would repeat it beside every wrong item.
+        if not sparse:
+            raise ValueError("at least one sparse feature")
+        return sparse
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingData:
