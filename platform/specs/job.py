@@ -13,6 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 API_VERSION = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")
+FIRST_ORDER_MODELS = ("wide_and_deep", "deepfm", "xdeepfm")
+"""Built-in models whose rows carry one more number in front: the wide (first-order) weight of the id."""
 
 # 40 characters leave room for the date and the role that are appended to make a pod's name (63 in Kubernetes).
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40, examples=["click-dlrm"])]
