@@ -1,0 +1,248 @@
+"""What a master is started with, and the exact pods that it and its starter create. Pure: nothing is sent from here.
+
+`elastrec render` prints what these functions return; the life cycle and the master hand the same values to a cluster.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from elastrec.platform.clusters.protocol import PodSize, PodSpec, RestartPolicy
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.job import PodResources, TrainingJob
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.security import TlsConfig
+from pydantic import ValidationError
+
+if TYPE_CHECKING:
+    from elastrec.platform.clusters import ClusterConfig
+
+_SHORT_ROLE = {Role.MASTER: "master", Role.WORKER: "worker", Role.PARAMETER_SERVER: "ps", Role.EVALUATOR: "evaluator"}
+_MODULE = {
+    Role.MASTER: "elastrec.platform.master",
+    Role.WORKER: "elastrec.trainers.worker",
+    Role.PARAMETER_SERVER: "elastrec.trainers.parameter_server",
+}
+# The master stops its own pods before it goes; workers finish a step; servers hold nothing that is worth waiting for.
+_GRACE_SECONDS = {Role.MASTER: 30.0, Role.WORKER: 10.0, Role.PARAMETER_SERVER: 5.0}
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a master has to know; travels as `launch.json` among its pod's files.
+
+    Attributes:
+        job_id: unique per job; at most 50 characters of `[a-z0-9-]`; every pod's name begins with it.
+        job: a TrainingJob as plain JSON values.
+        training_manifest, evaluation_manifest: URIs of data manifests; the evaluation's may be empty.
+        training_rows, evaluation_rows: rows of those manifests.
+        store: URI of the checkpoint store; records go into `{store}/{job name}/records`.
+        start_record: URI of the record to start from; empty: from nothing.
+        data_interval: ISO start and end of the data, for people and for history.
+        run_id, tracking_uri: the MLflow run to write into; both empty: no history.
+        linger_seconds: how long the master answers after the end while nobody has sent FinishJob.
+    """
+
+    job_id: str
+    job: dict[str, Any]
+    training_manifest: str
+    training_rows: int
+    store: str
+    evaluation_manifest: str = ""
+    evaluation_rows: int = 0
+    start_record: str = ""
+    data_interval: tuple[str, str] = ("", "")
+    run_id: str = ""
+    tracking_uri: str = ""
+    linger_seconds: float = 600.0
+
+    @staticmethod
+    def of(job: TrainingJob, **fields: Any) -> LaunchRequest:
+        """A request for a validated job; `fields` are the other attributes."""
+        return LaunchRequest(job=job.model_dump(mode="json", by_alias=True), **fields)
+
+    @property
+    def training_job(self) -> TrainingJob:
+        """The job file, validated.
+
+        Raises:
+            SpecError: `job` is no valid TrainingJob.
+        """
+        try:
+            return TrainingJob.model_validate(self.job)
+        except ValidationError as error:
+            problems = [
+                FieldProblem("job." + ".".join(map(str, p["loc"])), repr(p["input"])[:200], p["msg"])
+                for p in error.errors()
+            ]
+            raise SpecError(problems, environment.LAUNCH_FILE) from None
+
+
+def encode_launch(request: LaunchRequest) -> str:
+    """The text of `launch.json`."""
+    return msgspec.json.format(msgspec.json.encode(request), indent=2).decode()
+
+
+def decode_launch(text: str | bytes) -> LaunchRequest:
+    """A checked request.
+
+    Raises:
+        SpecError: no JSON, an unknown or missing field, or a value that no job can run with.
+    """
+    try:
+        request = msgspec.json.decode(text, type=LaunchRequest)
+    except msgspec.MsgspecError as error:
+        problem = FieldProblem("launch", str(error), "a LaunchRequest as JSON", "write it with encode_launch")
+        raise SpecError([problem], environment.LAUNCH_FILE) from None
+    problems = []
+    allowed_id = "1 to 50 characters of a-z, 0-9 and -, first and last no -"
+    plain = request.job_id.replace("-", "")
+    if (
+        not 0 < len(request.job_id) <= 50
+        or request.job_id.strip("-") != request.job_id
+        or not plain.isascii()
+        or not plain.isalnum()
+        or plain != plain.lower()
+    ):
+        problems.append(FieldProblem("job_id", repr(request.job_id), allowed_id))
+    if request.training_rows < 1:
+        problems.append(
+            FieldProblem("training_rows", str(request.training_rows), "at least 1", "check the training partitions")
+        )
+    if request.evaluation_rows < 0:
+        problems.append(FieldProblem("evaluation_rows", str(request.evaluation_rows), "0 or more"))
+    if request.evaluation_rows and not request.evaluation_manifest:
+        problems.append(FieldProblem("evaluation_manifest", "''", "a URI when evaluation_rows is above 0"))
+    for field in ("training_manifest", "store"):
+        if not getattr(request, field):
+            problems.append(FieldProblem(field, "''", "a URI"))
+    if bool(request.run_id) != bool(request.tracking_uri):
+        problems.append(
+            FieldProblem("run_id", repr(request.run_id), "both run_id and tracking_uri, or neither of them")
+        )
+    if problems:
+        raise SpecError(problems, environment.LAUNCH_FILE)
+    _ = request.training_job
+    return request
+
+
+def pod_name(job_id: str, role: Role, index: int = 0, restart: int = 0) -> str:
+    """`{job_id}-worker-0`, `{job_id}-ps-0`, `{job_id}-master`; replacements end in `-r1`, `-r2`, …"""
+    if role in (Role.MASTER, Role.EVALUATOR):
+        name = f"{job_id}-{_SHORT_ROLE[role]}"
+    else:
+        name = f"{job_id}-{_SHORT_ROLE[role]}-{index}"
+    return f"{name}-r{restart}" if restart else name
+
+
+def secret_files(token: str, tls: TlsConfig | None) -> dict[str, str]:
+    """The files by which a pod of the job authenticates and is authenticated."""
+    files = {environment.TOKEN_FILE: token}
+    if tls:
+        files[environment.CA_FILE] = tls.root_pem.decode()
+        if tls.certificate_pem:
+            files[environment.CERTIFICATE_FILE] = tls.certificate_pem.decode()
+            files[environment.KEY_FILE] = tls.key_pem.decode()
+    return files
+
+
+def pod_size(resources: PodResources) -> PodSize:
+    """The size of one pod of a role."""
+    return PodSize(resources.cores, resources.memory)
+
+
+def master_pod(
+    request: LaunchRequest, cluster_config: ClusterConfig, token: str, tls: TlsConfig | None = None
+) -> PodSpec:
+    """The job's master: restarted in place by its node, so that its journal and its address survive."""
+    files = {
+        **secret_files(token, tls),
+        environment.LAUNCH_FILE: encode_launch(request),
+        environment.CLUSTER_FILE: msgspec.json.encode(cluster_config).decode(),
+    }
+    return _pod(
+        request,
+        Role.MASTER,
+        pod_name(request.job_id, Role.MASTER),
+        pod_size(request.training_job.spec.resources.master),
+        files=files,
+        environment_variables={},
+        restart_policy=RestartPolicy.ON_FAILURE,
+    )
+
+
+def worker_pod(
+    request: LaunchRequest,
+    master_address: str,
+    index: int,
+    token: str,
+    tls: TlsConfig | None = None,
+    *,
+    restart: int = 0,
+    size: PodSize | None = None,
+) -> PodSpec:
+    """Worker `index`; `size` where it differs from the job file's."""
+    return _member_pod(request, Role.WORKER, master_address, index, token, tls, restart, size)
+
+
+def parameter_server_pod(
+    request: LaunchRequest,
+    master_address: str,
+    index: int,
+    token: str,
+    tls: TlsConfig | None = None,
+    *,
+    restart: int = 0,
+    size: PodSize | None = None,
+) -> PodSpec:
+    """Parameter server `index`; `size` where it differs from the job file's."""
+    return _member_pod(request, Role.PARAMETER_SERVER, master_address, index, token, tls, restart, size)
+
+
+def _member_pod(
+    request: LaunchRequest,
+    role: Role,
+    master_address: str,
+    index: int,
+    token: str,
+    tls: TlsConfig | None,
+    restart: int,
+    size: PodSize | None,
+) -> PodSpec:
+    resources = request.training_job.spec.resources
+    asked = resources.worker if role is Role.WORKER else resources.parameter_server
+    return _pod(
+        request,
+        role,
+        pod_name(request.job_id, role, index, restart),
+        size or pod_size(asked),
+        files=secret_files(token, tls),
+        environment_variables={environment.MASTER_ADDRESS: master_address},
+        restart_policy=RestartPolicy.NEVER,
+    )
+
+
+def _pod(
+    request: LaunchRequest,
+    role: Role,
+    name: str,
+    size: PodSize,
+    *,
+    files: dict[str, str],
+    environment_variables: dict[str, str],
+    restart_policy: RestartPolicy,
+) -> PodSpec:
+    return PodSpec(
+        name=name,
+        job=request.job_id,
+        role=role,
+        command=("python", "-m", _MODULE[role]),
+        size=size,
+        environment={environment.JOB: request.job_id, environment.POD: name, **environment_variables},
+        files=files,
+        serves=role is not Role.WORKER,
+        restart_policy=restart_policy,
+        grace_seconds=_GRACE_SECONDS[role],
+        labels={"elastrec.io/role": _SHORT_ROLE[role]},
+    )
