@@ -167,10 +167,15 @@ class TableUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A server has written its part of a record; `manifest_json` is what the checkpoints room needs to trust it."""
+    """A server has written its part of a record; `manifest_json` is what the checkpoints room needs to trust it.
+
+    A server that could not write (store full or out of reach) says why in `problem` and lives on: the master gives
+    the record up and tries again later.
+    """
 
     order_id: str
     manifest_json: bytes
+    problem: str = ""
 
 
 class Heartbeat(Message):
