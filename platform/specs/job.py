@@ -48,6 +48,11 @@ class ModelSpec(Spec):
             raise ValueError(f"{', '.join(BUILT_IN_MODELS)} or an import path such as my_package.models:MyModel")
         return name
 
+    @property
+    def row_dimension(self) -> int:
+        """Numbers per row of every embedding table; known without importing the model (servers have no torch)."""
+        return self.embedding_dimension + (self.architecture in FIRST_ORDER_MODELS)
+
 
 class OptimizerKind(StrEnum):
     """Update rules that servers apply."""
