@@ -74,12 +74,9 @@ def _structural(schema: dict[str, Any]) -> dict[str, Any]:
         if "$ref" in node:
             target = definitions[node["$ref"].rsplit("/", 1)[1]]
             return walk({**target, **{key: value for key, value in node.items() if key != "$ref"}})
-        if node.get("x-kubernetes-int-or-string"):
-            # Structural schemas allow the union only in this shape, without a type beside it.
-            pattern = next(option["pattern"] for option in node["anyOf"] if "pattern" in option)
-            kept = {key: node[key] for key in ("description", "default") if key in node}
-            return {**kept, "x-kubernetes-int-or-string": True, "pattern": pattern}
         node = _collapse_unions(node, definitions)
+        if node.get("x-kubernetes-int-or-string"):
+            return _quantity(node)
         result = {}
         for key, value in node.items():
             if key == "properties":
@@ -105,9 +102,18 @@ def _structural(schema: dict[str, Any]) -> dict[str, Any]:
     return structural
 
 
+def _quantity(node: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: node[key] for key in ("description", "default", "nullable") if key in node}
+    if any(option.get("type") == "number" for option in node["anyOf"]):
+        # No structural type unites fractions and text: 0.5 and 500m are both checked by the models alone.
+        return {**kept, "x-kubernetes-preserve-unknown-fields": True}
+    pattern = next(option["pattern"] for option in node["anyOf"] if "pattern" in option)
+    return {**kept, "x-kubernetes-int-or-string": True, "pattern": pattern}
+
+
 def _collapse_unions(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     options = node.get("anyOf")
-    if not options:
+    if not options or node.get("x-kubernetes-int-or-string"):
         return node
     rest = {key: value for key, value in node.items() if key != "anyOf"}
     kinds = [option for option in options if option.get("type") != "null"]

@@ -7,6 +7,7 @@ DoExchange stream carries every kind of request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ def decode_frame(
         start, end = np.frombuffer(column.buffers()[1], np.int64, 2, column.offset * 8)
         values = column.buffers()[2]
         raw = np.frombuffer(values, np.uint8)[start:end] if values is not None else np.empty(0, np.uint8)
-        expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        expected = math.prod(shape) * np.dtype(dtype).itemsize
         if any(extent < 0 for extent in shape) or raw.nbytes != expected:
             raise TransportError(f"a frame's array of {raw.nbytes} bytes cannot have the shape {shape} of {dtype}")
         arrays.append(_aligned(raw, np.dtype(dtype)).reshape(shape))

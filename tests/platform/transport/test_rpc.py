@@ -1,0 +1,284 @@
+"""The RPC stack over real sockets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from elastrec.platform.specs.errors import AuthenticationError, ClusterError, TransportError
+from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, new_token
+from elastrec.platform.transport.frames import decode_frame, encode_frame
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+TOKEN = new_token()
+
+
+class Ask(msgspec.Struct, tag=True):
+    number: int
+
+
+class Told(msgspec.Struct, tag=True):
+    number: int
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, message: Ask) -> Told:
+        with self.lock:
+            self.calls += 1
+        if message.number == -1:
+            raise ClusterError("no such pod")
+        return Told(message.number + 1)
+
+
+def add_one(message: Ask, arrays: list[np.ndarray]) -> tuple[Told, list[np.ndarray]]:
+    if message.number < 0:
+        raise ClusterError("negative")
+    return Told(message.number), [array + 1 for array in arrays]
+
+
+@pytest.fixture
+def counter() -> Counter:
+    return Counter()
+
+
+@pytest.fixture
+def server(counter: Counter) -> Iterator[RpcServer]:
+    server = RpcServer({Ask: counter}, token=TOKEN, array_handlers={Ask: add_one})
+    server.serve_in_background()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: RpcServer) -> Iterator[RpcClient]:
+    client = RpcClient(server.address, TOKEN)
+    yield client
+    client.close()
+
+
+def test_a_call_gets_its_typed_answer(client: RpcClient) -> None:
+    assert client.call(Ask(1), Told) == Told(2)
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_a_call_without_the_token_is_refused_and_not_retried(server: RpcServer, counter: Counter, token: str) -> None:
+    with pytest.raises(AuthenticationError, match="token") as refusal:
+        RpcClient(server.address, token).call(Ask(1), Told, timeout_seconds=5)
+    assert counter.calls == 0
+    assert TOKEN not in str(refusal.value)
+
+
+def test_a_stream_without_the_token_is_refused(server: RpcServer) -> None:
+    with pytest.raises(AuthenticationError):
+        RpcClient(server.address, "wrong").open_stream([Told]).request(Ask(1))
+
+
+def test_an_error_of_the_handler_reaches_the_caller_with_its_text(client: RpcClient) -> None:
+    with pytest.raises(TransportError, match="ClusterError: no such pod") as error:
+        client.call(Ask(-1), Told)
+    assert not error.value.retryable
+
+
+def test_a_message_that_is_unknown_is_refused_by_name(client: RpcClient) -> None:
+    with pytest.raises(TransportError, match="unknown message 'Told'"):
+        client.call(Told(1), Told)
+
+
+def test_an_answer_of_another_type_is_refused(client: RpcClient) -> None:
+    with pytest.raises(TransportError, match="no Ask"):
+        client.call(Ask(1), Ask)
+
+
+def test_a_server_that_comes_up_late_is_found_within_the_deadline(counter: Counter) -> None:
+    first = RpcServer({Ask: counter}, token=TOKEN)
+    port = first.port
+    first.serve_in_background()
+    client = RpcClient(f"127.0.0.1:{port}", TOKEN)
+    client.call(Ask(1), Told)
+    first.stop()
+    second: list[RpcServer] = []
+
+    def restart() -> None:
+        second.append(RpcServer({Ask: counter}, token=TOKEN, port=port))
+        second[0].serve_in_background()
+
+    timer = threading.Timer(0.7, restart)
+    timer.start()
+    assert client.call(Ask(5), Told, timeout_seconds=20) == Told(6)
+    timer.join()
+    second[0].stop()
+
+
+def test_an_absent_server_is_reported_as_retryable_after_the_deadline() -> None:
+    with pytest.raises(TransportError) as error:
+        RpcClient("127.0.0.1:1", TOKEN).call(Ask(1), Told, timeout_seconds=0.3)
+    assert error.value.retryable
+
+
+def test_a_call_that_takes_too_long_ends_at_its_deadline() -> None:
+    release = threading.Event()
+
+    def slow(message: Ask) -> Told:
+        release.wait(20)
+        return Told(0)
+
+    server = RpcServer({Ask: slow}, token=TOKEN)
+    server.serve_in_background()
+    with pytest.raises(TransportError) as error:
+        RpcClient(server.address, TOKEN).call(Ask(1), Told, timeout_seconds=0.5)
+    assert error.value.retryable
+    release.set()
+    server.stop()
+
+
+def test_a_stream_request_that_takes_too_long_ends_at_its_deadline() -> None:
+    release = threading.Event()
+
+    def slow(message: Ask, arrays: list[np.ndarray]) -> tuple[Told, list[np.ndarray]]:
+        release.wait(20)
+        return Told(0), []
+
+    server = RpcServer({}, token=TOKEN, array_handlers={Ask: slow})
+    server.serve_in_background()
+    stream = RpcClient(server.address, TOKEN).open_stream([Told], timeout_seconds=0.3)
+    with pytest.raises(TransportError):
+        stream.request(Ask(1))
+    release.set()
+    stream.close()
+    server.stop()
+
+
+def test_a_repeated_call_with_the_same_key_is_executed_once(server: RpcServer, counter: Counter) -> None:
+    body = msgspec.msgpack.encode(("key-1", msgspec.Raw(msgspec.msgpack.encode(Ask(7)))))
+    import pyarrow.flight as flight
+
+    raw = flight.connect(f"grpc+tcp://{server.address}")
+    options = flight.FlightCallOptions(timeout=5, headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
+    answers = [list(raw.do_action(flight.Action("Ask", body), options))[0].body.to_pybytes() for _ in range(3)]
+    assert counter.calls == 1
+    assert len(set(answers)) == 1
+    raw.close()
+
+
+def test_many_requests_travel_on_one_stream_in_order(client: RpcClient) -> None:
+    stream = client.open_stream([Told])
+    for number in range(200):
+        values = np.arange(number, dtype=np.float32).reshape(-1, 1)
+        answer, arrays = stream.request(Ask(number), [values, np.array([], np.int64)])
+        assert answer == Told(number)
+        np.testing.assert_array_equal(arrays[0], values + 1)
+        assert arrays[1].shape == (0,) and arrays[1].dtype == np.int64
+    stream.close()
+
+
+def test_a_refused_stream_request_does_not_end_the_stream(client: RpcClient) -> None:
+    stream = client.open_stream([Told])
+    with pytest.raises(TransportError, match="ClusterError: negative"):
+        stream.request(Ask(-1))
+    assert stream.request(Ask(3))[0] == Told(3)
+    stream.close()
+
+
+def test_a_stream_whose_server_died_says_so(server: RpcServer) -> None:
+    script = (
+        "import sys, msgspec\n"
+        "from elastrec.platform.transport import RpcServer\n"
+        "class Ask(msgspec.Struct, tag=True): number: int\n"
+        "class Told(msgspec.Struct, tag=True): number: int\n"
+        f"server = RpcServer({{}}, token={TOKEN!r}, array_handlers={{Ask: lambda m, a: (Told(m.number), a)}})\n"
+        "server.serve_in_background()\n"
+        "print(server.address, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    stream = RpcClient(process.stdout.readline().strip(), TOKEN).open_stream([Told])
+    assert stream.request(Ask(1))[0] == Told(1)
+    process.kill()
+    process.communicate()
+    with pytest.raises(TransportError) as error:
+        stream.request(Ask(2))
+    assert error.value.retryable
+    stream.close()
+
+
+def test_with_tls_the_whole_way_is_encrypted_and_the_root_is_checked(tls: TlsConfig) -> None:
+    server = RpcServer({Ask: lambda m: Told(m.number)}, token=TOKEN, tls=tls, array_handlers={Ask: add_one})
+    server.serve_in_background()
+    client = RpcClient(f"localhost:{server.port}", TOKEN, tls)
+    assert client.call(Ask(4), Told) == Told(4)
+    stream = client.open_stream([Told])
+    assert stream.request(Ask(5), [np.zeros(3)])[1][0].tolist() == [1, 1, 1]
+    stream.close()
+    with pytest.raises(TransportError):
+        RpcClient(f"localhost:{server.port}", TOKEN).call(Ask(1), Told, timeout_seconds=1)
+    assert "PRIVATE" not in repr(tls)
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    certificate = (folder / "cert.pem").read_bytes()
+    return TlsConfig(certificate, certificate, (folder / "key.pem").read_bytes())
+
+
+_arrays = st.lists(
+    hnp.arrays(
+        dtype=st.sampled_from([np.int64, np.float32, np.int32, np.uint8, np.float64, np.bool_]),
+        shape=hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(arrays=_arrays, number=st.integers(-(2**63), 2**63 - 1))
+def test_frames_keep_message_and_arrays(arrays: list[np.ndarray], number: int) -> None:
+    batch, metadata = encode_frame(Ask(number), arrays)
+    message, back = decode_frame(batch, pa.py_buffer(metadata), msgspec.msgpack.Decoder(Ask))
+    assert message == Ask(number)
+    assert len(back) == len(arrays)
+    for array, copy in zip(arrays, back, strict=True):
+        assert copy.dtype == array.dtype and copy.shape == array.shape
+        np.testing.assert_array_equal(copy, array)
+
+
+@settings(deadline=None, max_examples=200)
+@given(garbage=st.binary(max_size=200))
+def test_garbage_metadata_is_refused_and_never_crashes(garbage: bytes) -> None:
+    batch, _ = encode_frame(Ask(1), [np.arange(3)])
+    with pytest.raises(TransportError):
+        decode_frame(batch, pa.py_buffer(garbage), msgspec.msgpack.Decoder(Ask))
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a"], object), np.arange(10)[::2], np.array(["x"]), np.zeros(1, np.complex64)]
+)
+def test_arrays_that_are_not_plain_numbers_are_refused(array: np.ndarray) -> None:
+    with pytest.raises(TransportError, match="contiguous numeric"):
+        encode_frame(Ask(1), [array])
+
+
+def test_a_shape_that_lies_about_its_bytes_is_refused() -> None:
+    batch, metadata = encode_frame(Ask(1), [np.arange(4, dtype=np.int64)])
+    layout = msgspec.msgpack.decode(metadata)
+    layout[1][0][1] = [2**40]
+    with pytest.raises(TransportError, match="cannot have the shape"):
+        decode_frame(batch, pa.py_buffer(msgspec.msgpack.encode(layout)), msgspec.msgpack.Decoder(Ask))
