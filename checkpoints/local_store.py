@@ -1,0 +1,222 @@
+"""The store in a folder of a local or shared POSIX file system.
+
+Durable means: file synchronised, renamed into place, directory synchronised. A crash leaves at most a hidden
+temporary file, which no listing shows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import xxhash
+
+from elastrec.checkpoints.store import Store, StoreWriter, checked_key
+from elastrec.platform.specs.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_TEMPORARY = ".elastrec-"
+
+
+@contextmanager
+def _explained(what: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(
+            f"{what} {path}: {reason}; check that the disk has room and the folder's rights"
+        ) from error
+
+
+def _synchronise_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    """Creates a folder and its parents so that they survive a power loss."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _synchronise_folder(folder.parent)
+
+
+class _LocalWriter(StoreWriter):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}.tmp"
+        with _explained("could not write", path):
+            _make_folder(path.parent)
+            self._file = self._temporary.open("xb", buffering=0)
+        self._open = True
+
+    def write(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        with _explained("could not write", self._path):
+            while view:
+                view = view[self._file.write(view) :]
+
+    def synchronise(self) -> Path:
+        """Makes the temporary file durable and returns its path; the caller moves it into place."""
+        with _explained("could not write", self._path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+        self._open = False
+        return self._temporary
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        try:
+            temporary = self.synchronise()
+            with _explained("could not write", self._path):
+                temporary.replace(self._path)
+                _synchronise_folder(self._path.parent)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        self._open = False
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+class LocalStore(Store):
+    """A folder. Two processes may use it at once, also over a file system with POSIX locks and hard links.
+
+    Args:
+        root: absolute path; created by the first write.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = Path(os.path.normpath(root))
+        self.uri = f"file://{quote(str(self._root))}"
+
+    def child_uri(self, key: str) -> str:
+        return f"file://{quote(str(self._path(key)))}"
+
+    def _path(self, key: str) -> Path:
+        return self._root / checked_key(key)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._path(key)
+
+    def open_write(self, key: str) -> StoreWriter:
+        return _LocalWriter(self._path(key))
+
+    def get(self, key: str) -> bytes:
+        path = self._path(key)
+        with _explained("could not read", path):
+            return path.read_bytes()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        path = self._path(key)
+        with _explained("could not read", path), path.open("rb") as file:
+            file.seek(start)
+            data = file.read(length)
+        if len(data) != length:
+            raise CheckpointError(f"{path}: asked for {length} bytes from {start}, the file has only {len(data)} there")
+        return data
+
+    def size(self, key: str) -> int | None:
+        path = self._path(key)
+        try:
+            return path.stat().st_size if path.is_file() else None
+        except OSError as error:
+            raise CheckpointError(f"could not look at {path}: {error.strerror}") from error
+
+    def keys(self, prefix: str = "") -> list[str]:
+        start = self._path(prefix) if prefix else self._root
+        found = []
+        for folder, _, names in os.walk(start):
+            relative = Path(folder).relative_to(self._root)
+            found += [(relative / name).as_posix() for name in names if not name.startswith(_TEMPORARY)]
+        return sorted(found)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        start = self._path(prefix) if prefix else self._root
+        with _explained("could not list", start):
+            try:
+                with os.scandir(start) as entries:
+                    return sorted(entry.name for entry in entries if entry.is_dir())
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with _explained("could not delete", path):
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return
+            _synchronise_folder(path.parent)
+
+    def delete_tree(self, prefix: str) -> None:
+        path = self._path(prefix)
+        with _explained("could not delete", path):
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                return
+            _synchronise_folder(path.parent)
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        path = self._path(key)
+        writer = _LocalWriter(path)
+        try:
+            writer.write(data)
+            temporary = writer.synchronise()
+            with _explained("could not write", path):
+                try:
+                    # A hard link is the one atomic "create with this content, unless it exists".
+                    os.link(temporary, path)
+                except FileExistsError:
+                    return False
+                _synchronise_folder(path.parent)
+                return True
+        finally:
+            writer.abort()
+
+    def get_versioned(self, key: str) -> tuple[bytes, str] | None:
+        path = self._path(key)
+        with _explained("could not read", path):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        return data, xxhash.xxh3_128_hexdigest(data)
+
+    def compare_and_swap(self, key: str, data: Buffer, version: str | None) -> bool:
+        if version is None:
+            return self.put_if_absent(key, data)
+        path = self._path(key)
+        lock_path = path.parent / f"{_TEMPORARY}{path.name}.lock"
+        with _explained("could not lock", lock_path):
+            _make_folder(path.parent)
+            lock = lock_path.open("ab")
+        with lock:
+            with _explained("could not lock", lock_path):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            current = self.get_versioned(key)
+            if current is None or current[1] != version:
+                return False
+            self.put(key, data)
+            return True
+
+    def conditional_writes(self) -> bool:
+        return True

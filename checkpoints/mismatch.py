@@ -1,0 +1,280 @@
+"""What of an old record a job can continue from when its job file has changed. Pure; asked before any pod starts.
+
+| what changed                              | decision                                                               |
+|-------------------------------------------|------------------------------------------------------------------------|
+| a table (feature) is new                  | initialised anew                                                       |
+| a table (feature) is gone                 | dropped                                                                |
+| a table's dimension                       | initialised anew: a row of another length has no meaning               |
+| a table's hash_size                       | refused: the ids in the record are already taken modulo the old size   |
+| hash_size and dimension of a table        | initialised anew, since nothing of it would be kept                    |
+| the rows' optimiser                       | rows kept, their optimiser state anew                                  |
+| the dense optimiser                       | dense parameters kept, their optimiser state anew                      |
+| the architecture                          | dense parameters initialised anew                                      |
+| a feature's place, the number unchanged   | dense parameters initialised anew: equal shapes would hide the swap    |
+| the number of features, model options     | a dense parameter is kept where name and shape are unchanged, else anew|
+
+With `continual.on_mismatch: refuse` everything but "kept" is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.job import TrainingJob
+
+
+class Verdict(StrEnum):
+    """What happens to one table or dense parameter."""
+
+    KEPT = "kept"
+    KEPT_WITHOUT_STATE = "kept, optimiser state anew"
+    KEPT_WHERE_SHAPE_FITS = "kept where the shape fits"  # only while the new network's shapes are unknown
+    NEW = "initialised anew"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of an adaptation.
+
+    Attributes:
+        what: `table` or `dense`.
+        name: of the table or dense parameter; `*` for all dense parameters while their shapes are unknown.
+        old, new: the two sides in words, empty where there is none.
+        field: path in the job file, for messages.
+        mend: what the user can do about a refusal.
+    """
+
+    what: Literal["table", "dense"]
+    name: str
+    verdict: Verdict
+    reason: str = ""
+    old: str = ""
+    new: str = ""
+    field: str = ""
+    mend: str = ""
+
+
+class Adaptation(msgspec.Struct, frozen=True):
+    """What is kept, initialised anew, dropped or refused. `str()` of it is a table for people."""
+
+    decisions: list[Decision]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the record fits as it is."""
+        return all(decision.verdict is Verdict.KEPT for decision in self.decisions)
+
+    @property
+    def refused(self) -> list[Decision]:
+        return [decision for decision in self.decisions if decision.verdict is Verdict.REFUSED]
+
+    def table(self, name: str) -> Verdict:
+        """The verdict on one table of the record or the job.
+
+        Raises:
+            KeyError: neither has it.
+        """
+        return self._verdict("table", name)
+
+    def dense(self, name: str) -> Verdict:
+        """The verdict on one dense parameter; that on all of them while shapes were unknown.
+
+        Raises:
+            KeyError: neither record nor job has it.
+        """
+        try:
+            return self._verdict("dense", name)
+        except KeyError:
+            return self._verdict("dense", "*")
+
+    def _verdict(self, what: str, name: str) -> Verdict:
+        for decision in self.decisions:
+            if decision.what == what and decision.name == name:
+                return decision.verdict
+        raise KeyError(f"no {what} {name!r} among {[d.name for d in self.decisions if d.what == what]}")
+
+    def raise_if_refused(self) -> None:
+        """Stops a job that cannot continue from its record.
+
+        Raises:
+            SpecError: one problem per refused line.
+        """
+        if self.refused:
+            raise SpecError(
+                [
+                    FieldProblem(
+                        path=line.field,
+                        value=line.new or "absent",
+                        allowed=f"{line.old or 'absent'}, as in the record ({line.what} {line.name}: {line.reason})",
+                        mend=line.mend,
+                    )
+                    for line in self.refused
+                ],
+                "the job file, compared with the checkpoint record that it continues from",
+            )
+
+    def __str__(self) -> str:
+        header = ("what", "name", "decision", "record", "job", "why")
+        lines = [
+            (line.what, line.name, line.verdict.value, line.old or "-", line.new or "-", line.reason)
+            for line in self.decisions
+        ]
+        widths = [max(len(row[column]) for row in (header, *lines)) for column in range(len(header))]
+        rows = (header, tuple("-" * width for width in widths), *lines)
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+
+
+def compare(record: ModelSummary, job: TrainingJob, dense: Sequence[DenseSummary] | None = None) -> Adaptation:
+    """What of a record's model (`record.manifest.model`) a job continues from; the rules stand at this file's head.
+
+    Args:
+        dense: names and shapes of the job's network; None before a worker has built it: then one line speaks for all
+            dense parameters.
+    """
+    new = summarize(job)
+    decisions = [_table(old, new.table(old.name)) for old in record.tables]
+    known = {table.name for table in record.tables}
+    decisions += [
+        Decision(
+            what="table", name=table.name, verdict=Verdict.NEW, reason="not in the record", new=_text(table),
+            field="spec.data.sparse",
+        )
+        for table in new.tables
+        if table.name not in known
+    ]  # fmt: skip
+    decisions += _dense(record, new, dense)
+    if job.spec.continual.on_mismatch == "refuse":
+        decisions = [_refused(line) for line in decisions]
+    return Adaptation(decisions)
+
+
+def _refused(line: Decision) -> Decision:
+    if line.verdict in (Verdict.KEPT, Verdict.REFUSED):
+        return line
+    return msgspec.structs.replace(
+        line,
+        verdict=Verdict.REFUSED,
+        reason=f"would be {line.verdict.value}: {line.reason}",
+        mend="set continual.on_mismatch: adapt to allow it, or continual.start_from: nothing to begin afresh",
+    )
+
+
+def _text(table: TableSummary) -> str:
+    limit = f", hash_size {table.hash_size}" if table.hash_size is not None else ""
+    return f"dimension {table.dimension}, {table.optimizer.value}{limit}"
+
+
+def _table(old: TableSummary, new: TableSummary | None) -> Decision:
+    if new is None:
+        return Decision(
+            what="table", name=old.name, verdict=Verdict.DROPPED, reason="no feature of the job uses it",
+            old=_text(old), field="spec.data.sparse",
+        )  # fmt: skip
+    verdict, reason, field, mend = Verdict.KEPT, "", f"spec.tables.{old.name}", ""
+    if old.dimension != new.dimension:
+        verdict, reason = Verdict.NEW, f"the dimension changed from {old.dimension} to {new.dimension}"
+        field = "spec.model.embedding_dimension"
+    elif old.hash_size != new.hash_size:
+        verdict = Verdict.REFUSED
+        reason = "the recorded ids are taken modulo another size, no row could be told whose it is"
+        if old.hash_size is None:
+            reason = "recorded rows of different ids would fall together"
+        field = f"spec.tables.{old.name}.hash_size"
+        mend = (
+            f"restore hash_size: {old.hash_size if old.hash_size is not None else 'absent'}, give the feature another "
+            "table name to start its rows anew, or set continual.start_from: nothing"
+        )
+    elif old.optimizer != new.optimizer:
+        verdict = Verdict.KEPT_WITHOUT_STATE
+        reason = f"the rows' optimiser changed from {old.optimizer.value} to {new.optimizer.value}"
+        field = "spec.optimizers.rows.kind"
+    return Decision(
+        what="table", name=old.name, verdict=verdict, reason=reason, old=_text(old), new=_text(new), field=field,
+        mend=mend,
+    )  # fmt: skip
+
+
+def _swapped(old: list[str], new: list[str]) -> bool:
+    return len(old) == len(new) and old != new
+
+
+def _dense(record: ModelSummary, new: ModelSummary, shapes: Sequence[DenseSummary] | None) -> list[Decision]:
+    anew, field = "", ""
+    if record.architecture != new.architecture:
+        anew, field = (
+            f"the architecture changed from {record.architecture} to {new.architecture}",
+            "spec.model.architecture",
+        )
+    elif _swapped(record.dense_features, new.dense_features):
+        anew, field = "a dense feature was renamed or moved, equal shapes would hide it", "spec.data.dense"
+    elif _swapped(record.sparse_features, new.sparse_features):
+        anew, field = "a sparse feature was renamed or moved, equal shapes would hide it", "spec.data.sparse"
+    same_optimizer = record.dense_optimizer == new.dense_optimizer
+    kept = Verdict.KEPT if same_optimizer else Verdict.KEPT_WITHOUT_STATE
+    why_kept = "" if same_optimizer else f"the optimiser changed from {record.dense_optimizer} to {new.dense_optimizer}"
+    optimizer_field = "spec.optimizers.dense.kind"
+    if shapes is None:
+        return [_all_dense(record, new, anew, field, kept, why_kept, optimizer_field)]
+    old_shapes = {dense.name: dense.shape for dense in record.dense}
+    new_shapes = {dense.name: tuple(dense.shape) for dense in shapes}
+    decisions = []
+    for name in dict.fromkeys((*old_shapes, *new_shapes)):
+        old_shape, new_shape = old_shapes.get(name), new_shapes.get(name)
+        if new_shape is None:
+            verdict, reason, where = Verdict.DROPPED, "the network has no such parameter", "spec.model"
+        elif old_shape is None:
+            verdict, reason, where = Verdict.NEW, "not in the record", "spec.model"
+        elif anew:
+            verdict, reason, where = Verdict.NEW, anew, field
+        elif old_shape != new_shape:
+            verdict, reason, where = Verdict.NEW, "the shape changed", "spec.model"
+        else:
+            verdict, reason, where = kept, why_kept, optimizer_field
+        decisions.append(
+            Decision(
+                what="dense", name=name, verdict=verdict, reason=reason, field=where,
+                old="" if old_shape is None else f"shape {list(old_shape)}",
+                new="" if new_shape is None else f"shape {list(new_shape)}",
+            )
+        )  # fmt: skip
+    return decisions
+
+
+def _all_dense(
+    record: ModelSummary, new: ModelSummary, anew: str, field: str, kept: Verdict, why_kept: str, optimizer_field: str
+) -> Decision:
+    verdict, reason, where = kept, why_kept, optimizer_field
+    changed = [
+        (name, path)
+        for name, path, differs in (
+            ("model options", "spec.model.options", record.options_json != new.options_json),
+            ("the embedding dimension", "spec.model.embedding_dimension", _dimensions(record) != _dimensions(new)),
+            ("the number of dense features", "spec.data.dense", record.dense_features != new.dense_features),
+            ("the number of sparse features", "spec.data.sparse", record.sparse_features != new.sparse_features),
+        )
+        if differs
+    ]
+    if anew:
+        verdict, reason, where = Verdict.NEW, anew, field
+    elif changed:
+        verdict, where = Verdict.KEPT_WHERE_SHAPE_FITS, changed[0][1]
+        also = f"; {why_kept}" if why_kept else ""
+        reason = f"{', '.join(name for name, _ in changed)} changed{also}"
+    return Decision(
+        what="dense", name="*", verdict=verdict, reason=reason, field=where,
+        old=f"{record.architecture}, {len(record.dense)} parameters, {record.dense_optimizer.value}",
+        new=f"{new.architecture}, {new.dense_optimizer.value}",
+    )  # fmt: skip
+
+
+def _dimensions(model: ModelSummary) -> set[int]:
+    return {table.dimension for table in model.tables}

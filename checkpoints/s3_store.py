@@ -1,0 +1,285 @@
+"""The store under a prefix of an S3 bucket, by boto3, with conditional puts (`If-None-Match: *`, `If-Match`).
+
+Some S3-compatible stores answer 501 to conditional puts and some ignore the header silently, so the first
+conditional operation probes the bucket with a small object and the answer is remembered.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import structlog
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from elastrec.checkpoints.store import Store, StoreWriter, checked_key
+from elastrec.platform.specs.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from typing_extensions import Buffer
+
+_log = structlog.get_logger(__name__)
+
+UPLOAD_PART_BYTES = 16 * 2**20
+"""S3 allows 5 MiB to 5 GiB and 10,000 parts: 16 MiB lets one object have 156 GiB with one buffer in memory."""
+
+_MISSING = ("404", "NoSuchKey", "NotFound")
+_LOST_RACE = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
+
+_probed: dict[tuple[str, str], bool] = {}
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+@contextmanager
+def _explained(what: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (ClientError, BotoCoreError) as error:
+        raise CheckpointError(
+            f"{what} {where}: {error}; check bucket, AWS_ENDPOINT_URL_S3 and the credentials in the environment"
+        ) from error
+
+
+class _S3Writer(StoreWriter):
+    def __init__(self, client: S3Client, bucket: str, key: str) -> None:
+        self._client, self._bucket, self._key = client, bucket, key
+        self._buffer = bytearray()
+        self._upload_id: str | None = None
+        self._parts: list[dict[str, Any]] = []
+        self._open = True
+
+    @property
+    def _where(self) -> str:
+        return f"s3://{self._bucket}/{self._key}"
+
+    def write(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            room = UPLOAD_PART_BYTES - len(self._buffer)
+            self._buffer += view[:room]
+            view = view[room:]
+            if len(self._buffer) >= UPLOAD_PART_BYTES:
+                self._send_part()
+
+    def _send_part(self) -> None:
+        with _explained("could not write", self._where):
+            if self._upload_id is None:
+                answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=self._key)
+                self._upload_id = answer["UploadId"]
+            number = len(self._parts) + 1
+            part = self._client.upload_part(
+                Bucket=self._bucket,
+                Key=self._key,
+                UploadId=self._upload_id,
+                PartNumber=number,
+                Body=bytes(self._buffer),
+            )
+        self._parts.append({"PartNumber": number, "ETag": part["ETag"]})
+        self._buffer.clear()
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        try:
+            if self._upload_id is None:
+                with _explained("could not write", self._where):
+                    self._client.put_object(Bucket=self._bucket, Key=self._key, Body=bytes(self._buffer))
+            else:
+                if self._buffer:
+                    self._send_part()
+                with _explained("could not write", self._where):
+                    self._client.complete_multipart_upload(
+                        Bucket=self._bucket,
+                        Key=self._key,
+                        UploadId=self._upload_id,
+                        MultipartUpload={"Parts": self._parts},  # type: ignore[typeddict-item]
+                    )
+            self._open = False
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        if self._open and self._upload_id is not None:
+            try:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._key, UploadId=self._upload_id)
+            except (ClientError, BotoCoreError) as error:
+                # The caller is already failing; an unfinished upload is invisible and expires by bucket policy.
+                _log.warning("upload not aborted", object=self._where, error=str(error))
+        self._open = False
+        self._buffer.clear()
+
+
+class S3Store(Store):
+    """Objects under `s3://bucket/prefix`.
+
+    Args:
+        bucket: must exist.
+        prefix: without slashes at its ends; empty for the whole bucket.
+        client: for tests; else made from boto3's environment.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "", client: S3Client | None = None) -> None:
+        self._bucket, self._prefix = bucket, prefix
+        self.uri = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+        if client is None:
+            with _explained("could not make a client for", self.uri):
+                client = boto3.client(
+                    "s3",
+                    config=Config(
+                        retries={"mode": "standard", "max_attempts": 5},
+                        connect_timeout=10,
+                        read_timeout=60,
+                        # Newer checksums in trailers are refused by many S3-compatible stores.
+                        request_checksum_calculation="when_required",
+                        response_checksum_validation="when_required",
+                    ),
+                )
+        self._client = client
+
+    def _key(self, key: str) -> str:
+        checked_key(key)
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def _folder(self, prefix: str) -> str:
+        if prefix:
+            return self._key(prefix) + "/"
+        return f"{self._prefix}/" if self._prefix else ""
+
+    def open_write(self, key: str) -> StoreWriter:
+        return _S3Writer(self._client, self._bucket, self._key(key))
+
+    def get(self, key: str) -> bytes:
+        with _explained("could not read", self.child_uri(key)):
+            return self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        with _explained("could not read", self.child_uri(key)):
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=self._key(key), Range=f"bytes={start}-{start + length - 1}"
+            )
+            data = answer["Body"].read()
+        if len(data) != length:
+            raise CheckpointError(
+                f"{self.child_uri(key)}: asked for {length} bytes from {start}, the store gave {len(data)}"
+            )
+        return data
+
+    def size(self, key: str) -> int | None:
+        with _explained("could not look at", self.child_uri(key)):
+            try:
+                return int(self._client.head_object(Bucket=self._bucket, Key=self._key(key))["ContentLength"])
+            except ClientError as error:
+                if _code(error) in _MISSING:
+                    return None
+                raise
+
+    def keys(self, prefix: str = "") -> list[str]:
+        skip = len(f"{self._prefix}/") if self._prefix else 0
+        found: list[str] = []
+        with _explained("could not list", f"{self.uri}/{prefix}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._folder(prefix)
+            )
+            for page in pages:
+                found += [item["Key"][skip:] for item in page.get("Contents", [])]
+        return sorted(found)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        start = self._folder(prefix)
+        found: list[str] = []
+        with _explained("could not list", f"{self.uri}/{prefix}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=start, Delimiter="/"
+            )
+            for page in pages:
+                found += [item["Prefix"][len(start) : -1] for item in page.get("CommonPrefixes", [])]
+        return sorted(found)
+
+    def delete(self, key: str) -> None:
+        with _explained("could not delete", self.child_uri(key)):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
+
+    def delete_tree(self, prefix: str) -> None:
+        keys = [self._key(key) for key in self.keys(prefix)]
+        for first in range(0, len(keys), 1000):
+            with _explained("could not delete", f"{self.uri}/{prefix}"):
+                answer = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in keys[first : first + 1000]]}
+                )
+            if errors := answer.get("Errors"):
+                raise CheckpointError(
+                    f"could not delete {len(errors)} objects in {self.uri}/{prefix}, first: {errors[0]}"
+                )
+
+    def _put_if(self, key: str, data: Buffer, **condition: Any) -> str | None:
+        """The new object's ETag, or None when the condition did not hold."""
+        with _explained("could not write", f"s3://{self._bucket}/{key}"):
+            try:
+                answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=bytes(data), **condition)
+                return answer["ETag"]
+            except ClientError as error:
+                if _code(error) in (*_LOST_RACE, *(_MISSING if "IfMatch" in condition else ())):
+                    return None
+                raise
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        self._require_conditional_writes()
+        return self._put_if(self._key(key), data, IfNoneMatch="*") is not None
+
+    def get_versioned(self, key: str) -> tuple[bytes, str] | None:
+        with _explained("could not read", self.child_uri(key)):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
+                return answer["Body"].read(), answer["ETag"]
+            except ClientError as error:
+                if _code(error) in _MISSING:
+                    return None
+                raise
+
+    def compare_and_swap(self, key: str, data: Buffer, version: str | None) -> bool:
+        if version is None:
+            return self.put_if_absent(key, data)
+        self._require_conditional_writes()
+        return self._put_if(self._key(key), data, IfMatch=version) is not None
+
+    def _require_conditional_writes(self) -> None:
+        if not self.conditional_writes():
+            raise CheckpointError(
+                f"{self.uri}: this store does not honour conditional puts (If-None-Match, If-Match), so two writers "
+                "could overwrite each other; use a store that does (AWS S3, MinIO, Ceph, R2) or a shared folder"
+            )
+
+    def conditional_writes(self) -> bool:
+        place = (str(self._client.meta.endpoint_url), self._bucket)
+        if place not in _probed:
+            _probed[place] = self._probe()
+            _log.info("store probed", store=self.uri, endpoint=place[0], conditional_writes=_probed[place])
+        return _probed[place]
+
+    def _probe(self) -> bool:
+        key = self._key(f".elastrec-probe-{uuid.uuid4().hex}")
+        with _explained("could not probe", self.uri):
+            try:
+                first = self._client.put_object(Bucket=self._bucket, Key=key, Body=b"1", IfNoneMatch="*")["ETag"]
+                refused_second = self._put_if(key, b"2", IfNoneMatch="*") is None
+                refused_stale = self._put_if(key, b"3", IfMatch='"00000000000000000000000000000000"') is None
+                took_match = self._put_if(key, b"4", IfMatch=first) is not None
+                return refused_second and refused_stale and took_match
+            except (ClientError, CheckpointError) as error:
+                cause = error if isinstance(error, ClientError) else error.__cause__
+                if isinstance(cause, ClientError) and _code(cause) in ("501", "NotImplemented"):
+                    return False
+                raise
+            finally:
+                self._client.delete_object(Bucket=self._bucket, Key=key)

@@ -1,0 +1,74 @@
+"""What a record says of the model inside it: enough to tell, without torch, whether a job can continue from it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.specs.job import OptimizerKind, TrainingJob
+
+
+class TableSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One embedding table: rows are `[rows, dimension]` float32; ids are taken modulo `hash_size` if it is set."""
+
+    name: str
+    dimension: int
+    optimizer: OptimizerKind
+    hash_size: int | None
+    features: list[str]
+
+
+class DenseSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One dense parameter of the network."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The trained state's outline.
+
+    Attributes:
+        options_json: the model's keyword arguments as JSON with sorted keys.
+        dense_features, sparse_features: in the order in which the network sees them; their weights depend on it.
+        dense: empty while the network has not been built.
+        seed: of the rows' initial values.
+    """
+
+    architecture: str
+    options_json: str
+    dense_features: list[str]
+    sparse_features: list[str]
+    tables: list[TableSummary]
+    dense_optimizer: OptimizerKind
+    seed: int
+    dense: list[DenseSummary] = []
+
+    def table(self, name: str) -> TableSummary | None:
+        return next((table for table in self.tables if table.name == name), None)
+
+
+def summarize(job: TrainingJob, dense: list[DenseSummary] | None = None) -> ModelSummary:
+    """The outline of the model that a job file describes; `dense` is known only once a worker has built the network."""
+    spec = job.spec
+    features: dict[str, list[str]] = {}
+    for feature in spec.data.sparse:
+        features.setdefault(feature.table_name, []).append(feature.name)
+    return ModelSummary(
+        architecture=spec.model.architecture,
+        options_json=msgspec.json.encode(spec.model.options, order="deterministic").decode(),
+        dense_features=[feature.name for feature in spec.data.dense],
+        sparse_features=[feature.name for feature in spec.data.sparse],
+        tables=[
+            TableSummary(
+                name=name,
+                dimension=spec.model.row_dimension,
+                optimizer=spec.optimizers.rows.kind,
+                hash_size=spec.table(name).hash_size,
+                features=features[name],
+            )
+            for name in spec.data.tables
+        ],
+        dense_optimizer=spec.optimizers.dense.kind,
+        seed=spec.training.seed,
+        dense=list(dense or []),
+    )
