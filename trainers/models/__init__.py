@@ -1,0 +1,11 @@
+"""The built-in networks, all of one form, and the registry that also takes a user's own class.
+
+A model is `Class(embedding_bag_collection, schema, **options)` with
+`forward(dense_features_BI, sparse_features: KeyedJaggedTensor) -> logits_B`. It knows nothing of servers, shards or
+files; the embedding collection may be torchrec's own or the one over the parameter servers.
+"""
+
+from elastrec.trainers.models.registry import build_model, model_class
+from elastrec.trainers.models.schema import FeatureSchema, embedding_tables
+
+__all__ = ["FeatureSchema", "build_model", "embedding_tables", "model_class"]

@@ -1,0 +1,104 @@
+"""Models by name: what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.job import ModelSpec
+from elastrec.trainers.models import FeatureSchema, build_model, model_class
+from elastrec.trainers.models.registry import _BUILT_IN
+from torch import nn
+
+SCHEMA = FeatureSchema(("x",), ("user",), 4)
+
+
+class Good(nn.Module):
+    def __init__(self, embedding_bag_collection: nn.Module, schema: FeatureSchema, *, width: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, width)
+
+    def forward(self, dense_features: object, sparse_features: object) -> object: ...
+
+
+class WrongForward(Good):
+    def forward(self, batch: object) -> object: ...  # type: ignore[override]
+
+
+class WrongConstructor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, dense_features: object, sparse_features: object) -> object: ...
+
+
+class Wider(Good):
+    @staticmethod
+    def row_dimension(embedding_dimension: int) -> int:
+        return embedding_dimension + 2
+
+
+@pytest.fixture(autouse=True)
+def users_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("users_package")
+    for entry in (Good, WrongForward, WrongConstructor, Wider):
+        setattr(module, entry.__name__, entry)
+    module.helper = len  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "users_package", module)
+
+
+def test_a_users_class_is_built_by_its_import_path() -> None:
+    spec = ModelSpec(architecture="users_package:Good", options={"width": 9})
+    model = build_model(spec, nn.Identity(), SCHEMA, seed=0)
+    assert model.layer.out_features == 9
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("absent_package.models:Model", "importing absent_package.models failed"),
+        ("users_package:Absent", "no such name"),
+        ("users_package:helper", "a builtin_function_or_method"),
+        ("users_package:WrongForward", "forward(self, dense_features, sparse_features)"),
+        ("users_package:WrongConstructor", "Class(embedding_bag_collection, schema, **options)"),
+    ],
+)
+def test_a_wrong_import_path_is_refused_by_name(path: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        model_class(path)
+    assert said in str(caught.value)
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(_BUILT_IN))
+def test_an_unknown_option_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(SpecError, match=r"options.layer_size: .*_sizes"):
+        build_model(ModelSpec(architecture=name, options={"layer_size": [1]}), nn.Identity(), SCHEMA, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("wide_and_deep", {"layer_sizes": []}),
+        ("deepfm", {"layer_sizes": "256"}),
+        ("xdeepfm", {"cin_layer_sizes": [0]}),
+        ("dcn_v2", {"cross_layers": 0}),
+        ("dcn_v2", {"structure": "sideways"}),
+        ("dlrm", {"top_layer_sizes": [True]}),
+    ],
+)
+def test_an_option_of_a_wrong_value_is_refused_by_name(name: str, options: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match=f"spec.model.options.{next(iter(options))}"):
+        build_model(ModelSpec(architecture=name, options=options), nn.Identity(), SCHEMA, seed=0)
+
+
+def test_the_job_files_row_dimension_is_that_of_the_class() -> None:
+    for name in _BUILT_IN:
+        assert model_class(name).row_dimension(16) == ModelSpec(architecture=name).row_dimension  # type: ignore[attr-defined]
+
+
+def test_a_users_rows_are_as_wide_as_the_job_file_says() -> None:
+    with pytest.raises(SpecError, match="set embedding_dimension to 18"):
+        build_model(ModelSpec(architecture="users_package:Wider"), nn.Identity(), SCHEMA, seed=0)

@@ -1,0 +1,67 @@
+"""DLRM: dot products of all pairs of embeddings and of the dense features' vector.
+
+Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019,
+https://arxiv.org/abs/1906.00091. Built from torchrec's own parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from elastrec.trainers.models import options
+from elastrec.trainers.models.parts import pooled_rows
+from elastrec.trainers.models.schema import FeatureSchema
+from torch import Tensor, nn
+from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+class Dlrm(nn.Module):
+    """Bottom MLP, pairwise dot products, top MLP (§2.2 of the paper).
+
+    Shapes: dense `[B, I]`, bottom output `[B, D]`, pooled rows `[B, F, D]`, interactions
+    `[B, D + F + F·(F − 1)/2]`, logits `[B]`. Without dense features the bottom MLP of nothing is a constant: a
+    learned vector `[D]` stands in its place.
+
+    Args:
+        embedding_bag_collection: rows of D numbers.
+        schema: names and sizes of the inputs.
+        bottom_layer_sizes: hidden layers of the bottom MLP; a layer of D is added.
+        top_layer_sizes: hidden layers of the top MLP; a layer of 1 is added.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: nn.Module,
+        schema: FeatureSchema,
+        *,
+        bottom_layer_sizes: Sequence[int] = (128, 64),
+        top_layer_sizes: Sequence[int] = (256, 128),
+    ) -> None:
+        super().__init__()
+        bottom_sizes = options.layer_sizes("bottom_layer_sizes", bottom_layer_sizes)
+        top_sizes = options.layer_sizes("top_layer_sizes", top_layer_sizes)
+        fields, dimension = len(schema.sparse_names), schema.embedding_dimension
+        self.embedding_bag_collection = embedding_bag_collection
+        if schema.dense_names:
+            self.bottom = DenseArch(len(schema.dense_names), [*bottom_sizes, dimension])
+            self.constant_D = None
+        else:
+            self.bottom = None
+            self.constant_D = nn.Parameter(torch.empty(dimension).uniform_(-(dimension**-0.5), dimension**-0.5))
+        self.interaction = InteractionArch(fields)
+        self.top = OverArch(dimension + fields + fields * (fields - 1) // 2, [*top_sizes, 1])
+
+    @staticmethod
+    def row_dimension(embedding_dimension: int) -> int:
+        return embedding_dimension
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        rows_BFD = pooled_rows(self.embedding_bag_collection, sparse_features)
+        if self.bottom is not None:
+            dense_BD = self.bottom(dense_features)
+        else:
+            dense_BD = self.constant_D.expand(rows_BFD.shape[0], -1)
+        # Under autocast the bottom MLP gives bfloat16 while the rows are float32.
+        return self.top(self.interaction(dense_BD.to(rows_BFD.dtype), rows_BFD)).squeeze(1)

@@ -1,0 +1,70 @@
+"""Parts that several models share.
+
+Legend of shapes: B batch, I dense features, F sparse features, D embedding dimension, R row dimension (D or D + 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torchrec.modules.mlp import MLP
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+def pooled_rows(embedding_bag_collection: nn.Module, sparse_features: KeyedJaggedTensor) -> Tensor:
+    """Pooled rows of all features, `[B, F, R]`, in the order of the collection's tables. All tables have one R."""
+    pooled = embedding_bag_collection(sparse_features)
+    values = pooled.values()
+    return values.reshape(values.shape[0], len(pooled.keys()), -1)
+
+
+class LogitMLP(nn.Module):
+    """Hidden ReLU layers (torchrec's MLP) and a linear output: `[B, in_features]` to `[B]`."""
+
+    def __init__(self, in_features: int, layer_sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.hidden = MLP(in_features, list(layer_sizes), activation="relu")
+        self.output = nn.Linear(layer_sizes[-1], 1)
+
+    def forward(self, input_BX: Tensor) -> Tensor:
+        return self.output(self.hidden(input_BX)).squeeze(1)
+
+
+class FirstOrder(nn.Module):
+    """The linear part: bias + sum of the ids' weights + a weight per dense feature.
+
+    The ids' weights are the first column of the rows, so that one table (and one pull) serves linear and deep part.
+    """
+
+    def __init__(self, dense_count: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.dense_weight = nn.Parameter(torch.zeros(dense_count)) if dense_count else None
+
+    def forward(self, dense_features_BI: Tensor, weights_BF: Tensor) -> Tensor:
+        logit_B = weights_BF.sum(dim=1) + self.bias
+        if self.dense_weight is not None:
+            logit_B = logit_B + dense_features_BI @ self.dense_weight
+        return logit_B
+
+
+class DenseFields(nn.Module):
+    """Dense features as fields: feature i contributes x_i · v_i with a learned vector v_i.
+
+    DeepFM §2.1: a continuous field is its value, or a vector of it. `[B, I]` and `[B, F, D]` to `[B, F + I, D]`.
+    """
+
+    def __init__(self, dense_count: int, dimension: int) -> None:
+        super().__init__()
+        self.vectors_ID = (
+            nn.Parameter(torch.empty(dense_count, dimension).uniform_(-(dimension**-0.5), dimension**-0.5))
+            if dense_count
+            else None
+        )
+
+    def forward(self, dense_features_BI: Tensor, sparse_BFD: Tensor) -> Tensor:
+        if self.vectors_ID is None:
+            return sparse_BFD
+        return torch.cat([sparse_BFD, dense_features_BI.unsqueeze(2) * self.vectors_ID], dim=1)

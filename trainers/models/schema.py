@@ -1,0 +1,54 @@
+"""FeatureSchema: what a model is told about its inputs, and the embedding tables that follow from a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastrec.platform.specs.job import TrainingJob
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+
+
+@dataclass(frozen=True)
+class FeatureSchema:
+    """Names and sizes of a model's inputs.
+
+    Attributes:
+        dense_names: I dense features, columns of `dense_features_BI`; may be empty.
+        sparse_names: F sparse features, keys of the KeyedJaggedTensor.
+        embedding_dimension: D of the job file; a first-order model's rows have D + 1 numbers, the weight first.
+    """
+
+    dense_names: tuple[str, ...]
+    sparse_names: tuple[str, ...]
+    embedding_dimension: int
+
+    @staticmethod
+    def from_job(job: TrainingJob) -> FeatureSchema:
+        data = job.spec.data
+        return FeatureSchema(
+            dense_names=tuple(feature.name for feature in data.dense),
+            sparse_names=tuple(feature.name for feature in data.sparse),
+            embedding_dimension=job.spec.model.embedding_dimension,
+        )
+
+
+def embedding_tables(job: TrainingJob) -> list[EmbeddingBagConfig]:
+    """One torchrec table per embedding table of the job, in order of first use.
+
+    `num_embeddings` is the table's `hash_size`, or 1 for a table that grows: only torchrec's own in-memory
+    collection reads it.
+    """
+    data = job.spec.data
+    tables = []
+    for name in data.tables:
+        features = [feature for feature in data.sparse if feature.table_name == name]
+        tables.append(
+            EmbeddingBagConfig(
+                name=name,
+                embedding_dim=job.spec.model.row_dimension,
+                num_embeddings=job.spec.table(name).hash_size or 1,
+                feature_names=[feature.name for feature in features],
+                pooling=PoolingType.MEAN if features[0].pooling == "mean" else PoolingType.SUM,
+            )
+        )
+    return tables

@@ -1,0 +1,51 @@
+"""Wide & Deep: a linear model and an MLP on embeddings, trained together.
+
+Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016, https://arxiv.org/abs/1606.07792.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from elastrec.trainers.models import options
+from elastrec.trainers.models.parts import FirstOrder, LogitMLP, pooled_rows
+from elastrec.trainers.models.schema import FeatureSchema
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+class WideAndDeep(nn.Module):
+    """logit = wide(x) + deep(x), eq. 3 of the paper, without crossed features.
+
+    Shapes: dense `[B, I]`, pooled rows `[B, F, 1 + D]` (wide weight, then the embedding), MLP input `[B, F·D + I]`,
+    logits `[B]`.
+
+    Args:
+        embedding_bag_collection: rows of D + 1 numbers.
+        schema: names and sizes of the inputs.
+        layer_sizes: hidden layers of the deep part.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: nn.Module,
+        schema: FeatureSchema,
+        *,
+        layer_sizes: Sequence[int] = (256, 128),
+    ) -> None:
+        super().__init__()
+        sizes = options.layer_sizes("layer_sizes", layer_sizes)
+        self.embedding_bag_collection = embedding_bag_collection
+        self.wide = FirstOrder(len(schema.dense_names))
+        deep_in = len(schema.sparse_names) * schema.embedding_dimension + len(schema.dense_names)
+        self.deep = LogitMLP(deep_in, sizes)
+
+    @staticmethod
+    def row_dimension(embedding_dimension: int) -> int:
+        return embedding_dimension + 1
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        rows_BFR = pooled_rows(self.embedding_bag_collection, sparse_features)
+        deep_in_BX = torch.cat([rows_BFR[:, :, 1:].flatten(1), dense_features], dim=1)
+        return self.wide(dense_features, rows_BFR[:, :, 0]) + self.deep(deep_in_BX)
