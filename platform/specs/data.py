@@ -83,6 +83,8 @@ class TrainingData(Spec):
 
     path: Annotated[str, Field(min_length=1, examples=["data/clicks", "s3://bucket/clicks"])]
     """Root folder of the partitions: a local path or a URI that pyarrow's file systems know."""
+    evaluation_path: Annotated[str, Field(min_length=1)] | None = None
+    """Rows to evaluate on, needed and allowed only without partitions; else the next partition is evaluated on."""
     format: FileFormat = FileFormat.PARQUET
     partitioning: Partitioning = Partitioning.DAY
     label: ColumnName = "label"
@@ -116,6 +118,10 @@ class TrainingData(Spec):
         mixed = sorted(table for table, kinds in poolings.items() if len(kinds) > 1)
         if mixed:
             raise ValueError(f"the features of the tables {mixed} ask for different pooling")
+        if self.evaluation_path and self.partitioning is not Partitioning.NONE:
+            raise ValueError(
+                "evaluation_path has a meaning only with partitioning: none; the next partition is evaluated on"
+            )
         if self.format is FileFormat.CSV and not self.csv.has_header and not self.csv.column_names:
             raise ValueError("csv.column_names is needed when csv.has_header is false")
         return self
