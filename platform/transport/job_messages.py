@@ -250,9 +250,20 @@ class Status(Message):
 
 
 class StopJob(Message):
-    """Stop now; pods exit, the phase becomes Stopped. Idempotent."""
+    """Stop now; pods exit, the phase becomes Stopped. Idempotent.
+
+    Attributes:
+        owner: refused when it is not empty and somebody else has taken the job over since.
+    """
 
     reason: str
+    owner: str = ""
+
+
+class TakeOver(Message):
+    """From now on only this owner (and people, who name none) may stop the job. The last one wins; journalled."""
+
+    owner: str
 
 
 class SaveNow(Message):
