@@ -1,0 +1,200 @@
+"""After training: export the model, score the champion on the same rows, pass the gate, register."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+
+import structlog
+from elastrec.platform.clusters.protocol import PodPhase, PodSpec, RestartPolicy
+from elastrec.platform.history import History
+from elastrec.platform.jobs.gate import decide
+from elastrec.platform.jobs.observation import observe, pod_last_words
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
+from elastrec.platform.master.launch import pod_name, pod_size, secret_files
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.errors import JobFailedError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.transport.export_messages import (
+    EXPORT_FILE,
+    EvaluationResult,
+    ExportRequest,
+    ExportResult,
+    encode_request,
+    parse_result,
+    predictions_folder,
+)
+
+log = structlog.get_logger(__name__)
+
+
+class EvaluatorState(StrEnum):
+    """Where the evaluator pod is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def evaluator_pod(platform: Platform, job: TrainingJob, request: ExportRequest) -> PodSpec:
+    """The pod that builds and checks the model; the same for equal requests."""
+    name = pod_name(request.job_id, Role.EVALUATOR)
+    files = {
+        **secret_files(platform.job_token(request.job_id), None),
+        EXPORT_FILE: encode_request(request),
+    }
+    return PodSpec(
+        name=name,
+        job=request.job_id,
+        role=Role.EVALUATOR,
+        command=("python", "-m", "elastrec.trainers.export"),
+        size=pod_size(job.spec.resources.evaluator),
+        environment={environment.JOB: request.job_id, environment.POD: name},
+        files=files,
+        restart_policy=RestartPolicy.NEVER,
+        labels={"elastrec.io/role": "evaluator"},
+    )
+
+
+def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
+    """Creates the evaluator pod of a job that has succeeded; does nothing when it exists.
+
+    Raises:
+        JobFailedError: the job has not succeeded, or has no final record.
+    """
+    if platform.cluster.get(pod_name(prepared.job_id, Role.EVALUATOR)) is not None:
+        return
+    metrics = observe(platform, prepared.job_id).metrics
+    if metrics.phase is not Phase.SUCCEEDED or not metrics.checkpoint:
+        raise JobFailedError(
+            f"job {prepared.job_id} is {metrics.phase.value}, not Succeeded: there is no model to export"
+        )
+    job = job_from_json(prepared.job_json)
+    champion = _history(platform, job).champion(job.registered_model)
+    store = job.spec.checkpoint.store
+    request = ExportRequest(
+        job_json=prepared.job_json,
+        job_id=prepared.job_id,
+        store_uri=store,
+        record_uri=metrics.checkpoint,
+        predictions_uri=predictions_folder(store, job.metadata.name, prepared.job_id),
+        evaluation_manifest_uri=prepared.evaluation_manifest,
+        tracking_uri=platform.tracking_uri,
+        run_id=launched.run_id,
+        champion_model_uri=champion.model_uri if champion else "",
+        registered_model=job.registered_model,
+        metrics=_figures(metrics),
+    )
+    platform.cluster.create(evaluator_pod(platform, job, request))
+    log.info("evaluator_started", job_id=prepared.job_id, champion=champion.version if champion else "none")
+
+
+def evaluator_state(platform: Platform, job_id: str) -> tuple[EvaluatorState, str]:
+    """Where the evaluator is, and why it failed."""
+    pod = platform.cluster.get(pod_name(job_id, Role.EVALUATOR))
+    if pod is None:
+        return EvaluatorState.FAILED, "the evaluator pod is gone"
+    if pod.phase is PodPhase.SUCCEEDED:
+        return EvaluatorState.DONE, ""
+    if pod.phase is PodPhase.FAILED:
+        return EvaluatorState.FAILED, pod_last_words(platform, pod)
+    return EvaluatorState.RUNNING, f"{pod.phase.value} {pod.reason} {pod.message}".strip()
+
+
+def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) -> GateDecision:
+    """Reads the evaluator's result and applies the gate; the decision goes to MLflow.
+
+    Raises:
+        JobFailedError: the evaluator failed; the message holds its last lines.
+    """
+    state, reason = evaluator_state(platform, prepared.job_id)
+    if state is not EvaluatorState.DONE:
+        raise JobFailedError(f"the evaluator of job {prepared.job_id} is {state.value}: {reason}")
+    exported = _exported(platform, prepared.job_id)
+    job = job_from_json(prepared.job_json)
+    history = _history(platform, job)
+    champion = history.champion(job.registered_model)
+    if exported.challenger is None:
+        raise JobFailedError("the evaluator scored no rows; is the evaluation partition empty?")
+    decision = decide(
+        job.spec.gate,
+        _score(exported.challenger),
+        _score(exported.champion) if exported.champion else None,
+        champion_version=champion.version if champion else "",
+        champion_problem=exported.champion_problem,
+        model_uri=exported.model_uri,
+    )
+    history.log_gate(launched.run_id, decision)
+    log.info("gate", job_id=prepared.job_id, passed=decision.passed, reason=decision.reason)
+    return decision
+
+
+def evaluate_and_gate(platform: Platform, prepared: Prepared, launched: Launched) -> GateDecision:
+    """`start_evaluator`, wait, `gate_decision`: for callers that may block."""
+    start_evaluator(platform, prepared, launched)
+    while evaluator_state(platform, prepared.job_id)[0] is EvaluatorState.RUNNING:
+        time.sleep(0.3)
+    return gate_decision(platform, prepared, launched)
+
+
+def register(platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision) -> Registered:
+    """Registers the model as a new version; moves the alias `champion` to it when it passed the gate. Idempotent."""
+    job = job_from_json(prepared.job_json)
+    history = _history(platform, job)
+    version = history.register(job.registered_model, decision.model_uri, launched.run_id, decision)
+    if decision.passed:
+        history.promote(job.registered_model, version)
+    log.info("model_registered", name=job.registered_model, version=version, champion=decision.passed)
+    return Registered(
+        name=job.registered_model, version=version, is_champion=decision.passed, model_uri=decision.model_uri
+    )
+
+
+def result(
+    platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision, registered: Registered
+) -> Result:
+    """The job in one object; ask before `finish`."""
+    metrics = observe(platform, prepared.job_id).metrics
+    return Result(
+        run_id=launched.run_id,
+        model_uri=registered.model_uri,
+        auc=metrics.auc if metrics.auc is not None else decision.candidate.auc,
+        normalized_entropy=(
+            metrics.normalized_entropy
+            if metrics.normalized_entropy is not None
+            else decision.candidate.normalized_entropy
+        ),
+        samples_total=metrics.samples_total,
+        samples_trained=metrics.samples_trained,
+        shards_total=metrics.shards_total,
+        shards_done=metrics.shards_done,
+        seconds=metrics.elapsed_seconds,
+        pods=[pod.name for pod in metrics.pods],
+        job_id=prepared.job_id,
+        registered_model=registered.name,
+        version=registered.version,
+        is_champion=registered.is_champion,
+        gate=decision.reason,
+    )
+
+
+def _exported(platform: Platform, job_id: str) -> ExportResult:
+    return parse_result("\n".join(platform.cluster.logs(pod_name(job_id, Role.EVALUATOR))))
+
+
+def _score(found: EvaluationResult) -> ModelScore:
+    if found.auc is None or found.normalized_entropy is None:
+        raise JobFailedError("AUC is not defined on the evaluation rows: they hold only one class of label")
+    return ModelScore(found.auc, found.normalized_entropy, found.samples)
+
+
+def _figures(metrics: TrainingMetrics) -> dict[str, float]:
+    found = {"auc": metrics.auc, "normalized_entropy": metrics.normalized_entropy}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _history(platform: Platform, job: TrainingJob) -> History:
+    return History(platform.tracking_uri, job.spec.history.experiment)

@@ -1,0 +1,49 @@
+"""The gate: a pure rule that says whether a new model may become champion."""
+
+from __future__ import annotations
+
+from elastrec.platform.jobs.types import GateDecision, ModelScore
+from elastrec.platform.specs.job import Gate
+
+
+def decide(
+    gate: Gate,
+    candidate: ModelScore,
+    champion: ModelScore | None,
+    *,
+    champion_version: str = "",
+    champion_problem: str = "",
+    model_uri: str = "",
+) -> GateDecision:
+    """Compares two scores measured on the same rows.
+
+    The candidate passes when its AUC reaches `gate.minimum_auc` and `gate.metric` is at most `gate.tolerance` worse
+    than the champion's (AUC: higher is better; normalised entropy: lower is better). A champion that cannot read
+    today's rows any more (`champion_problem`) does not stand in the way.
+    """
+
+    def decision(passed: bool, reason: str) -> GateDecision:
+        return GateDecision(
+            passed=passed,
+            reason=reason,
+            candidate=candidate,
+            champion=champion,
+            champion_version=champion_version,
+            model_uri=model_uri,
+        )
+
+    if candidate.auc < gate.minimum_auc:
+        return decision(False, f"AUC {candidate.auc:.5f} is below the minimum of {gate.minimum_auc:g}")
+    if champion is None:
+        if champion_problem:
+            return decision(True, f"the champion could not be scored on these rows ({champion_problem})")
+        return decision(True, f"AUC {candidate.auc:.5f} reaches the minimum; there is no champion yet")
+    if gate.metric == "auc":
+        new, old, loss = candidate.auc, champion.auc, champion.auc - candidate.auc
+    else:
+        new, old = candidate.normalized_entropy, champion.normalized_entropy
+        loss = new - old
+    words = f"{gate.metric} {new:.5f} against the champion's {old:.5f} on the same {candidate.samples} rows"
+    if loss > gate.tolerance:
+        return decision(False, f"{words}: worse by {loss:.5f}, more than the tolerance of {gate.tolerance:g}")
+    return decision(True, f"{words}: within the tolerance of {gate.tolerance:g}")

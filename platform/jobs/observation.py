@@ -1,0 +1,85 @@
+"""Look at a job without changing it: its metrics, why it failed, its pods' last words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.jobs.launching import master_client
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.master.launch import pod_name
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.transport.job_messages import GetStatus, Status
+
+_TAIL_LINES = 40
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A job at one moment.
+
+    Attributes:
+        metrics: what the master last said; only job name and phase while no master answers.
+        failure: reason and, where there is one, the user's traceback; empty unless the job failed.
+        reachable: false while the master does not answer, for example because its node restarts it.
+    """
+
+    metrics: TrainingMetrics
+    failure: str = ""
+    reachable: bool = True
+
+
+def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Observation:
+    """The job now.
+
+    Raises:
+        ClusterError: no such job in the cluster, or the cluster cannot be reached.
+    """
+    pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
+    if pod is None:
+        raise ClusterError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
+    if pod.phase is PodPhase.FAILED:
+        reason = f"the master failed: {pod.reason} (exit code {pod.exit_code}) {pod.message}".strip()
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.FAILED, reason=reason), reason)
+    if pod.phase is not PodPhase.RUNNING or not pod.address:
+        words = f"master {pod.phase.value}: {pod.reason} {pod.message}".strip()
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
+    client = master_client(platform, job_id, pod.address)
+    try:
+        status = client.call(GetStatus(), Status, timeout_seconds=timeout_seconds)
+    except TransportError as error:
+        if not error.retryable:
+            raise ClusterError(f"job {job_id}: its master refused to answer: {error}") from error
+        words = f"the master does not answer: {error}"
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
+    finally:
+        client.close()
+    return Observation(TrainingMetrics.model_validate_json(status.metrics_json), status.failure)
+
+
+def failure_report(platform: Platform, job_id: str) -> str:
+    """Why a job failed, for people: reason, traceback, and the last lines of the pods that failed."""
+    try:
+        observation = observe(platform, job_id)
+        report = [
+            f"job {job_id} {observation.metrics.phase.value}: {observation.failure or observation.metrics.reason}"
+        ]
+    except ClusterError as error:
+        report = [str(error)]
+    for pod in platform.cluster.list(job_id):
+        if pod.phase is PodPhase.FAILED:
+            report.append(pod_last_words(platform, pod))
+    return "\n".join(report)
+
+
+def pod_last_words(platform: Platform, pod: PodStatus) -> str:
+    """The end of one pod's log under a heading that says how it ended."""
+    heading = f"--- {pod.name}: {pod.phase.value} {pod.reason} (exit code {pod.exit_code}) {pod.message}".rstrip()
+    return "\n".join([heading, *platform.cluster.logs(pod.name, tail_lines=_TAIL_LINES)])
+
+
+def jobs(platform: Platform) -> list[Observation]:
+    """Every job of the cluster, by name."""
+    names = sorted({pod.job for pod in platform.cluster.list() if pod.role is Role.MASTER})
+    return [observe(platform, name) for name in names]

@@ -1,0 +1,277 @@
+"""Before anything starts: find the rows, find the record to continue from, refuse what cannot work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import structlog
+from elastrec.checkpoints import compare, latest_record, open_record
+from elastrec.checkpoints.manifest import RecordKind
+from elastrec.checkpoints.record import Record
+from elastrec.platform.data import (
+    DataManifest,
+    Partition,
+    build_manifest,
+    list_partitions,
+    partitions_between,
+    write_manifest,
+)
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Allocation, Interval, Prepared
+from elastrec.platform.specs.data import Partitioning
+from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.loading import job_to_json
+
+log = structlog.get_logger(__name__)
+_LONGEST_JOB_ID = 45
+_MODEL_CHECK_SECONDS = 120
+
+
+def job_id_for(name: str, owner_key: str) -> str:
+    """The identity of one run of a job: the same name and key always give the same id (at most 45 characters).
+
+    Args:
+        name: the job file's `metadata.name`.
+        owner_key: what makes this run this run, for example DAG id and logical date.
+    """
+    digest = hashlib.sha256(f"{name}|{owner_key}".encode()).hexdigest()[:8]
+    stem = re.sub(r"[^a-z0-9-]+", "-", name.lower())[: _LONGEST_JOB_ID - 9].strip("-")
+    return f"{stem}-{digest}"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    training: DataManifest
+    evaluation: DataManifest
+    interval: Interval
+
+
+def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interval | None = None) -> Prepared:
+    """Checks job, data, cluster and record, and writes the data manifests. Starts nothing.
+
+    Args:
+        interval: which partitions to train and to evaluate on; None: the newest partition is evaluated on, all
+            others are trained on.
+
+    Raises:
+        SpecError: the job cannot run: wrong model, no such data, larger than the cluster, refused adaptation.
+        DataError: files are unreadable or have another schema.
+    """
+    job = _absolute(platform, job)
+    _check_capacity(platform, job)
+    _check_model(job)
+    rows = _find_rows(job, interval)
+    start_record, adaptation = _find_record(job, rows.interval)
+    folder = f"{platform.work_uri}/manifests/{job_id}"
+    training, evaluation = f"{folder}/training.json", f"{folder}/evaluation.json"
+    write_manifest(rows.training, training)
+    write_manifest(rows.evaluation, evaluation)
+    prepared = Prepared(
+        job_id=job_id,
+        job_json=job_to_json(job),
+        interval=rows.interval,
+        training_manifest=training,
+        evaluation_manifest=evaluation,
+        training_rows=rows.training.rows,
+        evaluation_rows=rows.evaluation.rows,
+        start_record=start_record,
+        adaptation=adaptation,
+    )
+    log.info(
+        "job_prepared",
+        job_id=job_id,
+        training_rows=prepared.training_rows,
+        evaluation_rows=prepared.evaluation_rows,
+        start_record=start_record or "nothing",
+    )
+    return prepared
+
+
+def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
+    """Start-up sizes. Until a scaling policy has history to learn from, they are those of the job file."""
+    resources = TrainingJob.model_validate_json(prepared.job_json).spec.resources
+    allocation = Allocation(
+        workers=resources.worker.count,
+        parameter_servers=resources.parameter_server.count,
+        worker_cores=resources.worker.cores,
+        worker_memory_bytes=resources.worker.memory,
+        parameter_server_cores=resources.parameter_server.cores,
+        parameter_server_memory_bytes=resources.parameter_server.memory,
+        source="job file (documented default: no history is used yet)",
+    )
+    log.info("warm_start", job_id=prepared.job_id, source=allocation.source, workers=allocation.workers)
+    return allocation
+
+
+def allocated(job: TrainingJob, allocation: Allocation) -> TrainingJob:
+    """The job file with the start-up sizes in it."""
+    resources = job.spec.resources
+    worker = resources.worker.model_copy(
+        update={
+            "count": allocation.workers,
+            "cores": allocation.worker_cores,
+            "memory": allocation.worker_memory_bytes,
+        }
+    )
+    server = resources.parameter_server.model_copy(
+        update={
+            "count": allocation.parameter_servers,
+            "cores": allocation.parameter_server_cores,
+            "memory": allocation.parameter_server_memory_bytes,
+        }
+    )
+    resources = resources.model_copy(update={"worker": worker, "parameter_server": server})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
+
+
+def _absolute(platform: Platform, job: TrainingJob) -> TrainingJob:
+    def resolved(path: str, base: str) -> str:
+        if "://" in path or Path(path).is_absolute():
+            return path
+        return f"{base.rstrip('/')}/{path}"
+
+    spec = job.spec
+    data = {"path": resolved(spec.data.path, str(platform.base_folder))}
+    if spec.data.evaluation_path:
+        data["evaluation_path"] = resolved(spec.data.evaluation_path, str(platform.base_folder))
+    store = resolved(spec.checkpoint.store, platform.work_uri)
+    spec = spec.model_copy(
+        update={
+            "data": spec.data.model_copy(update=data),
+            "checkpoint": spec.checkpoint.model_copy(update={"store": store}),
+        }
+    )
+    return job.model_copy(update={"spec": spec})
+
+
+def _check_capacity(platform: Platform, job: TrainingJob) -> None:
+    total = platform.cluster.capacity().total
+    problems = []
+    for role in ("master", "worker", "parameter_server", "evaluator"):
+        asked = getattr(job.spec.resources, role)
+        for amount, limit, name in (
+            (asked.cores, total.cores, "cores"),
+            (asked.memory, total.memory_bytes, "memory"),
+        ):
+            if amount > limit:
+                problems.append(
+                    FieldProblem(
+                        f"spec.resources.{role}.{name}", f"{amount:g}", f"at most {limit:g}, all that the cluster has"
+                    )
+                )
+    if problems:
+        raise SpecError(problems, "the job, compared with the cluster")
+
+
+def _check_model(job: TrainingJob) -> None:
+    # In a process of its own: building the model needs torch, which the control path never loads.
+    command = [sys.executable, "-m", "elastrec.trainers.check"]
+    try:
+        checked = subprocess.run(
+            command, input=job_to_json(job), capture_output=True, text=True, timeout=_MODEL_CHECK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        problem = FieldProblem(
+            "spec.model.architecture",
+            f"{job.spec.model.architecture!r} (still importing after {_MODEL_CHECK_SECONDS} s)",
+            "a model that can be built within that time",
+            "move slow work out of the module's import",
+        )
+        raise SpecError([problem], "the job's model") from None
+    if checked.returncode == 0:
+        return
+    try:
+        found = json.loads(checked.stdout.splitlines()[-1])
+        problems = [FieldProblem(**problem) for problem in found]
+    except (ValueError, IndexError, TypeError):
+        reason = (checked.stderr.strip().splitlines() or ["no output"])[-1]
+        problems = [
+            FieldProblem("spec.model", f"{job.spec.model.architecture!r} ({reason})", "a model that can be built")
+        ]
+    raise SpecError(problems, "the job's model")
+
+
+def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:
+    data = job.spec.data
+    if data.partitioning is Partitioning.NONE:
+        if not data.evaluation_path:
+            problem = FieldProblem(
+                "spec.data.evaluation_path",
+                "absent",
+                "a folder with the rows to evaluate on, since the data has no partitions",
+                "add it, or make daily partitions with `elastrec data convert`",
+            )
+            raise SpecError([problem], "the job's data")
+        evaluation_data = data.model_copy(update={"path": data.evaluation_path})
+        return _Rows(
+            build_manifest(data, None), build_manifest(evaluation_data, None), interval or Interval("", "", "")
+        )
+    if interval is None:
+        training, evaluation = _newest_last(job, list_partitions(data))
+        interval = Interval(
+            training[0].start.isoformat(), evaluation[0].start.isoformat(), evaluation[-1].end.isoformat()
+        )
+    else:
+        start, end, evaluation_end = interval.moments()
+        if not start < end < evaluation_end:
+            problem = FieldProblem(
+                "interval",
+                f"{interval.start} .. {interval.end} .. {interval.evaluation_end}",
+                "start before end before the end of evaluation",
+            )
+            raise SpecError([problem], "the data interval")
+        training = partitions_between(data, start, end)
+        evaluation = partitions_between(data, end, evaluation_end)
+    return _Rows(build_manifest(data, training), build_manifest(data, evaluation), interval)
+
+
+def _newest_last(job: TrainingJob, partitions: list[Partition]) -> tuple[list[Partition], list[Partition]]:
+    if len(partitions) < 2:
+        problem = FieldProblem(
+            "spec.data.path",
+            f"{job.spec.data.path!r} ({len(partitions)} partition(s))",
+            "at least two partitions: one to train on and the next to evaluate on",
+            "generate or convert more data, or check the path",
+        )
+        raise SpecError([problem], "the job's data")
+    return partitions[:-1], partitions[-1:]
+
+
+def _find_record(job: TrainingJob, interval: Interval) -> tuple[str, str]:
+    start_from = job.spec.continual.start_from
+    record: Record | None
+    if start_from == "nothing":
+        return "", ""
+    try:
+        if start_from == "latest":
+            bound = interval.moments()[0].astimezone(UTC).isoformat() if interval.start else None
+            record = latest_record(
+                job.spec.checkpoint.store, job.metadata.name, RecordKind.FINAL, interval_end_at_most=bound
+            )
+        else:
+            record = open_record(start_from)
+    except CheckpointError as error:
+        problem = FieldProblem(
+            "spec.continual.start_from", f"{start_from!r} ({error})", "latest, nothing or the URI of a complete record"
+        )
+        raise SpecError([problem], "the checkpoint to continue from") from None
+    if record is None:
+        return "", ""
+    adaptation = compare(record.manifest.model, job)
+    adaptation.raise_if_refused()
+    log.info("continues_from", record=record.uri, exact=adaptation.is_exact)
+    return record.uri, str(adaptation)
+
+
+def day_interval(day: datetime) -> Interval:
+    """Train on the day that begins at `day` (UTC), evaluate on the next."""
+    start = day.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=UTC)
+    return Interval(*(moment.isoformat() for moment in (start, start + timedelta(days=1), start + timedelta(days=2))))

@@ -1,0 +1,100 @@
+"""Where things are for one caller: the cluster, the tracking server, the folder of the platform's own files."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastrec.platform.clusters import ClusterConfig, connect_cluster
+from elastrec.platform.clusters.local.client import agent_config, start_agent
+from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+
+HOME_VARIABLE = "ELASTREC_HOME"
+TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
+CLUSTER_VARIABLE = "ELASTREC_CLUSTER"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Everything that the steps of a job's life need to know of their surroundings.
+
+    Attributes:
+        work_uri: folder or URI for manifests and, when a job file says a relative store, checkpoints.
+        base_folder: relative data paths of job files are taken from here.
+        ui_url: where people open MLflow; empty: the tracking URI itself when it is HTTP.
+    """
+
+    cluster: Cluster
+    cluster_config: ClusterConfig = field(repr=False)
+    tracking_uri: str
+    work_uri: str
+    base_folder: Path
+    ui_url: str = ""
+
+    @staticmethod
+    def connect(
+        cluster_config: ClusterConfig,
+        tracking_uri: str,
+        work_uri: str,
+        *,
+        ui_url: str = "",
+        base_folder: Path | None = None,
+    ) -> Platform:
+        """A platform on a cluster that is already there."""
+        cluster = connect_cluster(cluster_config)
+        return Platform(cluster, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url)
+
+    @staticmethod
+    def from_environment(*, start: bool = True) -> Platform:
+        """The platform of this user on this machine.
+
+        `ELASTREC_HOME` (default `~/.elastrec`) holds the local node agent's state and the platform's files;
+        `ELASTREC_CLUSTER` names the JSON file of another cluster; `MLFLOW_TRACKING_URI` the tracking server (default:
+        an SQLite file in the home folder).
+
+        Args:
+            start: start the local node agent when none runs.
+
+        Raises:
+            ClusterError: no node agent runs and `start` is false, or it cannot be started.
+            SpecError: the file that `ELASTREC_CLUSTER` names cannot be read.
+        """
+        home = home_folder()
+        tracking = os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{home}/mlflow.db"
+        config_file = os.environ.get(CLUSTER_VARIABLE)
+        if config_file:
+            config = read_cluster_config(Path(config_file))
+        else:
+            state = home / "agent"
+            if start:
+                start_agent(state)
+            config = agent_config(state)
+        return Platform.connect(config, tracking, str(home / "work"))
+
+    def job_token(self, job_id: str) -> str:
+        """The token of one job, derived from the cluster's: who may create pods may also talk to their master."""
+        return hmac.new(self.cluster_config.token.encode(), f"job:{job_id}".encode(), hashlib.sha256).hexdigest()
+
+
+def home_folder() -> Path:
+    """The user's folder, created with the owner's rights alone."""
+    home = Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".elastrec").absolute()
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return home
+
+
+def read_cluster_config(file: Path) -> ClusterConfig:
+    """A cluster's JSON file.
+
+    Raises:
+        SpecError: it cannot be read or holds something else.
+    """
+    try:
+        return ClusterConfig.from_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        problem = FieldProblem(CLUSTER_VARIABLE, f"{str(file)!r} ({error})", "a readable cluster file (JSON)")
+        raise SpecError([problem], str(file)) from None
