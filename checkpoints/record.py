@@ -241,7 +241,7 @@ class Record:
                 f"(checksum differs, bytes {entry.offset} to {entry.offset + entry.nbytes}); use an older record"
             )
         if entry.nbytes == 0:
-            return np.empty(entry.shape, dtype=entry.dtype)
+            return np.frombuffer(b"", dtype=entry.dtype).reshape(entry.shape)
         return raw.view(entry.dtype).reshape(entry.shape)
 
     def dense(self, parameter: str) -> Arrays:

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from elastrec.checkpoints.errors import DamagedRecordError
+from elastrec.checkpoints.parts import ALIGNMENT_BYTES, PartManifest, PartWriter, SectionKey, SectionKind, read_index
+from elastrec.checkpoints.store import open_store
+from elastrec.platform.specs.errors import CheckpointError
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+
+def test_arrays_are_aligned_for_memory_mapping(tmp_path: Path) -> None:
+    with PartWriter(str(tmp_path), "ps-0") as writer:
+        writer.write_table("ad", 0, {"ids": np.arange(3, dtype=np.uint64), "flags": np.ones(5, dtype=np.bool_)})
+        writer.write_table("ad", 1, {"ids": np.arange(7, dtype=np.uint64)})
+        manifest = writer.finish()
+    entries = read_index(open_store(tmp_path), manifest)
+    assert [array.offset % ALIGNMENT_BYTES for entry in entries for array in entry.arrays] == [0, 0, 0]
+
+
+def test_a_manifest_counts_rows_and_bytes_and_survives_json(tmp_path: Path) -> None:
+    with PartWriter(str(tmp_path), "ps-0", {"clock": 17}) as writer:
+        writer.write_table("ad", 5, {"ids": np.arange(3, dtype=np.uint64), "values": np.ones((3, 4), np.float32)})
+        writer.write_table("ad", 9, {"ids": np.arange(2, dtype=np.uint64), "values": np.ones((2, 4), np.float32)})
+        writer.write_dense("w", (2, 5), 4, {"value": np.zeros(6, np.float32)})
+        manifest = writer.finish()
+    (table,) = manifest.tables
+    assert (table.rows, table.size_bytes, table.buckets) == (5, 5 * 8 + 5 * 16, [5, 9])
+    assert (manifest.dense[0].start, manifest.dense[0].length, manifest.dense[0].shape) == (4, 6, (2, 5))
+    assert manifest.attributes == {"clock": 17}
+    assert PartManifest.from_json(manifest.to_json()) == manifest
+    with pytest.raises(CheckpointError, match="not the manifest"):
+        PartManifest.from_json(b"{}")
+
+
+@given(
+    array=hnp.arrays(
+        dtype=st.sampled_from(["<f4", "<f8", "<i8", "<u8", "|i1", "|b1", ">f4", "<f2"]),
+        shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+    ),
+    transposed=st.booleans(),
+)
+def test_any_array_of_numbers_comes_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, transposed: bool
+) -> None:
+    given_array = array.T if transposed else array
+    folder = tmp_path_factory.mktemp("part")
+    with PartWriter(str(folder), "p") as writer:
+        key = SectionKey(SectionKind.STATE, "s")
+        writer.write(key, {"a": given_array})
+        manifest = writer.finish()
+    (entry,) = read_index(open_store(folder), manifest)[0].arrays
+    raw = open_store(folder).get_range(manifest.file, entry.offset, entry.nbytes)
+    back = np.frombuffer(raw, dtype=entry.dtype).reshape(entry.shape)
+    np.testing.assert_array_equal(back, given_array)
+
+
+def test_writing_takes_little_memory_beyond_the_arrays(tmp_path: Path) -> None:
+    rows = np.ones((2_000_000, 16), dtype=np.float32)
+    with PartWriter(str(tmp_path), "ps-0") as writer:
+        tracemalloc.start()
+        writer.write_table("ad", 0, {"values": rows, "every_other": rows[::2]}, rows=len(rows))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < rows.nbytes / 4
+
+
+def test_an_abandoned_part_leaves_no_file(tmp_path: Path) -> None:
+    with PartWriter(str(tmp_path), "ps-0") as writer:
+        writer.write_table("ad", 0, {"ids": np.arange(3)})
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_server_that_saves_again_does_not_meet_its_old_file(tmp_path: Path) -> None:
+    files = set()
+    for _ in range(2):
+        with PartWriter(str(tmp_path), "ps-0") as writer:
+            files.add(writer.finish().file)
+    assert len(files) == 2
+
+
+def test_mistakes_of_the_writer_are_told(tmp_path: Path) -> None:
+    with PartWriter(str(tmp_path), "ps-0") as writer:
+        writer.write_table("ad", 0, {"ids": np.arange(3)})
+        with pytest.raises(CheckpointError, match="table/ad/0 was written twice"):
+            writer.write_table("ad", 0, {"ids": np.arange(3)})
+        with pytest.raises(CheckpointError, match="no array 'ids'"):
+            writer.write_table("ad", 1, {"values": np.ones(3)})
+        with pytest.raises(CheckpointError, match="dtype object"):
+            writer.write_table("ad", 2, {"ids": np.array([object()])})
+        with pytest.raises(CheckpointError, match="no array 'value'"):
+            writer.write_dense("w", (4,), 0, {"moment": np.ones(4)})
+        with pytest.raises(CheckpointError, match="does not fit 4 elements"):
+            writer.write_dense("w", (4,), 2, {"value": np.ones(3)})
+        with pytest.raises(CheckpointError, match=r"'moment' has shape \(2,\)"):
+            writer.write_dense("w", (4,), 0, {"value": np.ones(3), "moment": np.ones(2)})
+        writer.finish()
+        with pytest.raises(CheckpointError, match="already finished"):
+            writer.write_table("ad", 3, {"ids": np.arange(3)})
+
+
+@pytest.mark.parametrize("where", ["index", "length", "missing"])
+def test_a_damaged_part_is_told_apart_from_a_store_out_of_reach(tmp_path: Path, where: str) -> None:
+    with PartWriter(str(tmp_path), "ps-0") as writer:
+        writer.write_table("ad", 0, {"ids": np.arange(3)})
+        manifest = writer.finish()
+    path = tmp_path / manifest.file
+    data = bytearray(path.read_bytes())
+    if where == "index":
+        data[manifest.index_start + 2] ^= 1
+        path.write_bytes(data)
+    elif where == "length":
+        path.write_bytes(data[:-1])
+    else:
+        path.unlink()
+    with pytest.raises(DamagedRecordError, match="ps-0"):
+        read_index(open_store(tmp_path), manifest)

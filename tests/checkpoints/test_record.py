@@ -1,0 +1,326 @@
+"""Records: complete or not there, the last complete one wins."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from elastrec.checkpoints import record as record_module
+from elastrec.checkpoints.errors import DamagedRecordError
+from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
+from elastrec.checkpoints.record import (
+    RecordManifest,
+    commit_record,
+    latest_record,
+    list_records,
+    new_record_uri,
+    open_record,
+    prune,
+)
+from elastrec.checkpoints.s3_store import S3Store
+from elastrec.checkpoints.store import Store, open_store
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.job import TrainingJob
+
+BUCKETS = range(6)
+DIMENSION = 4
+
+
+def rows_of(bucket: int) -> dict[str, np.ndarray]:
+    """Deterministic rows; every third bucket is empty."""
+    rng = np.random.default_rng(bucket)
+    count = 0 if bucket % 3 == 2 else 3 + bucket
+    return {
+        "ids": rng.integers(0, 2**63, count, dtype=np.uint64),
+        "values": rng.random((count, DIMENSION), dtype=np.float32),
+        "accumulator": rng.random(count, dtype=np.float32),
+    }
+
+
+DENSE = np.arange(10, dtype=np.float32)
+
+
+def write_part(uri: str, server: int, servers: int) -> PartManifest:
+    with PartWriter(uri, f"ps-{server}") as writer:
+        for table in ("ad", "user"):
+            for bucket in BUCKETS:
+                if bucket % servers == server:
+                    writer.write_table(table, bucket, rows_of(bucket), {"evicted": bucket})
+        lower, upper = 10 * server // servers, 10 * (server + 1) // servers
+        slices = {"value": DENSE[lower:upper], "moment1": -DENSE[lower:upper], "step": np.array(7)}
+        writer.write_dense("over.weight", (2, 5), lower, slices)
+        return writer.finish()
+
+
+def save(
+    store: Store,
+    job: TrainingJob,
+    *,
+    job_id: str = "clicks-1",
+    step: int = 100,
+    servers: int = 2,
+    kind: str = "periodic",
+    created: float = 0.0,
+    interval_end: str = "",
+) -> str:
+    uri = new_record_uri(store, job.metadata.name, job_id, step)
+    parts = [write_part(uri, server, servers) for server in range(servers)]
+    commit_record(
+        uri, parts, f'{{"step": {step}}}'.encode(), job=job, job_id=job_id, kind=kind, step=step, generation=2,
+        interval=("", interval_end), created_unix_seconds=created or float(step),
+    )  # fmt: skip
+    return uri
+
+
+MakeJob = Callable[..., TrainingJob]
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_the_same_state_comes_back_from_any_number_of_servers(store: Store, make_job: MakeJob, servers: int) -> None:
+    record = open_record(save(store, make_job(), servers=servers))
+    keys = record.sections(SectionKind.TABLE, "ad")
+    assert [key.bucket for key in keys] == list(BUCKETS)
+    for key, arrays in record.read_many(keys):
+        expected = rows_of(key.bucket)
+        assert set(arrays) == set(expected)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, expected[name])
+            assert array.dtype == expected[name].dtype and not array.flags.writeable
+        assert record.attributes(key) == {"evicted": key.bucket}
+    dense = record.dense("over.weight")
+    np.testing.assert_array_equal(dense["value"], DENSE.reshape(2, 5))
+    np.testing.assert_array_equal(dense["moment1"], -DENSE.reshape(2, 5))
+    assert dense["step"] == 7
+    assert record.positions() == b'{"step": 100}'
+
+
+def test_a_manifest_tells_whose_record_it_is_and_what_is_inside(store: Store, make_job: MakeJob) -> None:
+    manifest = open_record(save(store, make_job(), kind="final")).manifest
+    assert (manifest.job_name, manifest.job_id, manifest.kind, manifest.step) == ("clicks", "clicks-1", "final", 100)
+    assert manifest.rows == {"ad": 20, "user": 20}
+    assert [(table.name, table.dimension) for table in manifest.model.tables] == [("ad", 4), ("user", 4)]
+    assert [(dense.name, dense.shape) for dense in manifest.model.dense] == [("over.weight", (2, 5))]
+    assert manifest.size_bytes == sum(part.size_bytes for part in manifest.parts) + 13
+
+
+def test_a_reader_fetches_only_its_buckets_and_neighbours_in_one_request(
+    s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = open_record(save(open_store(s3_uri), make_job(), servers=1))
+    asked: list[int] = []
+    original = S3Store.get_range
+
+    def get_range(self: S3Store, key: str, start: int, length: int) -> bytes:
+        asked.append(length)
+        return original(self, key, start, length)
+
+    monkeypatch.setattr(S3Store, "get_range", get_range)
+    assert len(list(record.read_many(record.sections(SectionKind.TABLE, buckets=[0, 1])))) == 4
+    assert len(asked) == 1
+    assert len(record.sections(SectionKind.TABLE, "user", [4, 5, 99])) == 2
+
+
+def test_a_missing_section_or_parameter_is_named(store: Store, make_job: MakeJob) -> None:
+    record = open_record(save(store, make_job()))
+    with pytest.raises(CheckpointError, match="no section table/ad/77"):
+        record.read(SectionKey(SectionKind.TABLE, "ad", 77))
+    with pytest.raises(CheckpointError, match=r"no dense parameter 'bias'.*over\.weight"):
+        record.dense("bias")
+
+
+def test_one_flipped_bit_in_an_array_is_found_and_named(tmp_path: Path, make_job: MakeJob) -> None:
+    record = open_record(save(open_store(tmp_path), make_job(), servers=1))
+    part, entry = record._sections[SectionKey(SectionKind.TABLE, "user", 4)]
+    path = open_store(record.uri).local_path(part.file)
+    assert path is not None
+    data = bytearray(path.read_bytes())
+    data[entry.arrays[1].offset + 5] ^= 0b100
+    path.write_bytes(data)
+    record.read(SectionKey(SectionKind.TABLE, "user", 3))
+    with pytest.raises(DamagedRecordError, match=r"array 'values' of section table/user/4 is damaged.*older record"):
+        record.read(SectionKey(SectionKind.TABLE, "user", 4))
+
+
+def test_a_folder_without_a_manifest_is_no_record(store: Store, make_job: MakeJob) -> None:
+    uri = new_record_uri(store, "clicks", "clicks-1", 5)
+    write_part(uri, 0, 1)
+    with pytest.raises(CheckpointError, match="no complete checkpoint record"):
+        open_record(uri)
+    assert latest_record(store, "clicks") is None
+
+
+@pytest.mark.parametrize(
+    "damage", ["no manifest", "flipped manifest", "half manifest", "part gone", "part cut", "index"]
+)
+def test_a_torn_newest_record_is_skipped_for_the_last_complete_one(
+    tmp_path: Path, make_job: MakeJob, damage: str
+) -> None:
+    store = open_store(tmp_path)
+    good = save(store, make_job(), step=1)
+    torn = open_store(save(store, make_job(), step=2))
+    manifest_path, part = torn.local_path("manifest.json"), open_record(torn.uri).manifest.parts[0]
+    part_path = torn.local_path(part.file)
+    assert manifest_path is not None and part_path is not None
+    if damage == "no manifest":
+        manifest_path.unlink()
+    elif damage == "flipped manifest":
+        manifest_path.write_bytes(manifest_path.read_bytes().replace(b'"step":2', b'"step":3'))
+    elif damage == "half manifest":
+        manifest_path.write_bytes(manifest_path.read_bytes()[:100])
+    elif damage == "part gone":
+        part_path.unlink()
+    elif damage == "part cut":
+        part_path.write_bytes(part_path.read_bytes()[:-10])
+    else:
+        data = bytearray(part_path.read_bytes())
+        data[part.index_start + 3] ^= 1
+        part_path.write_bytes(data)
+    found = latest_record(store, "clicks")
+    assert found is not None and found.uri == good
+
+
+def test_a_store_out_of_reach_is_no_reason_to_take_an_older_record(
+    s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(s3_uri)
+    save(store, make_job())
+
+    def unreachable(self: S3Store, key: str) -> tuple[bytes, str] | None:
+        raise CheckpointError("could not read: timed out")
+
+    monkeypatch.setattr(S3Store, "get_versioned", unreachable)
+    with pytest.raises(CheckpointError, match="timed out"):
+        latest_record(store, "clicks")
+
+
+def test_the_newest_record_is_that_of_the_latest_data_then_the_latest_made(store: Store, make_job: MakeJob) -> None:
+    job = make_job()
+    monday = save(store, job, job_id="mon", step=900, kind="final", created=1.0, interval_end="2026-01-06")
+    tuesday = save(store, job, job_id="tue", step=300, kind="final", created=2.0, interval_end="2026-01-07")
+    again = save(store, job, job_id="mon2", step=900, kind="final", created=3.0, interval_end="2026-01-06")
+    wednesday = save(store, job, job_id="wed", step=10, created=4.0, interval_end="2026-01-08")
+    assert [uri for uri, _ in list_records(store, "clicks")] == [wednesday, tuesday, again, monday]
+
+    def newest(**wanted: str) -> str | None:
+        found = latest_record(store, "clicks", **wanted)  # type: ignore[arg-type]
+        return found and found.uri
+
+    assert newest(kind="final") == tuesday
+    assert newest(job_id="mon") == monday
+    assert newest(kind="final", interval_end_at_most="2026-01-06") == again
+    assert newest(kind="final", job_id="wed") is None
+    assert latest_record(store, "other-job") is None
+
+
+def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path, make_job: MakeJob) -> None:
+    uri = save(open_store(tmp_path), make_job())
+    store = open_store(uri)
+    newer = msgspec.structs.replace(open_record(uri).manifest, format_version=2)
+    store.delete("manifest.json")
+    store.put("manifest.json", record_module.encode_manifest(newer))
+    with pytest.raises(CheckpointError, match="format_version 2 is not allowed; allowed: 1"):
+        open_record(uri)
+
+
+def test_a_folder_becomes_a_record_once(store: Store, make_job: MakeJob) -> None:
+    uri = new_record_uri(store, "clicks", "a", 1)
+    part = write_part(uri, 0, 1)
+
+    def commit() -> RecordManifest:
+        return commit_record(uri, [part], b"{}", job=make_job(), job_id="a", kind="final", step=1, generation=0)
+
+    commit()
+    with pytest.raises(CheckpointError, match="already a record"):
+        commit()
+
+
+def test_a_store_without_conditional_puts_still_commits_once(
+    s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(S3Store, "conditional_writes", lambda self: False)
+    uri = save(open_store(s3_uri), make_job())
+    parts = open_record(uri).manifest.parts
+    with pytest.raises(CheckpointError, match="already a record"):
+        commit_record(uri, parts, b"{}", job=make_job(), job_id="a", kind="final", step=1, generation=0)
+
+
+def _commit_changed(tmp_path: Path, job: TrainingJob, parts: Callable[[str], list[PartManifest]]) -> None:
+    uri = new_record_uri(str(tmp_path), "clicks", "a", 1)
+    commit_record(uri, parts(uri), b"{}", job=job, job_id="a", kind="final", step=1, generation=0)
+
+
+def test_parts_that_contradict_each_other_make_no_record(tmp_path: Path, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def commit(message: str, parts: Callable[[str], list[PartManifest]]) -> None:
+        with pytest.raises(CheckpointError, match=message):
+            _commit_changed(tmp_path, job, parts)
+
+    commit("at least one part", lambda uri: [])
+    commit(r"\['ps-0'\] came more than once", lambda uri: [write_part(uri, 0, 2), write_part(uri, 0, 2)])
+    commit("bucket 1 of table ad is in part ps-0 and", lambda uri: [write_part(uri, 0, 1), write_part(uri, 1, 2)])
+    commit("only 5 of 10 elements", lambda uri: [write_part(uri, 0, 2)])
+    commit("elements between 0 and 5 are missing", lambda uri: [write_part(uri, 1, 2)])
+    cut = lambda part: msgspec.structs.replace(part, size_bytes=part.size_bytes + 1)  # noqa: E731
+    commit("its writer reported", lambda uri: [cut(write_part(uri, 0, 1))])
+    assert list_records(str(tmp_path), "clicks") == []
+
+
+def test_pruning_keeps_the_newest_periodic_every_final_and_other_jobs_records(store: Store, make_job: MakeJob) -> None:
+    job = make_job()
+    periodic = [save(store, job, step=step) for step in (1, 2, 3, 4)]
+    final = save(store, job, step=5, kind="final")
+    other = save(store, job, job_id="clicks-2", step=1)
+    torn, running = (new_record_uri(store, "clicks", "clicks-1", 6) for _ in range(2))
+    others_torn = new_record_uri(store, "clicks", "clicks-2", 6)
+    for uri in (torn, running, others_torn):
+        write_part(uri, 0, 1)
+    deleted = prune(store, "clicks", "clicks-1", keep=2, in_progress=[running])
+    assert sorted(deleted) == sorted([*periodic[:2], torn])
+    assert {uri for uri, _ in list_records(store, "clicks")} == {*periodic[2:], final, other}
+    assert open_store(running).keys() and open_store(others_torn).keys() and not open_store(torn).keys()
+    assert prune(store, "clicks", "clicks-1", keep=2, in_progress=[running]) == []
+
+
+def test_pruning_leaves_a_record_that_it_cannot_read(tmp_path: Path, make_job: MakeJob) -> None:
+    store = open_store(tmp_path)
+    uri = save(store, make_job(), step=1, kind="final")
+    open_store(uri).put("manifest.json", b"garbage")
+    assert prune(store, "clicks", "clicks-1", keep=0) == []
+
+
+def _save_forever(root: str, job_json: str, ready: object) -> None:
+    job, step = TrainingJob.model_validate_json(job_json), 0
+    while True:
+        step += 1
+        save(open_store(root), job, step=step)
+        ready.set()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_any_moment_the_last_complete_record_opens_whole(
+    tmp_path: Path, make_job: MakeJob, seed: int
+) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    writer = context.Process(target=_save_forever, args=(str(tmp_path), make_job().model_dump_json(), ready))
+    writer.start()
+    try:
+        assert ready.wait(30)
+        # Any moment will do; how many records there are by then does not matter.
+        writer.join(0.013 * seed)
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGKILL)
+    finally:
+        writer.kill()
+        writer.join()
+    found = latest_record(str(tmp_path), "clicks")
+    assert found is not None
+    assert len(list(found.read_many(found.sections()))) == 14
+    assert found.positions() == f'{{"step": {found.manifest.step}}}'.encode()

@@ -1,0 +1,187 @@
+"""What every store promises, on a folder and on an S3 server."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from elastrec.checkpoints import s3_store
+from elastrec.checkpoints.s3_store import UPLOAD_PART_BYTES, S3Store
+from elastrec.checkpoints.store import Store, open_store
+from elastrec.platform.specs.errors import CheckpointError
+
+
+def test_what_was_put_is_read_back_whole_and_by_range(store: Store) -> None:
+    store.put("a/b.bin", b"0123456789")
+    assert store.get("a/b.bin") == b"0123456789"
+    assert store.get_range("a/b.bin", 3, 4) == b"3456"
+    assert store.get_range("a/b.bin", 3, 0) == b""
+    assert store.size("a/b.bin") == 10
+    assert store.exists("a/b.bin") and not store.exists("a/c.bin")
+
+
+def test_a_missing_object_is_an_error_that_names_it(store: Store) -> None:
+    with pytest.raises(CheckpointError, match=r"a/nothing\.bin"):
+        store.get("a/nothing.bin")
+    with pytest.raises(CheckpointError, match=r"a/nothing\.bin"):
+        store.get_range("a/nothing.bin", 0, 1)
+    assert store.size("a/nothing.bin") is None
+    assert store.get_versioned("a/nothing.bin") is None
+
+
+def test_a_range_beyond_the_end_is_an_error(store: Store) -> None:
+    store.put("short", b"abc")
+    with pytest.raises(CheckpointError, match="short"):
+        store.get_range("short", 1, 10)
+
+
+def test_a_stream_of_several_upload_parts_arrives_in_order(store: Store) -> None:
+    pieces = [bytes([number]) * (UPLOAD_PART_BYTES // 3 + number) for number in range(7)]
+    with store.open_write("large") as writer:
+        for piece in pieces:
+            writer.write(piece)
+    assert store.get("large") == b"".join(pieces)
+
+
+def test_an_object_is_invisible_until_its_stream_is_closed_and_gone_when_it_fails(store: Store) -> None:
+    with pytest.raises(RuntimeError), store.open_write("folder/torn") as writer:
+        writer.write(bytes(UPLOAD_PART_BYTES + 1))
+        assert not store.exists("folder/torn")
+        raise RuntimeError("power loss")
+    assert store.keys() == []
+
+
+def test_keys_and_folders_are_listed_sorted_and_inside_the_root_only(store: Store) -> None:
+    open_store(store.uri + "-neighbour").put("x", b"")
+    for key in ("b/2", "b/1", "a/deep/er", "top"):
+        store.put(key, b"x")
+    assert store.keys() == ["a/deep/er", "b/1", "b/2", "top"]
+    assert store.keys("b") == ["b/1", "b/2"]
+    assert store.folders() == ["a", "b"]
+    assert store.folders("a") == ["deep"]
+    assert store.keys("nothing") == [] and store.folders("nothing") == []
+
+
+def test_deleting_a_tree_leaves_the_rest_and_can_be_repeated(store: Store) -> None:
+    for key in ("a/1", "a/2/3", "ab/1"):
+        store.put(key, b"x")
+    store.delete_tree("a")
+    store.delete_tree("a")
+    store.delete("nothing")
+    assert store.keys() == ["ab/1"]
+
+
+def test_of_sixteen_writers_that_create_an_object_one_wins(store: Store) -> None:
+    assert store.conditional_writes()
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(lambda number: store.put_if_absent("race", str(number).encode()), range(16)))
+    assert sum(won) == 1
+    assert store.get("race") == str(won.index(True)).encode()
+
+
+def test_increments_by_compare_and_swap_are_never_lost(store: Store) -> None:
+    assert store.compare_and_swap("counter", b"0", None)
+    assert not store.compare_and_swap("counter", b"0", None)
+
+    def add(_: int) -> None:
+        while True:
+            found = store.get_versioned("counter")
+            assert found is not None
+            if store.compare_and_swap("counter", str(int(found[0]) + 1).encode(), found[1]):
+                return
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(24)))
+    assert store.get("counter") == b"24"
+
+
+def test_swapping_an_object_that_is_gone_fails(store: Store) -> None:
+    store.put("pointer", b"1")
+    found = store.get_versioned("pointer")
+    assert found is not None
+    store.delete("pointer")
+    assert not store.compare_and_swap("pointer", b"2", found[1])
+
+
+def test_a_child_store_sees_the_same_objects(store: Store) -> None:
+    store.put("records/one two/part", b"x")
+    child = open_store(store.child_uri("records/one two"))
+    assert child.get("part") == b"x"
+    child.put("other", b"y")
+    assert store.get("records/one two/other") == b"y"
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../outside", "a//b", "a/./b", "a/"])
+def test_a_key_outside_the_root_is_refused(store: Store, key: str) -> None:
+    with pytest.raises(CheckpointError, match="relative path"):
+        store.put(key, b"x")
+
+
+@pytest.mark.parametrize("uri", ["", "hdfs://name/path", "file://relative/path", "s3://"])
+def test_a_uri_that_no_store_understands_is_refused_with_what_is_allowed(uri: str) -> None:
+    with pytest.raises(CheckpointError, match="allowed"):
+        open_store(uri)
+
+
+def test_relative_path_absolute_path_and_file_uri_are_the_same_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_store("a/../b c").uri == open_store(tmp_path / "b c").uri == open_store(f"file://{tmp_path}/b%20c").uri
+
+
+def test_a_crash_between_write_and_rename_leaves_nothing_that_a_listing_shows(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    writer = store.open_write("part")
+    writer.write(b"half")
+    assert len(list(tmp_path.iterdir())) == 1
+    assert store.keys() == []
+    writer.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _refusing_headers(store: S3Store, answer: str) -> None:
+    """Makes the client behave like a store without conditional puts."""
+    client, put = store._client, store._client.put_object
+
+    def put_object(**arguments: object) -> object:
+        conditional = {"IfMatch", "IfNoneMatch"} & set(arguments)
+        if answer == "ignores":
+            for name in conditional:
+                arguments.pop(name)
+        elif conditional:
+            from botocore.exceptions import ClientError
+
+            raise ClientError({"Error": {"Code": "NotImplemented", "Message": "a header is not implemented"}}, "Put")
+        return put(**arguments)  # type: ignore[arg-type]
+
+    client.put_object = put_object  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("answer", ["ignores", "answers 501"])
+def test_a_store_without_conditional_puts_is_found_out_and_refused(s3_uri: str, answer: str) -> None:
+    store = open_store(s3_uri)
+    assert isinstance(store, S3Store)
+    _refusing_headers(store, answer)
+    assert not store.conditional_writes()
+    with pytest.raises(CheckpointError, match="conditional puts"):
+        store.put_if_absent("x", b"1")
+    with pytest.raises(CheckpointError, match="conditional puts"):
+        store.compare_and_swap("x", b"1", "version")
+    assert store.keys() == []
+
+
+def test_the_probe_is_made_once_per_bucket(s3_uri: str) -> None:
+    store = open_store(s3_uri)
+    assert store.conditional_writes()
+    assert isinstance(store, S3Store)
+    _refusing_headers(store, "answers 501")
+    assert store.conditional_writes()
+    assert len(s3_store._probed) == 1
+
+
+def test_a_bucket_that_does_not_exist_is_named_with_what_to_check(s3_uri: str) -> None:
+    store = open_store("s3://no-such-bucket/x")
+    with pytest.raises(CheckpointError, match=r"no-such-bucket.*AWS_ENDPOINT_URL_S3"):
+        store.put("a", b"x")
