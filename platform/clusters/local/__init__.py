@@ -1,0 +1,9 @@
+"""The embedded cluster: a node agent that runs pods as process groups with real limits on this machine.
+
+Nothing here knows what a job, a master or a model is. `PodRunner` knows not even of the agent.
+"""
+
+from elastrec.platform.clusters.local.client import LocalCluster
+from elastrec.platform.clusters.local.life_cycle import find_agent, start_agent, stop_agent
+
+__all__ = ["LocalCluster", "find_agent", "start_agent", "stop_agent"]

@@ -1,0 +1,401 @@
+"""The node agent: one machine as a cluster of finite size. Ties journal, life cycle and pod runner together.
+
+Every change is journalled before it is answered or acted upon. An agent that ends, by whatever means, leaves its pods
+running; the next one over the same folder re-adopts them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from elastrec.platform.clusters.local import messages, pod_logs
+from elastrec.platform.clusters.local import pod_life as life
+from elastrec.platform.clusters.local.journal import Journal
+from elastrec.platform.clusters.local.limits import LEAST_CORES, Limits, Usage
+from elastrec.platform.clusters.local.pod_environment import pod_command, pod_environment
+from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
+from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod
+from elastrec.platform.clusters.local.ports import choose_port
+from elastrec.platform.clusters.local.reactor import Reactor
+from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodSize, PodSpec, PodStatus
+from elastrec.platform.specs.errors import ClusterError
+
+log = structlog.get_logger(__name__)
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_SAMPLE_SECONDS = 1.0
+_OBEY_SECONDS = 3.0
+_LONGEST_POLL_SECONDS = 30.0
+_FOLLOW_SECONDS = 0.2
+_DELETE_SLACK_SECONDS = 30.0
+_COULD_NOT_START = 128
+
+
+class NodeAgent:
+    """All operations of a local cluster; safe to use from several threads.
+
+    Args:
+        folder: the agent's state.
+        journal: of the same folder.
+        limits: see `probe_limits`.
+        total: size of the cluster.
+        node: name of this machine.
+        inherited: environment from which pods get the allowed part.
+    """
+
+    def __init__(
+        self, folder: Path, journal: Journal, limits: Limits, total: PodSize, node: str, inherited: Mapping[str, str]
+    ) -> None:
+        self._journal, self._limits, self._total, self._node = journal, limits, total, node
+        self._inherited = dict(inherited)
+        self._runner = PodRunner(folder / "pods", limits)
+        self._reactor = Reactor()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._pods: dict[str, PodRecord] = {}  # by uid, oldest first
+        self._running: dict[str, RunningPod] = {}
+        self._usage: dict[str, Usage] = {}
+        self._sampling = False
+        self._closed = False
+
+    def start(self) -> None:
+        """Re-adopts the pods of the journal and begins to supervise."""
+        self._runner.empty_trash()
+        with self._lock:
+            for record in self._journal.records():
+                self._pods[record.uid] = record
+            for uid in self._runner.unknown(set(self._pods)):
+                self._runner.remove(uid)
+            for record in list(self._pods.values()):
+                self._resume(record)
+            self._admit()
+        self._runner.empty_trash()
+        self._reactor.start()
+
+    def close(self) -> None:
+        """Ends supervision and waiting calls; pods go on running."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+        self._reactor.stop()
+        with self._lock:
+            self._journal.close()
+
+    # Requests
+
+    def create(self, spec: PodSpec) -> PodStatus:
+        """See `Cluster.create`."""
+        self._check(spec)
+        with self._lock:
+            present = self._find(spec.name)
+            if present is not None:
+                if present.digest != life.digest_of(spec):
+                    raise ClusterError(
+                        f"name: {spec.name} is taken by another pod (job {present.spec.job}, {present.phase}); "
+                        "delete that pod or choose another name"
+                    )
+                if present.is_deleting:
+                    raise ClusterError(f"name: {spec.name} is being deleted; create it again when that is done")
+                return self._status(present)
+            life.check_fits_at_all(spec.name, spec.size, self._total)
+            port = choose_port({record.port for record in self._pods.values()}) if spec.serves else 0
+            record = life.new_record(spec, uid=uuid.uuid4().hex, node=self._node, port=port, now=time.time())
+            self._runner.prepare(record.uid, spec.files)
+            self._keep(record, kind="ADDED")
+            self._admit()
+            record = self._pods[record.uid]
+            log.info("pod_created", pod=spec.name, job=spec.job, size=spec.size, phase=record.phase, why=record.message)
+            return self._status(record)
+
+    def delete(self, name: str, grace_seconds: float | None) -> None:
+        """See `Cluster.delete`."""
+        with self._lock:
+            record = self._find(name)
+            if record is None:
+                return
+            grace = max(0.0, record.spec.grace_seconds if grace_seconds is None else grace_seconds)
+            self._begin_delete(record, grace)
+            deadline = time.monotonic() + grace + _DELETE_SLACK_SECONDS
+            while record.uid in self._pods:
+                if self._closed or not self._changed.wait(deadline - time.monotonic()):
+                    raise ClusterError(f"pod {name} did not end within {grace + _DELETE_SLACK_SECONDS:g} s")
+        self._runner.empty_trash()
+
+    def delete_all(self) -> None:
+        """Deletes every pod, each with its own grace; returns when no process is left."""
+        with self._lock:
+            names = [record.spec.name for record in self._pods.values()]
+            for record in list(self._pods.values()):
+                self._begin_delete(record, record.spec.grace_seconds)
+        for name in names:
+            self.delete(name, None)
+
+    def longest_grace_seconds(self, name: str | None) -> float:
+        """How long a deletion may take at most: of one pod, or of all."""
+        with self._lock:
+            records = [record for record in self._pods.values() if name in (None, record.spec.name)]
+            return max((record.spec.grace_seconds for record in records), default=0.0)
+
+    def resize(self, name: str, size: PodSize) -> PodStatus:
+        """See `Cluster.resize`."""
+        _check_size(size)
+        with self._lock:
+            record = self._find(name)
+            if record is None or record.stage is Stage.ENDED or record.is_deleting:
+                state = "there is no such pod" if record is None else f"it is {record.phase} ({record.reason})"
+                raise ClusterError(f"pod {name} cannot be resized: {state}; a pod must be pending or running")
+            life.check_fits_at_all(name, size, self._total)
+            if record.holds_resources:
+                others = [other for other in self._pods.values() if other.uid != record.uid]
+                short = life.shortage(size, life.free_of(self._total, others))
+                if short:
+                    raise ClusterError(f"pod {name} cannot be resized: {short}")
+                self._limits.resize(record.uid, size)
+            log.info("pod_resized", pod=name, before=record.size, after=size)
+            self._keep(msgspec.structs.replace(record, size=size))
+            self._admit()
+            return self._status(self._pods[record.uid])
+
+    def pods(self, name: str | None, job: str | None) -> list[PodStatus]:
+        """Of a name, of a job, or all; oldest first."""
+        with self._lock:
+            return [
+                self._status(record)
+                for record in self._pods.values()
+                if name in (None, record.spec.name) and job in (None, record.spec.job)
+            ]
+
+    def capacity(self) -> Capacity:
+        """See `Cluster.capacity`."""
+        with self._lock:
+            return Capacity(self._total, life.free_of(self._total, self._pods.values()), self._limits.enforced)
+
+    def watch(self, job: str | None, since_version: int, wait_seconds: float) -> messages.PodEvents:
+        """See `WatchPods`."""
+        deadline = time.monotonic() + min(wait_seconds, _LONGEST_POLL_SECONDS)
+        with self._lock:
+            while True:
+                events = self._journal.events_after(since_version, job) if since_version > 0 else None
+                if events is None:
+                    events = self._snapshot(job)
+                if events:
+                    return messages.PodEvents(events=events, version=events[-1].version)
+                left = deadline - time.monotonic()
+                if self._closed or left <= 0:
+                    # A watch that has seen nothing yet begins with version 0 again: its first pods are still to come.
+                    return messages.PodEvents(events=[], version=since_version and self._journal.version)
+                self._changed.wait(left)
+
+    def read_log(self, request: messages.ReadLog) -> messages.LogChunk:
+        """See `ReadLog`."""
+        deadline = time.monotonic() + min(request.wait_seconds, _LONGEST_POLL_SECONDS)
+        position = request.position
+        while True:
+            with self._lock:
+                record = self._find(request.name)
+                if record is None or request.uid not in ("", record.uid):
+                    if request.uid:
+                        return messages.LogChunk(uid=request.uid, data=b"", position=position or 0, more=False)
+                    raise ClusterError(f"pod {request.name} is not there; see the list of pods")
+                over = record.stage is Stage.ENDED
+                folder = self._runner.log_folder(record.uid)
+            if position is None:
+                position = 0 if request.tail_lines is None else pod_logs.tail_position(folder, request.tail_lines)
+            data, after = pod_logs.read_from(folder, position)
+            left = deadline - time.monotonic()
+            if data or over or self._closed or left <= 0:
+                return messages.LogChunk(uid=record.uid, data=data, position=after, more=bool(data) or not over)
+            with self._lock:
+                self._changed.wait(min(left, _FOLLOW_SECONDS))
+
+    # Transitions
+
+    def _check(self, spec: PodSpec) -> None:
+        if not _NAME.fullmatch(spec.name):
+            raise ClusterError(f"name: {spec.name!r} is not allowed; allowed: [a-z0-9-], at most 63 characters")
+        if not spec.command or not all(spec.command[:1]):
+            raise ClusterError(f"pod {spec.name}: command is empty; name a program")
+        for file in spec.files:
+            if "/" in file or file in ("", ".", ".."):
+                raise ClusterError(f"pod {spec.name}: the file name {file!r} is not allowed; allowed: a plain name")
+        if spec.grace_seconds < 0:
+            raise ClusterError(f"pod {spec.name}: grace_seconds {spec.grace_seconds} is not allowed; allowed: >= 0")
+        _check_size(spec.size)
+
+    def _find(self, name: str) -> PodRecord | None:
+        return next((record for record in self._pods.values() if record.spec.name == name), None)
+
+    def _status(self, record: PodRecord) -> PodStatus:
+        return life.status_of(record, self._usage.get(record.uid))
+
+    def _snapshot(self, job: str | None) -> list[PodEvent]:
+        records = sorted(self._pods.values(), key=lambda record: record.version)
+        return [PodEvent("ADDED", self._status(r), r.version) for r in records if job in (None, r.spec.job)]
+
+    def _keep(self, record: PodRecord, kind: str = "MODIFIED") -> PodRecord:
+        """Journals a changed record, then makes it the truth and wakes the watchers."""
+        record = msgspec.structs.replace(record, version=self._journal.version + 1)
+        self._journal.write(record, PodEvent(kind, self._status(record), record.version))
+        self._pods[record.uid] = record
+        self._changed.notify_all()
+        return record
+
+    def _admit(self) -> None:
+        """Starts waiting pods in the order of their creation; one that does not fit lets smaller ones pass."""
+        for record in list(self._pods.values()):
+            if record.stage is not Stage.WAITING or record.is_deleting:
+                continue
+            short = life.shortage(record.size, life.free_of(self._total, self._pods.values()))
+            if not short:
+                self._launch(record)
+            elif short != record.message:
+                self._keep(life.unschedulable(record, short))
+
+    def _launch(self, record: PodRecord) -> None:
+        record = self._keep(life.starting(record))
+        spec = record.spec
+        variables = pod_environment(
+            spec,
+            size=record.size,
+            node=self._node,
+            port=record.port,
+            files=self._runner.files_folder(record.uid),
+            work=self._runner.work_folder(record.uid),
+            inherited=self._inherited,
+        )
+        try:
+            running = self._runner.start(record.uid, record.attempt, pod_command(spec), variables, record.size)
+        except (OSError, ClusterError) as error:
+            end = ProcessExit(exit_code=_COULD_NOT_START, finished_unix_seconds=time.time(), message=str(error))
+            self._end(record, end)
+            return
+        self._keep(life.started(record, time.time()))
+        self._supervise(running)
+
+    def _supervise(self, running: RunningPod) -> None:
+        self._running[running.uid] = running
+        self._reactor.watch(running.fileno(), lambda: self._on_exit(running))
+        if not self._sampling:
+            self._sampling = True
+            self._reactor.call_later(0.0, self._sample)
+
+    def _on_exit(self, running: RunningPod) -> None:
+        with self._lock:
+            running.release()
+            del self._running[running.uid]
+            self._end(self._pods[running.uid], self._runner.collect(running.uid, running.attempt))
+            self._admit()
+
+    def _end(self, record: PodRecord, end: ProcessExit) -> None:
+        """An attempt is over: final state, pause before the next, or the end of a deletion."""
+        counted = self._limits.usage(record.uid)
+        if counted is not None:
+            # The group's counter spans all attempts; what the supervisor summed up would be counted twice.
+            end = msgspec.structs.replace(end, cpu_seconds=max(0.0, counted.cpu_seconds - record.earlier_cpu_seconds))
+        self._usage.pop(record.uid, None)
+        record = life.exited(record, end, time.time())
+        log.info(
+            "pod_ended",
+            pod=record.spec.name,
+            reason=record.reason,
+            exit_code=record.exit_code,
+            attempt=record.attempt,
+            stage=record.stage,
+            message=record.message,
+        )
+        if record.is_deleting:
+            self._forget(record)
+            return
+        self._keep(record)
+        if record.stage is Stage.BACK_OFF:
+            self._reactor.call_later(record.next_start_unix_seconds - time.time(), lambda: self._retry(record.uid))
+        else:
+            self._runner.release(record.uid)
+
+    def _retry(self, uid: str) -> None:
+        with self._lock:
+            record = self._pods.get(uid)
+            if record is not None and record.stage is Stage.BACK_OFF and not self._closed:
+                self._launch(record)
+
+    def _begin_delete(self, record: PodRecord, grace_seconds: float) -> None:
+        # Only the first wish sends SIGTERM: many programs take a second one as an order to leave at once.
+        first = not record.is_deleting
+        record = self._keep(life.deleting(record, time.time() + grace_seconds))
+        log.info("pod_deleted", pod=record.spec.name, phase=record.phase, grace_seconds=grace_seconds)
+        self._pursue_delete(record, first=first)
+
+    def _pursue_delete(self, record: PodRecord, *, first: bool = True) -> None:
+        running = self._running.get(record.uid)
+        if running is None:
+            self._forget(record)
+            self._admit()
+            return
+        if first:
+            self._runner.terminate(running)
+        kill_at = record.kill_unix_seconds or 0.0
+        self._reactor.call_later(kill_at - time.time(), self._if_running(running, self._runner.kill))
+        # A supervisor that is stopped or stuck cannot kill.
+        destroy = self._if_running(running, self._runner.destroy)
+        self._reactor.call_later(kill_at - time.time() + _OBEY_SECONDS, destroy)
+
+    def _if_running(self, running: RunningPod, action: Callable[[RunningPod], None]) -> Callable[[], None]:
+        def act() -> None:
+            with self._lock:
+                if self._running.get(running.uid) is running:
+                    action(running)
+
+        return act
+
+    def _forget(self, record: PodRecord) -> None:
+        self._runner.remove(record.uid)
+        gone = msgspec.structs.replace(record, reason="Deleted", version=self._journal.version + 1)
+        self._journal.write(None, PodEvent("DELETED", self._status(gone), gone.version))
+        del self._pods[record.uid]
+        self._usage.pop(record.uid, None)
+        self._changed.notify_all()
+
+    def _resume(self, record: PodRecord) -> None:
+        """Takes a pod over from an earlier agent."""
+        if record.stage is Stage.LIVE:
+            found = self._runner.adopt(record.uid, record.attempt)
+            log.info("pod_adopted", pod=record.spec.name, attempt=record.attempt, found=type(found).__name__)
+            if isinstance(found, RunningPod):
+                if record.reason == "ContainerCreating":
+                    record = self._keep(life.started(record, time.time()))
+                self._supervise(found)
+            elif found is not None:
+                self._end(record, found)
+                return
+            elif not record.is_deleting:
+                # Written down but never begun: the same start once more, under a new number.
+                self._launch(record)
+                return
+        if record.is_deleting:
+            self._pursue_delete(record)
+        elif record.stage is Stage.BACK_OFF:
+            self._reactor.call_later(record.next_start_unix_seconds - time.time(), lambda: self._retry(record.uid))
+
+    def _sample(self) -> None:
+        with self._lock:
+            running = [(pod, self._pods[pod.uid].earlier_cpu_seconds) for pod in self._running.values()]
+            self._sampling = bool(running) and not self._closed
+            for pod, earlier in running:
+                self._usage[pod.uid] = self._runner.usage(pod, earlier)
+        if self._sampling:
+            self._reactor.call_later(_SAMPLE_SECONDS, self._sample)
+
+
+def _check_size(size: PodSize) -> None:
+    if not size.cores >= LEAST_CORES or size.cores == float("inf"):
+        raise ClusterError(f"size.cores: {size.cores} is not allowed; allowed: a number of at least {LEAST_CORES}")
+    if size.memory_bytes < os.sysconf("SC_PAGE_SIZE"):
+        raise ClusterError(f"size.memory_bytes: {size.memory_bytes} is not allowed; allowed: at least one page")

@@ -1,0 +1,84 @@
+"""What the node agent must not forget: pods, events and a few facts about itself, in SQLite (write-ahead log)."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from elastrec.platform.clusters.local.pod_life import PodRecord
+from elastrec.platform.clusters.protocol import PodEvent
+
+KEPT_EVENTS = 10_000
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS pods (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL UNIQUE, record BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS events (version INTEGER PRIMARY KEY, job TEXT NOT NULL, event BLOB NOT NULL);
+"""
+
+
+class Journal:
+    """One file; the caller serialises the calls. A change and its event are one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        # Survives the death of every process; a power cut ends the pods anyway.
+        self._database.execute("PRAGMA synchronous=NORMAL")
+        self._database.executescript(_SCHEMA)
+        row = self._database.execute("SELECT max(version) FROM events").fetchone()
+        self.version: int = max(row[0] or 0, int(self.fact("version") or 0))
+
+    def fact(self, name: str) -> str | None:
+        row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def set_fact(self, name: str, value: str) -> None:
+        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    def records(self) -> list[PodRecord]:
+        """In the order in which the pods were created."""
+        rows = self._database.execute("SELECT record FROM pods ORDER BY position")
+        return [msgspec.json.decode(row[0], type=PodRecord) for row in rows]
+
+    def write(self, record: PodRecord | None, event: PodEvent) -> None:
+        """Keeps a changed record with its event; `record` None forgets the pod of the event."""
+        database = self._database
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            if record is None:
+                database.execute("DELETE FROM pods WHERE uid = ?", (event.pod.uid,))
+            else:
+                database.execute(
+                    "INSERT INTO pods (uid, record) VALUES (?, ?)"
+                    " ON CONFLICT(uid) DO UPDATE SET record = excluded.record",
+                    (record.uid, msgspec.json.encode(record)),
+                )
+            blob = msgspec.json.encode(event)
+            database.execute("INSERT INTO events VALUES (?, ?, ?)", (event.version, event.pod.job, blob))
+            if event.version % 1000 == 0:
+                database.execute("DELETE FROM events WHERE version <= ?", (event.version - KEPT_EVENTS,))
+            database.execute("COMMIT")
+        except BaseException:
+            database.execute("ROLLBACK")
+            raise
+        self.version = event.version
+
+    def events_after(self, version: int, job: str | None, limit: int = 1000) -> list[PodEvent] | None:
+        """Oldest first; None when events after that version were already dropped, or it was never reached."""
+        oldest = self._database.execute("SELECT min(version) FROM events").fetchone()[0]
+        if version > self.version or (version < self.version and version + 1 < (oldest or 0)):
+            return None
+        rows = self._database.execute(
+            "SELECT event FROM events WHERE version > ? AND (? IS NULL OR job = ?) ORDER BY version LIMIT ?",
+            (version, job, job, limit),
+        )
+        return [msgspec.json.decode(row[0], type=PodEvent) for row in rows]
+
+    def close(self) -> None:
+        self._database.close()

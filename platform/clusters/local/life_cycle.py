@@ -1,0 +1,125 @@
+"""Starts and stops the node agent of a local cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from elastrec.platform.clusters.local.client import LocalCluster
+from elastrec.platform.clusters.local.state_folder import StateFolder
+from elastrec.platform.clusters.protocol import PodSize
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.transport.security import TlsConfig
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+_TICK_SECONDS = 0.02
+_MEMORY_SHARE = 0.9
+
+
+def start_agent(
+    state_folder: str | Path,
+    *,
+    cores: float | None = None,
+    memory_bytes: int | None = None,
+    port: int = 0,
+    node: str | None = None,
+    limits: str = "auto",
+    tls_folder: Path | None = None,
+) -> LocalCluster:
+    """The cluster of a folder; its agent is started in a session of its own when none is running there.
+
+    Args:
+        cores: of the cluster; default: those that this process may use.
+        memory_bytes: of the cluster; default: 90 % of the machine's.
+        port: 0: the one of last time, or a free one.
+        limits: `auto`, or `threads` for no cgroups.
+        tls_folder: with ca.pem, tls.crt and tls.key.
+
+    Raises:
+        ClusterError: the agent does not start, or one of another size is running there.
+    """
+    state = StateFolder(Path(state_folder))
+    with state.starting():
+        if not state.is_owned():
+            total = PodSize(
+                float(len(os.sched_getaffinity(0))) if cores is None else cores,
+                int(psutil.virtual_memory().total * _MEMORY_SHARE) if memory_bytes is None else memory_bytes,
+            )
+            command = [sys.executable, "-m", "elastrec.platform.clusters.local", "--state", str(state.folder)]
+            command += ["--cores", str(total.cores), "--memory", str(total.memory_bytes), "--port", str(port)]
+            command += ["--limits", limits]
+            command += ["--node", node] if node else []
+            command += ["--tls", str(tls_folder.absolute())] if tls_folder else []
+            _spawn(state, command)
+        cluster = _connect(state, tls_folder)
+    total = cluster.agent().total
+    for name, asked, there in (("cores", cores, total.cores), ("memory_bytes", memory_bytes, total.memory_bytes)):
+        if asked is not None and asked != there:
+            raise ClusterError(
+                f"{name}: {asked} is not what the running cluster in {state.folder} has ({there}); "
+                "leave it out or stop that cluster first"
+            )
+    return cluster
+
+
+def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> LocalCluster | None:
+    """The cluster of a folder if its agent is running, else None."""
+    if not Path(state_folder).is_dir():
+        return None
+    state = StateFolder(Path(state_folder))
+    return _connect(state, tls_folder) if state.is_owned() else None
+
+
+def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> None:
+    """Deletes all pods and ends the agent; an agent that died before is started once more, to end its pods."""
+    state = StateFolder(Path(state_folder))
+    if not state.is_owned() and not state.journal.exists():
+        return
+    cluster = start_agent(state_folder, tls_folder=tls_folder)
+    with state.starting():
+        cluster.stop()
+        cluster.close()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while state.is_owned():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the node agent in {state.folder} does not end; see {state.log}")
+            time.sleep(_TICK_SECONDS)
+
+
+def _spawn(state: StateFolder, command: list[str]) -> None:
+    # What a killed agent wrote about itself must not be taken for the new one's.
+    state.info.unlink(missing_ok=True)
+    with open(os.open(state.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+        begin = output.tell()
+        # The folder is the working directory: a checkout's own `platform` folder must not shadow the standard library.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=state.folder, start_new_session=True
+        )
+    deadline = time.monotonic() + _START_SECONDS
+    while state.agent() is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = state.log.read_bytes()[begin:].decode(errors="replace").strip()
+            raise ClusterError(f"the node agent in {state.folder} did not start: {said[-2000:]}")
+        time.sleep(_TICK_SECONDS)
+    # The agent is meant to survive us; if it ends first, it must not stay a zombie.
+    threading.Thread(target=process.wait, name="agent-reaper", daemon=True).start()
+
+
+def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster:
+    deadline = time.monotonic() + _START_SECONDS
+    while (info := state.agent()) is None:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"the node agent in {state.folder} does not say where it listens; see {state.log}")
+        time.sleep(_TICK_SECONDS)
+    cluster = LocalCluster(
+        info.address, state.token.read_text(), TlsConfig.from_folder(tls_folder) if tls_folder else None
+    )
+    cluster.agent()
+    return cluster

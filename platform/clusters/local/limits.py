@@ -1,0 +1,348 @@
+"""Real limits for cores and memory: cgroup v1, cgroup v2, or none where neither can be written.
+
+Each agent has its own group `elastrec-<agent id>` at the mount's root (which is the container's own group inside a
+container) with one group per pod below it. Pods join it between fork and exec; supervisors stay outside.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from elastrec.platform.clusters.protocol import PodSize
+from elastrec.platform.specs.errors import ClusterError
+
+_PERIOD_MICROSECONDS = 100_000
+_LEAST_QUOTA_MICROSECONDS = 1_000
+LEAST_CORES = _LEAST_QUOTA_MICROSECONDS / _PERIOD_MICROSECONDS
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a pod has used (`cpu_seconds`, all its processes, ended ones too) and holds now (`memory_bytes`).
+
+    Memory is Kubernetes' working set: what the kernel charges the pod with, less the file cache it could drop.
+    """
+
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+
+
+class Limits(Protocol):
+    """Limits of pods by uid. `kind` is for people; `enforced` tells whether the kernel keeps them."""
+
+    kind: str
+    enforced: bool
+
+    def create(self, uid: str, size: PodSize) -> None:
+        """Makes the pod's group, or sets the limits of the one that is there."""
+
+    def resize(self, uid: str, size: PodSize) -> None:
+        """Changes the limits in place.
+
+        Raises:
+            ClusterError: the pod holds more memory than the new limit.
+        """
+
+    def join_files(self, uid: str) -> list[str]:
+        """Files into which a process writes `0` to enter the group."""
+
+    def oom_file(self, uid: str) -> str:
+        """File with a line `oom_kill N`; empty when there is none."""
+
+    def processes(self, uid: str) -> list[int]:
+        """Pids inside the group."""
+
+    def usage(self, uid: str) -> Usage | None:
+        """None when this kind of limit does not measure, or the group is gone."""
+
+    def remove(self, uid: str) -> None:
+        """Removes the group of a pod without processes; no error when there is none."""
+
+    def close(self) -> None:
+        """Removes the agent's own group."""
+
+
+class ThreadLimits:
+    """No kernel limits: pods are only told their cores, and set their thread counts by them."""
+
+    kind = "threads"
+    enforced = False
+
+    def create(self, uid: str, size: PodSize) -> None:
+        pass
+
+    def resize(self, uid: str, size: PodSize) -> None:
+        pass
+
+    def join_files(self, uid: str) -> list[str]:
+        return []
+
+    def oom_file(self, uid: str) -> str:
+        return ""
+
+    def processes(self, uid: str) -> list[int]:
+        return []
+
+    def usage(self, uid: str) -> Usage | None:
+        return None
+
+    def remove(self, uid: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class CgroupV1Limits:
+    """`cpu.cfs_quota_us` and `memory.limit_in_bytes`; usage from cpuacct where it is mounted.
+
+    Args:
+        roots: mount point by controller; `cpu` and `memory` are needed, `cpuacct` is used when given.
+        group: name of the agent's own group.
+    """
+
+    kind = "cgroup v1"
+    enforced = True
+
+    def __init__(self, roots: dict[str, Path], group: str) -> None:
+        self._folders = {name: root / group for name, root in roots.items()}
+        for folder in self._folders.values():
+            folder.mkdir(exist_ok=True)
+
+    def _pod(self, controller: str, uid: str) -> Path:
+        return self._folders[controller] / uid
+
+    def create(self, uid: str, size: PodSize) -> None:
+        for controller in self._folders:
+            self._pod(controller, uid).mkdir(exist_ok=True)
+        self.resize(uid, size)
+
+    def resize(self, uid: str, size: PodSize) -> None:
+        memory = self._pod("memory", uid)
+        with_swap = memory / "memory.memsw.limit_in_bytes"
+        # The limit with swap may never be below the one without: which comes first depends on the direction.
+        names = [memory / "memory.limit_in_bytes"]
+        if with_swap.exists():
+            raised = size.memory_bytes > _read_int(with_swap)
+            names = [with_swap, *names] if raised else [*names, with_swap]
+        try:
+            for name in names:
+                name.write_text(str(size.memory_bytes))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise _too_small(_read_int(memory / "memory.usage_in_bytes"), size) from None
+        cpu = self._pod("cpu", uid)
+        (cpu / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
+        (cpu / "cpu.cfs_quota_us").write_text(str(_quota(size.cores)))
+
+    def join_files(self, uid: str) -> list[str]:
+        # The real path: where cpu and cpuacct are one mount, it is joined once.
+        return sorted({os.path.realpath(self._pod(name, uid) / "cgroup.procs") for name in self._folders})
+
+    def oom_file(self, uid: str) -> str:
+        return str(self._pod("memory", uid) / "memory.oom_control")
+
+    def processes(self, uid: str) -> list[int]:
+        pids = [_pids(self._pod(name, uid)) for name in self._folders]
+        return sorted(set().union(*pids))
+
+    def usage(self, uid: str) -> Usage | None:
+        memory = self._pod("memory", uid)
+        try:
+            inactive = _read_key(memory / "memory.stat", "total_inactive_file")
+            working_set = max(0, _read_int(memory / "memory.usage_in_bytes") - inactive)
+            if "cpuacct" not in self._folders:
+                return None
+            return Usage(_read_int(self._pod("cpuacct", uid) / "cpuacct.usage") / 1e9, working_set)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, uid: str) -> None:
+        for controller in self._folders:
+            _remove_group(self._pod(controller, uid))
+
+    def close(self) -> None:
+        for folder in self._folders.values():
+            _remove_group(folder)
+
+
+class CgroupV2Limits:
+    """`cpu.max` and `memory.max`; an out-of-memory kill takes the whole pod (`memory.oom.group`), as in Kubernetes.
+
+    Args:
+        root: a group whose children may be given the cpu and memory controllers.
+        group: name of the agent's own group.
+    """
+
+    kind = "cgroup v2"
+    enforced = True
+
+    def __init__(self, root: Path, group: str) -> None:
+        self._folder = root / group
+        self._folder.mkdir(exist_ok=True)
+        try:
+            for folder in (root, self._folder):
+                enabled = (folder / "cgroup.subtree_control").read_text().split()
+                if not {"cpu", "memory"} <= set(enabled):
+                    (folder / "cgroup.subtree_control").write_text("+cpu +memory")
+        except OSError:
+            _remove_group(self._folder)
+            raise
+
+    def create(self, uid: str, size: PodSize) -> None:
+        (self._folder / uid).mkdir(exist_ok=True)
+        self.resize(uid, size)
+
+    def resize(self, uid: str, size: PodSize) -> None:
+        pod = self._folder / uid
+        # memory.max below the usage would kill the pod instead of refusing.
+        used = _read_int(pod / "memory.current") - _read_key(pod / "memory.stat", "inactive_file")
+        if used > size.memory_bytes:
+            raise _too_small(used, size)
+        (pod / "memory.max").write_text(str(size.memory_bytes))
+        for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+            if (pod / name).exists():
+                (pod / name).write_text(value)
+        (pod / "cpu.max").write_text(f"{_quota(size.cores)} {_PERIOD_MICROSECONDS}")
+
+    def join_files(self, uid: str) -> list[str]:
+        return [str(self._folder / uid / "cgroup.procs")]
+
+    def oom_file(self, uid: str) -> str:
+        return str(self._folder / uid / "memory.events")
+
+    def processes(self, uid: str) -> list[int]:
+        return _pids(self._folder / uid)
+
+    def usage(self, uid: str) -> Usage | None:
+        pod = self._folder / uid
+        try:
+            inactive = _read_key(pod / "memory.stat", "inactive_file")
+            working_set = max(0, _read_int(pod / "memory.current") - inactive)
+            return Usage(_read_key(pod / "cpu.stat", "usage_usec") / 1e6, working_set)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, uid: str) -> None:
+        _remove_group(self._folder / uid)
+
+    def close(self) -> None:
+        _remove_group(self._folder)
+
+
+def probe_limits(agent_id: str, mounts_text: str | None = None) -> tuple[Limits, str]:
+    """The strongest limits that can really be written here, and why not stronger ones (empty for cgroups).
+
+    A trial pod group is made, limited and removed: a mount that only looks writable does not count.
+
+    Args:
+        agent_id: names the agent's group.
+        mounts_text: content of /proc/self/mounts; None reads it.
+    """
+    group = f"elastrec-{agent_id}"
+    v1, v2 = _mounts(Path("/proc/self/mounts").read_text() if mounts_text is None else mounts_text)
+    reasons = []
+    if "cpu" in v1 and "memory" in v1:
+        try:
+            return _tried(CgroupV1Limits(v1, group)), ""
+        except OSError as error:
+            reasons.append(f"cgroup v1: {error}")
+    for root in _v2_roots(v2):
+        try:
+            return _tried(CgroupV2Limits(root, group)), ""
+        except OSError as error:
+            reasons.append(f"cgroup v2: {error}")
+    return ThreadLimits(), "; ".join(reasons) or "no cgroup mount with the controllers cpu and memory"
+
+
+def _tried(limits: Limits) -> Limits:
+    try:
+        limits.create("probe", PodSize(1.0, 1 << 30))
+        for path in limits.join_files("probe"):
+            os.close(os.open(path, os.O_WRONLY))
+        limits.remove("probe")
+    except OSError:
+        limits.remove("probe")
+        limits.close()
+        raise
+    return limits
+
+
+def _mounts(text: str) -> tuple[dict[str, Path], list[Path]]:
+    """Mount point of each wanted v1 controller, and the v2 mounts."""
+    v1: dict[str, Path] = {}
+    v2: list[Path] = []
+    for line in text.splitlines():
+        _, point, kind, options, *_ = line.split(" ")
+        path = Path(point.replace("\\040", " "))
+        if kind == "cgroup2":
+            v2.append(path)
+        elif kind == "cgroup":
+            for controller in {"cpu", "cpuacct", "memory"} & set(options.split(",")):
+                v1[controller] = path
+    return v1, v2
+
+
+def _v2_roots(mounts: list[Path]) -> list[Path]:
+    # The mount's root first; a user without root rights owns at most the group that systemd delegated to him.
+    roots = []
+    for mount in mounts:
+        try:
+            if not {"cpu", "memory"} <= set((mount / "cgroup.controllers").read_text().split()):
+                continue
+            own = next(
+                line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
+            )
+        except (OSError, StopIteration):
+            continue
+        roots += [mount, *([mount / own.lstrip("/")] if own != "/" else [])]
+    return roots
+
+
+def _quota(cores: float) -> int:
+    return max(_LEAST_QUOTA_MICROSECONDS, round(cores * _PERIOD_MICROSECONDS))
+
+
+def _too_small(used: int, size: PodSize) -> ClusterError:
+    return ClusterError(
+        f"memory_bytes: {size.memory_bytes} is not allowed for a pod that holds {used}; ask for more than that"
+    )
+
+
+def _pids(folder: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _read_int(path: Path) -> int:
+    return int(path.read_text())
+
+
+def _read_key(path: Path, key: str) -> int:
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+def _remove_group(folder: Path) -> None:
+    # The kernel frees a group some milliseconds after its last process was reaped.
+    for pause in (0.0, 0.001, 0.005, 0.02, 0.1, 0.4):
+        time.sleep(pause)
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                raise

@@ -1,0 +1,65 @@
+"""The whole environment of a local pod: what it is told, what is set for speed, and what passes through.
+
+Passed through from the agent's own environment, and nothing else: `PATH`, `HOME`, `USER`, `LANG`, `LC_ALL`, `TZ`,
+`TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, and all of `AWS_*` and `MLFLOW_*`.
+The pod's own `environment` (PodSpec) wins over these; the names by which a pod learns who it is win over everything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from elastrec.platform.clusters.protocol import PodSize, PodSpec
+from elastrec.platform.specs import environment as names
+
+_PASSED = frozenset(
+    "PATH HOME USER LANG LC_ALL TZ TMPDIR PYTHONPATH LD_LIBRARY_PATH SSL_CERT_FILE NUMBA_CACHE_DIR".split()
+)
+_PASSED_PREFIXES = ("AWS_", "MLFLOW_")
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_FIXED = {
+    # Spinning OpenMP threads take the cores that other pods were granted.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Big arrays stay in the heap: returning them to the kernel costs a page fault per page in every batch.
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "100000000000",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def pod_environment(
+    spec: PodSpec, *, size: PodSize, node: str, port: int, files: Path, work: Path, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Environment variables of one attempt.
+
+    Args:
+        size: granted now; thread counts follow its cores.
+        port: 0 when the pod does not serve.
+        inherited: the agent's own environment.
+    """
+    threads = str(max(1, int(size.cores)))
+    variables = {
+        name: value for name, value in inherited.items() if name in _PASSED or name.startswith(_PASSED_PREFIXES)
+    }
+    variables |= _FIXED | dict.fromkeys(_THREAD_COUNTS, threads)
+    variables |= spec.environment
+    variables |= {
+        names.JOB: spec.job,
+        names.POD: spec.name,
+        names.NODE: node,
+        names.HOST: "127.0.0.1",
+        names.CORES: f"{size.cores:g}",
+        names.FILES: str(files),
+        names.WORK: str(work),
+    }
+    if port:
+        variables[names.PORT] = str(port)
+    return variables
+
+
+def pod_command(spec: PodSpec) -> tuple[str, ...]:
+    """The argument vector; `python` becomes the interpreter that the agent runs in."""
+    head, *rest = spec.command
+    return (sys.executable if head == "python" else head, *rest)

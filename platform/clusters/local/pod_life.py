@@ -1,0 +1,222 @@
+"""The life of a pod as pure functions: record in, record out; the clock is a parameter, effects are elsewhere.
+
+WAITING ──room──► LIVE ──exit──► ENDED
+                    ▲   └──failed, OnFailure──► BACK_OFF ──delay──┘ (LIVE again)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from elastrec.platform.clusters.local.limits import Usage
+from elastrec.platform.clusters.local.pod_runner import ProcessExit
+from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodStatus, RestartPolicy
+from elastrec.platform.specs.errors import ClusterError
+
+_FIRST_DELAY_SECONDS = 0.2
+_LONGEST_DELAY_SECONDS = 10.0
+_HEALTHY_SECONDS = 60.0
+_CORES_TOLERANCE = 1e-6
+
+
+class Stage(StrEnum):
+    """What the node has to do with a pod."""
+
+    WAITING = "waiting"  # for room
+    LIVE = "live"  # an attempt was started and has not been seen to end
+    BACK_OFF = "back-off"  # between two attempts
+    ENDED = "ended"
+
+
+class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the journal keeps of one pod.
+
+    Attributes:
+        spec: without the texts of its files, which lie in the pod's folder alone.
+        digest: of the whole spec as it was asked for; an equal `create` is recognised by it.
+        attempt: number of the last started attempt; 0 before the first.
+        failures: failed attempts in a row; the back-off follows it.
+        next_start_unix_seconds: when the next attempt begins (BACK_OFF).
+        kill_unix_seconds: when a pod that is being deleted will be killed; None while nobody deletes it.
+        earlier_cpu_seconds: used by ended attempts.
+    """
+
+    spec: PodSpec
+    digest: str
+    uid: str
+    node: str
+    size: PodSize
+    stage: Stage
+    phase: PodPhase
+    created_unix_seconds: float
+    port: int = 0
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    attempt: int = 0
+    restarts: int = 0
+    failures: int = 0
+    started_unix_seconds: float | None = None
+    finished_unix_seconds: float | None = None
+    next_start_unix_seconds: float = 0.0
+    kill_unix_seconds: float | None = None
+    earlier_cpu_seconds: float = 0.0
+    version: int = 0
+
+    @property
+    def holds_resources(self) -> bool:
+        return self.stage in (Stage.LIVE, Stage.BACK_OFF)
+
+    @property
+    def is_deleting(self) -> bool:
+        return self.kill_unix_seconds is not None
+
+
+def digest_of(spec: PodSpec) -> str:
+    """Equal for equal specs."""
+    return hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).hexdigest()
+
+
+def new_record(spec: PodSpec, *, uid: str, node: str, port: int, now: float) -> PodRecord:
+    """A pod that waits for room."""
+    return PodRecord(
+        spec=msgspec.structs.replace(spec, files=dict.fromkeys(spec.files, "")),
+        digest=digest_of(spec),
+        uid=uid,
+        node=node,
+        size=spec.size,
+        port=port,
+        stage=Stage.WAITING,
+        phase=PodPhase.PENDING,
+        reason="Unschedulable",
+        created_unix_seconds=now,
+    )
+
+
+def unschedulable(record: PodRecord, message: str) -> PodRecord:
+    return msgspec.structs.replace(record, reason="Unschedulable", message=message)
+
+
+def starting(record: PodRecord) -> PodRecord:
+    """The next attempt is about to start; written down before it does."""
+    return msgspec.structs.replace(
+        record,
+        stage=Stage.LIVE,
+        attempt=record.attempt + 1,
+        restarts=record.restarts + (1 if record.stage is Stage.BACK_OFF else 0),
+        reason="ContainerCreating",
+        message="",
+    )
+
+
+def started(record: PodRecord, now: float) -> PodRecord:
+    return msgspec.structs.replace(
+        record, phase=PodPhase.RUNNING, reason="", started_unix_seconds=now, finished_unix_seconds=None
+    )
+
+
+def back_off_seconds(failures: int) -> float:
+    """Pause before the next attempt after so many failures in a row: 0.2 s, doubling up to 10 s."""
+    return min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2.0 ** min(failures - 1, 16))
+
+
+def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
+    """The running attempt has ended: final, or a pause before the next one."""
+    if end.exit_code == 0:
+        reason = "Completed"
+    elif end.oom_killed:
+        reason = "OOMKilled"
+    else:
+        reason = "NodeLost" if end.rebooted else "Error"
+    message = end.message
+    if end.oom_killed and not message:
+        message = f"the kernel killed it at its limit of {record.size.memory_bytes} bytes; ask for more memory"
+    record = msgspec.structs.replace(
+        record,
+        exit_code=end.exit_code,
+        reason=reason,
+        message=message,
+        finished_unix_seconds=end.finished_unix_seconds,
+        earlier_cpu_seconds=record.earlier_cpu_seconds + end.cpu_seconds,
+    )
+    again = end.exit_code != 0 and record.spec.restart_policy is RestartPolicy.ON_FAILURE and not record.is_deleting
+    if not again:
+        phase = PodPhase.SUCCEEDED if end.exit_code == 0 else PodPhase.FAILED
+        return msgspec.structs.replace(record, stage=Stage.ENDED, phase=phase)
+    ran = end.finished_unix_seconds - (record.started_unix_seconds or end.finished_unix_seconds)
+    failures = 1 if ran >= _HEALTHY_SECONDS else record.failures + 1
+    pause = back_off_seconds(failures)
+    text = f"{reason}, exit code {end.exit_code}; next attempt in {pause:g} s"
+    return msgspec.structs.replace(
+        record,
+        stage=Stage.BACK_OFF,
+        failures=failures,
+        next_start_unix_seconds=now + pause,
+        message=f"{text}: {message}" if message else text,
+    )
+
+
+def deleting(record: PodRecord, kill_at: float) -> PodRecord:
+    """Somebody wants it gone; of several wishes the most impatient counts."""
+    earliest = kill_at if record.kill_unix_seconds is None else min(kill_at, record.kill_unix_seconds)
+    return msgspec.structs.replace(record, kill_unix_seconds=earliest)
+
+
+def status_of(record: PodRecord, usage: Usage | None = None) -> PodStatus:
+    """A record as others see it; `usage` of the running attempt where it was measured."""
+    used = usage or Usage()
+    return PodStatus(
+        name=record.spec.name,
+        uid=record.uid,
+        job=record.spec.job,
+        role=record.spec.role,
+        phase=record.phase,
+        size=record.size,
+        node=record.node,
+        address=f"127.0.0.1:{record.port}" if record.port else "",
+        reason=record.reason,
+        message=record.message,
+        exit_code=record.exit_code,
+        restarts=record.restarts,
+        created_unix_seconds=record.created_unix_seconds,
+        started_unix_seconds=record.started_unix_seconds,
+        finished_unix_seconds=record.finished_unix_seconds,
+        cpu_seconds=max(used.cpu_seconds, record.earlier_cpu_seconds),
+        memory_bytes=used.memory_bytes,
+        labels=record.spec.labels,
+    )
+
+
+def free_of(total: PodSize, records: Iterable[PodRecord]) -> PodSize:
+    """What a new pod could still get."""
+    held = [record.size for record in records if record.holds_resources]
+    cores = total.cores - sum(size.cores for size in held)
+    return PodSize(max(0.0, round(cores, 6)), max(0, total.memory_bytes - sum(size.memory_bytes for size in held)))
+
+
+def shortage(asked: PodSize, free: PodSize) -> str:
+    """Why `asked` does not fit into `free`, in Kubernetes' words; empty when it fits."""
+    texts = []
+    if asked.cores > free.cores + _CORES_TOLERANCE:
+        texts.append(f"insufficient cpu: asked {asked.cores}, free {free.cores}")
+    if asked.memory_bytes > free.memory_bytes:
+        texts.append(f"insufficient memory: asked {asked.memory_bytes}, free {free.memory_bytes}")
+    return "; ".join(texts)
+
+
+def check_fits_at_all(spec_name: str, size: PodSize, total: PodSize) -> None:
+    """Refuses a pod that would wait for ever.
+
+    Raises:
+        ClusterError: it is larger than the whole cluster.
+    """
+    text = shortage(size, total)
+    if text:
+        raise ClusterError(
+            f"pod {spec_name} is larger than the whole cluster ({text.replace('free', 'the cluster has')}); "
+            "make the pod smaller or start the cluster with more"
+        )

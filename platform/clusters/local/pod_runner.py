@@ -1,0 +1,301 @@
+"""Starts, stops, limits, measures and re-adopts pods as process groups, with no idea of who asks.
+
+Every attempt to run a pod's command is supervised by a `shim` process of its own session, which survives whoever
+started it. All that is needed to find it again lies in the pod's folder:
+
+    FOLDER/UID/plan.N.json   what attempt N runs            files/     PodSpec.files (0600)
+    FOLDER/UID/claim.N.json  which process supervises it    work/      the pod's own folder
+    FOLDER/UID/exit.N.json   how it ended                   log/       bounded segments of its output
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from elastrec.platform.clusters.local.limits import Limits, Usage
+from elastrec.platform.clusters.local.shim import boot_id, start_ticks, write_once
+from elastrec.platform.clusters.protocol import PodSize
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.transport.security import write_secret
+
+UID_VARIABLE = "ELASTREC_POD_UID"
+"""Marks every process of a pod, so that survivors of a killed supervisor are found without cgroups."""
+LOG_SEGMENT_BYTES = 16 << 20
+LOG_SEGMENTS = 4
+_SHIM = Path(__file__).with_name("shim.py")
+_BLOCKED_AT_START = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_KILLED = 128 + signal.SIGKILL
+
+
+class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended. `lost`: nobody saw it end (the machine went down, or the supervisor was killed)."""
+
+    exit_code: int
+    finished_unix_seconds: float
+    oom_killed: bool = False
+    message: str = ""
+    cpu_seconds: float = 0.0
+    lost: bool = False
+    rebooted: bool = False
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+class RunningPod:
+    """A live supervisor. `descriptor` becomes readable when it has ended (poll it, never read it)."""
+
+    def __init__(
+        self, uid: str, attempt: int, pid: int, descriptor: int, child: subprocess.Popen[bytes] | None
+    ) -> None:
+        self.uid, self.attempt, self.pid, self.descriptor = uid, attempt, pid, descriptor
+        self._child = child
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the supervisor; nothing happens when it has already ended."""
+        try:
+            signal.pidfd_send_signal(self.descriptor, number)
+        except ProcessLookupError:
+            pass
+
+    def release(self) -> None:
+        """Forgets an ended supervisor: frees the descriptor and the zombie."""
+        os.close(self.descriptor)
+        if self._child is not None:
+            self._child.wait()
+
+
+class PodRunner:
+    """Pods by uid below one folder.
+
+    Args:
+        folder: made with the owner's rights alone.
+        limits: see `probe_limits`.
+    """
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self._folder = folder
+        self._limits = limits
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._trash.mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def _trash(self) -> Path:
+        return self._folder / "trash"
+
+    def _pod(self, uid: str) -> Path:
+        return self._folder / uid
+
+    def log_folder(self, uid: str) -> Path:
+        return self._pod(uid) / "log"
+
+    def prepare(self, uid: str, files: Mapping[str, str]) -> None:
+        """Makes the pod's folders and writes its files."""
+        for name in ("files", "work", "log"):
+            (self._pod(uid) / name).mkdir(mode=0o700, parents=True)
+        for name, text in files.items():
+            write_secret(self._pod(uid) / "files" / name, text)
+
+    def files_folder(self, uid: str) -> Path:
+        return self._pod(uid) / "files"
+
+    def work_folder(self, uid: str) -> Path:
+        return self._pod(uid) / "work"
+
+    def start(
+        self, uid: str, attempt: int, command: tuple[str, ...], environment: Mapping[str, str], size: PodSize
+    ) -> RunningPod:
+        """Starts an attempt under a new supervisor.
+
+        Args:
+            attempt: from 1, never used twice for a pod.
+            command: argument vector, looked up in the PATH of `environment`.
+            environment: the whole environment of the process; only the mark of the pod is added.
+
+        Raises:
+            OSError: no process could be made, or the limits could not be set.
+        """
+        self._limits.create(uid, size)
+        pod = self._pod(uid)
+        plan = {
+            "command": list(command),
+            "environment": {**environment, UID_VARIABLE: uid},
+            "work_folder": str(self.work_folder(uid)),
+            "log_folder": str(self.log_folder(uid)),
+            "segment_bytes": LOG_SEGMENT_BYTES,
+            "segments": LOG_SEGMENTS,
+            "join_files": self._limits.join_files(uid),
+            "oom_file": self._limits.oom_file(uid),
+        }
+        write_secret(pod / f"plan.{attempt}.json", msgspec.json.encode(plan).decode())
+        with open(os.open(pod / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+            # Blocked signals stay pending until the shim can handle them: an early stop is not lost.
+            previous = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_AT_START)
+            try:
+                child = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_SHIM), str(pod), str(attempt)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd="/",
+                    env={},
+                    start_new_session=True,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        return RunningPod(uid, attempt, child.pid, os.pidfd_open(child.pid), child)
+
+    def adopt(self, uid: str, attempt: int) -> RunningPod | ProcessExit | None:
+        """Finds an attempt that somebody started before: still running, ended, or None when it never began.
+
+        After None the attempt can never begin any more, even if its supervisor is just being started.
+        """
+        pod = self._pod(uid)
+        me = os.getpid()
+        void = {"pid": me, "start_ticks": start_ticks(me), "boot_id": boot_id()}
+        if write_once(str(pod / f"claim.{attempt}.json"), void):
+            return None
+        claim = msgspec.json.decode((pod / f"claim.{attempt}.json").read_bytes(), type=_Claim)
+        if claim.boot_id == boot_id():
+            try:
+                descriptor = os.pidfd_open(claim.pid)
+            except ProcessLookupError:
+                return self.collect(uid, attempt)
+            # Compared after the descriptor is open: from here on the pid cannot be given to another process.
+            try:
+                if start_ticks(claim.pid) == claim.start_ticks:
+                    return RunningPod(uid, attempt, claim.pid, descriptor, None)
+            except OSError:
+                pass
+            os.close(descriptor)
+        return self.collect(uid, attempt)
+
+    def terminate(self, running: RunningPod) -> None:
+        """Asks the pod's main process to end (SIGTERM); whatever it leaves behind is killed."""
+        running.send(signal.SIGTERM)
+
+    def kill(self, running: RunningPod) -> None:
+        """Kills the whole pod through its supervisor, which writes the exit file."""
+        running.send(signal.SIGUSR1)
+
+    def destroy(self, running: RunningPod) -> None:
+        """Kills a pod whose supervisor does not obey, supervisor included."""
+        running.send(signal.SIGKILL)
+        self._kill_survivors(running.uid)
+
+    def collect(self, uid: str, attempt: int) -> ProcessExit:
+        """How an ended attempt ended; kills what a lost supervisor left alive."""
+        try:
+            return msgspec.json.decode((self._pod(uid) / f"exit.{attempt}.json").read_bytes(), type=ProcessExit)
+        except FileNotFoundError:
+            pass
+        claim_file = self._pod(uid) / f"claim.{attempt}.json"
+        claim = msgspec.json.decode(claim_file.read_bytes(), type=_Claim) if claim_file.exists() else None
+        rebooted = claim is not None and claim.boot_id != boot_id()
+        self._kill_survivors(uid)
+        said = (self._pod(uid) / "supervisor.log").read_text(errors="replace").strip().splitlines()
+        reason = (
+            "the machine was restarted" if rebooted else f"the pod's supervisor died{': ' + said[-1] if said else ''}"
+        )
+        return ProcessExit(
+            exit_code=_KILLED, finished_unix_seconds=time.time(), message=reason, lost=True, rebooted=rebooted
+        )
+
+    def _kill_survivors(self, uid: str, timeout_seconds: float = 5.0) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while pids := {*self._limits.processes(uid), *_marked(uid)}:
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            if time.monotonic() > deadline:
+                raise ClusterError(f"processes {sorted(pids)} of a pod do not end after SIGKILL; look at their state")
+            time.sleep(0.005)
+
+    def resize(self, uid: str, size: PodSize) -> None:
+        """Changes the limits of a running pod in place.
+
+        Raises:
+            ClusterError: it already holds more memory than that.
+        """
+        self._limits.resize(uid, size)
+
+    def usage(self, running: RunningPod, earlier_cpu_seconds: float) -> Usage:
+        """What a running pod holds now and used in all its attempts.
+
+        Args:
+            earlier_cpu_seconds: of ended attempts; needed where no cgroup counts them.
+        """
+        counted = self._limits.usage(running.uid)
+        if counted is not None:
+            return counted
+        current = _usage_of_tree(running.pid)
+        return Usage(earlier_cpu_seconds + current.cpu_seconds, current.memory_bytes)
+
+    def release(self, uid: str) -> None:
+        """Removes the limits of an ended pod; log and work folder stay."""
+        self._limits.remove(uid)
+
+    def remove(self, uid: str) -> None:
+        """Forgets an ended pod. Quick: `empty_trash` frees the disk."""
+        self._limits.remove(uid)
+        try:
+            os.rename(self._pod(uid), self._trash / uid)
+        except FileNotFoundError:
+            pass
+
+    def empty_trash(self) -> None:
+        """Removes the folders of forgotten pods."""
+        for folder in self._trash.iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def unknown(self, known: set[str]) -> list[str]:
+        """Uids of folders that no record names: their creation was never answered."""
+        return [path.name for path in self._folder.iterdir() if path.name not in known and path != self._trash]
+
+
+def _marked(uid: str) -> list[int]:
+    """Processes whose environment carries the pod's mark."""
+    mark = f"{UID_VARIABLE}={uid}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+            except OSError:
+                continue  # ended meanwhile, or somebody else's
+    return found
+
+
+def _usage_of_tree(supervisor: int) -> Usage:
+    """CPU and resident memory of the descendants of a process, where no cgroup counts them."""
+    ticks, pages = 0, 0
+    pids = [supervisor]
+    while pids:
+        pid = pids.pop()
+        try:
+            pids += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        own = (int(fields[11]) + int(fields[12])) if pid != supervisor else 0
+        ticks += own + int(fields[13]) + int(fields[14])
+        pages += int(fields[21]) if pid != supervisor else 0
+    return Usage(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))

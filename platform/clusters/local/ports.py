@@ -1,0 +1,38 @@
+"""Ports that stay free for their owner: chosen below the range from which the kernel takes outgoing ones."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Collection
+from pathlib import Path
+
+from elastrec.platform.specs.errors import ClusterError
+
+_LOWEST, _TRIES = 20_000, 1_000
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether nobody listens on a port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def choose_port(taken: Collection[int]) -> int:
+    """A free port outside `taken`.
+
+    Raises:
+        ClusterError: none was found.
+    """
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    end = first_outgoing if first_outgoing > _LOWEST + _TRIES else 32_768
+    # Random, because several agents of one machine know nothing of each other.
+    for port in random.sample(range(_LOWEST, end), _TRIES):
+        if port not in taken and is_free(port):
+            return port
+    raise ClusterError(f"no free port between {_LOWEST} and {end}; end some of the programs that listen there")
