@@ -1,0 +1,107 @@
+"""The root command, its exit codes, and how errors are shown."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import click
+import structlog
+from elastrec.platform.specs.errors import DataError, ElastrecError, SpecError
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+_LAZY = {
+    "validate": "job_commands",
+    "render": "job_commands",
+    "run": "run_command",
+    "status": "cluster_commands",
+    "logs": "cluster_commands",
+    "stop": "cluster_commands",
+    "agent": "cluster_commands",
+    "schema": "job_commands",
+    "data": "data_commands",
+}
+
+
+class _Root(click.Group):
+    """Imports a command's module when it is asked for: `--help` and completion stay quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_LAZY)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _LAZY:
+            return None
+        module = __import__(f"elastrec.platform.cli.{_LAZY[name]}", fromlist=[name])
+        command: click.Command = getattr(module, name)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        import difflib
+
+        if args and args[0] not in _LAZY and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _LAZY, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=_Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="elastrec")
+@click.option("--verbose", "-v", is_flag=True, help="Show every decision as a log line on standard error.")
+def root(verbose: bool) -> None:
+    """Train deep recommendation models on shared, unreliable clusters.
+
+    \b
+    A first job, start to end:
+      elastrec data generate clicks --rows 200000 --days 2   a click log with a known best AUC
+      elastrec validate clicks/job.yaml                      check the job file
+      elastrec render clicks/job.yaml                        see the pods it would create
+      elastrec run clicks/job.yaml                           train, evaluate, register
+      elastrec status --watch                                in another terminal
+
+    \b
+    Where things are:
+      ELASTREC_HOME         the platform's own folder (default ~/.elastrec)
+      ELASTREC_CLUSTER      JSON file of a cluster other than the local one
+      MLFLOW_TRACKING_URI   tracking server (default: an SQLite file in ELASTREC_HOME)
+
+    \b
+    Shell completion (bash; zsh and fish likewise):
+      eval "$(_ELASTREC_COMPLETE=bash_source elastrec)"
+
+    Exit codes: 0 done, 1 the job failed, 2 bad input; the reason stands on standard error.
+    """
+    configure_logs(verbose)
+
+
+def configure_logs(verbose: bool) -> None:
+    """Structured lines to standard error; without `verbose` only warnings and errors."""
+    level = logging.INFO if verbose else logging.WARNING
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; turns errors into one message on standard error and an exit code."""
+    try:
+        code = root.main(args=arguments, prog_name="elastrec", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except (SpecError, DataError) as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
+    except ElastrecError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+    sys.exit(code if isinstance(code, int) else 0)

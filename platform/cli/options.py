@@ -1,0 +1,98 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+import msgspec
+import yaml
+from elastrec.platform.jobs.types import Interval
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def output_option(function: Function) -> Function:
+    """`--output text|json`."""
+    return click.option(
+        "--output",
+        "-o",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Form of the result.",
+    )(function)
+
+
+def job_options(function: Function) -> Function:
+    """FILE, `--set PATH=VALUE` and the data interval."""
+    for option in (
+        click.option(
+            "--evaluate-until", metavar="DATE", help="End of the partitions to evaluate on; default: one day after --until."
+        ),
+        click.option("--until", metavar="DATE", help="End of the partitions to train on, exclusive (ISO 8601, UTC)."),
+        click.option(
+            "--from", "since", metavar="DATE",
+            help="Begin of the partitions to train on. Without it: all but the newest, which is evaluated on.",
+        ),
+        click.option(
+            "--set", "overrides", multiple=True, metavar="PATH=VALUE",
+            help="Override one field, for example --set spec.training.batch_size=256. Repeatable.",
+        ),
+        click.argument("file", type=click.Path(dir_okay=False)),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Values by path; the value is read as YAML.
+
+    Raises:
+        SpecError: a pair without `=` or with a value that is no YAML.
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        path, sign, text = pair.partition("=")
+        try:
+            if not sign or not path:
+                raise ValueError
+            values[path] = yaml.safe_load(text)
+        except (ValueError, yaml.YAMLError):
+            problem = FieldProblem("--set", repr(pair), "PATH=VALUE", "for example spec.training.batch_size=256")
+            raise SpecError([problem], "the command line") from None
+    return values
+
+
+def parse_interval(since: str | None, until: str | None, evaluate_until: str | None) -> Interval | None:
+    """The interval, or None when nothing was given.
+
+    Raises:
+        SpecError: a date that is none, or `--until` without `--from`.
+    """
+    if since is None:
+        if until or evaluate_until:
+            problem = FieldProblem("--from", "absent", "a date", "give --from together with --until")
+            raise SpecError([problem], "the command line")
+        return None
+    start = _date("--from", since)
+    end = _date("--until", until) if until else start + timedelta(days=1)
+    evaluation_end = _date("--evaluate-until", evaluate_until) if evaluate_until else end + timedelta(days=1)
+    return Interval(start.isoformat(), end.isoformat(), evaluation_end.isoformat())
+
+
+def _date(option: str, text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        problem = FieldProblem(option, repr(text), "an ISO 8601 date such as 2026-01-31 or 2026-01-31T07:00")
+        raise SpecError([problem], "the command line") from None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def echo_json(value: Any) -> None:
+    """One JSON object (or list) on standard output."""
+    click.echo(msgspec.json.encode(value).decode())

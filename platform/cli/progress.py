@@ -1,0 +1,101 @@
+"""The live line of a running job: one line per phase, on a terminal rewritten in place, else now and then a new one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+_PLAIN_LINE_EVERY_SECONDS = 5.0
+
+
+def progress_line(metrics: TrainingMetrics) -> str:
+    """One line of text about a job at one moment."""
+    parts = [f"{metrics.phase.value:<10}"]
+    if metrics.phase is Phase.EVALUATING:
+        done, total = metrics.evaluation_shards_done, metrics.evaluation_shards_total
+    else:
+        done, total = metrics.shards_done, metrics.shards_total
+    if total:
+        filled = round(20 * done / total)
+        parts.append(f"[{'█' * filled}{'·' * (20 - filled)}] shards {done}/{total}")
+    if metrics.samples_trained:
+        parts.append(f"samples {metrics.samples_trained:,}")
+    if metrics.samples_per_second:
+        parts.append(f"{metrics.samples_per_second:,.0f}/s")
+    if metrics.loss is not None:
+        parts.append(f"loss {metrics.loss:.4f}")
+    if metrics.auc is not None:
+        parts.append(f"{'AUC' if metrics.evaluated else 'train AUC'} {metrics.auc:.4f}")
+    for role, word in ((Role.WORKER, "workers"), (Role.PARAMETER_SERVER, "servers")):
+        pods = [pod for pod in metrics.pods if pod.role is role]
+        if pods and not metrics.phase.is_final:
+            up = sum(pod.state.lower() in ("ready", "running") for pod in pods)
+            parts.append(f"{word} {up}/{len(pods)}")
+    if metrics.reason and metrics.phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.FAILED):
+        parts.append(f"({metrics.reason.splitlines()[0][:90]})")
+    return "  ".join(parts)
+
+
+class JobProgress:
+    """Shows a job's progress on standard error; a context manager.
+
+    Args:
+        quiet: show nothing.
+    """
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        self._quiet = quiet
+        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._terminal = self._console.is_terminal
+        self._live: Live | None = None
+        self._phase: Phase | None = None
+        self._last = ""
+        self._printed_at = 0.0
+
+    def __enter__(self) -> JobProgress:
+        return self
+
+    def say(self, text: str) -> None:
+        """One lasting line."""
+        if self._quiet:
+            return
+        self._settle()
+        self._console.print(Text(text))
+
+    def show(self, metrics: TrainingMetrics) -> None:
+        """The job now; a phase that ended keeps its last line."""
+        if self._quiet:
+            return
+        line = progress_line(metrics)
+        if self._phase is not metrics.phase:
+            self._settle()
+            self._phase = metrics.phase
+        if self._terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+                self._live.start()
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+        elif line != self._last and time.monotonic() - self._printed_at >= _PLAIN_LINE_EVERY_SECONDS:
+            self._console.print(Text(line), soft_wrap=True)
+            self._printed_at = time.monotonic()
+        self._last = line
+
+    def _settle(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._last and not self._terminal:
+            self._console.print(Text(self._last), soft_wrap=True)
+        self._last = ""
+        self._printed_at = 0.0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._settle()
