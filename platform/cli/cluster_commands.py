@@ -151,7 +151,7 @@ def agent() -> None:
 @click.option("--memory", help="Capacity to offer, for example 8Gi; default: what the machine has.")
 def agent_start(cores: float | None, memory: str | None) -> None:
     """Start the node agent in the background; does nothing when it runs."""
-    from elastrec.platform.clusters.local.client import start_agent
+    from elastrec.platform.clusters.local import start_agent
     from elastrec.platform.specs.quantities import parse_bytes
 
     try:
@@ -165,7 +165,7 @@ def agent_start(cores: float | None, memory: str | None) -> None:
 @agent.command("stop")
 def agent_stop() -> None:
     """Stop the node agent and every pod it runs."""
-    from elastrec.platform.clusters.local.client import stop_agent
+    from elastrec.platform.clusters.local import stop_agent
 
     stop_agent(jobs.home_folder() / "agent")
     click.echo("stopped")

@@ -31,7 +31,8 @@ def job_options(function: Function) -> Function:
     """FILE, `--set PATH=VALUE` and the data interval."""
     for option in (
         click.option(
-            "--evaluate-until", metavar="DATE", help="End of the partitions to evaluate on; default: one day after --until."
+            "--evaluate-until", metavar="DATE",
+            help="End of the partitions to evaluate on; default: one day after --until.",
         ),
         click.option("--until", metavar="DATE", help="End of the partitions to train on, exclusive (ISO 8601, UTC)."),
         click.option(

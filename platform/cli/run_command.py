@@ -71,9 +71,8 @@ def run(
     click.echo(
         f"AUC {outcome.auc:.5f}   normalised entropy {outcome.normalized_entropy:.5f}   in {outcome.seconds:.1f} s"
     )
-    click.echo(
-        f"samples trained {outcome.samples_trained:,} of {outcome.samples_total:,}, shards {outcome.shards_done}/{outcome.shards_total}"
-    )
+    samples = f"samples trained {outcome.samples_trained:,} of {outcome.samples_total:,}"
+    click.echo(f"{samples}, shards {outcome.shards_done}/{outcome.shards_total}")
     champion = " (champion)" if outcome.is_champion else ""
     click.echo(f"model {outcome.registered_model} version {outcome.version}{champion}: {outcome.gate}")
     click.echo(f"MLflow run {outcome.run_id}")

@@ -94,7 +94,7 @@ def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _M
 
 def master_client(platform: Platform, job_id: str, address: str) -> RpcClient:
     """A client with the job's own token."""
-    return RpcClient(address, platform.job_token(job_id), platform.cluster_config.tls_config())
+    return RpcClient(address, platform.job_token(job_id), platform.tls)
 
 
 def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:

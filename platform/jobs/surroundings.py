@@ -8,10 +8,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastrec.platform.clusters import ClusterConfig, connect_cluster
-from elastrec.platform.clusters.local.client import agent_config, start_agent
+import msgspec
+from elastrec.platform.clusters import ClusterConfig, config_of, connect_cluster
+from elastrec.platform.clusters.local import find_agent, start_agent
 from elastrec.platform.clusters.protocol import Cluster
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+from elastrec.platform.transport import TlsConfig
 
 HOME_VARIABLE = "ELASTREC_HOME"
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
@@ -69,11 +71,16 @@ class Platform:
         if config_file:
             config = read_cluster_config(Path(config_file))
         else:
-            state = home / "agent"
-            if start:
-                start_agent(state)
-            config = agent_config(state)
+            cluster = start_agent(home / "agent") if start else find_agent(home / "agent")
+            if cluster is None:
+                raise ClusterError(f"no node agent runs for {home}; start one with `elastrec agent start`")
+            config = config_of(cluster)
         return Platform.connect(config, tracking, str(home / "work"))
+
+    @property
+    def tls(self) -> TlsConfig | None:
+        """The root to trust for the cluster and the masters of its jobs."""
+        return TlsConfig(root_pem=self.cluster_config.tls.encode()) if self.cluster_config.tls else None
 
     def job_token(self, job_id: str) -> str:
         """The token of one job, derived from the cluster's: who may create pods may also talk to their master."""
@@ -94,7 +101,7 @@ def read_cluster_config(file: Path) -> ClusterConfig:
         SpecError: it cannot be read or holds something else.
     """
     try:
-        return ClusterConfig.from_json(file.read_bytes())
-    except (OSError, ValueError) as error:
+        return msgspec.json.decode(file.read_bytes(), type=ClusterConfig)
+    except (OSError, msgspec.MsgspecError) as error:
         problem = FieldProblem(CLUSTER_VARIABLE, f"{str(file)!r} ({error})", "a readable cluster file (JSON)")
         raise SpecError([problem], str(file)) from None
