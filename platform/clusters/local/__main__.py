@@ -26,7 +26,7 @@ from elastrec.platform.clusters.protocol import PodSize
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.quantities import parse_bytes
 from elastrec.platform.transport.security import TlsConfig, new_token, write_secret
-from elastrec.platform.transport.server import RpcServer
+from elastrec.platform.transport.server import Handler, RpcServer
 
 log = structlog.get_logger(__name__)
 
@@ -128,7 +128,7 @@ def _port(journal: Journal, asked: int) -> int:
     return port
 
 
-def _handlers(agent: NodeAgent, info: messages.AgentInfo) -> dict[type[msgspec.Struct], object]:
+def _handlers(agent: NodeAgent, info: messages.AgentInfo) -> dict[type[msgspec.Struct], Handler]:
     def delete(request: messages.DeletePod) -> messages.Done:
         agent.delete(request.name, request.grace_seconds)
         return messages.Done()

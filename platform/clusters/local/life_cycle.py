@@ -118,8 +118,7 @@ def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster:
         if time.monotonic() > deadline:
             raise ClusterError(f"the node agent in {state.folder} does not say where it listens; see {state.log}")
         time.sleep(_TICK_SECONDS)
-    cluster = LocalCluster(
-        info.address, state.token.read_text(), TlsConfig.from_folder(tls_folder) if tls_folder else None
-    )
+    tls = TlsConfig.from_folder(tls_folder) if tls_folder else None
+    cluster = LocalCluster(info.address, state.token.read_text(), tls)
     cluster.agent()
     return cluster

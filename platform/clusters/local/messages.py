@@ -7,52 +7,48 @@ import msgspec
 from elastrec.platform.clusters.protocol import PodEvent, PodSize, PodSpec, PodStatus
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of requests and answers."""
-
-
-class CreatePod(Request):
+class CreatePod(msgspec.Struct, frozen=True, kw_only=True):
     """Answered by the PodStatus."""
 
     pod: PodSpec
 
 
-class DeletePod(Request):
+class DeletePod(msgspec.Struct, frozen=True, kw_only=True):
     """Answered by Done once no process of the pod is left. `grace_seconds` None: as the pod's spec says."""
 
     name: str
     grace_seconds: float | None = None
 
 
-class GetGrace(Request):
+class GetGrace(msgspec.Struct, frozen=True, kw_only=True):
     """Answered by Grace: the longest of the named pod, or of all pods."""
 
     name: str | None = None
 
 
-class Grace(Request):
+class Grace(msgspec.Struct, frozen=True, kw_only=True):
     grace_seconds: float
 
 
-class ResizePod(Request):
+class ResizePod(msgspec.Struct, frozen=True, kw_only=True):
     """Answered by the PodStatus."""
 
     name: str
     size: PodSize
 
 
-class ListPods(Request):
+class ListPods(msgspec.Struct, frozen=True, kw_only=True):
     """Answered by PodList; `name` and `job` narrow it down."""
 
     name: str | None = None
     job: str | None = None
 
 
-class PodList(Request):
+class PodList(msgspec.Struct, frozen=True, kw_only=True):
     pods: list[PodStatus]
 
 
-class WatchPods(Request):
+class WatchPods(msgspec.Struct, frozen=True, kw_only=True):
     """Long poll, answered by PodEvents at the first event after `since_version` or after `wait_seconds`."""
 
     job: str | None = None
@@ -60,18 +56,18 @@ class WatchPods(Request):
     wait_seconds: float = 0.0
 
 
-class PodEvents(Request):
+class PodEvents(msgspec.Struct, frozen=True, kw_only=True):
     """`version` is where the next call goes on; it can be above the last event's when a filter left some out."""
 
     events: list[PodEvent]
     version: int
 
 
-class GetCapacity(Request):
+class GetCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Answered by Capacity."""
 
 
-class ReadLog(Request):
+class ReadLog(msgspec.Struct, frozen=True, kw_only=True):
     """Long poll, answered by LogChunk.
 
     Attributes:
@@ -88,7 +84,7 @@ class ReadLog(Request):
     wait_seconds: float = 0.0
 
 
-class LogChunk(Request):
+class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
     """`position` is the byte after `data`; `more` is false when nothing can follow."""
 
     uid: str
@@ -97,15 +93,15 @@ class LogChunk(Request):
     more: bool
 
 
-class GetAgent(Request):
+class GetAgent(msgspec.Struct, frozen=True, kw_only=True):
     """Answered by AgentInfo."""
 
 
-class StopAgent(Request):
+class StopAgent(msgspec.Struct, frozen=True, kw_only=True):
     """Delete every pod, answer AgentInfo, then end the agent."""
 
 
-class AgentInfo(Request):
+class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`limits` is `cgroup v1`, `cgroup v2` or `threads`."""
 
     agent_id: str
@@ -116,5 +112,5 @@ class AgentInfo(Request):
     limits: str
 
 
-class Done(Request):
+class Done(msgspec.Struct, frozen=True, kw_only=True):
     """Plain answer."""

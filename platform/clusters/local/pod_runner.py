@@ -209,9 +209,8 @@ class PodRunner:
         rebooted = claim is not None and claim.boot_id != boot_id()
         self._kill_survivors(uid)
         said = (self._pod(uid) / "supervisor.log").read_text(errors="replace").strip().splitlines()
-        reason = (
-            "the machine was restarted" if rebooted else f"the pod's supervisor died{': ' + said[-1] if said else ''}"
-        )
+        died = ": ".join(["the pod's supervisor died", *said[-1:]])
+        reason = "the machine was restarted" if rebooted else died
         return ProcessExit(
             exit_code=_KILLED, finished_unix_seconds=time.time(), message=reason, lost=True, rebooted=rebooted
         )

@@ -34,7 +34,8 @@ class StateFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise ClusterError(
-                    f"state: {self.folder} is in use by another node agent ({self.agent()}); stop that or use another folder"
+                    f"state: {self.folder} is in use by another node agent ({self.agent()}); "
+                    "stop that or use another folder"
                 ) from None
             yield
         finally:
