@@ -19,3 +19,21 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 
 lock:
 	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --python-version 3.11 --no-header --no-annotate -o requirements.lock
+
+# Every test; the browser tests say that they were left out when there is no Chromium.
+test: setup
+	$(BIN)/python -m pytest tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell README.md docs platform operators trainers checkpoints dags tests benchmarks
+
+demo: setup
+	$(BIN)/python -m elastrec.operators.demo $(if $(filter 0,$(WAIT)),--no-wait)
+
+bench: setup
+	@for file in benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

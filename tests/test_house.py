@@ -1,0 +1,121 @@
+"""The rules of the house: who imports whom, what the light processes may load, what must never be there."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("platform", "operators", "trainers", "checkpoints", "dags")
+
+# room → the rooms of ours that it may import
+ALLOWED = {
+    "dags": ("dags", "operators", "platform"),
+    "operators": ("operators", "platform"),
+    "trainers": ("trainers", "checkpoints", "platform.specs", "platform.transport", "platform.data"),
+    "checkpoints": ("checkpoints", "platform.specs"),
+    "platform": ("platform", "checkpoints"),
+    "platform.specs": ("platform.specs",),
+    "platform.transport": ("platform.transport", "platform.specs"),
+    "platform.data": ("platform.data", "platform.specs", "platform.transport"),
+    "platform.clusters": ("platform.clusters", "platform.specs", "platform.transport"),
+    "platform.history": ("platform.history", "platform.specs", "platform.data", "platform.jobs.types"),
+}
+
+
+def sources(room: str) -> Iterator[Path]:
+    yield from sorted((ROOT / room.replace(".", "/")).rglob("*.py"))
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Modules of ours that a file imports, without the leading package name."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [
+                f"{node.module}.{alias.name}" if node.module == "elastrec" else str(node.module) for alias in node.names
+            ]
+        for name in names:
+            if name.startswith("elastrec."):
+                yield name.removeprefix("elastrec.")
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sources(room)
+        for name in imported(file)
+        if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in ALLOWED[room])
+    ]
+    assert not wrong
+
+
+def test_the_platform_folder_is_no_package_that_shadows_the_standard_library() -> None:
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    system = subprocess.run(
+        [sys.executable, "-c", "import platform; print(platform.system())"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert system.stdout.strip() == "Linux"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "elastrec.platform.master.service",
+        "elastrec.platform.clusters.local.agent",
+        "elastrec.platform.cli.run_command",
+        "elastrec.platform.data",
+        "elastrec.trainers.parameter_server.process",
+        "elastrec.checkpoints",
+        "elastrec.operators.operators",
+    ],
+)
+def test_the_light_processes_never_load_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted(m for m in ('torch', 'torchrec', 'fbgemm_gpu') if m in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_every_folder_with_modules_says_what_it_is_for() -> None:
+    silent = [
+        str(file.relative_to(ROOT))
+        for room in ROOMS
+        for file in sources(room)
+        if file.name != "__init__.py" or file.read_text().strip()
+        if not ast.get_docstring(ast.parse(file.read_text()))
+    ]
+    assert not silent
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    wrong = []
+    for room in ROOMS:
+        for file in sources(room):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Import):
+                    wrong += [f"{file}: {a.name}" for a in node.names if a.name.split(".")[0] in forbidden]
+                elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in forbidden:
+                    wrong.append(f"{file}: {node.module}")
+                elif (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr == "load"
+                    and isinstance(node.func.value, ast.Name)
+                    and node.func.value.id in ("torch", "np", "numpy")
+                    and any(k.arg == "allow_pickle" and getattr(k.value, "value", True) for k in node.keywords)
+                ):
+                    wrong.append(f"{file}:{node.lineno}")
+                elif (
+                    isinstance(node, ast.Attribute) and node.attr == "load" and getattr(node.value, "id", "") == "torch"
+                ):
+                    wrong.append(f"{file}:{node.lineno}: torch.load")
+    assert not wrong
