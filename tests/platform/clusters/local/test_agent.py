@@ -1,0 +1,241 @@
+"""The agent's own life: it may die at any moment, and its pods do not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elastrec.platform.clusters import ClusterConfig, config_of, connect_cluster
+from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent, stop_agent
+from elastrec.platform.clusters.protocol import PodPhase, RestartPolicy
+from elastrec.platform.specs.errors import ClusterError
+
+MIB = 1 << 20
+_SIZE = {"cores": 2.0, "memory_bytes": 512 * MIB}
+_TICK = "import time, os\nprint(os.getpid())\nwhile True: print('tick'); time.sleep(0.05)"
+
+
+def _kill_agent(cluster, until_true, is_alive):
+    pid = cluster.agent().pid
+    os.kill(pid, signal.SIGKILL)
+    until_true(lambda: not is_alive(pid))
+    return pid
+
+
+def test_a_killed_agent_finds_its_pods_running_and_supervises_them_again(
+    state, make_pod, first_line, until, until_true, is_alive
+):
+    cluster = start_agent(state, **_SIZE)
+    pods = [make_pod(_TICK), make_pod(_TICK, restart_policy=RestartPolicy.ON_FAILURE), make_pod(_TICK)]
+    before = [cluster.create(pod) for pod in pods]
+    pids = [int(first_line(cluster, pod.name)) for pod in pods]
+    version = max(event.version for event in cluster.watch(timeout_seconds=0.0))
+    dead = _kill_agent(cluster, until_true, is_alive)
+    assert all(is_alive(pid) for pid in pids)
+    os.kill(pids[2], signal.SIGTERM)  # ends while nobody looks
+    again = start_agent(state, **_SIZE)
+    assert again.address == cluster.address  # masters know it
+    assert again.agent().pid != dead
+    assert [pod.uid for pod in again.list()] == [pod.uid for pod in before]
+    assert all(is_alive(pid) for pid in pids[:2])
+    ended = until(again, pods[2].name)
+    assert (ended.phase, ended.exit_code) == (PodPhase.FAILED, 143)
+    assert min(event.version for event in cluster.watch(since_version=version, timeout_seconds=0.0)) == version + 1
+    length = sum(1 for _ in again.logs(pods[0].name))
+    lines = again.logs(pods[0].name, follow=True)
+    assert sum(1 for _, _ in zip(range(length + 5), lines, strict=False)) == length + 5
+    os.kill(pids[1], signal.SIGKILL)
+    until(again, pods[1].name, lambda status: status.restarts == 1 and not status.reason)
+    again.delete(pods[0].name, grace_seconds=1.0)
+    assert not is_alive(pids[0])
+
+
+def test_a_deletion_that_was_interrupted_is_finished_by_the_next_agent(
+    state, make_pod, first_line, until, until_true, is_alive
+):
+    cluster = start_agent(state, **_SIZE)
+    pod = make_pod(
+        "import os, signal; signal.signal(signal.SIGTERM, lambda *_: print('asked')); print(os.getpid())\n"
+        "while True: signal.pause()",
+        grace_seconds=60.0,
+    )
+    cluster.create(pod)
+    pid = int(first_line(cluster, pod.name))
+    asker = f"""
+from elastrec.platform.clusters.local import find_agent
+find_agent({str(state)!r}).delete({pod.name!r}, grace_seconds=2.0)
+"""
+    process = subprocess.Popen([sys.executable, "-c", asker], cwd=state)
+    lines = cluster.logs(pod.name, follow=True)
+    assert "asked" in lines
+    _kill_agent(cluster, until_true, is_alive)
+    process.kill()
+    process.wait()
+    assert is_alive(pid)
+    again = start_agent(state, **_SIZE)
+    until_true(lambda: again.list() == [])
+    assert not is_alive(pid)
+
+
+def test_a_start_that_was_only_written_down_is_done_by_the_next_agent(state, make_pod, until, until_true, is_alive):
+    cluster = start_agent(state, **_SIZE)
+    pod = make_pod("print('ran')")
+    supervisor = cluster.agent().pid
+    cluster.create(make_pod(cores=2.0, name="first"))
+    cluster.create(pod)
+    os.kill(supervisor, signal.SIGKILL)
+    until_true(lambda: not is_alive(supervisor))
+    # As if it had died between the journal's line and the process.
+    program = f"""
+import msgspec
+from pathlib import Path
+from elastrec.platform.clusters.local import journal, pod_life
+from elastrec.platform.clusters.protocol import PodEvent
+book = journal.Journal(Path({str(state / "journal.sqlite")!r}))
+record = pod_life.starting(book.records()[1])
+book.write(record, PodEvent("MODIFIED", pod_life.status_of(record), book.version + 1))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=state)
+    again = start_agent(state, **_SIZE)
+    assert until(again, pod.name).reason == "Completed"
+    assert list(again.logs(pod.name)) == ["ran"]
+
+
+def test_a_pod_whose_supervisor_is_killed_is_seen_as_failed_and_leaves_no_process(
+    state, make_pod, first_line, until, is_alive
+):
+    for limits in ("auto", "threads"):
+        folder = state if limits == "auto" else state / "threads"
+        cluster = start_agent(folder, **_SIZE, limits=limits)
+        try:
+            pod = make_pod("import os, signal; print(os.getpid()); signal.pause()")
+            cluster.create(pod)
+            pid = int(first_line(cluster, pod.name))
+            os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+            status = until(cluster, pod.name)
+            assert (status.phase, status.reason, status.exit_code) == (PodPhase.FAILED, "Error", 137)
+            assert "supervisor died" in status.message
+            assert not is_alive(pid)
+        finally:
+            stop_agent(folder)
+
+
+def test_a_second_agent_for_the_same_folder_refuses_to_start(state):
+    start_agent(state, **_SIZE)
+    command = [sys.executable, "-m", "elastrec.platform.clusters.local", "--state", str(state)]
+    result = subprocess.run(
+        [*command, "--cores", "1", "--memory", "1Gi"], capture_output=True, text=True, timeout=60, cwd=state
+    )
+    assert result.returncode == 1
+    assert "is in use by another node agent" in result.stderr
+
+
+def test_starting_is_idempotent_also_when_several_start_at_once(state):
+    program = f"""
+from elastrec.platform.clusters.local import start_agent
+print(start_agent({str(state)!r}, cores=2.0, memory_bytes={512 * MIB}).agent().pid)
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=state.parent)
+        for _ in range(3)
+    ]
+    pids = {process.communicate(timeout=60)[0] for process in processes}
+    assert len(pids) == 1
+    assert start_agent(state).agent().pid == int(pids.pop())
+
+
+def test_a_running_cluster_of_another_size_is_not_taken_for_the_one_asked_for(state):
+    start_agent(state, **_SIZE)
+    with pytest.raises(ClusterError, match=r"cores: 8.0 is not what the running cluster .* has \(2.0\)"):
+        start_agent(state, cores=8.0)
+
+
+def test_an_agent_that_cannot_start_says_why(state):
+    with pytest.raises(ClusterError, match="did not start: .*tls: .* must hold ca.pem"):
+        start_agent(state, **_SIZE, tls_folder=state.parent)
+
+
+def test_a_wrong_token_is_refused(state):
+    cluster = start_agent(state, **_SIZE)
+    with pytest.raises(ClusterError, match="refused the token"):
+        LocalCluster(cluster.address, "wrong").list()
+
+
+def test_only_the_owner_can_read_the_agents_folder(state):
+    start_agent(state, **_SIZE)
+    assert state.stat().st_mode & 0o777 == 0o700
+    for name in ("token", "agent.json", "journal.sqlite", "agent.log"):
+        assert (state / name).stat().st_mode & 0o777 == 0o600, name
+
+
+def test_stopping_deletes_the_pods_ends_the_agent_and_leaves_no_group(state, make_pod, first_line, is_alive):
+    cluster = start_agent(state, **_SIZE)
+    info = cluster.agent()
+    pods = [make_pod("import os, signal; print(os.getpid()); signal.pause()") for _ in range(2)]
+    for pod in pods:
+        cluster.create(pod)
+    pids = [int(first_line(cluster, pod.name)) for pod in pods]
+    stop_agent(state)
+    assert find_agent(state) is None
+    assert not any(is_alive(pid) for pid in [*pids, info.pid])
+    assert list(Path("/sys/fs/cgroup").glob(f"**/elastrec-{info.agent_id}")) == []
+    stop_agent(state)  # nothing left to do
+
+
+def test_stopping_ends_the_pods_of_a_killed_agent_too(state, make_pod, first_line, until_true, is_alive):
+    cluster = start_agent(state, **_SIZE)
+    pod = make_pod("import os, signal; print(os.getpid()); signal.pause()")
+    cluster.create(pod)
+    pid = int(first_line(cluster, pod.name))
+    _kill_agent(cluster, until_true, is_alive)
+    stop_agent(state)
+    assert not is_alive(pid)
+
+
+def test_an_idle_agent_costs_less_than_a_hundredth_of_a_core(state, make_pod, first_line):
+    cluster = start_agent(state, **_SIZE)
+    pod = make_pod("print('up')\nimport signal; signal.pause()")
+    cluster.create(pod)
+    first_line(cluster, pod.name)
+    process = psutil.Process(cluster.agent().pid)
+    before, start = sum(process.cpu_times()[:2]), time.monotonic()
+    # The measurement itself needs time to pass; a watch without events passes it.
+    list(cluster.watch("nobody", since_version=1, timeout_seconds=3.0))
+    used, passed = sum(process.cpu_times()[:2]) - before, time.monotonic() - start
+    assert used / passed < 0.01 + 0.01 / passed  # the clock ticks in hundredths
+
+
+def test_neither_torch_nor_airflow_is_imported_by_the_agent():
+    program = (
+        "import sys, elastrec.platform.clusters.local.__main__, elastrec.platform.clusters\n"
+        "print([name for name in ('torch', 'torchrec', 'airflow', 'mlflow', 'numba') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_pod_reaches_its_cluster_by_the_config_in_its_files(state, make_pod, until):
+    import msgspec
+
+    cluster = start_agent(state, **_SIZE)
+    text = msgspec.json.encode(config_of(cluster)).decode()
+    program = """
+import msgspec, os, pathlib
+from elastrec.platform.clusters import ClusterConfig, connect_cluster
+text = pathlib.Path(os.environ["ELASTREC_FILES"], "cluster.json").read_text()
+print([pod.name for pod in connect_cluster(msgspec.json.decode(text, type=ClusterConfig)).list()])
+"""
+    pod = make_pod(program, name="curious", files={"cluster.json": text}, cores=1.0, memory=256 * MIB)
+    cluster.create(pod)
+    assert until(cluster, "curious").reason == "Completed", list(cluster.logs("curious"))
+    assert json.loads(next(cluster.logs("curious")).replace("'", '"')) == ["curious"]
+    with pytest.raises(ClusterError, match="backend: 'mesos' is not allowed"):
+        connect_cluster(ClusterConfig(backend="mesos", address="", token=""))

@@ -1,0 +1,175 @@
+"""Limits: real where the kernel allows it, honest where not."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform.clusters.local import start_agent
+from elastrec.platform.clusters.local.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
+from elastrec.platform.clusters.protocol import PodPhase, PodSize, RestartPolicy
+from elastrec.platform.specs.errors import ClusterError
+
+MIB = 1 << 20
+_BURN = "import time, os\nend = time.time() + {seconds}\nwhile time.time() < end: pass\nprint(time.process_time())"
+_EAT = "blocks = []\nwhile True: blocks.append(bytearray(4 << 20))"
+_FOREVER = "print('up')\nwhile True: pass"
+
+
+@pytest.mark.usefixtures("has_cgroups")
+def test_three_tenths_of_a_core_are_three_tenths(cluster, make_pod, until):
+    pod = make_pod(_BURN.format(seconds=1.5), cores=0.3)
+    cluster.create(pod)
+    status = until(cluster, pod.name)
+    used = float(next(cluster.logs(pod.name)))
+    assert 0.1 < used < 0.75  # 0.45 granted; one period of slack on either side and a busy machine
+    assert status.cpu_seconds == pytest.approx(used, abs=0.3)
+
+
+def _cores_used(cluster, name, seconds=1.0):
+    # Counters are sampled once a second: the rate between two changed samples.
+    def sample():
+        before = cluster.get(name).cpu_seconds
+        while (now := cluster.get(name).cpu_seconds) == before:
+            time.sleep(0.005)
+        return time.monotonic(), now
+
+    (start, first), end = sample(), sample()
+    while end[0] - start < seconds:
+        end = sample()
+    return (end[1] - first) / (end[0] - start)
+
+
+@pytest.mark.usefixtures("has_cgroups")
+def test_a_resize_changes_the_cores_of_the_running_process(cluster, make_pod, first_line):
+    pod = make_pod(_FOREVER, cores=0.8)
+    uid = cluster.create(pod).uid
+    first_line(cluster, pod.name)
+    before = _cores_used(cluster, pod.name)
+    resized = cluster.resize(pod.name, PodSize(0.1, 96 * MIB))
+    assert (resized.uid, resized.size, resized.restarts) == (uid, PodSize(0.1, 96 * MIB), 0)
+    _cores_used(cluster, pod.name, seconds=0.0)  # the sample that spans both sizes
+    after = _cores_used(cluster, pod.name)
+    assert after < 0.2
+    assert before > 2 * after
+
+
+@pytest.mark.usefixtures("has_cgroups")
+def test_too_much_memory_ends_in_a_real_kill(cluster, make_pod, until):
+    pod = make_pod(_EAT, memory=64 * MIB)
+    cluster.create(pod)
+    status = until(cluster, pod.name)
+    assert (status.phase, status.reason, status.exit_code) == (PodPhase.FAILED, "OOMKilled", 137)
+    assert str(64 * MIB) in status.message
+
+
+@pytest.mark.usefixtures("has_cgroups")
+def test_a_pod_killed_for_its_memory_is_restarted_and_can_be_given_more(cluster, make_pod, until):
+    program = "data = bytearray(100 << 20)\nprint('enough')"
+    pod = make_pod(program, memory=64 * MIB, restart_policy=RestartPolicy.ON_FAILURE)
+    cluster.create(pod)
+    until(cluster, pod.name, lambda status: status.reason == "OOMKilled")
+    cluster.resize(pod.name, PodSize(0.5, 192 * MIB))
+    assert until(cluster, pod.name).reason == "Completed"
+    assert list(cluster.logs(pod.name)) == ["enough"]
+
+
+@pytest.mark.usefixtures("has_cgroups")
+def test_memory_in_use_cannot_be_taken_away(cluster, make_pod, first_line):
+    pod = make_pod("data = bytearray(b'x') * (100 << 20)\nprint('up')\nimport signal; signal.pause()", memory=200 * MIB)
+    cluster.create(pod)
+    first_line(cluster, pod.name)
+    with pytest.raises(ClusterError, match="memory_bytes: .* is not allowed for a pod that holds"):
+        cluster.resize(pod.name, PodSize(0.5, 32 * MIB))
+    status = cluster.get(pod.name)
+    assert (status.phase, status.size.memory_bytes) == (PodPhase.RUNNING, 200 * MIB)
+
+
+def test_a_resize_that_the_node_has_no_room_for_is_refused(cluster, make_pod):
+    pod, other = make_pod(cores=2.0), make_pod(cores=1.5)
+    cluster.create(pod)
+    cluster.create(other)
+    with pytest.raises(ClusterError, match="insufficient cpu: asked 3.0, free 2.5"):
+        cluster.resize(pod.name, PodSize(3.0, 128 * MIB))
+    assert cluster.resize(pod.name, PodSize(2.5, 128 * MIB)).size.cores == 2.5
+    assert cluster.capacity().free.cores == 0.0
+    with pytest.raises(ClusterError, match="there is no such pod"):
+        cluster.resize("nobody", PodSize(1.0, MIB))
+
+
+def test_shrinking_a_pod_makes_room_for_one_that_waits(cluster, make_pod, until, running):
+    pod, waiting = make_pod(cores=4.0), make_pod(cores=1.0)
+    cluster.create(pod)
+    assert cluster.create(waiting).phase is PodPhase.PENDING
+    cluster.resize(pod.name, PodSize(3.0, 128 * MIB))
+    until(cluster, waiting.name, running)
+
+
+def test_a_running_pod_shows_what_it_uses(cluster, make_pod, first_line, until_true):
+    pod = make_pod("data = bytearray(b'x') * (50 << 20)\n" + _FOREVER, cores=0.5)
+    cluster.create(pod)
+    first_line(cluster, pod.name)
+    until_true(lambda: cluster.get(pod.name).memory_bytes > 50 * MIB and cluster.get(pod.name).cpu_seconds > 0.1)
+
+
+def test_without_cgroups_there_is_one_warning_and_the_rest_works(state, make_pod, until, first_line, until_true):
+    cluster = start_agent(state, cores=1.0, memory_bytes=512 * MIB, limits="threads")
+    assert cluster.capacity().limits_enforced is False
+    pods = [make_pod("print('up')\nwhile True: pass"), make_pod("import subprocess; subprocess.run(['sleep', '99'])")]
+    for pod in pods:
+        cluster.create(pod)
+    first_line(cluster, pods[0].name)
+    until_true(lambda: cluster.get(pods[0].name).cpu_seconds > 0 and cluster.get(pods[0].name).memory_bytes > MIB)
+    for pod in pods:
+        cluster.delete(pod.name, grace_seconds=5.0)
+    warnings = [line for line in (state / "agent.log").read_text().splitlines() if "limits_not_enforced" in line]
+    assert len(warnings) == 1
+    assert json.loads(warnings[0])["level"] == "warning"
+    cluster.close()
+
+
+def test_mounts_of_both_generations_are_recognised():
+    text = (
+        "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,cpu,cpuacct 0 0\n"
+        "cgroup /sys/fs/cgroup/my\\040memory cgroup rw,memory 0 0\n"
+        "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\nproc /proc proc rw 0 0\n"
+    )
+    v1, v2 = _mounts(text)
+    combined = Path("/sys/fs/cgroup/cpu,cpuacct")
+    assert v1 == {"cpu": combined, "cpuacct": combined, "memory": Path("/sys/fs/cgroup/my memory")}
+    assert v2 == [Path("/sys/fs/cgroup/unified")]
+
+
+def test_without_a_mount_the_probe_says_why():
+    limits, reason = probe_limits("test", "proc /proc proc rw 0 0\n")
+    assert isinstance(limits, ThreadLimits)
+    assert reason == "no cgroup mount with the controllers cpu and memory"
+
+
+def test_version_two_files_are_written_and_read_as_the_kernel_documents(tmp_path):
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory")
+    (tmp_path / "agent" / "pod").mkdir(parents=True)
+    (tmp_path / "agent" / "cgroup.subtree_control").write_text("")
+    pod = tmp_path / "agent" / "pod"
+    for name, text in {
+        "memory.current": "1000",
+        "memory.stat": "anon 500\ninactive_file 300\n",
+        "cpu.stat": "usage_usec 2500000\nuser_usec 1\n",
+        "memory.swap.max": "max",
+        "memory.oom.group": "0",
+        "cgroup.procs": "12\n34\n",
+    }.items():
+        (pod / name).write_text(text)
+    limits = CgroupV2Limits(tmp_path, "agent")
+    assert (tmp_path / "agent" / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    limits.create("pod", PodSize(0.3, 4096))
+    assert (pod / "cpu.max").read_text() == "30000 100000"
+    assert (pod / "memory.max").read_text() == "4096"
+    assert ((pod / "memory.swap.max").read_text(), (pod / "memory.oom.group").read_text()) == ("0", "1")
+    assert limits.usage("pod") == Usage(2.5, 700)
+    assert limits.processes("pod") == [12, 34]
+    with pytest.raises(ClusterError, match="for a pod that holds 700"):
+        limits.resize("pod", PodSize(1.0, 500))

@@ -1,0 +1,112 @@
+"""Logs: bounded, followed while they grow, kept until the pod is deleted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastrec.platform.clusters.local import pod_logs
+from elastrec.platform.clusters.local.shim import SegmentedLog
+from elastrec.platform.clusters.protocol import RestartPolicy
+from elastrec.platform.specs.errors import ClusterError
+
+
+def test_lines_of_both_streams_come_in_their_order(cluster, make_pod, until):
+    pod = make_pod("import sys\nfor n in range(3): print('out', n); print('err', n, file=sys.stderr)")
+    cluster.create(pod)
+    until(cluster, pod.name)
+    expected = [f"{stream} {n}" for n in range(3) for stream in ("out", "err")]
+    assert list(cluster.logs(pod.name)) == expected
+    assert list(cluster.logs(pod.name, tail_lines=2)) == expected[-2:]
+    assert list(cluster.logs(pod.name, tail_lines=100)) == expected
+    assert list(cluster.logs(pod.name, tail_lines=0)) == []
+
+
+def test_following_shows_each_line_as_it_comes_and_ends_with_the_pod(cluster, make_pod):
+    program = (
+        "import os, pathlib, time\nprint('first')\n"
+        "while not pathlib.Path(os.environ['ELASTREC_WORK'], 'go').exists(): time.sleep(0.01)\n"
+        "print('last', end='')"
+    )
+    pod = make_pod(f"import os; print(os.getcwd())\n{program}")
+    cluster.create(pod)
+    lines = cluster.logs(pod.name, follow=True)
+    folder = next(lines)
+    assert next(lines) == "first"
+    with open(f"{folder}/go", "w"):
+        pass
+    assert list(lines) == ["last"]
+
+
+def test_following_goes_on_over_a_restart_in_place(cluster, make_pod):
+    program = (
+        "import pathlib; f = pathlib.Path('was'); again = f.exists(); f.touch()\n"
+        "print(again); raise SystemExit(0 if again else 1)"
+    )
+    pod = make_pod(program, restart_policy=RestartPolicy.ON_FAILURE)
+    cluster.create(pod)
+    assert list(cluster.logs(pod.name, follow=True)) == ["False", "True"]
+
+
+def test_following_ends_when_the_pod_is_deleted(cluster, make_pod):
+    pod = make_pod("print('up')\nimport signal; signal.pause()")
+    cluster.create(pod)
+    lines = cluster.logs(pod.name, follow=True)
+    assert next(lines) == "up"
+    cluster.delete(pod.name)
+    assert list(lines) == []
+    with pytest.raises(ClusterError, match="is not there"):
+        list(cluster.logs(pod.name))
+
+
+def test_output_that_is_no_text_does_not_break_the_reader(cluster, make_pod, until):
+    pod = make_pod("import os; os.write(1, b'\\xff\\xfe ok\\n')")
+    cluster.create(pod)
+    until(cluster, pod.name)
+    assert next(cluster.logs(pod.name)).endswith(" ok")
+
+
+def test_a_flood_of_output_is_bounded_and_its_end_is_kept(cluster, make_pod, until):
+    pod = make_pod(
+        "import sys\nfor n in range(1300): sys.stdout.write('x' * 65535 + '\\n')\nprint('the end')", cores=2.0
+    )
+    cluster.create(pod)
+    until(cluster, pod.name, seconds=60.0)
+    assert list(cluster.logs(pod.name, tail_lines=1)) == ["the end"]
+    total = sum(len(line) + 1 for line in cluster.logs(pod.name))
+    assert 32 << 20 < total <= (64 << 20) + (1 << 16)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    writes=st.lists(st.text("ab\n", max_size=30), max_size=20),
+    segment_bytes=st.integers(8, 64),
+    lines=st.integers(0, 12),
+)
+def test_reading_in_segments_equals_reading_one_file(tmp_path_factory, writes, segment_bytes, lines):
+    folder = tmp_path_factory.mktemp("log")
+    log = SegmentedLog(str(folder), segment_bytes, 1000)
+    for text in writes:
+        log.write(text.encode())
+    whole = "".join(writes).encode()
+    data, position = b"", 0
+    while True:
+        chunk, position = pod_logs.read_from(folder, position)
+        if not chunk:
+            break
+        data += chunk
+    assert data == whole
+    assert pod_logs.end_position(folder) == len(whole)
+    kept = whole.splitlines(keepends=True)
+    expected = b"".join(kept[max(0, len(kept) - lines) :])
+    assert whole[pod_logs.tail_position(folder, lines) :] == expected
+
+
+def test_a_reader_behind_the_bound_goes_on_with_the_oldest_kept_byte(tmp_path):
+    log = SegmentedLog(str(tmp_path), 10, 2)
+    for number in range(10):
+        log.write(f"{number}".encode() * 10)
+    data, position = pod_logs.read_from(tmp_path, 0)
+    assert data == b"9" * 10
+    assert position == 100

@@ -1,0 +1,291 @@
+"""What a user of the local cluster sees of a pod's life."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+from elastrec.platform.clusters.protocol import PodPhase, PodSize, RestartPolicy
+from elastrec.platform.specs.errors import ClusterError
+
+MIB = 1 << 20
+
+
+def test_a_pod_that_returns_zero_is_completed(cluster, make_pod, until):
+    pod = make_pod("print('done')")
+    assert cluster.create(pod).uid == until(cluster, pod.name).uid
+    status = cluster.get(pod.name)
+    assert (status.phase, status.reason, status.exit_code) == (PodPhase.SUCCEEDED, "Completed", 0)
+    assert status.finished_unix_seconds >= status.started_unix_seconds >= status.created_unix_seconds
+    assert status.node == "node-a"
+
+
+@pytest.mark.parametrize(
+    ("program", "exit_code"),
+    [("raise SystemExit(3)", 3), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137)],
+)
+def test_a_pod_that_fails_says_how(cluster, make_pod, until, program, exit_code):
+    pod = make_pod(program)
+    cluster.create(pod)
+    status = until(cluster, pod.name)
+    assert (status.phase, status.reason, status.exit_code) == (PodPhase.FAILED, "Error", exit_code)
+
+
+def test_a_command_that_does_not_exist_fails_with_the_reason(cluster, make_pod, until):
+    pod = make_pod(command=("no-such-program",))
+    cluster.create(pod)
+    status = until(cluster, pod.name)
+    assert (status.phase, status.exit_code) == (PodPhase.FAILED, 127)
+    assert "cannot start 'no-such-program'" in status.message
+
+
+def test_creating_an_equal_pod_again_returns_the_first(cluster, make_pod):
+    pod = make_pod(files={"token": "secret"})
+    first = cluster.create(pod)
+    assert cluster.create(pod).uid == first.uid
+    assert len(cluster.list()) == 1
+
+
+def test_a_name_taken_by_another_spec_is_refused(cluster, make_pod):
+    cluster.create(make_pod(name="one", files={"token": "a"}))
+    with pytest.raises(ClusterError, match="name: one is taken by another pod"):
+        cluster.create(make_pod(name="one", files={"token": "b"}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": "Not_Allowed"}, "name: 'Not_Allowed' is not allowed"),
+        ({"name": "x" * 64}, "at most 63 characters"),
+        ({"command": ()}, "command is empty"),
+        ({"files": {"../token": ""}}, "file name '../token' is not allowed"),
+        ({"cores": 0.0}, "size.cores: 0.0 is not allowed"),
+        ({"cores": 4.5}, "insufficient cpu: asked 4.5, the cluster has 4.0"),
+        ({"memory": 4096 * MIB}, "larger than the whole cluster"),
+        ({"grace_seconds": -1.0}, "grace_seconds -1.0 is not allowed"),
+    ],
+)
+def test_a_pod_that_cannot_be_is_refused_with_the_reason(cluster, make_pod, fields, said):
+    with pytest.raises(ClusterError, match=said):
+        cluster.create(make_pod(**fields))
+    assert cluster.list() == []
+
+
+def test_a_pod_learns_who_it_is_from_its_environment(cluster, make_pod, until):
+    program = (
+        "import json, os, pathlib, stat; e = os.environ; f = pathlib.Path(e['ELASTREC_FILES'])\n"
+        "print(json.dumps({'environment': dict(e), 'files': {p.name: [p.read_text(), p.stat().st_mode & 0o777]"
+        " for p in f.iterdir()}, 'folder': f.stat().st_mode & 0o777, 'cwd': os.getcwd()}))"
+    )
+    pod = make_pod(program, files={"token": "s3cret"}, environment={"MINE": "1"}, serves=True, cores=2.0)
+    cluster.create(pod)
+    status = until(cluster, pod.name)
+    seen = json.loads(next(cluster.logs(pod.name)))
+    environment = seen["environment"]
+    assert seen["files"] == {"token": ["s3cret", 0o600]}
+    assert seen["folder"] == 0o700
+    assert seen["cwd"] == environment["ELASTREC_WORK"]
+    expected = {
+        "ELASTREC_JOB": "job",
+        "ELASTREC_POD": pod.name,
+        "ELASTREC_NODE": "node-a",
+        "ELASTREC_HOST": "127.0.0.1",
+        "ELASTREC_CORES": "2",
+        "ELASTREC_PORT": status.address.rpartition(":")[2],
+        "OMP_NUM_THREADS": "2",
+        "NUMBA_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MALLOC_MMAP_THRESHOLD_": "4294967296",
+        "MALLOC_TRIM_THRESHOLD_": "100000000000",
+        "PYTHONUNBUFFERED": "1",
+        "MINE": "1",
+    }
+    assert environment.items() >= expected.items()
+    assert "PYTEST_CURRENT_TEST" not in environment
+
+
+def test_deleting_lets_the_pod_finish_within_its_grace(cluster, make_pod, first_line, tmp_path):
+    file = tmp_path / "saved"
+    pod = make_pod(
+        "import signal, sys, pathlib\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(file)!r}).touch(), sys.exit(0)))\n"
+        "print('ready')\nsignal.pause()"
+    )
+    cluster.create(pod)
+    assert first_line(cluster, pod.name) == "ready"
+    cluster.delete(pod.name)
+    assert file.exists()
+    assert cluster.get(pod.name) is None
+
+
+def test_a_pod_that_ignores_the_signal_is_killed_after_its_grace(cluster, make_pod, first_line, is_alive):
+    pod = make_pod(
+        "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid())\n"
+        "while True: signal.pause()",
+        grace_seconds=0.3,
+    )
+    cluster.create(pod)
+    pid = int(first_line(cluster, pod.name))
+    cluster.delete(pod.name)
+    assert not is_alive(pid)
+
+
+def test_deleting_what_does_not_exist_is_no_error(cluster):
+    cluster.delete("nobody")
+
+
+def test_several_may_delete_the_same_pod_at_once(cluster, make_pod, first_line):
+    pod = make_pod("print('up')\nimport signal; signal.pause()", restart_policy=RestartPolicy.ON_FAILURE)
+    cluster.create(pod)
+    first_line(cluster, pod.name)
+    problems: list[Exception] = []
+
+    def delete(grace: float) -> None:
+        try:
+            cluster.delete(pod.name, grace_seconds=grace)
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=delete, args=(grace,)) for grace in (5.0, 1.0, 0.0, 5.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert cluster.list() == []
+
+
+def test_a_pod_deleted_at_once_after_its_creation_leaves_nothing(cluster, make_pod, until_true, tmp_path):
+    for number in range(10):
+        pod = make_pod(
+            f"import pathlib; pathlib.Path({str(tmp_path)!r}, '{number}').touch()\nimport signal; signal.pause()"
+        )
+        cluster.create(pod)
+        cluster.delete(pod.name, grace_seconds=0.0)
+    assert cluster.list() == []
+    assert cluster.capacity().free == cluster.capacity().total
+
+
+def test_grandchildren_that_left_the_group_die_with_the_pod(cluster, make_pod, first_line, is_alive):
+    program = (
+        "import os, signal, subprocess, sys\n"
+        "code = 'import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid() if os.getpid() != os.getsid(0)"
+        " else 0; print(os.getpid(), flush=True); signal.pause()'\n"
+        "middle = f'import subprocess, sys; subprocess.Popen([sys.executable, \"-c\", {code!r}], start_new_session=True)'\n"
+        "subprocess.run([sys.executable, '-c', middle])\n"
+        "signal.pause()"
+    )
+    pod = make_pod(program)
+    cluster.create(pod)
+    orphan = int(first_line(cluster, pod.name))
+    assert is_alive(orphan)
+    cluster.delete(pod.name)
+    assert not is_alive(orphan)
+
+
+def test_what_a_pod_leaves_behind_dies_when_it_ends_by_itself(cluster, make_pod, until, is_alive):
+    program = (
+        "import subprocess, sys\nchild = subprocess.Popen(['sleep', '1000'], start_new_session=True); print(child.pid)"
+    )
+    pod = make_pod(program)
+    cluster.create(pod)
+    until(cluster, pod.name)
+    assert not is_alive(int(next(cluster.logs(pod.name))))
+
+
+def test_a_failed_pod_is_restarted_in_place_with_its_port_and_work_folder(cluster, make_pod, until):
+    program = (
+        "import os, pathlib, socket; f = pathlib.Path('count'); n = int(f.read_text()) + 1 if f.exists() else 1\n"
+        "f.write_text(str(n)); s = socket.create_server((os.environ['ELASTREC_HOST'], int(os.environ['ELASTREC_PORT'])))\n"
+        "print(n, os.environ['ELASTREC_PORT']); raise SystemExit(0 if n == 3 else 1)"
+    )
+    pod = make_pod(program, serves=True, restart_policy=RestartPolicy.ON_FAILURE)
+    created = cluster.create(pod)
+    status = until(cluster, pod.name)
+    port = created.address.rpartition(":")[2]
+    assert (status.phase, status.restarts, status.address) == (PodPhase.SUCCEEDED, 2, created.address)
+    assert list(cluster.logs(pod.name)) == [f"1 {port}", f"2 {port}", f"3 {port}"]
+
+
+def test_a_pod_waiting_for_its_next_attempt_can_be_deleted(cluster, make_pod, until):
+    pod = make_pod("raise SystemExit(1)", restart_policy=RestartPolicy.ON_FAILURE)
+    cluster.create(pod)
+    status = until(cluster, pod.name, lambda status: status.restarts >= 2 and status.reason == "Error")
+    assert status.phase is PodPhase.RUNNING
+    assert "next attempt in" in status.message
+    cluster.delete(pod.name)
+    assert cluster.list() == []
+
+
+def test_a_pod_that_does_not_fit_waits_and_starts_when_there_is_room(cluster, make_pod, until, running):
+    first, second, third = (make_pod(cores=cores, memory=512 * MIB) for cores in (3.0, 2.5, 2.0))
+    cluster.create(first)
+    waiting = cluster.create(second)
+    assert (waiting.phase, waiting.reason) == (PodPhase.PENDING, "Unschedulable")
+    assert waiting.message == "insufficient cpu: asked 2.5, free 1.0"
+    assert cluster.create(third).phase is PodPhase.PENDING
+    assert cluster.capacity().free == PodSize(1.0, 1536 * MIB)
+    cluster.delete(first.name)
+    until(cluster, second.name, running)
+    assert cluster.get(third.name).message == "insufficient cpu: asked 2.0, free 1.5"
+    cluster.delete(second.name)
+    until(cluster, third.name, running)
+
+
+def test_a_waiting_pod_that_is_deleted_never_starts(cluster, make_pod):
+    big, small = make_pod(cores=4.0), make_pod(cores=1.0)
+    cluster.create(big)
+    cluster.create(small)
+    cluster.delete(small.name)
+    cluster.delete(big.name)
+    assert cluster.list() == []
+
+
+def test_a_watch_tells_the_story_and_resumes_without_a_gap(cluster, make_pod, until):
+    since = max((event.version for event in cluster.watch(timeout_seconds=0.0)), default=0)
+    pod, other = make_pod("print(1)"), make_pod("print(2)", job="other")
+    cluster.create(pod)
+    cluster.create(other)
+    until(cluster, pod.name)
+    until(cluster, other.name)
+    cluster.delete(pod.name)
+    whole = [event for event in cluster.watch("job", since or 1, 0.0) if event.pod.name == pod.name]
+    assert [event.kind for event in whole] == ["ADDED", *["MODIFIED"] * (len(whole) - 2), "DELETED"]
+    assert [event.pod.phase for event in whole if event.kind == "MODIFIED"][-2:] == [PodPhase.SUCCEEDED] * 2
+    versions = [event.version for event in whole]
+    assert versions == sorted(set(versions))
+    middle = whole[2].version
+    assert [event.version for event in cluster.watch("job", middle, 0.0)] == [v for v in versions if v > middle]
+
+
+def test_a_watch_wakes_up_at_once(cluster, make_pod):
+    pod = make_pod()
+    timer = threading.Timer(0.2, cluster.create, [pod])
+    timer.start()
+    event = next(event for event in cluster.watch(timeout_seconds=20.0) if event.pod.name == pod.name)
+    assert event.kind == "ADDED"
+    timer.join()
+
+
+def test_a_dry_run_shows_the_request_without_secrets(cluster, make_pod):
+    files = {"token": "s3cret", "tls.key": "s3cret", "cluster.json": "s3cret", "launch.json": "plain"}
+    request = cluster.dry_run(make_pod(files=files))
+    text = json.dumps(request)
+    assert request["kind"] == "CreatePod"
+    assert request["pod"]["files"] == {**dict.fromkeys(files, "***"), "launch.json": "plain"}
+    assert "s3cret" not in text
+    assert cluster.list() == []
+
+
+def test_the_secret_files_of_a_pod_are_nowhere_in_the_journal(shared, cluster, make_pod):
+    pod = make_pod("import os; print(os.environ['ELASTREC_FILES'])", files={"token": "very-s3cret"})
+    cluster.create(pod)
+    folder = next(iter(cluster.logs(pod.name, follow=True))).partition("/pods/")[0]
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                assert b"very-s3cret" not in file.read(), name
