@@ -1,0 +1,64 @@
+"""A job's model and transform are tried before any pod starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+from elastrec.platform.specs import job_to_json, load_job
+from elastrec.platform.specs.job import BUILT_IN_MODELS
+from elastrec.trainers.check import check
+
+
+def job(architecture: str = "dlrm", options: dict[str, Any] | None = None, **data: Any) -> Any:
+    columns = {"path": "clicks", "dense": [{"name": "I1"}], "sparse": [{"name": "C1"}, {"name": "C2"}], **data}
+    return load_job(
+        {
+            "metadata": {"name": "click"},
+            "spec": {
+                "model": {"architecture": architecture, "embedding_dimension": 4, "options": options or {}},
+                "data": columns,
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize("architecture", BUILT_IN_MODELS)
+def test_every_built_in_model_passes(architecture: str) -> None:
+    assert check(job(architecture)) == []
+    assert check(job(architecture, dense=[])) == []
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        ("nowhere.at_all:Model", "nowhere"),
+        ("elastrec.trainers.models.dlrm:Nothing", "no such name"),
+        ("json:dumps", "function"),
+        ("torch.nn:Linear", "forward"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_named(architecture: str, words: str) -> None:
+    problems = check(job(architecture))
+    assert problems
+    assert words in str(problems[0])
+
+
+def test_an_unknown_option_is_refused_with_those_that_exist() -> None:
+    problems = check(job("dlrm", {"layers": [3]}))
+    assert problems[0].path == "spec.model.options.layers"
+
+
+def test_a_transform_that_cannot_be_imported_is_refused() -> None:
+    problems = check(job(transform="nowhere:transform"))
+    assert problems[0].path == "spec.data.transform"
+
+
+def test_as_a_process_it_tells_the_problems_as_json() -> None:
+    command = [sys.executable, "-m", "elastrec.trainers.check"]
+    checked = subprocess.run(command, input=job_to_json(job("json:dumps")), capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    assert msgspec.json.decode(checked.stdout.splitlines()[-1])[0]["path"] == "spec.model.architecture"

@@ -1,0 +1,98 @@
+"""`python -m elastrec.trainers.check`: can the job's model be built and does it compute what is expected of it?
+
+Reads a TrainingJob as JSON from standard input, builds the model over tables of one row, runs four made-up samples
+forward and backward. Exit code 0, or 1 with a JSON list of problems as the last line of standard output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import traceback
+
+import msgspec
+import torch
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.loading import job_from_json
+from elastrec.trainers.models.registry import build_model
+from elastrec.trainers.models.schema import FeatureSchema, embedding_tables
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+
+_SAMPLES = 4
+
+
+def check(job: TrainingJob) -> list[FieldProblem]:
+    """Every problem of the job's model and feature transform; empty when both are usable."""
+    problems = _check_transform(job)
+    try:
+        # One row per table is enough: every made-up id is 0.
+        tables = [dataclasses.replace(table, num_embeddings=1) for table in embedding_tables(job)]
+        model = build_model(
+            job.spec.model,
+            EmbeddingBagCollection(tables=tables),
+            FeatureSchema.from_job(job),
+            seed=job.spec.training.seed,
+        )
+    except SpecError as error:
+        return problems + error.problems
+    except Exception:
+        return [*problems, _own_fault(job, "a model that can be built")]
+    try:
+        logits_B = model(*_made_up_batch(job))
+    except Exception:
+        return [*problems, _own_fault(job, "a model whose forward works on the job's features")]
+    if not isinstance(logits_B, torch.Tensor) or logits_B.numel() != _SAMPLES:
+        found = tuple(logits_B.shape) if isinstance(logits_B, torch.Tensor) else type(logits_B).__name__
+        allowed = f"a model whose forward returns one logit per sample: shape ({_SAMPLES},), not {found}"
+        return [*problems, FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
+    if not logits_B.requires_grad:
+        allowed = "a model whose logits depend on its parameters"
+        return [*problems, FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
+    logits_B.sum().backward()
+    return problems
+
+
+def _made_up_batch(job: TrainingJob) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    features = [feature.name for feature in job.spec.data.sparse]
+    count = len(features) * _SAMPLES
+    sparse = KeyedJaggedTensor(
+        keys=features,
+        values=torch.zeros(count, dtype=torch.int64),
+        lengths=torch.ones(count, dtype=torch.int32),
+    )
+    return torch.zeros(_SAMPLES, len(job.spec.data.dense)), sparse
+
+
+def _check_transform(job: TrainingJob) -> list[FieldProblem]:
+    path = job.spec.data.transform
+    if path is None:
+        return []
+    module_name, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except Exception as error:
+        value = f"{path!r} ({type(error).__name__}: {error})"
+        mend = "install the package where the pods run or put it on PYTHONPATH"
+        return [FieldProblem("spec.data.transform", value, "a function that can be imported by the pods", mend)]
+    if not callable(found):
+        return [FieldProblem("spec.data.transform", f"{path!r} (a {type(found).__name__})", "a function")]
+    return []
+
+
+def _own_fault(job: TrainingJob, allowed: str) -> FieldProblem:
+    value = f"{job.spec.model.architecture!r} with options {job.spec.model.options}"
+    return FieldProblem("spec.model", value, allowed, traceback.format_exc(limit=-3))
+
+
+def main() -> int:
+    job = job_from_json(sys.stdin.read())
+    problems = check(job)
+    if problems:
+        sys.stdout.write(msgspec.json.encode(problems).decode() + "\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
