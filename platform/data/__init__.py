@@ -1,0 +1,44 @@
+"""Where rows come from: manifests, shard readers, trainer-ready batches, metric sketches, generated and converted data.
+
+Pure numpy and pyarrow. Here never enter torch, the master's decisions or a model.
+"""
+
+from elastrec.platform.data.batches import (
+    BatchSource,
+    InProcessSource,
+    JaggedIds,
+    Minibatch,
+    Prefetched,
+    dense_of,
+    ids_of,
+    label_of,
+)
+from elastrec.platform.data.encode import MISSING_ID, RowEncoder
+from elastrec.platform.data.manifest import DataFile, DataManifest, build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.partitions import Partition, existing_partitions, partitions_between
+from elastrec.platform.data.reader import ShardReader
+from elastrec.platform.data.sketch import BinaryMetricsSketch, Calibration
+
+__all__ = [
+    "MISSING_ID",
+    "BatchSource",
+    "BinaryMetricsSketch",
+    "Calibration",
+    "DataFile",
+    "DataManifest",
+    "InProcessSource",
+    "JaggedIds",
+    "Minibatch",
+    "Partition",
+    "Prefetched",
+    "RowEncoder",
+    "ShardReader",
+    "build_manifest",
+    "dense_of",
+    "existing_partitions",
+    "ids_of",
+    "label_of",
+    "partitions_between",
+    "read_manifest",
+    "write_manifest",
+]

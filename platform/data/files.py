@@ -1,0 +1,96 @@
+"""Where files lie: local paths and URIs behind one small interface, pyarrow's file systems."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from elastrec.platform.specs.errors import DataError
+
+
+def locate(uri: str) -> tuple[pafs.FileSystem, str]:
+    """The file system of a local path or URI, and the path inside it.
+
+    Raises:
+        DataError: no file system of pyarrow knows the scheme.
+    """
+    if "://" not in uri:
+        return pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
+    try:
+        return pafs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{uri}: cannot be opened ({error}); allowed: a local path or a URI such as s3://bucket/folder"
+        ) from error
+
+
+def join(uri: str, *parts: str) -> str:
+    """A path below a local path or URI; local paths become absolute, because every pod has its own folder."""
+    if "://" not in uri:
+        uri = str(Path(uri).expanduser().absolute())
+    return "/".join((uri.rstrip("/"), *parts))
+
+
+def list_files(uri: str) -> list[tuple[str, pafs.FileInfo]]:
+    """(URI, info) of a file, or of all files below a folder, by name; names beginning with `.` or `_` are left out.
+
+    Raises:
+        DataError: there is neither a file nor a folder.
+    """
+    filesystem, path = locate(uri)
+    root = filesystem.get_file_info(path)
+    if root.type == pafs.FileType.File:
+        return [(join(uri), root)]
+    if root.type != pafs.FileType.Directory:
+        raise DataError(f"{uri}: no such file or folder; check the job file's data.path and its partitions")
+    found = []
+    for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)):
+        relative = info.path[len(path.rstrip("/")) + 1 :]
+        if info.type == pafs.FileType.File and not any(part[0] in "._" for part in relative.split("/")):
+            found.append((join(uri, relative), info))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def read_bytes(uri: str) -> bytes:
+    """The whole of a small file.
+
+    Raises:
+        DataError: it does not exist or cannot be read.
+    """
+    filesystem, path = locate(uri)
+    try:
+        with filesystem.open_input_file(path) as stream:
+            return stream.read()  # type: ignore[no-any-return]
+    except OSError as error:
+        raise DataError(f"{uri}: cannot be read ({error})") from error
+
+
+def write_bytes(uri: str, content: bytes) -> None:
+    """Write a small file so that a reader sees either all of it or none.
+
+    Raises:
+        DataError: the place cannot be written.
+    """
+    filesystem, path = locate(uri)
+    try:
+        if not isinstance(filesystem, pafs.LocalFileSystem):
+            # Object stores show an object only when it is complete.
+            with filesystem.open_output_stream(path) as stream:
+                stream.write(content)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{uri}: cannot be written ({error})") from error

@@ -1,0 +1,74 @@
+"""Numbers out of any Arrow column that may hold them, with missing and wrong fields told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from elastrec.platform.specs.errors import DataError
+from numpy.typing import NDArray
+
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+
+
+def combined(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """One contiguous array, dictionaries decoded only by those who cannot use them."""
+    if isinstance(values, pa.ChunkedArray):
+        return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
+    return values
+
+
+def is_text(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(type_)
+        or pa.types.is_large_string(type_)
+        or pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_string_view(type_)
+    )
+
+
+def missing_of(values: pa.Array) -> NDArray[np.bool_]:
+    """bool [B]: where the field is empty."""
+    if not values.null_count:
+        return np.zeros(len(values), np.bool_)
+    return np.asarray(values.is_null())
+
+
+def as_float64(values: pa.Array, column: str) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Values float64 [B] (0 where missing or wrong), missing bool [B], wrong bool [B] (text that is no number, NaN).
+
+    Raises:
+        DataError: the column's type holds no numbers.
+    """
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if is_text(values.type):
+        return _parse(values)
+    if not (
+        pa.types.is_integer(values.type)
+        or pa.types.is_floating(values.type)
+        or pa.types.is_boolean(values.type)
+        or pa.types.is_decimal(values.type)
+        or pa.types.is_null(values.type)
+    ):
+        raise DataError(f"column {column!r}: found {values.type}, expected numbers")
+    missing_B = missing_of(values)
+    if values.null_count:
+        values = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0)
+    value_B = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    return value_B, missing_B, np.isnan(value_B)
+
+
+def _parse(values: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    text = values.cast(pa.string()) if not pa.types.is_string(values.type) else values
+    text = pc.utf8_trim_whitespace(text)
+    text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    missing_B = missing_of(text)
+    number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), True)
+    wrong_B = ~np.asarray(number)
+    text = pc.if_else(number, text, pa.scalar(None, pa.string()))
+    # The parser knows no leading plus sign.
+    text = pc.utf8_ltrim(text, "+")
+    value_B = np.asarray(pc.fill_null(text.cast(pa.float64()), 0.0))
+    return value_B, missing_B, wrong_B

@@ -1,0 +1,201 @@
+"""RawReader: rows of a manifest as the files hold them, by random access, one bounded piece at a time."""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.data.files import locate
+from elastrec.platform.data.manifest import DataFile, DataManifest
+from elastrec.platform.data.numbers import as_float64
+from elastrec.platform.data.text import INDEX_ROWS, TextLayout, parse_strings, parse_typed, row_starts
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import DataError
+
+_PIECE_ROWS = 131_072
+# Neighbouring shards share a row group; keeping the last ones spares decoding it twice.
+_CACHED_GROUPS = 4
+_CACHED_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """Consecutive rows of one file; `first_row` counts within the file."""
+
+    table: pa.Table
+    file: DataFile
+    first_row: int
+
+
+class RawReader:
+    """Reads ranges of a manifest's rows with the columns that the job needs (all columns before a user's transform).
+
+    Numbers of text files come as float64 where every field of the piece is a number, else as text, so that the encoder
+    can tell which row is bad. With a user's transform, label and dense columns of text files are always float64 (NaN
+    where the field is no number) and the others text.
+
+    Raises:
+        DataError: the user's transform cannot be imported.
+    """
+
+    def __init__(self, data: TrainingData, manifest: DataManifest) -> None:
+        self._data = data
+        self._manifest = manifest
+        self._columns = RowEncoder(data).columns
+        self._numbers = frozenset((data.label, *(feature.name for feature in data.dense)))
+        self._transform = load_transform(data.transform) if data.transform else None
+        self._open: tuple[str, pq.ParquetFile] | None = None
+        self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+
+    def read(self, start: int, length: int, *, transformed: bool = True) -> Iterator[RawRows]:
+        """Pieces of the range, in order.
+
+        Raises:
+            DataError: the range is outside the manifest, a file changed or vanished, or the transform's result is
+                unusable.
+        """
+        for file, first, count in self._manifest.locate_rows(start, length):
+            pieces = self._parquet(file, first, count) if file.text is None else self._text(file, first, count)
+            for piece in pieces:
+                if transformed and self._transform is not None:
+                    piece = RawRows(apply_transform(self._data, self._transform, piece.table), file, piece.first_row)
+                yield piece
+
+    def close(self) -> None:
+        """Forget open files and cached row groups."""
+        self._open = None
+        self._groups.clear()
+
+    def _parquet(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
+        begin = 0
+        for index, rows in enumerate(file.row_group_rows):
+            low, high = max(first, begin), min(first + count, begin + rows)
+            if low < high:
+                yield RawRows(self._group(file, index).slice(low - begin, high - low), file, low)
+            begin += rows
+
+    def _group(self, file: DataFile, index: int) -> pa.Table:
+        key = (file.uri, index)
+        if key in self._groups:
+            self._groups.move_to_end(key)
+            return self._groups[key]
+        try:
+            if self._open is None or self._open[0] != file.uri:
+                filesystem, path = locate(file.uri)
+                parquet = pq.ParquetFile(
+                    filesystem.open_input_file(path),
+                    pre_buffer=True,
+                    # Distinct texts are hashed once each.
+                    read_dictionary=[f.name for f in self._data.sparse if f.encoding != "integer" and not f.is_list],
+                )
+                self._open = (file.uri, parquet)
+            parquet = self._open[1]
+            if parquet.metadata.num_rows != file.rows:
+                raise DataError(
+                    f"{file.uri}: holds {parquet.metadata.num_rows} rows, the manifest says {file.rows}; the file "
+                    "changed after the job began: start the job again"
+                )
+            columns = None if self._transform is not None else list(self._columns)
+            table = parquet.read_row_group(index, columns=columns, use_threads=pa.cpu_count() > 1)
+        except (pa.ArrowException, OSError) as error:
+            self._open = None
+            raise DataError(f"{file.uri}: row group {index} cannot be read ({error})") from error
+        if table.nbytes <= _CACHED_BYTES // _CACHED_GROUPS:
+            self._groups[key] = table
+            while len(self._groups) > _CACHED_GROUPS:
+                self._groups.popitem(last=False)
+        return table
+
+    def _text(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
+        layout = file.text
+        assert layout is not None
+        filesystem, path = locate(file.uri)
+        columns = layout.columns if self._transform is not None else list(self._columns)
+        try:
+            with filesystem.open_input_file(path) as stream:
+                while count:
+                    taken = min(count, _PIECE_ROWS)
+                    block = _lines(stream, layout, first, taken, file)
+                    yield RawRows(self._parse(block, layout, columns, taken), file, first)
+                    first, count = first + taken, count - taken
+        except OSError as error:
+            raise DataError(f"{file.uri}: cannot be read ({error})") from error
+
+    def _parse(self, block: memoryview, layout: TextLayout, columns: list[str], rows: int) -> pa.Table:
+        try:
+            table = parse_typed(block, layout, columns, self._numbers)
+        except pa.ArrowInvalid:
+            table, _ = parse_strings(block, layout, columns, rows)
+            if self._transform is not None:
+                for name in sorted(self._numbers & set(columns)):
+                    value_B, missing_B, wrong_B = as_float64(table[name].combine_chunks(), name)
+                    value_B = np.where(wrong_B, np.nan, value_B)
+                    index = table.schema.get_field_index(name)
+                    table = table.set_column(index, name, pa.array(value_B, mask=missing_B))
+        if table.num_rows != rows:
+            raise DataError(f"{rows} lines gave {table.num_rows} rows; a quoted field must not hold a line break")
+        return table
+
+
+def _lines(stream: pa.NativeFile, layout: TextLayout, first: int, rows: int, file: DataFile) -> memoryview:
+    """Exactly the lines of `rows` rows from row `first` on."""
+    low, high = first // INDEX_ROWS, -(-(first + rows) // INDEX_ROWS)
+    begin = layout.row_offsets[low]
+    end = layout.row_offsets[high] if high < len(layout.row_offsets) else layout.end
+    stream.seek(begin)
+    block = stream.read(end - begin)
+    starts = row_starts(block)
+    skip = first - low * INDEX_ROWS
+    if len(block) != end - begin or len(starts) < skip + rows:
+        raise DataError(f"{file.uri}: is shorter than the manifest says; the file changed: start the job again")
+    stop = starts[skip + rows] if skip + rows < len(starts) else len(block)
+    return memoryview(block)[starts[skip] : stop]
+
+
+Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+def load_transform(path: str) -> Transform:
+    """Import `package.module:function`.
+
+    Raises:
+        DataError: there is no such module or function.
+    """
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise DataError(
+            f"data.transform: {path} cannot be imported ({error}); it must be importable in every pod (PYTHONPATH)"
+        ) from error
+    if not callable(function):
+        raise DataError(f"data.transform: {path} is a {type(function).__name__}; expected a function")
+    return function
+
+
+def apply_transform(data: TrainingData, transform: Transform, table: pa.Table) -> pa.Table:
+    """Run the user's function over the rows as one record batch; its own exceptions pass through.
+
+    Raises:
+        DataError: the result is no record batch, has another number of rows or lacks columns.
+    """
+    batch = table.combine_chunks().to_batches()[0]
+    result = transform(batch)
+    if not isinstance(result, pa.RecordBatch):
+        raise DataError(f"data.transform: {data.transform} returned {type(result).__name__}, expected a RecordBatch")
+    if result.num_rows != batch.num_rows:
+        raise DataError(
+            f"data.transform: {data.transform} made {result.num_rows} rows of {batch.num_rows}; the number must stay"
+        )
+    missing = [name for name in RowEncoder(data).columns if name not in result.schema.names]
+    if missing:
+        raise DataError(
+            f"data.transform: {data.transform} returned no columns {missing}; returned: {result.schema.names}"
+        )
+    return pa.Table.from_batches([result])

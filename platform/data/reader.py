@@ -1,0 +1,165 @@
+"""ShardReader: a shard's rows as trainer-ready batches, in an order that only the seed decides.
+
+Memory is bounded by a window of WINDOW_ROWS rows. A shard that fits into one window is shuffled as a whole; a larger
+one has its windows shuffled, and the rows inside each. A position counts rows of the shuffled shard, bad rows included,
+so that `offset` resumes exactly where another reader stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+from elastrec.platform.data.encode import BadRow, EncodedRows, RowEncoder
+from elastrec.platform.data.manifest import DataFile, DataManifest
+from elastrec.platform.data.raw import RawReader
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import DataError
+
+WINDOW_ROWS = 262_144
+
+
+class ShardReader:
+    """Reads shards of one manifest. Not for several threads at once.
+
+    Args:
+        data: the columns; see `elastrec.platform.data.encode` for the form of a batch.
+        manifest: of the same data.
+        hash_sizes: per embedding table, ids are taken modulo this.
+
+    Raises:
+        SpecError: a feature's name is reserved, or `hash_sizes` names an unknown table.
+        DataError: the user's transform cannot be imported.
+    """
+
+    def __init__(
+        self, data: TrainingData, manifest: DataManifest, *, hash_sizes: Mapping[str, int] | None = None
+    ) -> None:
+        self.data = data
+        self.manifest = manifest
+        self._encoder = RowEncoder(data, hash_sizes)
+        self._raw = RawReader(data, manifest)
+        self._skipped: set[tuple[str, int]] = set()
+
+    @property
+    def skipped_rows(self) -> int:
+        """Different bad rows left out so far by this reader."""
+        return len(self._skipped)
+
+    def read(
+        self, start: int, length: int, *, seed: int, shuffle: bool, offset: int = 0, batch_size: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of at most `batch_size` rows; smaller where bad rows were skipped, and the last of the shard.
+
+        Args:
+            start, length: the shard's rows in the manifest.
+            seed: of the shuffle.
+            offset: positions of the (shuffled) shard to leave out: they were trained before.
+
+        Raises:
+            DataError: a bad row (or one too many, with `skip`), or a file that cannot be read.
+        """
+        for batch, _ in self.read_with_offsets(
+            start, length, seed=seed, shuffle=shuffle, offset=offset, batch_size=batch_size
+        ):
+            if batch.num_rows:
+                yield batch
+
+    def read_with_offsets(
+        self, start: int, length: int, *, seed: int, shuffle: bool, offset: int = 0, batch_size: int
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """As `read`, each batch with the position after its last row; the last position is always `length`.
+
+        A batch whose rows are all bad comes out with no rows, so that its position is not lost.
+        """
+        if not 0 <= offset <= length:
+            raise DataError(f"offset: {offset} is not allowed; allowed: 0 to the shard's length {length}")
+        if batch_size < 1:
+            raise DataError(f"batch_size: {batch_size} is not allowed; allowed: 1 and above")
+        pending: list[tuple[pa.RecordBatch, np.ndarray]] = []
+        held, position, passed = 0, offset, 0
+        for first, count, rng in _windows(length, seed if shuffle else None):
+            if passed + count <= offset:
+                passed += count
+                continue
+            begin = max(0, offset - passed)
+            passed += count
+            batch, bad_B = self._window(start + first, count)
+            if rng is not None:
+                order = rng.permutation(count)[begin:]
+                batch, bad_B = batch.take(pa.array(order)), bad_B[order]
+            else:
+                batch, bad_B = batch.slice(begin), bad_B[begin:]
+            pending.append((batch, bad_B))
+            held += len(bad_B)
+            while held >= batch_size or (held and passed == length):
+                taken = min(batch_size, held)
+                position += taken
+                held -= taken
+                yield _first_rows(pending, taken), position
+
+    def read_raw(self, start: int, length: int) -> Iterator[pa.Table]:
+        """The rows as the files hold them, in file order, columns of the job only, before any user's transform."""
+        for piece in self._raw.read(start, length, transformed=False):
+            yield piece.table
+
+    def close(self) -> None:
+        """Let go of open files and cached rows."""
+        self._raw.close()
+
+    def _window(self, start: int, count: int) -> tuple[pa.RecordBatch, np.ndarray]:
+        batches, bad = [], []
+        for piece in self._raw.read(start, count):
+            try:
+                encoded = self._encoder.encode(piece.table)
+            except DataError as error:
+                raise DataError(f"{piece.file.uri}: {error}") from error
+            if encoded.first_bad is not None:
+                self._judge(piece.file, piece.first_row, encoded, encoded.first_bad)
+            batches.append(encoded.batch)
+            bad.append(encoded.bad_B)
+        if len(batches) == 1:
+            return batches[0], bad[0]
+        return pa.concat_batches(batches), np.concatenate(bad)
+
+    def _judge(self, file: DataFile, first_row: int, encoded: EncodedRows, reason: BadRow) -> None:
+        """Count bad rows, each once however often its shard is read; refuse where the job file says so."""
+        policy = self.data.bad_rows
+        text = (
+            f"{file.uri}: row {first_row + reason.row}, column {reason.column!r}: found {reason.found}, "
+            f"expected {reason.expected}"
+        )
+        if policy.policy == "fail":
+            raise DataError(f"{text}; mend the file, or allow such rows with data.bad_rows.policy: skip")
+        for row in np.flatnonzero(encoded.bad_B).tolist():
+            self._skipped.add((file.uri, first_row + row))
+        if len(self._skipped) > policy.at_most:
+            raise DataError(
+                f"{len(self._skipped)} bad rows, data.bad_rows.at_most allows {policy.at_most}; one of the last: {text}"
+            )
+
+
+def _windows(length: int, seed: int | None) -> Iterator[tuple[int, int, np.random.Generator | None]]:
+    """(first row, rows, generator of the inner shuffle) in the order in which the windows are read."""
+    starts = list(range(0, length, WINDOW_ROWS))
+    order = np.arange(len(starts))
+    if seed is not None and len(starts) > 1:
+        order = np.random.default_rng(seed).permutation(len(starts))
+    for index in order.tolist():
+        rng = None if seed is None else np.random.default_rng([seed, index])
+        yield starts[index], min(WINDOW_ROWS, length - starts[index]), rng
+
+
+def _first_rows(pending: list[tuple[pa.RecordBatch, np.ndarray]], count: int) -> pa.RecordBatch:
+    """Take `count` positions from the front, without their bad rows."""
+    parts = []
+    while count:
+        batch, bad_B = pending.pop(0)
+        taken = min(count, batch.num_rows)
+        part, part_bad = batch.slice(0, taken), bad_B[:taken]
+        if taken < batch.num_rows:
+            pending.insert(0, (batch.slice(taken), bad_B[taken:]))
+        parts.append(part.filter(pa.array(~part_bad)) if part_bad.any() else part)
+        count -= taken
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
