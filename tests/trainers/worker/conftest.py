@@ -1,0 +1,314 @@
+"""A scripted stand-in for the job master, served by the real RPC server, and real parameter server processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport import RpcServer, new_token
+from elastrec.platform.transport.job_messages import (
+    Answer,
+    Directive,
+    Done,
+    Failed,
+    Heartbeat,
+    Leased,
+    LeaseShards,
+    LeaseState,
+    Mode,
+    Register,
+    Registered,
+    RestoreOrder,
+    RoutingTable,
+    SavedPart,
+    SaveOrder,
+    Shard,
+    ShardProgress,
+)
+
+# What the stand-in leaves out: journal, timeouts, replacements. It keeps the protocol's promises and no more.
+
+
+class ScriptedMaster:
+    """Serves one job whose shards and directives the test decides.
+
+    Args:
+        servers: parameter servers to wait for before workers may train.
+    """
+
+    def __init__(self, job: TrainingJob, training: str, evaluation: str, servers: int) -> None:
+        self.job, self.servers = job, servers
+        self.training, self.evaluation = training, evaluation
+        self.token = new_token()
+        self.changed = threading.Condition()
+        self.worker_mode = Mode.TRAIN
+        self.server_mode = Mode.TRAIN
+        self.generation = 0
+        self.version = 1
+        self.restore = RestoreOrder("restore-0", "")
+        self.save: SaveOrder | None = None
+        self.saved: dict[str, SavedPart] = {}
+        self.addresses: dict[str, str] = {}
+        self.restored: dict[str, str] = {}
+        self.reached: dict[str, int] = {}
+        self.incarnations: dict[str, str] = {}
+        self.workers: list[str] = []
+        self.registrations: list[Register] = []
+        self.failures: list[Failed] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.todo: list[Shard] = []
+        self.doing: dict[tuple[str, int, int], tuple[str, Shard]] = {}
+        self.offsets: dict[tuple[str, int, int], int] = {}
+        self.done: list[ShardProgress] = []
+        self.sketch = BinaryMetricsSketch()
+        self.granted: dict[str, Leased] = {}
+        self.forget: set[str] = set()
+        self.finished = True
+        self.server = self._serve(0)
+
+    def _serve(self, port: int) -> RpcServer:
+        handlers = {
+            Register: self.on_register,
+            Heartbeat: self.on_heartbeat,
+            LeaseShards: self.on_lease,
+            Failed: self.on_failed,
+        }
+        server = RpcServer(handlers, token=self.token, port=port)
+        server.serve_in_background()
+        return server
+
+    def restart_after_shutdown(self) -> None:
+        """The RPC server comes back at its old address."""
+        self.server = self._serve(self.server.port)
+
+    def routing(self) -> RoutingTable:
+        names = sorted(self.addresses)
+        buckets = self.job.spec.resources.virtual_buckets
+        ready = [self.addresses[name] if self.restored.get(name) == self.restore.order_id else "" for name in names]
+        return RoutingTable(
+            epoch=self.generation + 1,
+            owners=[bucket % max(1, len(names)) for bucket in range(buckets)],
+            servers=names,
+            addresses=ready,
+        )
+
+    def ready(self) -> bool:
+        return len(self.addresses) == self.servers and all(self.routing().addresses)
+
+    def directive(self, role: Role) -> Directive:
+        mode = self.worker_mode if role is Role.WORKER else self.server_mode
+        if role is Role.WORKER and not self.ready() and mode is not Mode.EXIT:
+            mode = Mode.IDLE
+        return Directive(
+            version=self.version,
+            mode=mode,
+            generation=self.generation,
+            routing=self.routing(),
+            members=sorted(self.workers),
+            save=self.save if role is not Role.WORKER else None,
+            restore=self.restore if role is not Role.WORKER else None,
+        )
+
+    def on_register(self, message: Register) -> Registered:
+        with self.changed:
+            self.registrations.append(message)
+            self.forget.discard(message.pod)
+            self.incarnations[message.pod] = message.incarnation
+            if message.role is Role.WORKER:
+                if message.pod not in self.workers:
+                    self.workers.append(message.pod)
+            elif self.addresses.get(message.pod) != message.address:
+                self.addresses[message.pod] = message.address
+                self.restored[message.pod] = message.restored_order_id
+            self.version += 1
+            self.changed.notify_all()
+            return Registered(
+                job_json=self.job.model_dump_json(by_alias=True).encode(),
+                rank=len(self.registrations) - 1,
+                training_manifest=self.training,
+                evaluation_manifest=self.evaluation,
+                directive=self.directive(message.role),
+            )
+
+    def on_heartbeat(self, message: Heartbeat) -> Answer:
+        with self.changed:
+            if message.pod in self.forget or self.incarnations.get(message.pod) != message.incarnation:
+                return Answer(directive=None, known=False)
+            self.heartbeats.append(message)
+            self.reached[message.pod] = message.reached_version
+            role = Role.PARAMETER_SERVER if message.pod in self.addresses else Role.WORKER
+            if message.restored_order_id and self.restored.get(message.pod) != message.restored_order_id:
+                self.restored[message.pod] = message.restored_order_id
+                self.version += 1
+            if message.saved is not None:
+                self.saved[message.pod] = message.saved
+            if message.generation == self.generation:
+                for progress in message.progress:
+                    self._take(progress)
+            self.changed.notify_all()
+            return Answer(directive=self.directive(role))
+
+    def _take(self, progress: ShardProgress) -> None:
+        key = (progress.kind, progress.epoch, progress.index)
+        held = self.doing.get(key)
+        if held is None or held[1].attempt != progress.attempt:
+            return
+        self.offsets[key] = max(self.offsets.get(key, 0), progress.offset)
+        if progress.offset == held[1].length:
+            del self.doing[key]
+            self.done.append(progress)
+            if progress.sketch:
+                self.sketch.merge(BinaryMetricsSketch.decode(progress.sketch))
+
+    def on_lease(self, message: LeaseShards) -> Leased:
+        with self.changed:
+            if message.request_id in self.granted:
+                return self.granted[message.request_id]
+            if message.generation != self.generation:
+                return Leased(state=LeaseState.STALE)
+            fitting = [shard for shard in self.todo if shard.kind == message.kind][: message.count]
+            if not fitting:
+                over = self.finished and not any(key[0] == message.kind for key in self.doing)
+                return Leased(state=LeaseState.DONE if over else LeaseState.WAIT, wait_seconds=0.05)
+            for shard in fitting:
+                self.todo.remove(shard)
+                self.doing[(shard.kind, shard.epoch, shard.index)] = (message.pod, shard)
+            answer = Leased(state=LeaseState.GRANTED, shards=fitting)
+            self.granted[message.request_id] = answer
+            return answer
+
+    def on_failed(self, message: Failed) -> Done:
+        with self.changed:
+            self.failures.append(message)
+            self.changed.notify_all()
+            return Done()
+
+    # What tests do
+
+    def add_shards(self, kind: str, rows: int, length: int, *, seed: int = 0, shuffle: bool = False) -> None:
+        for index, start in enumerate(range(0, rows, length)):
+            self.todo.append(
+                Shard(
+                    kind=kind, epoch=0, index=index, start=start, length=min(length, rows - start), offset=0,
+                    attempt=1, seed=seed + index, shuffle=shuffle, keep_predictions=kind == "evaluate",
+                )
+            )  # fmt: skip
+
+    def command(self, mode: Mode) -> int:
+        """Gives workers a new mode; returns the directive's version."""
+        with self.changed:
+            self.worker_mode = mode
+            self.version += 1
+            return self.version
+
+    def roll_back(self, shards: list[Shard], uri: str = "") -> None:
+        """A new generation: servers restore, shards begin again."""
+        with self.changed:
+            self.generation += 1
+            self.version += 1
+            self.restore = RestoreOrder(f"restore-{self.generation}", uri)
+            self.doing.clear()
+            self.offsets.clear()
+            self.done.clear()
+            self.granted.clear()
+            self.todo = [msgspec.structs.replace(shard, attempt=shard.attempt + 1) for shard in shards]
+
+    def give_back(self, pod: str) -> None:
+        """A dead worker's shards return with their acknowledged offsets."""
+        with self.changed:
+            for key, (owner, shard) in list(self.doing.items()):
+                if owner == pod:
+                    del self.doing[key]
+                    self.todo.append(
+                        msgspec.structs.replace(
+                            shard, offset=self.offsets.get(key, shard.offset), attempt=shard.attempt + 1
+                        )
+                    )
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        with self.changed:
+            while not condition():
+                left = deadline - time.monotonic()
+                assert left > 0, f"not within {seconds} s; failures: {self.failures}"
+                self.changed.wait(min(left, 0.05))
+
+    def close(self) -> None:
+        self.server.shutdown()
+
+
+class Pods:
+    """Real pod processes of a test, with their own folders; none outlives the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, master: ScriptedMaster, name: str, module: str, **variables: str) -> subprocess.Popen[bytes]:
+        files, work = self.folder / name / "files", self.folder / name / "work"
+        files.mkdir(parents=True, exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
+        (files / "token").write_text(master.token)
+        environment = {
+            **os.environ,
+            "ELASTREC_JOB": "test-job",
+            "ELASTREC_POD": name,
+            "ELASTREC_NODE": "test-node",
+            "ELASTREC_MASTER_ADDRESS": master.server.address,
+            "ELASTREC_HOST": "127.0.0.1",
+            "ELASTREC_PORT": "0",
+            "ELASTREC_CORES": "1",
+            "ELASTREC_FILES": str(files),
+            "ELASTREC_WORK": str(work),
+            **variables,
+        }
+        with (self.folder / f"{name}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module], cwd=work, env=environment, stdout=output, stderr=output
+            )
+        self.processes[name] = process
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes.values():
+            process.wait(10)
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    started = Pods(tmp_path / "pods")
+    started.folder.mkdir()
+    yield started
+    started.stop()
+
+
+MasterFactory = Callable[..., ScriptedMaster]
+
+
+@pytest.fixture
+def scripted_master() -> Iterator[MasterFactory]:
+    made: list[ScriptedMaster] = []
+
+    def make(job: TrainingJob, training: str = "", evaluation: str = "", servers: int = 0) -> ScriptedMaster:
+        made.append(ScriptedMaster(job, training, evaluation, servers))
+        return made[-1]
+
+    yield make
+    for master in made:
+        master.close()

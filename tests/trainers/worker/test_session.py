@@ -1,0 +1,127 @@
+"""The talk with the master: nothing is lost when it is away, and only the newest directive counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.specs.data import SparseFeature, TrainingData
+from elastrec.platform.specs.errors import AuthenticationError
+from elastrec.platform.specs.job import FaultTolerance, JobSpec, Metadata, ModelSpec, TrainingJob
+from elastrec.platform.transport.job_messages import LeaseState, Mode, ShardProgress
+from elastrec.trainers.worker.identity import Identity
+from elastrec.trainers.worker.session import Session
+from elastrec.trainers.worker.window import Window
+
+JOB = TrainingJob(
+    metadata=Metadata(name="tiny"),
+    spec=JobSpec(
+        model=ModelSpec(architecture="dlrm", embedding_dimension=4),
+        data=TrainingData(path="none", sparse=(SparseFeature(name="user"),)),
+        faults=FaultTolerance(heartbeat_interval=0.02),
+    ),
+)
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def pair(scripted_master: Callable[..., object]) -> Iterator[tuple[object, Session]]:
+    master = scripted_master(JOB)
+    session = Session(Identity("job", "worker-0", "", master.server.address, master.token, None))
+    session.register()
+    yield master, session
+    session.close()
+
+
+def progress(offset: int) -> ShardProgress:
+    return ShardProgress(kind="train", epoch=0, index=0, attempt=1, offset=offset)
+
+
+def test_a_worker_learns_a_new_directive_and_tells_that_it_reached_it(pair) -> None:
+    master, session = pair
+    before = session.directive
+    version = master.command(Mode.PAUSE)
+    after = session.wait_for_change(before, 10)
+    assert after.mode is Mode.PAUSE
+    session.reached(after.version)
+    master.wait_for(lambda: master.reached.get("worker-0") == version, 10)
+
+
+def test_progress_waits_for_a_master_that_is_away(pair) -> None:
+    master, session = pair
+    master.add_shards("train", 100, 100)
+    leased = session.lease(0, "train", 1, never)
+    assert leased is not None and leased.state is LeaseState.GRANTED
+    master.server.shutdown()
+    session.report(0, progress(50))
+    session.report(0, progress(100))
+    session.window.add(samples=100, steps=1)
+    master.restart_after_shutdown()
+    master.wait_for(lambda: [done.offset for done in master.done] == [100], 20)
+    assert sum(beat.metrics.samples for beat in master.heartbeats) == 100
+
+
+def test_a_master_that_forgot_the_worker_meets_it_again(pair) -> None:
+    master, session = pair
+    assert session.directive is not None
+    with master.changed:
+        master.forget.add("worker-0")
+    master.wait_for(lambda: len(master.registrations) == 2, 10)
+    assert master.registrations[0].incarnation == master.registrations[1].incarnation
+
+
+def test_progress_of_an_older_generation_is_not_sent(pair) -> None:
+    master, session = pair
+    before = session.directive
+    master.roll_back([])
+    after = session.wait_for_change(before, 10)
+    session.report(before.generation, progress(10))
+    session.report(after.generation, progress(20))
+    master.wait_for(lambda: any(beat.progress for beat in master.heartbeats), 10)
+    assert {item.offset for beat in master.heartbeats for item in beat.progress} == {20}
+
+
+def test_a_cancelled_lease_returns_although_the_master_is_away(pair) -> None:
+    master, session = pair
+    master.server.shutdown()
+    cancelled = threading.Event()
+    threading.Timer(0.1, cancelled.set).start()
+    assert session.lease(0, "train", 1, cancelled.is_set) is None
+    master.restart_after_shutdown()
+
+
+def test_sigterm_overrules_the_master(pair) -> None:
+    _, session = pair
+    before = session.directive
+    session.stop()
+    assert session.wait_for_change(before, 10).mode is Mode.EXIT
+
+
+def test_a_wrong_token_is_an_error_and_not_a_retry(scripted_master) -> None:
+    master = scripted_master(JOB)
+    session = Session(Identity("job", "worker-0", "", master.server.address, "wrong", None))
+    with pytest.raises(AuthenticationError):
+        session.register()
+
+
+def test_an_undelivered_window_is_part_of_the_next_one() -> None:
+    window = Window()
+    whole = BinaryMetricsSketch.coarse()
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        predictions = generator.random(10, np.float32)
+        labels = generator.integers(0, 2, 10).astype(np.float32)
+        whole.update(predictions, labels)
+        window.add(samples=10, loss_sum=1.0)
+        window.add_predictions(predictions, labels)
+        window.give_back(window.take())
+    taken = window.take()
+    assert (taken.samples, taken.loss_sum) == (30, 3.0)
+    assert BinaryMetricsSketch.decode(taken.sketch) == whole
+    assert window.take().sketch == b""

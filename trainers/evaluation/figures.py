@@ -1,0 +1,47 @@
+"""Figures of one model on one set of rows, and how two models on the same rows compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.specs.errors import DataError
+from elastrec.platform.transport.export_messages import EvaluationResult
+
+
+def evaluation_result(sketch: BinaryMetricsSketch) -> EvaluationResult:
+    """The sketch's figures; None where a figure is not defined (no rows, or one class only)."""
+    return EvaluationResult(
+        samples=sketch.rows,
+        auc=sketch.auc(),
+        normalized_entropy=sketch.normalized_entropy(),
+        log_loss=sketch.log_loss(),
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Challenger minus champion on the same rows; None where one of the two figures is not defined."""
+
+    auc: float | None
+    normalized_entropy: float | None
+    log_loss: float | None
+
+
+def compare(challenger: EvaluationResult, champion: EvaluationResult) -> Difference:
+    """How the challenger differs.
+
+    Raises:
+        DataError: the two were measured on different numbers of rows, so that they say nothing about each other.
+    """
+    if challenger.samples != champion.samples:
+        raise DataError(
+            f"challenger and champion were scored on {challenger.samples} and {champion.samples} rows; "
+            "score both on the same evaluation manifest"
+        )
+
+    def minus(name: str) -> float | None:
+        left, right = getattr(challenger, name), getattr(champion, name)
+        return None if left is None or right is None else float(left - right)
+
+    return Difference(minus("auc"), minus("normalized_entropy"), minus("log_loss"))

@@ -1,0 +1,105 @@
+"""The whole training loop.
+
+A worker does what the newest directive of its master says. While that is TRAIN or EVALUATE it goes through leased
+shards, minibatch by minibatch:
+
+    read ─► pull rows and dense parameters ─► forward, backward ─► push gradients ─► acknowledge the samples
+
+and with `overlap_pull` the pull of the next minibatch is under way while this one computes. A minibatch counts only
+once the servers have applied it. Whatever is lost on the way (a server, a connection, a rollback of the job) ends in
+the same place: everything in flight is dropped and the feed begins again at the last acknowledged row.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+from elastrec.platform.specs.errors import AuthenticationError, TransportError
+from elastrec.platform.transport.job_messages import Directive, Mode
+from elastrec.trainers.worker.feed import Finished, Item, Waiting
+from elastrec.trainers.worker.step import InFlight
+from elastrec.trainers.worker.work import Worker
+
+log = structlog.get_logger(__name__)
+
+_PATIENCE_SECONDS = 0.25
+
+
+def run(worker: Worker) -> None:
+    """From the first directive to EXIT.
+
+    Raises:
+        FeedError: a shard could not be read.
+        Exception: whatever the user's model or transform raised.
+    """
+    session = worker.session
+    while (directive := session.directive).mode is not Mode.EXIT:
+        try:
+            if directive.mode in (Mode.TRAIN, Mode.EVALUATE):
+                _work(worker, directive)
+            else:
+                _settle(worker, directive)
+                session.reached(directive.version)
+                session.wait_for_change(directive, 1.0)
+        except AuthenticationError:
+            raise
+        except TransportError as error:
+            log.warning("step_dropped", reason=str(error), generation=directive.generation)
+            worker.drop()
+            # A rolled-back job comes with a new directive; after a passing fault the same one is tried again.
+            session.wait_for_change(directive, _PATIENCE_SECONDS)
+    _leave(worker, directive)
+
+
+def _work(worker: Worker, directive: Directive) -> None:
+    """Trains or evaluates until the directive is another one."""
+    session = worker.session
+    feed = worker.follow(directive)
+    session.reached(directive.version)
+    overlap = worker.overlaps(directive)
+    ahead: InFlight | None = None
+    while session.directive == directive:
+        began = time.perf_counter()
+        entry = feed.next(0.0 if ahead else _PATIENCE_SECONDS)
+        session.window.add(wait_seconds=time.perf_counter() - began)
+        if isinstance(entry, Item):
+            started = worker.pull(entry)
+            if ahead:
+                worker.finish(ahead)
+            ahead = started
+            if not overlap:
+                worker.finish(ahead)
+                ahead = None
+            continue
+        if ahead:
+            worker.finish(ahead)
+            ahead = None
+        if isinstance(entry, Waiting | Finished):
+            # Others must not wait for a worker that has nothing to do.
+            worker.rest()
+        if isinstance(entry, Finished):
+            session.wait_for_change(directive, float("inf"))
+    if ahead and session.directive.generation == directive.generation:
+        worker.finish(ahead)
+
+
+def _settle(worker: Worker, directive: Directive) -> None:
+    """Nothing in flight any more: what this generation pushed is applied and told, what is older is dropped."""
+    if worker.generation == directive.generation:
+        worker.rest()
+    else:
+        worker.drop()
+
+
+def _leave(worker: Worker, directive: Directive) -> None:
+    try:
+        _settle(worker, directive)
+    except TransportError as error:
+        log.warning("left_without_flush", reason=str(error))
+        worker.drop()
+    worker.close()
+    worker.session.flush(timeout_seconds=2.0)
+    log.info("worker_done", pod=worker.session.identity.pod)
+
+

@@ -1,0 +1,98 @@
+"""The worker as a process: signals, set-up, and which error ends it with which exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import traceback
+
+import psutil
+import structlog
+import torch
+from elastrec.platform.specs.errors import (
+    AuthenticationError,
+    CheckpointError,
+    ClusterError,
+    DataError,
+    ElastrecError,
+    JobFailedError,
+    SpecError,
+    TransportError,
+)
+from elastrec.trainers.threads import granted_threads
+from elastrec.trainers.worker.feed import FeedError
+from elastrec.trainers.worker.identity import Identity
+from elastrec.trainers.worker.loop import run
+from elastrec.trainers.worker.session import Session
+from elastrec.trainers.worker.work import Worker
+
+log = structlog.get_logger(__name__)
+
+EXIT_DONE, EXIT_RETRY, EXIT_JOB_FAILS = 0, 1, 2
+
+
+def configure_logging() -> None:
+    """One line of text per event on standard error."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def main() -> int:
+    """Runs one worker until the master says EXIT or SIGTERM comes; returns the exit code."""
+    configure_logging()
+    torch.set_num_threads(granted_threads(os.environ))
+    try:
+        identity = Identity.read()
+    except ElastrecError as error:
+        log.error("worker_cannot_start", reason=str(error))
+        return EXIT_JOB_FAILS
+    structlog.contextvars.bind_contextvars(pod=identity.pod)
+    process = psutil.Process()
+    session = Session(identity, memory_bytes=lambda: int(process.memory_info().rss))
+    signal.signal(signal.SIGTERM, lambda *_: session.stop())
+    signal.signal(signal.SIGINT, lambda *_: session.stop())
+    try:
+        run(Worker(session, session.register()))
+        return EXIT_DONE
+    except AuthenticationError as error:
+        log.error("worker_refused", reason=str(error))
+        return EXIT_JOB_FAILS
+    except Exception as error:
+        if session.is_stopped and isinstance(error, TransportError):
+            return EXIT_DONE
+        return _fail(session, error)
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether another process may get past this error: lost connections, full disks and memory, not bugs or bad data.
+
+    An error outside our hierarchy was raised by the user's model or transform, or is a bug of ours; both come back.
+    """
+    if isinstance(error, SpecError | DataError | JobFailedError):
+        return False
+    return isinstance(error, TransportError | CheckpointError | ClusterError | OSError | MemoryError)
+
+
+def _fail(session: Session, error: Exception) -> int:
+    progress = None
+    cause: BaseException = error
+    if isinstance(error, FeedError):
+        progress, cause = error.progress, error.__cause__ or error
+    text = "".join(traceback.format_exception(cause))
+    retryable = is_retryable(cause)
+    reason = str(cause) if isinstance(cause, ElastrecError) else f"{type(cause).__name__}: {cause}"
+    log.error("worker_failed", retryable=retryable, reason=reason, traceback=text)
+    session.failed(retryable=retryable, reason=reason, traceback=text, shard=progress)
+    return EXIT_RETRY if retryable else EXIT_JOB_FAILS
