@@ -117,9 +117,9 @@ class LocalCluster:
         request: dict[str, Any] = msgspec.to_builtins(messages.CreatePod(pod=masked))
         return {"kind": messages.CreatePod.__name__, **request}
 
-    def agent(self) -> messages.AgentInfo:
+    def agent(self, timeout_seconds: float = _CALL_SECONDS) -> messages.AgentInfo:
         """Who serves this cluster."""
-        return self._call(messages.GetAgent(), messages.AgentInfo)
+        return self._call(messages.GetAgent(), messages.AgentInfo, timeout_seconds)
 
     def stop(self) -> None:
         """Deletes every pod and ends the agent; returns when no pod is left."""

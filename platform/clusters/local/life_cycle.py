@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from elastrec.platform.transport.security import TlsConfig
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
+_ANSWER_SECONDS = 2.0
 _TICK_SECONDS = 0.02
 _MEMORY_SHARE = 0.9
 
@@ -47,7 +49,14 @@ def start_agent(
     """
     state = StateFolder(Path(state_folder))
     with state.starting():
-        if not state.is_owned():
+        deadline = time.monotonic() + _START_SECONDS
+        while (cluster := _connect(state, tls_folder)) is None:
+            # Owned but silent: an agent that is just ending or dying; its lock goes last.
+            if state.is_owned():
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"the node agent in {state.folder} does not answer; see {state.log}")
+                time.sleep(_TICK_SECONDS)
+                continue
             total = PodSize(
                 float(len(os.sched_getaffinity(0))) if cores is None else cores,
                 int(psutil.virtual_memory().total * _MEMORY_SHARE) if memory_bytes is None else memory_bytes,
@@ -58,7 +67,6 @@ def start_agent(
             command += ["--node", node] if node else []
             command += ["--tls", str(tls_folder.absolute())] if tls_folder else []
             _spawn(state, command)
-        cluster = _connect(state, tls_folder)
     total = cluster.agent().total
     for name, asked, there in (("cores", cores, total.cores), ("memory_bytes", memory_bytes, total.memory_bytes)):
         if asked is not None and asked != there:
@@ -73,8 +81,7 @@ def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> Loca
     """The cluster of a folder if its agent is running, else None."""
     if not Path(state_folder).is_dir():
         return None
-    state = StateFolder(Path(state_folder))
-    return _connect(state, tls_folder) if state.is_owned() else None
+    return _connect(StateFolder(Path(state_folder)), tls_folder)
 
 
 def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> None:
@@ -84,13 +91,15 @@ def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> N
         return
     cluster = start_agent(state_folder, tls_folder=tls_folder)
     with state.starting():
-        cluster.stop()
-        cluster.close()
-        deadline = time.monotonic() + _STOP_SECONDS
-        while state.is_owned():
-            if time.monotonic() > deadline:
+        agent = os.pidfd_open(cluster.agent().pid)
+        try:
+            cluster.stop()
+            cluster.close()
+            # Readable once the process has ended; the lock is given up a little earlier.
+            if not select.select([agent], [], [], _STOP_SECONDS)[0]:
                 raise ClusterError(f"the node agent in {state.folder} does not end; see {state.log}")
-            time.sleep(_TICK_SECONDS)
+        finally:
+            os.close(agent)
 
 
 def _spawn(state: StateFolder, command: list[str]) -> None:
@@ -112,13 +121,16 @@ def _spawn(state: StateFolder, command: list[str]) -> None:
     threading.Thread(target=process.wait, name="agent-reaper", daemon=True).start()
 
 
-def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster:
-    deadline = time.monotonic() + _START_SECONDS
-    while (info := state.agent()) is None:
-        if time.monotonic() > deadline:
-            raise ClusterError(f"the node agent in {state.folder} does not say where it listens; see {state.log}")
-        time.sleep(_TICK_SECONDS)
+def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster | None:
+    """The cluster of a folder when an agent holds the folder and answers."""
+    info = state.agent()
+    if info is None or not state.is_owned():
+        return None
     tls = TlsConfig.from_folder(tls_folder) if tls_folder else None
     cluster = LocalCluster(info.address, state.token.read_text(), tls)
-    cluster.agent()
+    try:
+        cluster.agent(timeout_seconds=_ANSWER_SECONDS)
+    except ClusterError:
+        cluster.close()
+        return None
     return cluster

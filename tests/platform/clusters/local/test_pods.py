@@ -199,7 +199,7 @@ def test_what_a_pod_leaves_behind_dies_when_it_ends_by_itself(cluster, make_pod,
 def test_a_failed_pod_is_restarted_in_place_with_its_port_and_work_folder(cluster, make_pod, until):
     program = (
         "import os, pathlib, socket; f = pathlib.Path('count'); n = int(f.read_text()) + 1 if f.exists() else 1\n"
-        "f.write_text(str(n)); s = socket.create_server((os.environ['ELASTREC_HOST'], int(os.environ['ELASTREC_PORT'])))\n"
+        "f.write_text(str(n)); e = os.environ; s = socket.create_server((e['ELASTREC_HOST'], int(e['ELASTREC_PORT'])))\n"
         "print(n, os.environ['ELASTREC_PORT']); raise SystemExit(0 if n == 3 else 1)"
     )
     pod = make_pod(program, serves=True, restart_policy=RestartPolicy.ON_FAILURE)
