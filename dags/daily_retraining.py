@@ -1,0 +1,83 @@
+"""Every day: train on yesterday's clicks, evaluate on the newest day, publish what passes the gate."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from airflow.sdk import DAG, CronTriggerTimetable
+from elastrec.operators.params import training_params
+from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
+from elastrec.operators.training import (
+    LaunchJobOperator,
+    OfflinePhaseOperator,
+    PrepareDataOperator,
+    WarmStartOperator,
+)
+
+JOBS = Path(__file__).parent / "jobs"
+
+DOCUMENTATION = """
+### Daily retraining
+
+| task | what it does |
+|---|---|
+| `prepare_data` | checks the job, finds its rows and the checkpoint to continue from; refuses what cannot run |
+| `warm_start` | chooses how many workers and servers to start with |
+| `launch` | starts the job on the cluster, or attaches to the one that this run already started |
+| `offline_phase` | waits until the job has trained and evaluated; progress is in its log |
+| `evaluate_and_gate` | exports the model and compares it with the champion on the same rows |
+| `register` | registers the model in MLflow; it becomes champion if it passed |
+| `finish` | removes the job from the cluster, also after a failure |
+
+**Start it by hand:** *Trigger*, choose a job file, and leave the rest empty to train on the data that is there.
+Each task has a button to its **MLflow run**. A failed job's last lines are in the log of the task that waited for it.
+*Clear* and retries attach to the running job; there is never a second one for the same logical date.
+
+The schedule trains on one day and evaluates on the next, so a run needs two complete days of the click log. The DAG
+`click_log_arrived` starts the same run as soon as a day's partition is announced.
+"""
+
+with DAG(
+    dag_id="daily_retraining",
+    description="Train on yesterday, evaluate on the newest day, publish what passes the gate.",
+    doc_md=DOCUMENTATION,
+    schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", interval=timedelta(days=2)),
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=2,
+    render_template_as_native_obj=True,
+    params=training_params(JOBS, default="demo.yaml"),
+    tags=["elastrec", "training"],
+):
+    prepare_data = PrepareDataOperator(
+        task_id="prepare_data",
+        jobs_folder=JOBS,
+        job_file="{{ params.job_file }}",
+        job="{{ params.job }}",
+        overrides="{{ params.overrides }}",
+        start_from="{{ params.start_from }}",
+        interval_start="{{ params.interval_start }}",
+        interval_end="{{ params.interval_end }}",
+    )
+    warm_start = WarmStartOperator(task_id="warm_start", prepared=prepare_data.output)
+    launch = LaunchJobOperator(task_id="launch", prepared=prepare_data.output, allocation=warm_start.output)
+    offline_phase = OfflinePhaseOperator(
+        task_id="offline_phase",
+        prepared=prepare_data.output,
+        allocation=warm_start.output,
+        launched=launch.output,
+    )
+    evaluate_and_gate = EvaluateAndGateOperator(
+        task_id="evaluate_and_gate", prepared=prepare_data.output, launched=launch.output
+    )
+    register = RegisterModelOperator(
+        task_id="register",
+        prepared=prepare_data.output,
+        launched=launch.output,
+        decision=evaluate_and_gate.output,
+    )
+    finish = FinishJobOperator(task_id="finish", prepared=prepare_data.output)
+
+    prepare_data >> warm_start >> launch >> offline_phase >> evaluate_and_gate >> register
+    register >> finish.as_teardown(setups=launch)

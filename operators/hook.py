@@ -1,0 +1,109 @@
+"""The connection type `elastrec`: which cluster, which tracking server, which work folder."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.bases.hook import BaseHook
+from elastrec.operators import settings
+from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+    from elastrec.platform.clusters import ClusterConfig
+    from elastrec.platform.jobs import Platform
+
+
+class ElastrecHook(BaseHook):
+    """Opens the platform that an Airflow connection describes.
+
+    Host, port and password (the cluster's token) name a cluster. Instead of the password, the extra `token_file` may
+    name a file that holds it; instead of all three, the extra `agent_state` may name the folder of a node agent on
+    this machine. Further extras: `tracking_uri` and `work_uri` (both needed), `mlflow_ui_url`, `base_folder`, `ca`
+    (PEM text or the path of a PEM file), `backend` (default `local`).
+    """
+
+    conn_name_attr = "elastrec_conn_id"
+    default_conn_name = settings.DEFAULT_CONNECTION_ID
+    conn_type = settings.CONNECTION_TYPE
+    hook_name = "elastrec"
+
+    def __init__(self, elastrec_conn_id: str = default_conn_name) -> None:
+        super().__init__()
+        self.elastrec_conn_id = elastrec_conn_id
+
+    @cached_property
+    def platform(self) -> Platform:
+        """The platform; nothing is sent to it yet.
+
+        Raises:
+            SpecError: fields of the connection are missing or wrong; names all of them.
+        """
+        from elastrec.platform.jobs import Platform
+
+        connection = self.get_connection(self.elastrec_conn_id)
+        extra: dict[str, Any] = connection.extra_dejson
+        problems = [
+            FieldProblem(f"extra.{name}", "absent", "a URI", "add it to the connection")
+            for name in ("tracking_uri", "work_uri")
+            if not extra.get(name)
+        ]
+        if problems:
+            raise SpecError(problems, f"the connection {self.elastrec_conn_id}")
+        return Platform.connect(
+            self._cluster(connection, extra),
+            str(extra["tracking_uri"]),
+            str(extra["work_uri"]),
+            ui_url=str(extra.get("mlflow_ui_url") or ""),
+            base_folder=Path(str(extra["base_folder"])) if extra.get("base_folder") else None,
+        )
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Asks the cluster for its capacity."""
+        try:
+            capacity = self.platform.cluster.capacity()
+        except Exception as error:
+            return False, str(error)
+        gib = capacity.total.memory_bytes / 2**30
+        return True, f"the cluster has {capacity.total.cores:g} cores and {gib:.1f} GiB for pods"
+
+    def _cluster(self, connection: Connection, extra: dict[str, Any]) -> ClusterConfig:
+        from elastrec.platform.clusters import ClusterConfig, config_of
+        from elastrec.platform.clusters.local.life_cycle import find_agent
+
+        if extra.get("agent_state"):
+            found = find_agent(str(extra["agent_state"]))
+            if found is None:
+                raise ClusterError(f"extra.agent_state: no node agent runs in {extra['agent_state']}")
+            return config_of(found)
+        token = connection.password or _text_of(str(extra.get("token_file") or ""), "extra.token_file")
+        problems = [
+            FieldProblem(field, "absent", allowed, "fill it in, or name a node agent's folder in extra.agent_state")
+            for field, value, allowed in (
+                ("host", connection.host, "the host of the cluster's API"),
+                ("port", connection.port, "the port of the cluster's API"),
+                ("password", token, "the cluster's token, or extra.token_file"),
+            )
+            if not value
+        ]
+        if problems:
+            raise SpecError(problems, f"the connection {self.elastrec_conn_id}")
+        ca = str(extra.get("ca") or "")
+        return ClusterConfig(
+            backend=str(extra.get("backend") or "local"),
+            address=f"{connection.host}:{connection.port}",
+            token=str(token),
+            tls=ca if ca.startswith("-----BEGIN") else _text_of(ca, "extra.ca"),
+        )
+
+
+def _text_of(path: str, field: str) -> str:
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        problem = FieldProblem(field, f"{path!r} ({error})", "a readable file")
+        raise SpecError([problem], "the connection") from None

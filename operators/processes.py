@@ -1,0 +1,146 @@
+"""Child processes of a service stack: started in a session of their own, stopped with everything that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+
+class ServiceError(Exception):
+    """A service did not start, or ended on its own; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """One running service.
+
+    Attributes:
+        created: start time of the process as the kernel tells it; with the pid it names the process for ever.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    created: float
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The last lines that the service wrote."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def check_alive(self) -> None:
+        """Raises ServiceError when the service has ended."""
+        code = self.process.poll()
+        if code is not None:
+            raise ServiceError(f"{self.name} ended with exit code {code}; its log {self.log} ends with:\n{self.log_tail()}")
+
+
+def start_service(name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> Service:
+    """Starts a command as the leader of a new session; its output goes to the end of `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Service(name, process, log, psutil.Process(process.pid).create_time())
+
+
+def wait_until(ready: Callable[[], bool], services: Sequence[Service], what: str, timeout_seconds: float) -> None:
+    """Waits for a condition while every service lives.
+
+    Raises:
+        ServiceError: a service ended, or the time is over.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while not ready():
+        for service in services:
+            service.check_alive()
+        if time.monotonic() > deadline:
+            tails = "\n".join(f"--- {service.log}\n{service.log_tail(8)}" for service in services)
+            raise ServiceError(f"{what}: not ready within {timeout_seconds:.0f} s\n{tails}")
+        time.sleep(0.1)
+
+
+def stop_sessions(leaders: Sequence[int], grace_seconds: float = 10.0) -> None:
+    """Ends every process of the sessions that these processes lead: SIGTERM to the leaders, SIGKILL to what is left.
+
+    Airflow's children leave their parent's process group but not its session, so the session is what is ended.
+    """
+    members = {leader: session_members(leader) for leader in leaders}
+    for leader in leaders:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(leader, signal.SIGTERM)
+    everyone = [process for found in members.values() for process in found]
+    psutil.wait_procs(everyone, timeout=grace_seconds)
+    left = [process for leader in leaders for process in session_members(leader)]
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=5)
+
+
+def session_members(leader: int) -> list[psutil.Process]:
+    """The live processes of one session."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def hold(file: Path) -> IO[bytes]:
+    """Locks a file until it is closed or this process ends, however it ends.
+
+    Raises:
+        ServiceError: another process holds it.
+    """
+    held = file.open("ab")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        raise ServiceError(f"{file.parent} is in use by another process; end that, or choose another folder") from None
+    return held
+
+
+def remember(file: Path, services: Sequence[Service]) -> None:
+    """Writes down what runs, so that the next start can end what a killed one left behind."""
+    content = {service.name: [service.process.pid, service.created] for service in services}
+    temporary = file.with_suffix(".new")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(file)
+
+
+def end_forgotten(file: Path) -> list[str]:
+    """Ends the services that an earlier start wrote down and did not stop; returns their names."""
+    if not file.exists():
+        return []
+    leaders, names = [], []
+    for name, (pid, created) in json.loads(file.read_text()).items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # The leader may be dead while its children live on in its session: the pid is not reused until they end.
+            if abs(psutil.Process(pid).create_time() - created) > 1.0:
+                continue
+        if session_members(pid):
+            leaders.append(pid)
+            names.append(name)
+    stop_sessions(leaders)
+    file.unlink()
+    return names

@@ -1,0 +1,68 @@
+"""What Airflow reads to know this provider: its connection type with the fields of the form, and its links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastrec.operators.settings import CONNECTION_TYPE
+
+_TEXT = {"type": ["string", "null"]}
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Entry point `apache_airflow_provider`."""
+    return {
+        "package-name": "elastrec",
+        "name": "elastrec",
+        "description": "Elastic training of recommendation models.",
+        "connection-types": [
+            {
+                "connection-type": CONNECTION_TYPE,
+                "hook-class-name": "elastrec.operators.hook.ElastrecHook",
+                "hook-name": "elastrec",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "login", "extra"],
+                    "relabeling": {"password": "Cluster token"},
+                    "placeholders": {"host": "127.0.0.1", "port": "port of the cluster's API"},
+                },
+                "conn-fields": {
+                    "tracking_uri": {
+                        "label": "MLflow tracking URI",
+                        "schema": _TEXT,
+                        "description": "Needed. For example http://127.0.0.1:5000",
+                    },
+                    "work_uri": {
+                        "label": "Work folder",
+                        "schema": _TEXT,
+                        "description": "Needed. Folder or URI for manifests and checkpoints that all pods can reach.",
+                    },
+                    "mlflow_ui_url": {
+                        "label": "MLflow address for people",
+                        "schema": _TEXT,
+                        "description": "Where browsers open MLflow; default: the tracking URI.",
+                    },
+                    "token_file": {
+                        "label": "File with the cluster token",
+                        "schema": _TEXT,
+                        "description": "Instead of the token itself.",
+                    },
+                    "agent_state": {
+                        "label": "Folder of a local node agent",
+                        "schema": _TEXT,
+                        "description": "Instead of host, port and token.",
+                    },
+                    "base_folder": {
+                        "label": "Base folder of data paths",
+                        "schema": _TEXT,
+                        "description": "Relative data paths of job files are taken from here.",
+                    },
+                    "ca": {
+                        "label": "Root certificate",
+                        "schema": _TEXT,
+                        "description": "PEM text or path of a PEM file; empty: plain TCP.",
+                    },
+                },
+            }
+        ],
+        "extra-links": ["elastrec.operators.links.MlflowRunLink"],
+    }

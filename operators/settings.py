@@ -1,0 +1,25 @@
+"""Names and times of the provider, in one place. Times are in seconds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+CONNECTION_TYPE = "elastrec"
+DEFAULT_CONNECTION_ID = "elastrec_default"
+DAG_ID = "daily_retraining"
+CLICK_LOG_ASSET = "click_log"
+
+POLL_SECONDS = 1.0
+"""Between two looks of a trigger at its job."""
+PROGRESS_SECONDS = 15.0
+"""Between two progress lines in a task's log while the phase stays the same."""
+FIRE_GRACE_SECONDS = 6.0
+"""A trigger never fires earlier: Airflow turns success into up_for_retry when it fires while the task still defers."""
+LOST_AFTER_SECONDS = 30.0
+"""A job that the cluster does not know for this long is reported as lost, not as still running."""
+UNREACHABLE_AFTER_SECONDS = 600.0
+"""A cluster that does not answer for this long fails the try; the next one attaches to the job again."""
+RETRIES = 3
+RETRY_DELAY = timedelta(seconds=5)
+LONGEST_JOB = timedelta(hours=24)
+"""A job that still runs after this is stopped and its task fails."""

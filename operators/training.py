@@ -1,0 +1,242 @@
+"""Operators of the first half of a job's life: prepare, warm start, launch, and the offline phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastrec.operators import settings
+from elastrec.operators.base import (
+    AirflowException,
+    AirflowFailException,
+    ElastrecOperator,
+    give,
+    no_retry_for_bad_input,
+    owner_key,
+    owner_token,
+    take,
+)
+from elastrec.operators.links import push_link
+from elastrec.operators.params import read_interval, read_job
+from elastrec.operators.progress import progress_line
+from elastrec.operators.triggers import JobPhaseTrigger
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import Phase
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from elastrec.platform.jobs import Allocation, Launched, Platform, Prepared
+
+
+class PrepareDataOperator(ElastrecOperator):
+    """Reads the job, finds its rows and its checkpoint, and refuses what cannot run, before anything starts.
+
+    Args:
+        jobs_folder: relative job files are taken from here.
+        job_file, job, overrides, start_from, interval_start, interval_end: see `params.training_params`.
+
+    Output: `Prepared`.
+    """
+
+    template_fields: Sequence[str] = (
+        "job_file",
+        "job",
+        "overrides",
+        "start_from",
+        "interval_start",
+        "interval_end",
+    )
+
+    def __init__(
+        self,
+        *,
+        jobs_folder: str | Path,
+        job_file: str | None = None,
+        job: Mapping[str, Any] | str | None = None,
+        overrides: Mapping[str, Any] | str | None = None,
+        start_from: str | None = None,
+        interval_start: str | None = None,
+        interval_end: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.jobs_folder = str(jobs_folder)
+        self.job_file = job_file
+        self.job = job
+        self.overrides = overrides
+        self.start_from = start_from
+        self.interval_start = interval_start
+        self.interval_end = interval_end
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Runs the checks; a bad job, bad data or a bad connection fails without a retry."""
+        from elastrec.platform.jobs import job_id_for, prepare
+
+        run = context["dag_run"]
+        with no_retry_for_bad_input():
+            job = read_job(Path(self.jobs_folder), self.job_file, self.job, self.overrides, self.start_from)
+            interval = read_interval(
+                self.interval_start, self.interval_end, run.data_interval_end, by_hand=run.run_type == "manual"
+            )
+            job_id = job_id_for(job.metadata.name, owner_key(context))
+            prepared = prepare(self.platform, job, job_id, interval)
+        self.log.info(
+            "job %s: %s rows to train on (%s to %s), %s rows to evaluate on (to %s)",
+            job_id,
+            f"{prepared.training_rows:,}",
+            prepared.interval.start,
+            prepared.interval.end,
+            f"{prepared.evaluation_rows:,}",
+            prepared.interval.evaluation_end,
+        )
+        self.log.info("continues from %s", prepared.start_record or "nothing")
+        for line in prepared.adaptation.splitlines():
+            self.log.info(line)
+        return give(prepared)
+
+
+class WarmStartOperator(ElastrecOperator):
+    """Chooses the start-up sizes. Output: `Allocation`."""
+
+    template_fields: Sequence[str] = ("prepared",)
+
+    def __init__(self, *, prepared: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.prepared = prepared
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Asks the platform and logs where the sizes come from."""
+        from elastrec.platform.jobs import Prepared, warm_start
+
+        allocation = warm_start(self.platform, take(Prepared, self.prepared))
+        self.log.info(
+            "%d workers of %g cores, %d servers of %g cores; source: %s",
+            allocation.workers,
+            allocation.worker_cores,
+            allocation.parameter_servers,
+            allocation.parameter_server_cores,
+            allocation.source,
+        )
+        return give(allocation)
+
+
+class LaunchJobOperator(ElastrecOperator):
+    """Starts the job, or attaches to the one that this DAG run has already started. Output: `Launched`."""
+
+    template_fields: Sequence[str] = ("prepared", "allocation")
+
+    def __init__(self, *, prepared: Any, allocation: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.prepared = prepared
+        self.allocation = allocation
+        self._owner = ""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Launches; a job of an earlier try that has failed or was stopped is removed first."""
+        from elastrec.platform.jobs import Allocation, Prepared, stop
+
+        prepared, allocation = take(Prepared, self.prepared), take(Allocation, self.allocation)
+        self._owner = owner_token(context)
+        _remove_unsuccessful(self.platform, prepared.job_id)
+        try:
+            with no_retry_for_bad_input():
+                launched = _attach(self.platform, prepared, allocation, self._owner)
+        except Exception:
+            # Airflow runs no teardown for a set-up task that failed.
+            stop(self.platform, prepared.job_id, "it could not be launched")
+            raise
+        push_link(context, launched.run_url)
+        self.log.info("job %s runs; MLflow run %s", launched.job_id, launched.run_url)
+        return give(launched)
+
+    def on_kill(self) -> None:
+        """Stops what was started."""
+        _stop_owned(self.platform, self.prepared, self._owner, self.task_id)
+
+
+class OfflinePhaseOperator(ElastrecOperator):
+    """Waits, deferred, until the job has trained and evaluated. Output: the job's last `TrainingMetrics`.
+
+    A retry, a restart of scheduler or triggerer and *clear* attach to the running job. A job that is gone (its node
+    was lost, or a person stopped it) is launched again by the next try.
+    """
+
+    template_fields: Sequence[str] = ("prepared", "allocation", "launched")
+
+    def __init__(self, *, prepared: Any, allocation: Any, launched: Any, **kwargs: Any) -> None:
+        super().__init__(execution_timeout=kwargs.pop("execution_timeout", settings.LONGEST_JOB), **kwargs)
+        self.prepared = prepared
+        self.allocation = allocation
+        self.launched = launched
+        self._owner = ""
+
+    def execute(self, context: Context) -> None:
+        """Takes the job over and defers."""
+        from elastrec.platform.jobs import Allocation, Launched, Prepared
+
+        prepared, allocation = take(Prepared, self.prepared), take(Allocation, self.allocation)
+        task = context["ti"]
+        push_link(context, take(Launched, self.launched).run_url)
+        self._owner = owner_token(context)
+        if task.try_number > 1:
+            _remove_unsuccessful(self.platform, prepared.job_id)
+        launched = _attach(self.platform, prepared, allocation, self._owner)
+        self.log.info("watching job %s as %s", launched.job_id, self._owner)
+        self.defer(
+            trigger=JobPhaseTrigger(
+                job_id=launched.job_id,
+                conn_id=self.elastrec_conn_id,
+                owner=self._owner,
+                dag_id=task.dag_id,
+                run_id=task.run_id,
+                watched_task_id=task.task_id,
+            ),
+            method_name="resume",
+            timeout=self.execution_timeout,
+        )
+
+    def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
+        """Called with the trigger's event: returns the result, or fails with the pods' last words in the log."""
+        from elastrec.platform.jobs import failure_report, observe
+
+        job_id, outcome, reason = event["job_id"], event["outcome"], event["reason"]
+        if outcome == "succeeded":
+            metrics = observe(self.platform, job_id).metrics
+            self.log.info(progress_line(metrics))
+            return metrics.model_dump(mode="json")
+        if outcome in ("failed", "stopped"):
+            for line in failure_report(self.platform, job_id).splitlines():
+                self.log.error(line)
+            raise AirflowFailException(f"job {job_id} {outcome}: {reason}")
+        raise AirflowException(f"job {job_id} is {outcome}: {reason}; the next try attaches to it or launches it again")
+
+    def on_kill(self) -> None:
+        """Stops the job; while the task is deferred the trigger does it."""
+        _stop_owned(self.platform, self.prepared, self._owner, self.task_id)
+
+
+def _attach(platform: Platform, prepared: Prepared, allocation: Allocation, owner: str) -> Launched:
+    from elastrec.platform.jobs import launch
+
+    return launch(platform, prepared, allocation, owner=owner)
+
+
+def _remove_unsuccessful(platform: Platform, job_id: str) -> None:
+    from elastrec.platform.jobs import finish, observe
+
+    try:
+        phase = observe(platform, job_id).metrics.phase
+    except ClusterError as error:
+        if "not in the cluster" not in str(error):
+            raise
+        return
+    if phase in (Phase.FAILED, Phase.STOPPED):
+        finish(platform, job_id)
+
+
+def _stop_owned(platform: Platform, prepared: Any, owner: str, task_id: str) -> None:
+    from elastrec.platform.jobs import Prepared, stop
+
+    if owner:
+        stop(platform, take(Prepared, prepared).job_id, f"the Airflow task {task_id} was ended", owner=owner)
