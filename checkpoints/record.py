@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import structlog
 import xxhash
-
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import (
     FORMAT_VERSION,

@@ -1,0 +1,111 @@
+"""Pictures of a job for MLflow, drawn from the series that its run holds. matplotlib is imported when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from elastrec.platform.history import metric_names as names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Series = Sequence[tuple[int, float]]
+"""(step, value), by rising step."""
+
+_SIZE_INCHES = (9.0, 4.8)
+_QUALITY = {names.LOSS: "log loss", names.AUC: "AUC", names.NORMALIZED_ENTROPY: "normalised entropy"}
+
+
+def _figure(rows: int = 1, columns: int = 1, share_x: bool = False) -> tuple[Figure, list[Axes]]:
+    # Not pyplot: its figures are process-wide, and it wants a display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_SIZE_INCHES[0], _SIZE_INCHES[1] * max(1.0, rows * 0.6)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x)
+    axes = [axis for line in grid for axis in line]
+    for axis in axes:
+        axis.grid(True, alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _millions(axis: Axes, label: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axis.xaxis.set_major_formatter(EngFormatter())
+    axis.set_xlabel(label)
+
+
+def learning_curve(
+    series: Mapping[str, Series], evaluation: Mapping[str, float], title: str = "Learning curve"
+) -> Figure | None:
+    """Loss, AUC and normalised entropy of each window over the samples trained; None when none was measured.
+
+    Args:
+        series: by metric name; others than the three are ignored.
+        evaluation: `auc` and `normalized_entropy` on the evaluation rows, drawn as dashed lines.
+    """
+    drawn = [name for name in _QUALITY if series.get(name)]
+    if not drawn:
+        return None
+    figure, axes = _figure(rows=len(drawn), share_x=True)
+    for axis, name in zip(axes, drawn, strict=True):
+        steps, values = zip(*series[name], strict=True)
+        axis.plot(steps, values, color="tab:blue", linewidth=1.4, marker="." if len(steps) < 40 else None)
+        axis.set_ylabel(_QUALITY[name])
+        if name in evaluation:
+            axis.axhline(
+                evaluation[name], color="tab:orange", linestyle="--", label=f"evaluation rows: {evaluation[name]:.4f}"
+            )
+            axis.legend(frameon=False)
+    _millions(axes[-1], "samples trained (each window is measured before its update)")
+    figure.suptitle(title)
+    return figure
+
+
+def calibration(
+    predicted: Sequence[float], observed: Sequence[float], rows: Sequence[float], title: str = "Calibration"
+) -> Figure | None:
+    """Predicted against observed click rate on the evaluation rows, with two standard errors; None without rows."""
+    import numpy as np
+
+    if not len(predicted):
+        return None
+    p_C, o_C, n_C = (np.asarray(column, dtype=np.float64) for column in (predicted, observed, rows))
+    error_C = 2 * np.sqrt(np.maximum(o_C * (1 - o_C), 1e-12) / np.maximum(n_C, 1))
+    figure, (axis,) = _figure()
+    top = float(max(p_C.max(), (o_C + error_C).max())) * 1.05
+    axis.plot([0, top], [0, top], color="grey", linestyle="--", linewidth=1, label="perfectly calibrated")
+    axis.errorbar(p_C, o_C, yerr=error_C, fmt="o-", markersize=4, linewidth=1.2, capsize=2, label="evaluation rows")
+    mean_predicted, mean_observed = float((p_C * n_C).sum()), float((o_C * n_C).sum())
+    ratio = f"{mean_predicted / mean_observed:.3f}" if mean_observed else "undefined, no positives"
+    axis.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
+    axis.set_title(f"{title} (sum of predictions / clicks: {ratio})")
+    axis.legend(frameon=False)
+    return figure
+
+
+def batch_seconds(series: Mapping[str, Series], title: str = "Seconds per batch, by worker") -> Figure | None:
+    """Mean step duration of each worker over the samples trained; None without workers.
+
+    Args:
+        series: by worker name.
+    """
+    drawn = {worker: points for worker, points in sorted(series.items()) if points}
+    if not drawn:
+        return None
+    figure, (axis,) = _figure()
+    for worker, points in drawn.items():
+        steps, values = zip(*points, strict=True)
+        axis.plot(steps, values, linewidth=1.2, marker="." if len(steps) < 40 else None, label=worker)
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("seconds")
+    _millions(axis, "samples trained")
+    axis.set_title(title)
+    if len(drawn) <= 12:
+        axis.legend(frameon=False, fontsize="small")
+    return figure

@@ -1,0 +1,395 @@
+"""History: the job records in MLflow, written at a job's start and end and read by whoever wants to learn from them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+import structlog
+import xxhash
+from elastrec.platform.data.files import read_bytes
+from elastrec.platform.history import figures
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.points import CalibrationCurve, Point, calibration_points
+from elastrec.platform.history.records import (
+    TAG_DESCRIBED,
+    TAG_GATE,
+    TAG_GATE_REASON,
+    TAG_JOB_ID,
+    TAG_PHASE,
+    TAG_REASON,
+    JobFilter,
+    JobRecord,
+    describe,
+    read_record,
+)
+from elastrec.platform.history.sink import POINTS_PER_CALL
+from elastrec.platform.specs.errors import DataError, HistoryError
+from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.metrics import Phase
+
+if TYPE_CHECKING:
+    # At run time jobs import history.
+    from elastrec.platform.jobs.types import Allocation, GateDecision, Prepared
+    from mlflow.tracking import MlflowClient
+
+_log = structlog.get_logger(__name__)
+
+CHAMPION = "champion"
+_RUN_STATUS = {Phase.SUCCEEDED: "FINISHED", Phase.FAILED: "FAILED", Phase.STOPPED: "KILLED"}
+_LONGEST_REASON = 4000
+
+
+class Champion(msgspec.Struct, frozen=True):
+    """The version of a registered model that has the alias `champion`.
+
+    Attributes:
+        model_uri: `models:/name/version`, fixed to this version.
+        run_id: of the job that trained it.
+    """
+
+    name: str
+    version: str
+    model_uri: str
+    run_id: str
+
+
+class History:
+    """Reads and writes one experiment. mlflow is imported, and the server asked, at the first use.
+
+    Every method raises HistoryError when the server cannot be reached or refuses.
+
+    Args:
+        tracking_uri: `http(s)://...`, or `sqlite:///file`.
+        experiment: name; created when it does not exist.
+        ui_url: where people open MLflow, if that is not the tracking URI.
+    """
+
+    def __init__(self, tracking_uri: str, experiment: str, ui_url: str = "") -> None:
+        self._tracking_uri = tracking_uri
+        self._experiment = experiment
+        self._ui = (ui_url or (tracking_uri if tracking_uri.startswith("http") else "")).rstrip("/")
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        import mlflow
+        from mlflow.tracking import MlflowClient
+
+        if not self._tracking_uri.startswith("http"):
+            # mlflow's database store looks models up through the process-wide URI.
+            mlflow.set_tracking_uri(self._tracking_uri)
+        return MlflowClient(self._tracking_uri, registry_uri=self._tracking_uri)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}") from error
+        except OSError as error:
+            raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}; is it running?") from error
+
+    @cached_property
+    def _experiment_id(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        with self._explained(f"open the experiment {self._experiment!r}"):
+            found = self._client.get_experiment_by_name(self._experiment)
+            if found is None:
+                try:
+                    return str(self._client.create_experiment(self._experiment))
+                except MlflowException as error:
+                    if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                        raise
+                    found = self._client.get_experiment_by_name(self._experiment)
+        if found is None or found.lifecycle_stage != "active":
+            raise HistoryError(
+                f"experiment: {self._experiment!r} was deleted in MLflow; restore it there "
+                "(mlflow experiments restore) or name another in spec.history.experiment"
+            )
+        return str(found.experiment_id)
+
+    def start_run(self, prepared: Prepared, allocation: Allocation) -> str:
+        """The run of a job: asked and granted sizes, similarity tags, `cfg.` numbers, data sets, the job file.
+
+        Idempotent by job id: the same run again while it is open or after it succeeded; a new attempt after it failed
+        or was stopped. Two callers at once get the same run.
+        """
+        job = job_from_json(prepared.job_json)
+        run = self._live_run(prepared.job_id)
+        if run is None:
+            with self._explained(f"create the run of job {prepared.job_id}"):
+                attempt = len(self._runs(prepared.job_id)) + 1
+                name = prepared.job_id if attempt == 1 else f"{prepared.job_id} (attempt {attempt})"
+                tags = {TAG_JOB_ID: prepared.job_id, "elastrec.attempt": str(attempt), "mlflow.source.name": "elastrec"}
+                created = self._client.create_run(self._experiment_id, run_name=name, tags=tags)
+                # MLflow has no unique tags: the earlier of two racing runs stays.
+                run = self._live_run(prepared.job_id) or created
+                if run.info.run_id != created.info.run_id:
+                    self._client.delete_run(created.info.run_id)
+        run_id = str(run.info.run_id)
+        if run.data.tags.get(TAG_DESCRIBED) == "true":
+            return run_id
+        description = describe(job, prepared, allocation)
+        with self._explained(f"describe job {prepared.job_id}"):
+            from mlflow.entities import Param, RunTag
+
+            self._client.log_batch(run_id, params=[Param(*pair) for pair in description.params.items()])
+            self._client.log_batch(run_id, tags=[RunTag(*pair) for pair in description.tags.items()])
+            self._client.set_tag(run_id, "mlflow.note.content", _note(prepared))
+            self._client.log_text(run_id, json.dumps(json.loads(prepared.job_json), indent=2), "job.json")
+        now = time.time()
+        self.log_series(
+            run_id,
+            [
+                Point(names.named(names.CONFIGURATION, name=name), value, 0, now)
+                for name, value in description.configuration.items()
+            ],
+        )
+        self.log_dataset(run_id, "training", prepared.training_manifest, prepared.training_rows)
+        if prepared.evaluation_manifest:
+            self.log_dataset(run_id, "evaluation", prepared.evaluation_manifest, prepared.evaluation_rows)
+        with self._explained(f"describe job {prepared.job_id}"):
+            # Last: a run without it is described again by the next caller.
+            self._client.set_tag(run_id, TAG_DESCRIBED, "true")
+        _log.info("run started", job_id=prepared.job_id, run_id=run_id, experiment=self._experiment)
+        return run_id
+
+    def _runs(self, job_id: str) -> list[Any]:
+        with self._explained(f"look for job {job_id}"):
+            return list(
+                self._client.search_runs(
+                    [self._experiment_id], f"tags.`{TAG_JOB_ID}` = '{job_id}'", order_by=["attributes.start_time ASC"]
+                )
+            )
+
+    def _live_run(self, job_id: str) -> Any | None:
+        """The job's earliest run that is open, or its latest that succeeded."""
+        runs = self._runs(job_id)
+        opened = [run for run in runs if run.info.status in ("RUNNING", "SCHEDULED")]
+        opened.sort(key=lambda run: (run.info.start_time, run.info.run_id))
+        succeeded = [run for run in runs if run.info.status == "FINISHED"]
+        return (opened[:1] or succeeded[-1:] or [None])[0]
+
+    def log_series(self, run_id: str, points: Iterable[Point]) -> None:
+        """Writes points now, in as few calls as MLflow allows. A running job uses a Reporter instead."""
+        from mlflow.entities import Metric
+
+        metrics = [Metric(point.name, point.value, int(point.unix_seconds * 1000), point.step) for point in points]
+        with self._explained(f"write metrics of run {run_id}"):
+            for first in range(0, len(metrics), POINTS_PER_CALL):
+                self._client.log_batch(run_id, metrics=metrics[first : first + POINTS_PER_CALL])
+
+    def log_dataset(self, run_id: str, context: str, manifest_uri: str, rows: int) -> None:
+        """Records a data set as the run's input: URI and digest of its manifest and its row count, never its rows.
+
+        Args:
+            context: `training` or `evaluation`.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        try:
+            digest = xxhash.xxh3_64_hexdigest(read_bytes(manifest_uri))
+        except DataError as error:
+            raise HistoryError(f"the manifest of the {context} data cannot be read: {error}") from error
+        dataset = Dataset(
+            name=manifest_uri.rstrip("/").rsplit("/", 1)[-1],
+            digest=digest,
+            source_type="elastrec_manifest",
+            source=json.dumps({"uri": manifest_uri}),
+            profile=json.dumps({"num_rows": rows}),
+        )
+        with self._explained(f"write the {context} data set of run {run_id}"):
+            self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+
+    def set_phase(self, run_id: str, phase: Phase, reason: str = "") -> None:
+        """Writes where the job is, as tags; `finish_run` closes the run."""
+        from mlflow.entities import RunTag
+
+        tags = [RunTag(TAG_PHASE, phase.value), RunTag(TAG_REASON, reason[:_LONGEST_REASON])]
+        with self._explained(f"write the phase of run {run_id}"):
+            self._client.log_batch(run_id, tags=tags)
+
+    def finish_run(
+        self, run_id: str, phase: Phase, reason: str = "", calibration: CalibrationCurve | None = None
+    ) -> None:
+        """Draws the pictures and closes the run with its final phase. Idempotent.
+
+        Args:
+            reason: why it failed, with the traceback where there is one.
+        """
+        if not phase.is_final:
+            raise HistoryError(f"phase: {phase.value} is not allowed; allowed: Succeeded, Failed, Stopped")
+        if calibration is not None:
+            self.log_series(run_id, calibration_points(calibration, time.time()))
+        self.set_phase(run_id, phase, reason)
+        self.log_figures(run_id)
+        with self._explained(f"close run {run_id}"):
+            if reason:
+                self._client.log_text(run_id, reason, "reason.txt")
+            self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
+        _log.info("run finished", run_id=run_id, phase=phase.value, url=self.run_url(run_id))
+
+    def log_figures(self, run_id: str) -> list[str]:
+        """Learning curve, calibration and batch time per worker, from the run's own series; returns their paths."""
+        with self._explained(f"read run {run_id}"):
+            latest: Mapping[str, float] = self._client.get_run(run_id).data.metrics
+        workers = {
+            name.partition("/")[2]: name for name in latest if name.startswith(names.BATCH_SECONDS.format(pod=""))
+        }
+        columns = [
+            [value for _, value in self.series(run_id, name)] if name in latest else []
+            for name in (names.CALIBRATION_PREDICTED, names.CALIBRATION_OBSERVED, names.CALIBRATION_ROWS)
+        ]
+        quality = (names.LOSS, names.AUC, names.NORMALIZED_ENTROPY)
+        evaluation = {names.AUC: names.EVALUATION_AUC, names.NORMALIZED_ENTROPY: names.EVALUATION_NORMALIZED_ENTROPY}
+        drawn = {
+            "figures/learning_curve.png": figures.learning_curve(
+                {name: self.series(run_id, name) for name in quality if name in latest},
+                {name: latest[key] for name, key in evaluation.items() if key in latest},
+            ),
+            "figures/calibration.png": figures.calibration(columns[0], columns[1], columns[2]),
+            "figures/batch_seconds.png": figures.batch_seconds(
+                {worker: self.series(run_id, name) for worker, name in workers.items()}
+            ),
+        }
+        with self._explained(f"write the pictures of run {run_id}"):
+            for path, figure in drawn.items():
+                if figure is not None:
+                    self._client.log_figure(run_id, figure, path)
+        return [path for path, figure in drawn.items() if figure is not None]
+
+    def series(self, run_id: str, name: str) -> list[tuple[int, float]]:
+        """(step, value) of one metric, by step; of a step measured twice the last value."""
+        with self._explained(f"read {name} of run {run_id}"):
+            found = self._client.get_metric_history(run_id, name)
+        return sorted({metric.step: metric.value for metric in sorted(found, key=lambda m: m.timestamp)}.items())
+
+    def job_records(self, wanted: JobFilter | None = None, limit: int = 200) -> list[JobRecord]:
+        """Jobs of this experiment, the newest first.
+
+        Raises:
+            HistoryError: also when a run that claims to be a job cannot be read.
+        """
+        found: dict[str, Any] = {}
+        for expression in (wanted or JobFilter()).expressions():
+            token = None
+            with self._explained("search job records"):
+                while len(found) < limit or token is None:
+                    page = self._client.search_runs(
+                        [self._experiment_id],
+                        expression,
+                        max_results=min(limit, 1000),
+                        order_by=["attributes.start_time DESC"],
+                        page_token=token,
+                    )
+                    found |= {run.info.run_id: run for run in page}
+                    token = page.token
+                    if not token:
+                        break
+        records = [read_record(run) for run in found.values()]
+        records.sort(key=lambda record: record.started_unix_seconds, reverse=True)
+        return records[:limit]
+
+    def record(self, run_id: str) -> JobRecord:
+        """One job by its run."""
+        with self._explained(f"read run {run_id}"):
+            return read_record(self._client.get_run(run_id))
+
+    def champion(self, model_name: str) -> Champion | None:
+        """The registered model's current champion; None when the model or the alias does not exist."""
+        from mlflow.exceptions import MlflowException
+
+        with self._explained(f"look for the champion of {model_name!r}"):
+            try:
+                version = self._client.get_model_version_by_alias(model_name, CHAMPION)
+            except MlflowException as error:
+                if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"):
+                    return None
+                raise
+        number = str(version.version)
+        return Champion(model_name, number, f"models:/{model_name}/{number}", version.run_id or "")
+
+    def register(self, model_name: str, model_uri: str, run_id: str, decision: GateDecision) -> str:
+        """Registers a logged model as a new version, with the gate's figures as tags; returns the version.
+
+        Idempotent: the version that this run's model already has is returned again.
+        """
+        from mlflow.exceptions import MlflowException
+
+        with self._explained(f"register {model_uri} as {model_name!r}"):
+            try:
+                self._client.create_registered_model(model_name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            for version in self._client.search_model_versions(f"run_id = '{run_id}'"):
+                if version.name == model_name and version.source == model_uri:
+                    return str(version.version)
+            model_id = model_uri.removeprefix("models:/") if model_uri.startswith("models:/m-") else None
+            tags = {
+                TAG_GATE: "passed" if decision.passed else "refused",
+                TAG_GATE_REASON: decision.reason,
+                "auc": f"{decision.candidate.auc:.6f}",
+                "normalized_entropy": f"{decision.candidate.normalized_entropy:.6f}",
+            }
+            created = self._client.create_model_version(
+                model_name, model_uri, run_id, tags=tags, description=decision.reason, model_id=model_id
+            )
+        return str(created.version)
+
+    def promote(self, model_name: str, version: str) -> None:
+        """Moves the alias `champion` to a version."""
+        with self._explained(f"make version {version} of {model_name!r} champion"):
+            self._client.set_registered_model_alias(model_name, CHAMPION, version)
+        _log.info("champion moved", model=model_name, version=version)
+
+    def log_gate(self, run_id: str, decision: GateDecision) -> None:
+        """Writes candidate's and champion's scores on the same rows, and the decision."""
+        now = time.time()
+        values = {
+            names.EVALUATION_AUC: decision.candidate.auc,
+            names.EVALUATION_NORMALIZED_ENTROPY: decision.candidate.normalized_entropy,
+            names.EVALUATION_SAMPLES: float(decision.candidate.samples),
+        }
+        if decision.champion is not None:
+            values[names.CHAMPION_AUC] = decision.champion.auc
+            values[names.CHAMPION_NORMALIZED_ENTROPY] = decision.champion.normalized_entropy
+        self.log_series(run_id, [Point(name, value, 0, now) for name, value in values.items()])
+        with self._explained(f"write the gate's decision of run {run_id}"):
+            self._client.set_tag(run_id, TAG_GATE, "passed" if decision.passed else "refused")
+            self._client.set_tag(run_id, TAG_GATE_REASON, decision.reason)
+
+    def run_url(self, run_id: str) -> str:
+        """Page of a run; empty when nobody serves MLflow's pages (a database file as tracking URI)."""
+        if not self._ui:
+            return ""
+        return f"{self._ui}/#/experiments/{self._experiment_id}/runs/{run_id}?workflowType=machine_learning"
+
+    def compare_url(self, run_ids: Iterable[str]) -> str:
+        """Page that shows runs side by side; empty when nobody serves MLflow's pages."""
+        if not self._ui:
+            return ""
+        runs, experiments = (quote(json.dumps(ids)) for ids in (list(run_ids), [self._experiment_id]))
+        return f"{self._ui}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning"
+
+
+def _note(prepared: Prepared) -> str:
+    """The run's description, in Markdown."""
+    lines = [
+        f"Trained on {prepared.training_rows:,} rows from {prepared.interval.start} to {prepared.interval.end}, "
+        f"evaluated on {prepared.evaluation_rows:,} rows up to {prepared.interval.evaluation_end}.",
+    ]
+    if prepared.start_record:
+        lines.append(f"Continued from `{prepared.start_record}`.")
+    if prepared.adaptation:
+        lines.append(f"```\n{prepared.adaptation}\n```")
+    return "\n\n".join(lines)

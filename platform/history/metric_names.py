@@ -1,0 +1,101 @@
+"""Every metric that a job's run has in MLflow, with its unit. The one place where these names are written.
+
+Series of a running job have the samples trained so far as their step and the time of measurement as their timestamp,
+so that MLflow's charts show them over samples (axis "Step") or over elapsed time (axis "Relative time").
+"""
+
+from __future__ import annotations
+
+import re
+
+SAMPLES_PER_SECOND = "samples_per_second"
+LOSS = "loss"
+AUC = "auc"
+NORMALIZED_ENTROPY = "normalized_entropy"
+SAMPLES_TRAINED = "samples_trained"
+ELAPSED_SECONDS = "elapsed_seconds"
+WORKERS_RUNNING = "workers_running"
+SERVERS_RUNNING = "parameter_servers_running"
+
+BATCH_SECONDS = "batch_seconds/{pod}"
+PHASE_SECONDS = "phase_seconds/{pod}/{part}"
+MEMORY_BYTES = "system/{pod}/memory_bytes"
+CPU_CORES = "system/{pod}/cpu_cores"
+
+EVALUATION_AUC = "evaluation/auc"
+EVALUATION_NORMALIZED_ENTROPY = "evaluation/normalized_entropy"
+EVALUATION_SAMPLES = "evaluation/samples"
+CHAMPION_AUC = "evaluation/champion_auc"
+CHAMPION_NORMALIZED_ENTROPY = "evaluation/champion_normalized_entropy"
+
+CALIBRATION_PREDICTED = "calibration/predicted"
+CALIBRATION_OBSERVED = "calibration/observed"
+CALIBRATION_ROWS = "calibration/rows"
+
+TOTAL_SECONDS = "total/seconds"
+TOTAL_SAMPLES = "total/samples"
+TOTAL_SAMPLES_TRAINED = "total/samples_trained"
+TOTAL_SAMPLES_PER_SECOND = "total/samples_per_second"
+TOTAL_SHARDS = "total/shards"
+TOTAL_SHARDS_DONE = "total/shards_done"
+TOTAL_RESTARTS = "total/restarts"
+TOTAL_ROLLBACKS = "total/rollbacks"
+
+COST_CORE_SECONDS = "cost/core_seconds"
+COST_CORE_HOURS = "cost/core_hours"
+COST_BYTE_SECONDS = "cost/byte_seconds"
+COST_GIBIBYTE_HOURS = "cost/gibibyte_hours"
+COST_PRICE = "cost/price"
+COST_ROLE_CORE_SECONDS = "cost/{role}/core_seconds"
+COST_ROLE_BYTE_SECONDS = "cost/{role}/byte_seconds"
+COST_SAMPLES_PER_CORE_SECOND = "cost/samples_per_core_second"
+
+CONFIGURATION = "cfg.{name}"
+
+DESCRIPTIONS = {
+    SAMPLES_PER_SECOND: "samples trained per second in the last window, all workers",
+    LOSS: "mean log loss of the last window, nats, measured before the update",
+    AUC: "area under the ROC curve of the last window, measured before the update",
+    NORMALIZED_ENTROPY: "log loss of the last window over that of always predicting its click rate",
+    SAMPLES_TRAINED: "samples whose gradients were applied, repeats counted",
+    ELAPSED_SECONDS: "seconds since the job began",
+    WORKERS_RUNNING: "workers that are up",
+    SERVERS_RUNNING: "parameter servers that are up",
+    BATCH_SECONDS: "mean seconds of a worker's step in the last window",
+    PHASE_SECONDS: "mean seconds per step that a worker spent in wait, pull, compute or push",
+    MEMORY_BYTES: "bytes in use by a pod (MLflow's node id is the pod's name)",
+    CPU_CORES: "cores in use by a pod since the last measurement",
+    EVALUATION_AUC: "area under the ROC curve on the evaluation rows, which were never trained on",
+    EVALUATION_NORMALIZED_ENTROPY: "normalised entropy on the evaluation rows",
+    EVALUATION_SAMPLES: "evaluation rows",
+    CHAMPION_AUC: "the champion's AUC on the same evaluation rows",
+    CHAMPION_NORMALIZED_ENTROPY: "the champion's normalised entropy on the same evaluation rows",
+    CALIBRATION_PREDICTED: "mean prediction of one group of evaluation rows; step = group, by rising prediction",
+    CALIBRATION_OBSERVED: "observed click rate of that group",
+    CALIBRATION_ROWS: "rows of that group",
+    TOTAL_SECONDS: "seconds from the job's begin to its end",
+    TOTAL_SAMPLES: "samples that the training shards hold, all epochs",
+    TOTAL_SAMPLES_TRAINED: "samples whose gradients were applied; above total/samples by the repeats",
+    TOTAL_SAMPLES_PER_SECOND: "total/samples_trained over total/seconds",
+    TOTAL_SHARDS: "training shards, all epochs",
+    TOTAL_SHARDS_DONE: "training shards done",
+    TOTAL_RESTARTS: "pods that were restarted or replaced",
+    TOTAL_ROLLBACKS: "returns to a checkpoint record",
+    COST_CORE_SECONDS: "granted cores times seconds, all pods",
+    COST_CORE_HOURS: "cost/core_seconds in core-hours",
+    COST_BYTE_SECONDS: "granted bytes of memory times seconds, all pods",
+    COST_GIBIBYTE_HOURS: "cost/byte_seconds in GiB-hours",
+    COST_PRICE: "core-hours and GiB-hours at the given prices; absent without prices",
+    COST_ROLE_CORE_SECONDS: "cost/core_seconds of one role",
+    COST_ROLE_BYTE_SECONDS: "cost/byte_seconds of one role",
+    COST_SAMPLES_PER_CORE_SECOND: "total/samples_trained over cost/core_seconds",
+    CONFIGURATION: "a number of the job file or of the allocation, as a metric because MLflow compares only those by >",
+}
+"""Meaning and unit by name; `{}` stands for the changing part."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_\-. :]")
+
+
+def named(template: str, **parts: str) -> str:
+    """A name with its changing parts filled in; characters that MLflow refuses become `_`."""
+    return template.format(**{key: _UNSAFE.sub("_", value) for key, value in parts.items()})

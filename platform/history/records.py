@@ -1,0 +1,266 @@
+"""A job as its run in MLflow tells it: what is written when it starts, and how it is read back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase
+
+if TYPE_CHECKING:
+    # At run time jobs import history.
+    from elastrec.platform.jobs.types import Allocation, Prepared
+
+TAG_JOB_ID = "elastrec.job_id"
+TAG_JOB_NAME = "elastrec.job_name"
+TAG_PHASE = "elastrec.phase"
+TAG_REASON = "elastrec.reason"
+TAG_DESCRIBED = "elastrec.described"
+TAG_GATE = "elastrec.gate"
+TAG_GATE_REASON = "elastrec.gate_reason"
+_LABEL = "elastrec.label."
+_LONGEST_TAG = 4000
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Pods of a job and what each gets."""
+
+    workers: int
+    worker_cores: float
+    worker_memory_bytes: int
+    parameter_servers: int
+    parameter_server_cores: float
+    parameter_server_memory_bytes: int
+
+    @staticmethod
+    def asked(job: TrainingJob) -> Sizes:
+        """What the job file says."""
+        worker, server = job.spec.resources.worker, job.spec.resources.parameter_server
+        return Sizes(
+            workers=worker.count,
+            worker_cores=worker.cores,
+            worker_memory_bytes=worker.memory,
+            parameter_servers=server.count,
+            parameter_server_cores=server.cores,
+            parameter_server_memory_bytes=server.memory,
+        )
+
+    @staticmethod
+    def granted(allocation: Allocation) -> Sizes:
+        """What the job was started with."""
+        return Sizes(**{field: getattr(allocation, field) for field in Sizes.__struct_fields__})
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of the past or present.
+
+    Attributes:
+        phase: the last one written; a job that was killed with its master may still say Training.
+        interval: ISO 8601 start and end of its training data.
+        features: the `cfg.` numbers, without the prefix.
+        labels: the job file's own labels.
+        metrics: the last value of every metric.
+        started_unix_seconds, ended_unix_seconds: of the run; the end is None while it is open.
+    """
+
+    run_id: str
+    job_id: str
+    job_name: str
+    team: str
+    architecture: str
+    phase: Phase
+    reason: str
+    interval: tuple[str, str]
+    asked: Sizes
+    granted: Sizes
+    features: dict[str, float]
+    labels: dict[str, str]
+    metrics: dict[str, float]
+    started_unix_seconds: float
+    ended_unix_seconds: float | None
+
+    @property
+    def auc(self) -> float | None:
+        """On the evaluation rows."""
+        return self.metrics.get(names.EVALUATION_AUC)
+
+    @property
+    def normalized_entropy(self) -> float | None:
+        """On the evaluation rows."""
+        return self.metrics.get(names.EVALUATION_NORMALIZED_ENTROPY)
+
+    @property
+    def samples_trained(self) -> float | None:
+        return self.metrics.get(names.TOTAL_SAMPLES_TRAINED, self.metrics.get(names.SAMPLES_TRAINED))
+
+    @property
+    def core_seconds(self) -> float | None:
+        return self.metrics.get(names.COST_CORE_SECONDS)
+
+    @property
+    def byte_seconds(self) -> float | None:
+        return self.metrics.get(names.COST_BYTE_SECONDS)
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs are wanted; everything given must hold.
+
+    Attributes:
+        phases: any of these.
+        features: inclusive bounds of `cfg.` numbers, None for no bound, for example
+            `{"training_rows": (1e6, None)}`.
+    """
+
+    job_name: str | None = None
+    job_id: str | None = None
+    team: str | None = None
+    architecture: str | None = None
+    phases: tuple[Phase, ...] = ()
+    features: dict[str, tuple[float | None, float | None]] = {}
+    labels: dict[str, str] = {}
+
+    def expressions(self) -> list[str]:
+        """MLflow filter strings; a job is wanted when any of them holds (MLflow knows no OR).
+
+        Raises:
+            HistoryError: a text has both kinds of quotes, which MLflow's filters cannot express.
+        """
+        wanted = {
+            TAG_JOB_NAME: self.job_name,
+            TAG_JOB_ID: self.job_id,
+            "elastrec.team": self.team,
+            "elastrec.architecture": self.architecture,
+            **{f"{_LABEL}{key}": value for key, value in self.labels.items()},
+        }
+        # Runs of other tools in the same experiment are no jobs.
+        terms = [f"tags.`{TAG_DESCRIBED}` = 'true'"]
+        terms += [f"tags.`{key}` = {_quoted(value)}" for key, value in wanted.items() if value is not None]
+        for feature, (low, high) in self.features.items():
+            name = names.named(names.CONFIGURATION, name=feature)
+            terms += [f"metrics.`{name}` >= {low!r}"] if low is not None else []
+            terms += [f"metrics.`{name}` <= {high!r}"] if high is not None else []
+        together = " AND ".join(terms)
+        if not self.phases:
+            return [together]
+        return [f"{together} AND tags.`{TAG_PHASE}` = '{phase.value}'" for phase in dict.fromkeys(self.phases)]
+
+
+def _quoted(text: str) -> str:
+    for quote in ("'", '"'):
+        if quote not in text:
+            return f"{quote}{text}{quote}"
+    raise HistoryError(f"filter: {text!r} is not allowed; allowed: text with only one kind of quotes")
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a run is told at its start."""
+
+    params: dict[str, str]
+    tags: dict[str, str]
+    configuration: dict[str, float]
+
+
+def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> Description:
+    """Parameters, tags and `cfg.` numbers of a job that is about to start."""
+    spec = job.spec
+    asked, granted = Sizes.asked(job), Sizes.granted(allocation)
+    rows, dense = spec.optimizers.rows, spec.optimizers.dense
+    params: dict[str, Any] = {
+        **{f"asked.{key}": value for key, value in msgspec.structs.asdict(asked).items()},
+        **{f"granted.{key}": value for key, value in msgspec.structs.asdict(granted).items()},
+        "granted.source": allocation.source,
+        "model.architecture": spec.model.architecture,
+        "model.embedding_dimension": spec.model.embedding_dimension,
+        "model.options": msgspec.json.encode(spec.model.options, order="deterministic").decode(),
+        "model.precision": spec.model.precision,
+        "training.batch_size": spec.training.batch_size,
+        "training.batches_per_shard": spec.training.batches_per_shard,
+        "training.epochs": spec.training.epochs,
+        "training.seed": spec.training.seed,
+        "training.consistency": spec.training.consistency.mode,
+        "training.staleness": spec.training.consistency.staleness,
+        "training.overlap_pull": spec.training.overlap_pull,
+        "optimizers.rows": rows.kind.value,
+        "optimizers.rows.learning_rate": rows.learning_rate,
+        "optimizers.dense": dense.kind.value,
+        "optimizers.dense.learning_rate": dense.learning_rate,
+        "resources.virtual_buckets": spec.resources.virtual_buckets,
+        "data.path": spec.data.path,
+        "start_from": prepared.start_record or "nothing",
+    }
+    tags = {
+        TAG_JOB_ID: prepared.job_id,
+        TAG_JOB_NAME: job.metadata.name,
+        "elastrec.team": job.metadata.team,
+        "elastrec.architecture": spec.model.architecture,
+        "elastrec.consistency": spec.training.consistency.mode,
+        "elastrec.optimizer.rows": rows.kind.value,
+        "elastrec.optimizer.dense": dense.kind.value,
+        "elastrec.data.path": spec.data.path,
+        "elastrec.data.format": spec.data.format.value,
+        "elastrec.data.label": spec.data.label,
+        "elastrec.interval.start": prepared.interval.start,
+        "elastrec.interval.end": prepared.interval.end,
+        "elastrec.start": "continued" if prepared.start_record else "fresh",
+        TAG_PHASE: Phase.STARTING.value,
+        **{f"{_LABEL}{key}": value for key, value in job.metadata.labels.items()},
+    }
+    configuration = {
+        **{key: float(value) for key, value in msgspec.structs.asdict(granted).items()},
+        "training_rows": float(prepared.training_rows),
+        "evaluation_rows": float(prepared.evaluation_rows),
+        "batch_size": float(spec.training.batch_size),
+        "epochs": float(spec.training.epochs),
+        "embedding_dimension": float(spec.model.embedding_dimension),
+        "dense_features": float(len(spec.data.dense)),
+        "sparse_features": float(len(spec.data.sparse)),
+        "tables": float(len(spec.data.tables)),
+        "rows_learning_rate": rows.learning_rate,
+        "dense_learning_rate": dense.learning_rate,
+        "staleness": float(spec.training.consistency.staleness),
+    }
+    return Description(
+        params={key: str(value) for key, value in params.items()},
+        tags={key: value[:_LONGEST_TAG] for key, value in tags.items()},
+        configuration=configuration,
+    )
+
+
+def read_record(run: Any) -> JobRecord:
+    """A job's record from an `mlflow.entities.Run`.
+
+    Raises:
+        HistoryError: the run was not written by `start_run`, or somebody has changed its parameters.
+    """
+    tags: Mapping[str, str] = run.data.tags
+    params: Mapping[str, str] = run.data.params
+    metrics: Mapping[str, float] = run.data.metrics
+    prefix = names.CONFIGURATION.format(name="")
+    try:
+        return JobRecord(
+            run_id=run.info.run_id,
+            job_id=tags[TAG_JOB_ID],
+            job_name=tags[TAG_JOB_NAME],
+            team=tags["elastrec.team"],
+            architecture=tags["elastrec.architecture"],
+            phase=Phase(tags[TAG_PHASE]),
+            reason=tags.get(TAG_REASON, ""),
+            interval=(tags["elastrec.interval.start"], tags["elastrec.interval.end"]),
+            asked=_sizes(params, "asked."),
+            granted=_sizes(params, "granted."),
+            features={key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)},
+            labels={key.removeprefix(_LABEL): value for key, value in tags.items() if key.startswith(_LABEL)},
+            metrics={key: value for key, value in metrics.items() if not key.startswith(prefix)},
+            started_unix_seconds=run.info.start_time / 1000,
+            ended_unix_seconds=run.info.end_time / 1000 if run.info.end_time else None,
+        )
+    except (KeyError, ValueError, msgspec.ValidationError) as error:
+        raise HistoryError(f"run {run.info.run_id} is no job record: {type(error).__name__} {error}") from error
+
+
+def _sizes(params: Mapping[str, str], prefix: str) -> Sizes:
+    return msgspec.convert({field: params[prefix + field] for field in Sizes.__struct_fields__}, Sizes, strict=False)

@@ -1,0 +1,151 @@
+"""Reporter: a job's series on their way to MLflow, in the background. Training never waits for the server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+import structlog
+from elastrec.platform.history.points import Point
+from elastrec.platform.history.sink import POINTS_PER_CALL, RefusedError, Sink, open_sink
+from elastrec.platform.specs.errors import HistoryError
+
+_log = structlog.get_logger(__name__)
+
+_CALL_TIMEOUT_SECONDS = 10.0
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+class Reporter:
+    """Sends points in batches from a thread of its own, at most one call per interval.
+
+    While the server is away points wait in a bounded buffer; when it is full the oldest go first, and their number is
+    logged. Order is kept; a batch that may have arrived is sent again, which MLflow stores once.
+
+    Args:
+        tracking_uri: MLflow's; ignored when `sink` is given.
+        capacity: points that may wait; 50,000 take about 10 MB.
+        interval_seconds: least time between two calls.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str,
+        run_id: str,
+        *,
+        capacity: int = 50_000,
+        interval_seconds: float = 1.0,
+        sink: Sink | None = None,
+    ) -> None:
+        if capacity < 1:
+            raise HistoryError(f"capacity: {capacity} is not allowed; allowed: 1 and above")
+        self._sink = sink or open_sink(tracking_uri)
+        self._run_id = run_id
+        self._capacity = capacity
+        self._interval = interval_seconds
+        self._points: deque[Point] = deque()
+        self._tags: dict[str, str] = {}
+        self._taken = 0  # points of the batch that is under way; they still lie at the buffer's left end
+        self._dropped = 0
+        self._changed = threading.Condition()
+        self._deadline: float | None = None
+        self._thread = threading.Thread(target=self._run, name="history-reporter", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Points lost so far: pushed out of the full buffer, or refused by the server."""
+        return self._dropped
+
+    @property
+    def waiting(self) -> int:
+        return len(self._points)
+
+    def log(self, points: Iterable[Point]) -> None:
+        """Takes points; returns at once whatever the server does. After `close` they are dropped."""
+        with self._changed:
+            before = self._dropped
+            for point in points:
+                if self._deadline is not None:
+                    self._dropped += 1
+                    continue
+                if len(self._points) >= self._capacity:
+                    self._points.popleft()
+                    self._taken = max(0, self._taken - 1)
+                    self._dropped += 1
+                self._points.append(point)
+            first_loss = before == 0 and self._dropped > 0
+            self._changed.notify()
+        if first_loss:
+            _log.warning("history points dropped", run_id=self._run_id, capacity=self._capacity)
+
+    def set_tags(self, tags: dict[str, str]) -> None:
+        """Sets tags of the run with the next call; the last value wins."""
+        with self._changed:
+            self._tags.update(tags)
+            self._changed.notify()
+
+    def close(self, deadline_seconds: float = 5.0) -> bool:
+        """Sends what waits, then ends the thread; True when nothing was lost. May be called twice."""
+        with self._changed:
+            if self._deadline is None:
+                self._deadline = time.monotonic() + deadline_seconds
+            self._changed.notify()
+        self._thread.join(deadline_seconds)
+        lost = len(self._points) + self._dropped
+        if lost:
+            _log.warning("history is incomplete", run_id=self._run_id, unsent=len(self._points), dropped=self._dropped)
+        return not lost and not self._tags
+
+    def _run(self) -> None:
+        pause, down = self._interval, False
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._points or self._tags or self._deadline is not None)
+                if not self._points and not self._tags:
+                    return
+            timeout = self._time_left()
+            if timeout <= 0:
+                return
+            try:
+                self._send(timeout)
+                if down:
+                    _log.info("history server is back", run_id=self._run_id, waiting=self.waiting)
+                pause, down = self._interval, False
+            except HistoryError as error:
+                if not down:
+                    _log.warning("history server is away", run_id=self._run_id, reason=str(error))
+                pause, down = min(max(2 * pause, 0.1), _LONGEST_PAUSE_SECONDS), True
+            with self._changed:
+                # Closing ends the pause between calls, but after a failure only shortens it.
+                self._changed.wait_for(lambda: self._deadline is not None, timeout=pause)
+            if self._deadline is not None and down:
+                time.sleep(min(0.2, max(0.0, self._time_left())))
+
+    def _time_left(self) -> float:
+        if self._deadline is None:
+            return _CALL_TIMEOUT_SECONDS
+        return min(_CALL_TIMEOUT_SECONDS, self._deadline - time.monotonic())
+
+    def _send(self, timeout_seconds: float) -> None:
+        with self._changed:
+            batch = list(islice(self._points, POINTS_PER_CALL))
+            tags = dict(self._tags)
+            self._taken = len(batch)
+        refused = False
+        try:
+            self._sink.send(self._run_id, batch, tags, timeout_seconds)
+        except RefusedError as error:
+            refused = True
+            _log.warning("history points refused", run_id=self._run_id, points=len(batch), reason=str(error))
+        with self._changed:
+            for _ in range(self._taken):
+                self._points.popleft()
+            self._dropped += len(batch) if refused else 0
+            self._taken = 0
+            for key, value in tags.items():
+                if self._tags.get(key) == value:
+                    del self._tags[key]
