@@ -32,7 +32,7 @@ class Journal:
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.executescript(_SCHEMA)
         row = self._database.execute("SELECT max(version) FROM events").fetchone()
-        self.version: int = max(row[0] or 0, int(self.fact("version") or 0))
+        self.version: int = row[0] or 0
 
     def fact(self, name: str) -> str | None:
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from elastrec.platform.clusters.local.client import LocalCluster
+from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.clusters.protocol import PodSize
 from elastrec.platform.specs.errors import ClusterError
@@ -87,7 +88,7 @@ def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> Loca
 def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> None:
     """Deletes all pods and ends the agent; an agent that died before is started once more, to end its pods."""
     state = StateFolder(Path(state_folder))
-    if not state.is_owned() and not state.journal.exists():
+    if not state.is_owned() and not _left_pods(state):
         return
     cluster = start_agent(state_folder, tls_folder=tls_folder)
     with state.starting():
@@ -102,6 +103,25 @@ def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> N
             os.close(agent)
 
 
+def _left_pods(state: StateFolder) -> bool:
+    if not state.journal.exists():
+        return False
+    journal = Journal(state.journal)
+    try:
+        return bool(journal.records())
+    finally:
+        journal.close()
+
+
+def _environment() -> dict[str, str]:
+    # The agent has another working directory: relative entries would name other folders there.
+    variables = dict(os.environ)
+    if "PYTHONPATH" in variables:
+        entries = variables["PYTHONPATH"].split(os.pathsep)
+        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)
+    return variables
+
+
 def _spawn(state: StateFolder, command: list[str]) -> None:
     # What a killed agent wrote about itself must not be taken for the new one's.
     state.info.unlink(missing_ok=True)
@@ -109,7 +129,13 @@ def _spawn(state: StateFolder, command: list[str]) -> None:
         begin = output.tell()
         # The folder is the working directory: a checkout's own `platform` folder must not shadow the standard library.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=state.folder, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=state.folder,
+            env=_environment(),
+            start_new_session=True,
         )
     deadline = time.monotonic() + _START_SECONDS
     while state.agent() is None:

@@ -160,7 +160,7 @@ class CgroupV1Limits:
             if "cpuacct" not in self._folders:
                 return None
             return Usage(_read_int(self._pod("cpuacct", uid) / "cpuacct.usage") / 1e9, working_set)
-        except FileNotFoundError:
+        except OSError:  # the group is gone, or is just being removed
             return None
 
     def remove(self, uid: str) -> None:
@@ -226,7 +226,7 @@ class CgroupV2Limits:
             inactive = _read_key(pod / "memory.stat", "inactive_file")
             working_set = max(0, _read_int(pod / "memory.current") - inactive)
             return Usage(_read_key(pod / "cpu.stat", "usage_usec") / 1e6, working_set)
-        except FileNotFoundError:
+        except OSError:  # the group is gone, or is just being removed
             return None
 
     def remove(self, uid: str) -> None:

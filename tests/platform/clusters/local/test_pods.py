@@ -170,14 +170,9 @@ def test_a_pod_deleted_at_once_after_its_creation_leaves_nothing(cluster, make_p
 
 
 def test_grandchildren_that_left_the_group_die_with_the_pod(cluster, make_pod, first_line, is_alive):
-    program = (
-        "import os, signal, subprocess, sys\n"
-        "code = 'import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid() if os.getpid() != os.getsid(0)"
-        " else 0; print(os.getpid(), flush=True); signal.pause()'\n"
-        "middle = f'import subprocess, sys; subprocess.Popen([sys.executable, \"-c\", {code!r}], start_new_session=True)'\n"
-        "subprocess.run([sys.executable, '-c', middle])\n"
-        "signal.pause()"
-    )
+    leaf = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid()); signal.pause()"
+    middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {leaf!r}], start_new_session=True)"
+    program = f"import signal, subprocess, sys; subprocess.run([sys.executable, '-c', {middle!r}]); signal.pause()"
     pod = make_pod(program)
     cluster.create(pod)
     orphan = int(first_line(cluster, pod.name))
@@ -197,11 +192,15 @@ def test_what_a_pod_leaves_behind_dies_when_it_ends_by_itself(cluster, make_pod,
 
 
 def test_a_failed_pod_is_restarted_in_place_with_its_port_and_work_folder(cluster, make_pod, until):
-    program = (
-        "import os, pathlib, socket; f = pathlib.Path('count'); n = int(f.read_text()) + 1 if f.exists() else 1\n"
-        "f.write_text(str(n)); e = os.environ; s = socket.create_server((e['ELASTREC_HOST'], int(e['ELASTREC_PORT'])))\n"
-        "print(n, os.environ['ELASTREC_PORT']); raise SystemExit(0 if n == 3 else 1)"
-    )
+    program = """
+import os, pathlib, socket
+file, port = pathlib.Path("count"), int(os.environ["ELASTREC_PORT"])
+attempt = int(file.read_text()) + 1 if file.exists() else 1
+file.write_text(str(attempt))
+server = socket.create_server((os.environ["ELASTREC_HOST"], port))
+print(attempt, port)
+raise SystemExit(0 if attempt == 3 else 1)
+"""
     pod = make_pod(program, serves=True, restart_policy=RestartPolicy.ON_FAILURE)
     created = cluster.create(pod)
     status = until(cluster, pod.name)

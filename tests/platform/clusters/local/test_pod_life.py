@@ -1,0 +1,133 @@
+"""The pure life of pods: no sequence of events grants more than there is or wakes what has ended."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrec.platform.clusters.local import pod_life as life
+from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
+from elastrec.platform.clusters.local.pod_runner import ProcessExit
+from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, RestartPolicy
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import Role
+
+_TOTAL = PodSize(4.0, 1000)
+
+
+def _spec(name="a", cores=1.0, memory=100, policy=RestartPolicy.NEVER, **fields):
+    size = PodSize(cores, memory)
+    return PodSpec(name=name, job="j", role=Role.WORKER, command=("x",), size=size, restart_policy=policy, **fields)
+
+
+def _live(policy=RestartPolicy.NEVER, started=0.0) -> PodRecord:
+    record = life.new_record(_spec(policy=policy), uid="u", node="n", port=0, now=0.0)
+    return life.started(life.starting(record), started)
+
+
+def _exit(code=1, at=1.0, **fields):
+    return ProcessExit(exit_code=code, finished_unix_seconds=at, **fields)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (_exit(0), "Completed"),
+        (_exit(1), "Error"),
+        (_exit(137, oom_killed=True), "OOMKilled"),
+        (_exit(137, lost=True), "Error"),
+        (_exit(137, lost=True, rebooted=True), "NodeLost"),
+    ],
+)
+def test_the_reason_of_an_end_is_kubernetes_word(end, reason):
+    record = life.exited(_live(), end, now=1.0)
+    assert record.reason == reason
+    assert record.phase is (PodPhase.SUCCEEDED if end.exit_code == 0 else PodPhase.FAILED)
+
+
+def test_pauses_double_up_to_ten_seconds_and_begin_anew_after_a_healthy_minute():
+    record, pauses = _live(RestartPolicy.ON_FAILURE), []
+    for _ in range(9):
+        record = life.exited(record, _exit(at=1.0), now=1.0)
+        pauses.append(record.next_start_unix_seconds - 1.0)
+        record = life.started(life.starting(record), 0.5)
+    assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0])
+    healthy = life.exited(record, _exit(at=60.5), now=60.5)
+    assert healthy.next_start_unix_seconds - 60.5 == pytest.approx(0.2)
+
+
+@given(st.integers(1, 10**6))
+def test_a_pause_never_leaves_its_bounds(failures):
+    assert 0.2 <= life.back_off_seconds(failures) <= 10.0
+
+
+def test_a_pod_that_is_being_deleted_is_not_restarted():
+    record = life.deleting(_live(RestartPolicy.ON_FAILURE), kill_at=5.0)
+    assert life.exited(record, _exit(), now=1.0).stage is Stage.ENDED
+
+
+def test_the_most_impatient_deletion_counts():
+    record = life.deleting(life.deleting(life.deleting(_live(), 9.0), 3.0), 7.0)
+    assert record.kill_unix_seconds == 3.0
+
+
+def test_the_digest_sees_every_field_and_the_record_keeps_no_secret():
+    spec = _spec(files={"token": "s3cret"})
+    assert life.digest_of(spec) == life.digest_of(_spec(files={"token": "s3cret"}))
+    assert life.digest_of(spec) != life.digest_of(_spec(files={"token": "other"}))
+    record = life.new_record(spec, uid="u", node="n", port=0, now=0.0)
+    assert record.spec.files == {"token": ""}
+    assert msgspec.json.decode(msgspec.json.encode(record), type=PodRecord) == record
+
+
+def test_a_shortage_names_what_is_missing():
+    assert life.shortage(PodSize(1.0, 10), PodSize(1.0, 10)) == ""
+    assert life.shortage(PodSize(2.0, 10), PodSize(0.5, 10)) == "insufficient cpu: asked 2.0, free 0.5"
+    assert "insufficient memory: asked 11, free 10" in life.shortage(PodSize(2.0, 11), PodSize(0.5, 10))
+    with pytest.raises(ClusterError, match="the cluster has 4.0"):
+        life.check_fits_at_all("a", PodSize(5.0, 1), _TOTAL)
+
+
+def test_tenths_of_cores_add_up_without_a_rest():
+    records = [
+        life.starting(life.new_record(_spec(str(n), cores=0.1), uid=str(n), node="n", port=0, now=0.0))
+        for n in range(39)
+    ]
+    assert life.shortage(PodSize(0.1, 1), life.free_of(PodSize(4.0, 100_000), records)) == ""
+
+
+_EVENTS = st.tuples(
+    st.sampled_from(["create", "admit", "exit-0", "exit-1", "retry", "delete"]),
+    st.integers(0, 5),
+    st.sampled_from([0.1, 0.3, 1.0, 2.5, 4.0]),
+    st.integers(1, 1000),
+)
+
+
+@given(st.lists(_EVENTS, max_size=60))
+def test_no_sequence_of_events_grants_more_than_there_is(events):
+    pods: dict[int, PodRecord] = {}
+    for now, (kind, number, cores, memory) in enumerate(events):
+        pod = pods.get(number)
+        if kind == "create" and pod is None:
+            spec = _spec(str(number), cores, memory, RestartPolicy.ON_FAILURE if number % 2 else RestartPolicy.NEVER)
+            pods[number] = life.new_record(spec, uid=str(number), node="n", port=0, now=now)
+        elif kind == "admit":
+            for key, waiting in pods.items():
+                fits = not life.shortage(waiting.size, life.free_of(_TOTAL, pods.values()))
+                if waiting.stage is Stage.WAITING and fits:
+                    pods[key] = life.started(life.starting(waiting), now)
+        elif pod is not None and kind.startswith("exit") and pod.stage is Stage.LIVE:
+            pods[number] = life.exited(pod, _exit(int(kind[-1]), at=now), now)
+        elif pod is not None and kind == "retry" and pod.stage is Stage.BACK_OFF:
+            pods[number] = life.started(life.starting(pod), now)
+        elif kind == "delete":
+            pods.pop(number, None)
+        held = [record.size for record in pods.values() if record.holds_resources]
+        assert sum(size.cores for size in held) <= _TOTAL.cores + 1e-5
+        assert sum(size.memory_bytes for size in held) <= _TOTAL.memory_bytes
+        for record in pods.values():
+            assert (record.stage is Stage.ENDED) == record.phase.is_final
+            assert record.attempt == 0 or record.attempt == record.restarts + 1

@@ -1,0 +1,95 @@
+"""The runner alone, without an agent: what it starts can be found again by another runner."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+import pytest
+
+from elastrec.platform.clusters.local.limits import ThreadLimits
+from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod
+from elastrec.platform.clusters.protocol import PodSize
+
+_SIZE = PodSize(1.0, 1 << 26)
+_ENVIRONMENT = {"PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def runner(tmp_path):
+    return PodRunner(tmp_path / "pods", ThreadLimits())
+
+
+def _ended(running: RunningPod) -> None:
+    assert select.select([running], [], [], 20.0)[0], "the pod did not end"
+    running.release()
+
+
+def _start(runner, *command, uid="pod", attempt=1):
+    if attempt == 1:
+        runner.prepare(uid, {})
+    return runner.start(uid, attempt, command, _ENVIRONMENT, _SIZE)
+
+
+def test_an_attempt_is_collected_with_its_exit_code(runner):
+    _ended(_start(runner, "sh", "-c", "exit 7"))
+    end = runner.collect("pod", 1)
+    assert (end.exit_code, end.oom_killed, end.lost) == (7, False, False)
+
+
+def test_another_runner_adopts_a_running_pod_and_can_end_it(runner, tmp_path):
+    first = _start(runner, "sleep", "1000")
+    while not (tmp_path / "pods/pod/claim.1.json").exists():
+        os.sched_yield()
+    adopted = PodRunner(tmp_path / "pods", ThreadLimits()).adopt("pod", 1)
+    assert isinstance(adopted, RunningPod)
+    assert adopted.pid == first.pid
+    runner.terminate(adopted)
+    _ended(adopted)
+    _ended(first)
+    assert runner.collect("pod", 1).exit_code == 128 + signal.SIGTERM
+
+
+def test_an_attempt_that_never_began_is_void_for_ever(runner, tmp_path):
+    runner.prepare("pod", {})
+    assert runner.adopt("pod", 1) is None
+    # The supervisor that comes late sees that its attempt is void, and runs nothing.
+    _ended(runner.start("pod", 1, ("touch", str(tmp_path / "ran")), _ENVIRONMENT, _SIZE))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_ended_attempt_is_adopted_as_its_end(runner):
+    _ended(_start(runner, "true"))
+    end = runner.adopt("pod", 1)
+    assert isinstance(end, ProcessExit)
+    assert end.exit_code == 0
+
+
+def test_a_stop_sent_right_after_the_start_is_not_lost(runner):
+    for attempt in range(1, 6):
+        running = _start(runner, "sleep", "1000", attempt=attempt)
+        runner.terminate(running)
+        _ended(running)
+        assert runner.collect("pod", attempt).exit_code == 128 + signal.SIGTERM
+
+
+def test_a_frozen_supervisor_is_destroyed_with_its_pod(runner, is_alive):
+    running = _start(runner, "sh", "-c", "echo $$; exec sleep 1000")
+    log = runner.log_folder("pod")
+    while not any(path.stat().st_size for path in log.iterdir()):
+        os.sched_yield()
+    pid = int(next(log.iterdir()).read_text())
+    running.send(signal.SIGSTOP)
+    runner.destroy(running)
+    _ended(running)
+    assert not is_alive(pid)
+
+
+def test_forgotten_pods_leave_no_folder(runner, tmp_path):
+    _ended(_start(runner, "true"))
+    assert runner.unknown(set()) == ["pod"]
+    runner.remove("pod")
+    runner.empty_trash()
+    assert runner.unknown(set()) == []
+    assert list((tmp_path / "pods/trash").iterdir()) == []
