@@ -1,0 +1,128 @@
+"""What workers and parameter servers say to each other.
+
+Every request with arrays carries a `Stamp`. Rows of all tables travel in one frame, in the order of the table plan:
+
+    Pull     → counts [T] int32 (ids per table), ids [U] int64
+    Rows     ← rows [sum of U_g * D_g] float32 (group after group), dense [S] float32 or empty
+    Push     → counts [T], ids [U], gradients [sum of U_g * D_g] float32, sightings [U] int32 or empty,
+               dense gradient [S] float32 or empty
+    InitDense→ this server's slice [S] float32 of the initial dense vector
+
+A training pull changes nothing: a row that does not exist yet is answered with its first value (zero while its id is
+below `admit_after` sightings), and is made by the push of its gradient. A `read_only` pull (evaluation) answers zero
+for every row that was never trained, exactly as an exported model does for ids that its tables do not hold.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.transport.job_messages import Message, TableUsage
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """Who asks, and which routing and generation it believes in."""
+
+    worker: str
+    incarnation: str
+    epoch: int
+    generation: int
+
+
+class Pull(Message):
+    """Rows, and this server's slice of the dense parameters if `dense`. Blocks with ssp while the worker is too far."""
+
+    stamp: Stamp
+    read_only: bool = False
+    dense: bool = False
+
+
+class Rows(Message):
+    """Answer to Pull."""
+
+
+class Push(Message):
+    """Gradients of one step. A repeated `sequence` of the same incarnation is applied once.
+
+    Attributes:
+        sequence: rises with every push of an incarnation.
+        samples: rows of the batch; in bsp the gradients of a round are averaged with these weights.
+    """
+
+    stamp: Stamp
+    sequence: int
+    samples: int
+
+
+class Applied(Message):
+    """The push is in the parameters (with bsp: its whole round)."""
+
+    sequence: int
+
+
+class Parameter(msgspec.Struct, frozen=True, array_like=True):
+    """One dense parameter; its elements follow those of the one before in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class InitDense(Message):
+    """Initial dense values; the first worker's win, and a record's values win over them by name and shape."""
+
+    stamp: Stamp
+    layout: list[Parameter]
+
+
+class Initialised(Message):
+    """Answer to InitDense. `fresh`: this call set the values."""
+
+    fresh: bool
+
+
+class Join(Message):
+    """The worker takes part in bsp and ssp from now on. Training requests join by themselves."""
+
+    stamp: Stamp
+
+
+class Leave(Message):
+    """The worker will neither pull nor push for a while: nobody waits for it. Its pending pushes stay valid."""
+
+    stamp: Stamp
+
+
+class Accepted(Message):
+    """Answer to Join and Leave."""
+
+
+class Stale(Message):
+    """The stamp names another routing epoch or generation than the server's, or the server has not restored yet."""
+
+    epoch: int
+    generation: int
+    ready: bool
+
+
+class Blocked(Message):
+    """Others are still behind; send the same request again."""
+
+
+class GetStats(Message):
+    """A plain call: what the server holds."""
+
+
+class Stats(Message):
+    epoch: int
+    generation: int
+    tables: list[TableUsage]
+    index_bytes: int
+    dense_parameters: int
+    pulls: int
+    pushes: int
+    rounds: int
+    members: list[str]
+
+
+ANSWERS: tuple[type[Message], ...] = (Rows, Applied, Initialised, Accepted, Stale, Blocked)
+"""What a stream may answer."""
