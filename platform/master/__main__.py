@@ -1,0 +1,101 @@
+"""The master pod: `python -m elastrec.platform.master`. Exit code 0: the job is over; 2: it could never have run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import structlog
+from elastrec.platform.clusters import ClusterConfig, connect_cluster
+from elastrec.platform.master.history_sink import open_history_sink
+from elastrec.platform.master.journal import JournalError
+from elastrec.platform.master.launch import decode_launch
+from elastrec.platform.master.service import JobService
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport import RpcServer, TlsConfig
+
+log = structlog.get_logger(__name__)
+BAD_INPUT_EXIT_CODE = 2
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise SpecError([FieldProblem(name, "''", "set by the cluster in a master's pod")], "the environment")
+    return value
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        problem = FieldProblem(str(path), str(error), "a readable file", "start masters with launch.master_pod")
+        raise SpecError([problem], "the pod's files") from None
+
+
+def run() -> int:
+    """Runs the master until its job is over and read; returns the exit code."""
+    stopped = threading.Event()
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+    files, work = Path(_variable(environment.FILES)), Path(_variable(environment.WORK))
+    host, port = os.environ.get(environment.HOST, "127.0.0.1"), int(_variable(environment.PORT))
+    token = _read(files / environment.TOKEN_FILE).strip()
+    request = decode_launch(_read(files / environment.LAUNCH_FILE))
+    try:
+        config = msgspec.json.decode(_read(files / environment.CLUSTER_FILE), type=ClusterConfig)
+    except msgspec.MsgspecError as error:
+        problem = FieldProblem("cluster", str(error), "a ClusterConfig as JSON")
+        raise SpecError([problem], environment.CLUSTER_FILE) from None
+    tls = TlsConfig.from_folder(files)
+    cluster = connect_cluster(config)
+    sink = open_history_sink(request, cluster)
+    service = JobService(request, cluster, work, token=token, tls=tls, on_report=sink.put if sink else None)
+    # A pod of a real cluster is reached by its own address, a local one by the loopback alone.
+    listen = host if host in ("127.0.0.1", "localhost") else "0.0.0.0"
+    server = RpcServer(service.handlers(), token=token, host=listen, port=port, tls=tls, advertised_host=host)
+    server.serve_in_background()
+    log.info("master_started", job=request.job_id, address=server.address, continued=service.is_continued)
+    service.start(server.address)
+    service.wait_until_done(stopped=stopped.is_set)
+    if stopped.is_set():
+        # The master's pod is being deleted, and with it the job.
+        log.info("master_stopped", job=request.job_id, phase=str(service.state.phase))
+    service.delete_pods(keep_for_logs=service.state.phase is Phase.FAILED and not stopped.is_set())
+    if sink:
+        sink.close()
+    service.close()
+    server.shutdown()
+    return 0
+
+
+def main() -> None:
+    """Reads who this pod is, runs the job, and turns what cannot be mended into an exit code with a reason."""
+    try:
+        code = run()
+    except (SpecError, JournalError) as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        code = BAD_INPUT_EXIT_CODE
+    except ElastrecError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Flight's and the history's threads must not keep a finished master alive.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What a job's state machine wants done: its outputs. The service carries them out after the event is journalled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from elastrec.platform.master.shards import Ended, Positions
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.job_messages import LeaseState, SavedPart, Shard
+
+
+class _Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class CreatePod(_Effect, frozen=True, kw_only=True):
+    name: str
+    role: Role
+    index: int
+    restart: int
+    cores: float
+    memory_bytes: int
+
+
+class DeletePod(_Effect, frozen=True, kw_only=True):
+    name: str
+    grace_seconds: float
+
+
+class ResizePod(_Effect, frozen=True, kw_only=True):
+    name: str
+    cores: float
+    memory_bytes: int
+
+
+class CommitRecord(_Effect, frozen=True, kw_only=True):
+    """Write the manifest of a record whose parts are all there."""
+
+    order_id: str
+    uri: str
+    is_final: bool
+    step: int
+    generation: int
+    parts: list[SavedPart]
+    positions: Positions
+
+
+class AnswerLease(_Effect, frozen=True, kw_only=True):
+    """The answer to ShardsAsked."""
+
+    state: LeaseState
+    shards: list[Shard] = []
+
+
+class RecordAttempt(_Effect, frozen=True, kw_only=True):
+    """One line of the ledger of what was trained."""
+
+    generation: int
+    ended: Ended
+
+
+class Decided(_Effect, frozen=True, kw_only=True):
+    """One line of the log: a decision and its inputs."""
+
+    decision: str
+    inputs: dict[str, Any]
+
+
+Effect = CreatePod | DeletePod | ResizePod | CommitRecord | AnswerLease | RecordAttempt | Decided

@@ -1,0 +1,160 @@
+"""What can happen to a job: the inputs of its state machine and the records of its journal.
+
+`time` is in seconds of the job's own clock: it only runs while a master runs and never goes back, whatever the
+machine's clock does.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.job_messages import SavedPart, ShardProgress
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    time: float
+
+
+class Begun(_Event, frozen=True, kw_only=True):
+    """The job exists; its pods are to be made."""
+
+
+class PodRegistered(_Event, frozen=True, kw_only=True):
+    """A pod's process reported for the first time, or again."""
+
+    pod: str
+    role: Role
+    incarnation: str
+    address: str = ""
+    node: str = ""
+    restored_order_id: str = ""
+
+
+class PodReported(_Event, frozen=True, kw_only=True):
+    """The part of a heartbeat that changes something."""
+
+    pod: str
+    incarnation: str
+    generation: int
+    reached_version: int
+    progress: list[ShardProgress] = []
+    saved: SavedPart | None = None
+    restored_order_id: str = ""
+
+
+class ShardsAsked(_Event, frozen=True, kw_only=True):
+    """A worker asked for shards."""
+
+    pod: str
+    incarnation: str
+    generation: int
+    request_id: str
+    count: int
+    kind: str
+    progress: list[ShardProgress] = []
+
+
+class PodFailed(_Event, frozen=True, kw_only=True):
+    """A pod told why it is about to exit."""
+
+    pod: str
+    incarnation: str
+    retryable: bool
+    reason: str
+    traceback: str = ""
+    shard: ShardProgress | None = None
+
+
+class PodSilent(_Event, frozen=True, kw_only=True):
+    """No life sign of this process for the heartbeat timeout."""
+
+    pod: str
+    incarnation: str
+    silent_seconds: float
+
+
+class PodGone(_Event, frozen=True, kw_only=True):
+    """The cluster says that the pod ended. `message` is for people (the last lines of its log)."""
+
+    pod: str
+    reason: str
+    exit_code: int | None = None
+    message: str = ""
+
+
+class PodDeleted(_Event, frozen=True, kw_only=True):
+    """The cluster has forgotten the pod."""
+
+    pod: str
+
+
+class PodRefused(_Event, frozen=True, kw_only=True):
+    """The cluster will never create this pod."""
+
+    pod: str
+    reason: str
+
+
+class RecordCommitted(_Event, frozen=True, kw_only=True):
+    """The record of a save order is complete."""
+
+    order_id: str
+
+
+class RecordFailed(_Event, frozen=True, kw_only=True):
+    """The record of a save order cannot be completed."""
+
+    order_id: str
+    reason: str
+
+
+class StopAsked(_Event, frozen=True, kw_only=True):
+    reason: str
+
+
+class OwnerChanged(_Event, frozen=True, kw_only=True):
+    """An observer took the job over: no other may stop it."""
+
+    owner: str
+
+
+class SaveAsked(_Event, frozen=True, kw_only=True):
+    pass
+
+
+class ShapeAsked(_Event, frozen=True, kw_only=True):
+    """Wanted counts and cores; None keeps what is."""
+
+    workers: int | None = None
+    parameter_servers: int | None = None
+    worker_cores: float | None = None
+    parameter_server_cores: float | None = None
+
+
+class Ticked(_Event, frozen=True, kw_only=True):
+    """A deadline of the state has passed."""
+
+
+class Restarted(_Event, frozen=True, kw_only=True):
+    """A new master process has taken over; all deadlines begin anew."""
+
+
+Event = (
+    Begun
+    | PodRegistered
+    | PodReported
+    | ShardsAsked
+    | PodFailed
+    | PodSilent
+    | PodGone
+    | PodDeleted
+    | PodRefused
+    | RecordCommitted
+    | RecordFailed
+    | StopAsked
+    | OwnerChanged
+    | SaveAsked
+    | ShapeAsked
+    | Ticked
+    | Restarted
+)

@@ -1,0 +1,253 @@
+"""Carries effects out: pods through the cluster, manifests through the checkpoint store; tells what became of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import structlog
+from elastrec.checkpoints import PartManifest, commit_record, open_record, prune
+from elastrec.platform.clusters.protocol import Cluster, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.master import events
+from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, Effect, ResizePod
+from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, TransportError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.security import TlsConfig
+
+log = structlog.get_logger(__name__)
+Submit = Callable[[Callable[[float], events.Event]], object]
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 5.0
+_WATCH_SECONDS = 10.0
+_LOG_LINES = 30
+
+
+class Executor:
+    """Effects run side by side; each one is repeated while the cluster is out of reach.
+
+    Args:
+        submit: takes the event that tells how an effect ended.
+        is_wanted: whether a pod (still) has a place in the job.
+    """
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        cluster: Cluster,
+        submit: Submit,
+        token: str,
+        tls: TlsConfig | None,
+        is_wanted: Callable[[str], bool],
+    ) -> None:
+        self._request = request
+        self._job = request.training_job
+        self._cluster = cluster
+        self._submit = submit
+        self._token = token
+        self._tls = tls
+        self._is_wanted = is_wanted
+        self._address = ""
+        self._statuses: dict[str, PodStatus] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="effects")
+        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self.failure_notes = ""
+
+    def start(self, master_address: str) -> None:
+        self._address = master_address
+        self._watcher.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, effect: Effect) -> None:
+        """Carries an effect out soon."""
+        if not self._stopping.is_set():
+            self._pool.submit(self._run, effect)
+
+    def statuses(self) -> dict[str, PodStatus]:
+        """What the cluster said last, by pod name."""
+        with self._lock:
+            return dict(self._statuses)
+
+    def delete_all(self, kept: Iterable[str]) -> None:
+        """Deletes the job's workers and servers but those in `kept`, side by side. Errors are logged."""
+        spared = set(kept)
+        try:
+            pods = [
+                pod.name
+                for pod in self._cluster.list(self._request.job_id)
+                if pod.role in (Role.WORKER, Role.PARAMETER_SERVER) and pod.name not in spared
+            ]
+        except ClusterError as error:
+            log.error("pods_not_listed", job=self._request.job_id, reason=str(error))
+            return
+        with ThreadPoolExecutor(max_workers=16, thread_name_prefix="delete") as pool:
+            for name, problem in zip(pods, pool.map(self._delete_once, pods), strict=True):
+                if problem:
+                    log.error("pod_not_deleted", pod=name, reason=problem)
+
+    def _delete_once(self, name: str) -> str:
+        try:
+            self._cluster.delete(name)
+        except ClusterError as error:
+            return str(error)
+        return ""
+
+    def _run(self, effect: Effect) -> None:
+        try:
+            if isinstance(effect, CreatePod):
+                self._create(effect)
+            elif isinstance(effect, DeletePod):
+                self._delete(effect)
+            elif isinstance(effect, ResizePod):
+                self._resize(effect)
+            elif isinstance(effect, CommitRecord):
+                self._commit(effect)
+        except Exception:
+            # A pool would swallow it; the state machine goes on and its deadlines find what is missing.
+            log.exception("effect_failed", effect=type(effect).__name__)
+
+    def pod_spec(self, effect: CreatePod) -> PodSpec:
+        """The pod that an effect asks for."""
+        build = worker_pod if effect.role is Role.WORKER else parameter_server_pod
+        return build(
+            self._request,
+            self._address,
+            effect.index,
+            self._token,
+            self._tls,
+            restart=effect.restart,
+            size=PodSize(effect.cores, effect.memory_bytes),
+        )
+
+    def _patiently(self, call: Callable[[], object], while_true: Callable[[], bool]) -> str:
+        """Repeats a call while the cluster is out of reach; returns the reason when the cluster refuses, else ''."""
+        pause = _FIRST_PAUSE_SECONDS
+        while while_true() and not self._stopping.is_set():
+            try:
+                call()
+                return ""
+            except ClusterError as error:
+                cause = error.__cause__
+                if not (isinstance(cause, TransportError) and cause.retryable):
+                    return str(error)
+                log.warning("cluster_out_of_reach", reason=str(error), next_try_seconds=pause)
+            self._stopping.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return ""
+
+    def _create(self, effect: CreatePod) -> None:
+        spec = self.pod_spec(effect)
+        created: list[PodStatus] = []
+        refused = self._patiently(
+            lambda: created.append(self._cluster.create(spec)), lambda: self._is_wanted(effect.name)
+        )
+        if refused:
+            self._submit(lambda now: events.PodRefused(time=now, pod=effect.name, reason=refused))
+        elif not self._is_wanted(effect.name):
+            # Given up while it was being created.
+            self._delete(DeletePod(name=effect.name, grace_seconds=0.0))
+        elif created:
+            self._seen(created[0], "MODIFIED")
+
+    def _delete(self, effect: DeletePod) -> None:
+        problem = self._patiently(
+            lambda: self._cluster.delete(effect.name, grace_seconds=effect.grace_seconds), lambda: True
+        )
+        if problem:
+            log.error("pod_not_deleted", pod=effect.name, reason=problem)
+        with self._lock:
+            self._statuses.pop(effect.name, None)
+        if not self._stopping.is_set():
+            self._submit(lambda now: events.PodDeleted(time=now, pod=effect.name))
+
+    def _resize(self, effect: ResizePod) -> None:
+        size = PodSize(effect.cores, effect.memory_bytes)
+        problem = self._patiently(lambda: self._cluster.resize(effect.name, size), lambda: self._is_wanted(effect.name))
+        if problem:
+            log.error("pod_not_resized", pod=effect.name, cores=effect.cores, reason=problem)
+
+    def _commit(self, effect: CommitRecord) -> None:
+        try:
+            parts = [PartManifest.from_json(part.manifest_json) for part in effect.parts]
+            commit_record(
+                effect.uri,
+                parts,
+                msgspec.json.encode(effect.positions),
+                job=self._job,
+                job_id=self._request.job_id,
+                kind="final" if effect.is_final else "periodic",
+                step=effect.step,
+                generation=effect.generation,
+                interval=self._request.data_interval,
+            )
+        except Exception as error:
+            if not self._is_committed(effect.uri):
+                reason = f"{type(error).__name__}: {error}"
+                self._submit(lambda now: events.RecordFailed(time=now, order_id=effect.order_id, reason=reason))
+                return
+        self._submit(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id))
+        try:
+            prune(
+                self._request.store,
+                self._job.metadata.name,
+                self._request.job_id,
+                self._job.spec.checkpoint.keep,
+                in_progress=[effect.uri],
+            )
+        except CheckpointError as error:
+            log.warning("records_not_pruned", reason=str(error))
+
+    def _is_committed(self, uri: str) -> bool:
+        # A master that was killed between writing the manifest and journalling it meets its own record again.
+        try:
+            return open_record(uri).manifest.job_id == self._request.job_id
+        except CheckpointError:
+            return False
+
+    def _watch(self) -> None:
+        version = 0
+        while not self._stopping.is_set():
+            try:
+                for event in self._cluster.watch(self._request.job_id, version, _WATCH_SECONDS):
+                    version = max(version, event.version)
+                    self._seen(event.pod, event.kind)
+                    if self._stopping.is_set():
+                        return
+            except ClusterError as error:
+                log.warning("cluster_not_watched", reason=str(error))
+                self._stopping.wait(1.0)
+            except Exception:
+                if self._stopping.is_set():
+                    return
+                log.exception("watch_failed")
+                self._stopping.wait(1.0)
+
+    def _seen(self, status: PodStatus, kind: str) -> None:
+        with self._lock:
+            if kind == "DELETED":
+                self._statuses.pop(status.name, None)
+            else:
+                self._statuses[status.name] = status
+        if not self._is_wanted(status.name) or not (kind == "DELETED" or status.phase.is_final):
+            return
+        reason = "Deleted" if kind == "DELETED" and not status.phase.is_final else status.reason
+        message = self._last_lines(status) if status.phase is PodPhase.FAILED and kind != "DELETED" else ""
+        self._submit(
+            lambda now: events.PodGone(
+                time=now, pod=status.name, reason=reason, exit_code=status.exit_code, message=message
+            )
+        )
+
+    def _last_lines(self, status: PodStatus) -> str:
+        try:
+            return "\n".join(self._cluster.logs(status.name, tail_lines=_LOG_LINES))
+        except ClusterError as error:
+            log.warning("log_not_read", pod=status.name, reason=str(error))
+            return status.message

@@ -1,0 +1,109 @@
+"""The job's series on their way into its MLflow run. Whatever happens to history, training does not notice."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.history.points import CostMeter, Point, calibration_points, final_points, window_points
+from elastrec.platform.history.reporter import Reporter
+from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.specs.errors import ClusterError, DataError
+from elastrec.platform.specs.metrics import TrainingMetrics
+
+log = structlog.get_logger(__name__)
+_WAITING_REPORTS = 64
+_CALIBRATION_GROUPS = 20
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The job at one moment; `evaluation_sketch` and `totals` are complete once its phase is final."""
+
+    metrics: TrainingMetrics
+    totals: Mapping[str, float]
+    evaluation_sketch: bytes
+
+
+class HistorySink:
+    """Turns reports into points on a thread of its own.
+
+    Args:
+        cluster: asked for the pods' sizes and usage, from which the costs follow.
+    """
+
+    def __init__(self, reporter: Reporter, cluster: Cluster, job_id: str) -> None:
+        self._reporter = reporter
+        self._cluster = cluster
+        self._job_id = job_id
+        self._meter = CostMeter()
+        self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        self._thread.start()
+
+    def put(self, report: Report) -> None:
+        """Takes a report; returns at once. When too many wait, this one is dropped."""
+        try:
+            self._reports.put_nowait(report)
+        except queue.Full:
+            log.warning("history_report_dropped", job=self._job_id, waiting=_WAITING_REPORTS)
+
+    def close(self, deadline_seconds: float = 10.0) -> None:
+        """Sends what waits, for at most this long."""
+        deadline = time.monotonic() + deadline_seconds
+        try:
+            self._reports.put(None, timeout=deadline_seconds / 2)
+            self._thread.join(deadline_seconds / 2)
+        except queue.Full:
+            log.warning("history_is_incomplete", job=self._job_id)
+        self._reporter.close(max(0.5, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        while (report := self._reports.get()) is not None:
+            try:
+                self._log(report)
+            except Exception:
+                log.exception("history_report_failed", job=self._job_id)
+
+    def _log(self, report: Report) -> None:
+        if self._has_ended:
+            return
+        now = time.time()
+        step = report.metrics.samples_trained
+        points = window_points(report.metrics, now)
+        try:
+            pods = self._cluster.list(self._job_id)
+            self._meter.observe(pods, now)
+            points += self._meter.usage_points(pods, step, now)
+        except ClusterError as error:
+            log.warning("pods_not_listed", job=self._job_id, reason=str(error))
+        if report.metrics.phase.is_final:
+            self._has_ended = True
+            points += final_points(report.metrics, now)
+            points += self._meter.points(step, now)
+            points += [Point(f"total/{name}", value, step, now) for name, value in report.totals.items()]
+            points += _calibration(report.evaluation_sketch, now)
+        self._reporter.log(points)
+
+
+def _calibration(encoded: bytes, now: float) -> list[Point]:
+    if not encoded:
+        return []
+    try:
+        return calibration_points(BinaryMetricsSketch.decode(encoded).calibration(_CALIBRATION_GROUPS), now)
+    except DataError as error:
+        log.warning("calibration_not_logged", reason=str(error))
+        return []
+
+
+def open_history_sink(request: LaunchRequest, cluster: Cluster) -> HistorySink | None:
+    """The sink of a job's run; None when the job was launched without history."""
+    if not request.run_id:
+        return None
+    return HistorySink(Reporter(request.tracking_uri, request.run_id), cluster, request.job_id)

@@ -1,0 +1,266 @@
+"""The job's history on disk: every event, committed before it is answered; snapshots so that a restart is short.
+
+SQLite in WAL mode. Concurrent callers share one commit. `synchronous=NORMAL`: a killed process loses nothing; the
+loss of the whole machine loses the pod's folder with it anyway.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import xxhash
+from elastrec.platform.master.effects import RecordAttempt
+from elastrec.platform.master.events import Event
+from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.state import JobState
+from elastrec.platform.specs.errors import ElastrecError
+
+FORMAT_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS plan (format INTEGER NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshot (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS events (
+    sequence INTEGER PRIMARY KEY, unix_seconds REAL NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS attempts (
+    kind TEXT NOT NULL, generation INTEGER NOT NULL, epoch INTEGER NOT NULL, shard INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, pod TEXT NOT NULL, row_begin INTEGER NOT NULL, row_end INTEGER NOT NULL,
+    outcome TEXT NOT NULL, sequence INTEGER NOT NULL);
+"""
+
+
+class JournalError(ElastrecError):
+    """The journal cannot be trusted or written."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One line of the ledger: rows `[row_begin, row_end)` of a shard, counted from its start, were trained."""
+
+    kind: str
+    generation: int
+    epoch: int
+    shard: int
+    attempt: int
+    pod: str
+    row_begin: int
+    row_end: int
+    outcome: str
+
+
+def _checksum(sequence: int, body: bytes) -> int:
+    # SQLite integers are signed; 63 bits are enough.
+    return xxhash.xxh3_64_intdigest(body, seed=sequence & 0xFFFF_FFFF) >> 1
+
+
+class Journal:
+    """Append-only, with compaction. `append` may be called by many threads, in the order of the events.
+
+    Args:
+        path: the SQLite file.
+        snapshot_every: events between two snapshots.
+
+    Raises:
+        JournalError: the file is no journal, is damaged, or cannot be written.
+    """
+
+    def __init__(self, path: Path, *, snapshot_every: int = 5_000) -> None:
+        self.path = path
+        self._snapshot_every = snapshot_every
+        self._pending: list[tuple[int, bytes, Sequence[RecordAttempt]]] = []
+        self._snapshot: tuple[int, bytes] | None = None
+        self._wake = threading.Condition()
+        self._last = 0
+        self._committed = 0
+        self._snapshotted = 0
+        self._problem: str | None = None
+        self._closing = False
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            found = self._database.execute("PRAGMA quick_check").fetchone()[0]
+            if found != "ok":
+                raise JournalError(f"{path}: the journal is damaged: {found}; {_MEND}")
+            self._database.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise JournalError(f"{path}: the journal cannot be opened: {error}; {_MEND}") from error
+        self._thread: threading.Thread | None = None
+
+    def load(self) -> JobState | None:
+        """The state after everything that was committed; None for a new journal.
+
+        Raises:
+            JournalError: a line is damaged or missing, or was written by another format.
+        """
+        try:
+            plan_row = self._database.execute("SELECT format, body, checksum FROM plan").fetchone()
+            snapshot_row = self._database.execute(
+                "SELECT sequence, body, checksum FROM snapshot ORDER BY sequence DESC LIMIT 1"
+            ).fetchone()
+            if plan_row is None:
+                return None
+            version, body, checksum = plan_row
+            if version != FORMAT_VERSION:
+                raise JournalError(f"{self.path}: journal format {version} is not allowed; allowed: {FORMAT_VERSION}")
+            if checksum != _checksum(0, body):
+                raise JournalError(f"{self.path}: the plan is damaged; {_MEND}")
+            state = JobState.new(msgspec.msgpack.decode(body, type=JobPlan))
+            if snapshot_row is not None:
+                sequence, body, checksum = snapshot_row
+                if checksum != _checksum(sequence, body):
+                    raise JournalError(f"{self.path}: the snapshot at {sequence} is damaged; {_MEND}")
+                state = decode_state(body)
+                self._last = sequence
+            self._snapshotted = self._last
+            for sequence, event in self._events(self._last):
+                state.handle(event)
+                self._last = sequence
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            raise JournalError(f"{self.path}: the journal cannot be read: {error}; {_MEND}") from error
+        self._committed = self._last
+        return state
+
+    def _events(self, after: int) -> Iterator[tuple[int, Event]]:
+        decoder = msgspec.msgpack.Decoder(Event)
+        expected = after + 1
+        rows = self._database.execute(
+            "SELECT sequence, body, checksum FROM events WHERE sequence > ? ORDER BY sequence", (after,)
+        )
+        for sequence, body, checksum in rows:
+            if sequence != expected or checksum != _checksum(sequence, body):
+                raise JournalError(f"{self.path}: event {expected} is damaged or missing; {_MEND}")
+            yield sequence, decoder.decode(body)
+            expected += 1
+
+    def begin(self, plan: JobPlan) -> None:
+        """Writes the plan of a new job; the first thing in a journal."""
+        body = msgspec.msgpack.encode(plan)
+        self._database.execute("INSERT INTO plan VALUES (?, ?, ?)", (FORMAT_VERSION, body, _checksum(0, body)))
+
+    def start(self) -> None:
+        """Starts the thread that commits."""
+        self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
+        self._thread.start()
+
+    def append(self, event: Event, attempts: Sequence[RecordAttempt], snapshot: Callable[[], bytes]) -> int:
+        """Takes an event over; it is on disk once `wait` for the returned number has returned.
+
+        Args:
+            attempts: lines for the ledger.
+            snapshot: called when it is time for one; the encoded state right after this event.
+        """
+        body = msgspec.msgpack.encode(event)
+        with self._wake:
+            self._last += 1
+            self._pending.append((self._last, body, attempts))
+            if self._last - self._snapshotted >= self._snapshot_every:
+                self._snapshotted = self._last
+                self._snapshot = (self._last, snapshot())
+            self._wake.notify_all()
+            return self._last
+
+    @property
+    def last(self) -> int:
+        """Number of the last event taken over."""
+        return self._last
+
+    def wait(self, sequence: int) -> None:
+        """Returns when the event is committed.
+
+        Raises:
+            JournalError: the journal cannot be written any more.
+        """
+        if self._committed >= sequence:
+            return
+        with self._wake:
+            while self._committed < sequence and self._problem is None:
+                self._wake.wait()
+            if self._committed < sequence:
+                raise JournalError(f"{self.path}: the journal cannot be written: {self._problem}")
+
+    def _write(self) -> None:
+        while True:
+            with self._wake:
+                while not self._pending and not self._closing:
+                    self._wake.wait()
+                if not self._pending:
+                    return
+                batch, self._pending = self._pending, []
+                snapshot, self._snapshot = self._snapshot, None
+            try:
+                self._commit(batch, snapshot)
+                problem = None
+            except sqlite3.Error as error:
+                problem = str(error)
+            with self._wake:
+                if problem is None:
+                    self._committed = batch[-1][0]
+                else:
+                    self._problem = problem
+                self._wake.notify_all()
+                if problem is not None:
+                    return
+
+    def _commit(
+        self, batch: list[tuple[int, bytes, Sequence[RecordAttempt]]], snapshot: tuple[int, bytes] | None
+    ) -> None:
+        now = time.time()
+        execute = self._database.execute
+        execute("BEGIN")
+        try:
+            self._database.executemany(
+                "INSERT INTO events VALUES (?, ?, ?, ?)",
+                [(sequence, now, body, _checksum(sequence, body)) for sequence, body, _ in batch],
+            )
+            lines = [
+                (e.kind, a.generation, e.epoch, e.index, e.attempt, e.pod, e.begin, e.end, e.outcome, sequence)
+                for sequence, _, attempts in batch
+                for a in attempts
+                for e in (a.ended,)
+            ]
+            if lines:
+                self._database.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", lines)
+            if snapshot is not None:
+                sequence, body = snapshot
+                execute("DELETE FROM snapshot")
+                execute("INSERT INTO snapshot VALUES (?, ?, ?)", (sequence, body, _checksum(sequence, body)))
+                execute("DELETE FROM events WHERE sequence <= ?", (sequence,))
+            execute("COMMIT")
+        except sqlite3.Error:
+            if self._database.in_transaction:
+                execute("ROLLBACK")
+            raise
+
+    def ledger(self) -> list[Attempt]:
+        """Every attempt that ended, oldest first: exactly what was trained, by whom, in which generation."""
+        rows = self._database.execute(
+            "SELECT kind, generation, epoch, shard, attempt, pod, row_begin, row_end, outcome FROM attempts "
+            "ORDER BY rowid"
+        )
+        return [Attempt(*row) for row in rows]
+
+    def close(self) -> None:
+        """Commits what is pending and closes the file."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._database.close()
+
+
+_MEND = "delete the job and start it again; it continues from its last checkpoint record"
+
+
+def encode_state(state: JobState) -> bytes:
+    """A state as bytes; `decode_state` gives an equal one."""
+    return msgspec.msgpack.encode(state)
+
+
+def decode_state(body: bytes) -> JobState:
+    """Reads what `encode_state` wrote."""
+    return msgspec.msgpack.decode(body, type=JobState)

@@ -1,0 +1,245 @@
+"""What a job does about pods that fail, fall silent or vanish: whom it replaces, when it rolls back, when it gives up.
+
+Pure. A worker's shards go back to the queue; a lost server costs a rollback to the last complete record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastrec.platform.master.effects import Decided, DeletePod, Effect
+from elastrec.platform.master.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
+from elastrec.platform.master.membership import Member
+from elastrec.platform.master.phases import PAUSING
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.state import JobState
+
+OOM_KILLED = "OOMKilled"
+UNRETRYABLE_EXIT_CODE = 2
+"""A pod exits so when the same code would fail again: a user's bug, or input that cannot be used."""
+_SILENT_GRACE_SECONDS = 2.0
+_RETIRED_GRACE_SECONDS = 5.0
+_LAST_GRACE_SECONDS = 2.0
+_SPEC_NAME = {Role.WORKER: "worker", Role.PARAMETER_SERVER: "parameter_server"}
+_WITH_MODEL = (Phase.TRAINING, Phase.SAVING, Phase.EVALUATING)
+
+
+def pod_failed(state: JobState, event: PodFailed, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is None or member.incarnation != event.incarnation or state.phase.is_final:
+        return
+    if not event.retryable:
+        state.fail(f"pod {event.pod} failed and would fail again: {event.reason}", effects, event.traceback)
+        return
+    culprit = None
+    if event.shard is not None:
+        culprit = event.shard.epoch * state.queue(event.shard.kind).per_epoch + event.shard.index
+    _lose(state, member, event.reason, effects, delete=False, culprit=culprit, detail=event.traceback)
+
+
+def pod_silent(state: JobState, event: PodSilent, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is None or member.incarnation != event.incarnation or state.phase.is_final:
+        return
+    _lose(state, member, f"no life sign for {event.silent_seconds:.1f} s", effects, delete=True)
+
+
+def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is None:
+        return
+    if state.phase.is_final:
+        failed = state.phase is Phase.FAILED and event.exit_code != 0
+        _dismiss(state, member, effects, delete=not failed)
+        return
+    code = "" if event.exit_code is None else f" with exit code {event.exit_code}"
+    reason = f"ended{code} ({event.reason or 'no reason given'})"
+    if member.retiring:
+        _dismiss(state, member, effects, delete=True)
+    elif event.reason == OOM_KILLED:
+        _out_of_memory(state, member, effects)
+    elif event.exit_code == UNRETRYABLE_EXIT_CODE:
+        state.fail(f"pod {event.pod} {reason}: the same code would fail again", effects, event.message)
+    else:
+        _lose(state, member, reason, effects, delete=False, detail=event.message)
+    if event.pod in state.membership.members:
+        _dismiss(state, member, effects, delete=False)
+
+
+def process_replaced(state: JobState, member: Member, event: PodRegistered, effects: list[Effect]) -> None:
+    """Another process registered under the pod's name: the old one is gone, the pod is not."""
+    reason = "its process was replaced"
+    if not _count(state, member, reason, effects, detail=""):
+        return
+    if member.role is Role.WORKER:
+        _take_back(state, member, effects, reason, culprit=None, blame=True)
+    elif event.restored_order_id != state.phases.restore.order_id and state.phase in _WITH_MODEL:
+        recover(state, f"{member.name}: {reason}", effects)
+
+
+def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
+    phases = state.phases
+    if phases.phase.is_final:
+        if state.exit_deadline is not None and state.exit_deadline <= state.time:
+            state.exit_deadline = None
+            for member in list(state.membership.members.values()):
+                _dismiss(state, member, effects, delete=True)
+            if phases.phase is not Phase.FAILED:
+                for name in state.membership.corpses:
+                    effects.append(DeletePod(name=name, grace_seconds=0.0))
+        return
+    save = phases.save
+    if save is not None:
+        if save.stage == PAUSING and save.deadline <= state.time:
+            for worker in state.membership.workers():
+                if not phases.phase.is_final and worker.is_registered and worker.reached_version < save.version:
+                    _lose(state, worker, "did not stand still for a save", effects, delete=True)
+        return
+    running = {Phase.TRAINING: state.training, Phase.EVALUATING: state.evaluation}.get(phases.phase)
+    late = [pod for pod, deadline in running.deadlines.items() if deadline <= state.time] if running else []
+    for pod in late:
+        holder = state.membership.members.get(pod)
+        if holder is not None and not phases.phase.is_final:
+            seconds = state.plan.lease_seconds
+            _lose(state, holder, f"no progress on its shards for {seconds:g} s", effects, delete=True)
+
+
+def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
+    """Everybody back to the last complete record, in a new generation; the number of servers may change here."""
+    phases = state.phases
+    record = phases.record
+    phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
+    phases.move(Phase.RECOVERING, state.time)
+    # What was leased belongs to the generation that ends here.
+    state.ledger(state.training.restore(record.positions if record else None), effects)
+    for worker in state.membership.workers():
+        state.ledger(state.evaluation.lose(worker.name, blame=False, outcome="rolled back"), effects)
+    order = phases.begin_restore(state.plan.start_record)
+    _reshape_servers(state, effects)
+    state.reason = reason
+    effects.append(
+        Decided(
+            decision="rollback",
+            inputs={"reason": reason, "generation": phases.generation, "record": order.uri or "from nothing"},
+        )
+    )
+
+
+def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
+    servers = state.membership.servers()
+    if len(servers) == state.wanted_servers:
+        return
+    size = state.plan.servers if not servers else servers[0]
+    for server in servers[state.wanted_servers :]:
+        _dismiss(state, server, effects, delete=True, grace_seconds=_RETIRED_GRACE_SECONDS)
+    for index in range(len(servers), state.wanted_servers):
+        effects.append(state.membership.add(Role.PARAMETER_SERVER, index, size.cores, size.memory_bytes, state.time))
+    state.routing_epoch += 1
+
+
+def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> None:
+    if member.oom_bytes == member.memory_bytes:
+        state.fail(
+            f"pod {member.name} was killed for memory twice in a row at {format_bytes(member.memory_bytes)}; "
+            f"raise spec.resources.{_SPEC_NAME[member.role]}.memory above that",
+            effects,
+        )
+        return
+    _lose(state, member, OOM_KILLED, effects, delete=False, oom_bytes=member.memory_bytes)
+
+
+def _lose(
+    state: JobState,
+    member: Member,
+    reason: str,
+    effects: list[Effect],
+    *,
+    delete: bool,
+    culprit: int | None = None,
+    detail: str = "",
+    oom_bytes: int = 0,
+) -> None:
+    """Takes a pod for dead and puts another in its place."""
+    if member.role is Role.WORKER:
+        _take_back(state, member, effects, reason, culprit=culprit, blame=not member.retiring, detail=detail)
+        if state.phase.is_final:
+            return
+    if member.retiring:
+        _dismiss(state, member, effects, delete=delete)
+        return
+    if not _count(state, member, reason, effects, detail=detail):
+        return
+    _dismiss(state, member, effects, delete=delete, grace_seconds=_SILENT_GRACE_SECONDS)
+    creation = state.membership.add(
+        member.role, member.index, member.cores, member.memory_bytes, state.time, before=member
+    )
+    successor = state.membership.members[creation.name]
+    successor.oom_bytes, successor.reason = oom_bytes, reason
+    effects.append(creation)
+    effects.append(
+        Decided(
+            decision="pod_replaced",
+            inputs={"pod": member.name, "by": creation.name, "reason": reason, "phase": str(state.phase)},
+        )
+    )
+    if member.role is Role.PARAMETER_SERVER:
+        state.routing_epoch += 1
+        if state.phase in _WITH_MODEL:
+            recover(state, f"{member.name}: {reason}", effects)
+
+
+def _take_back(
+    state: JobState,
+    member: Member,
+    effects: list[Effect],
+    reason: str,
+    *,
+    culprit: int | None,
+    blame: bool,
+    detail: str = "",
+) -> None:
+    for queue in (state.training, state.evaluation):
+        state.ledger(queue.lose(member.name, blame=blame, culprit=culprit), effects)
+        number = queue.poison(state.plan.shard_attempts)
+        if number is not None:
+            epoch, index, start, length = queue.locate(number)
+            kind = "training" if queue.kind == "train" else "evaluation"
+            where = f"{kind} shard {index} of epoch {epoch} (rows {start} to {start + length - 1})"
+            effects.append(
+                Decided(decision="shard_poisoned", inputs={"kind": queue.kind, "start": start, "length": length})
+            )
+            state.fail(
+                f"{where} failed {queue.failures[number]} times and is taken for poison; the last time "
+                f"{member.name}: {reason}",
+                effects,
+                detail,
+            )
+            return
+
+
+def _count(state: JobState, member: Member, reason: str, effects: list[Effect], *, detail: str) -> bool:
+    losses = state.membership.count_loss(member.role)
+    if losses <= state.plan.pod_restarts:
+        return True
+    state.fail(
+        f"pods of role {member.role} were lost {losses} times, more than spec.faults.pod_restarts "
+        f"{state.plan.pod_restarts} allows; the last: {member.name}: {reason}",
+        effects,
+        detail,
+    )
+    return False
+
+
+def _dismiss(
+    state: JobState, member: Member, effects: list[Effect], *, delete: bool, grace_seconds: float = _LAST_GRACE_SECONDS
+) -> None:
+    if member.retiring and member.role is Role.WORKER:
+        for queue in (state.training, state.evaluation):
+            state.ledger(queue.lose(member.name, blame=False), effects)
+    state.membership.remove(member.name, state.time, delete=delete)
+    state.phases.version += 1
+    if delete:
+        effects.append(DeletePod(name=member.name, grace_seconds=grace_seconds))

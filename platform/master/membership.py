@@ -1,0 +1,146 @@
+"""Who belongs to a job: one pod per place (role, index), its process, its replacements, their budget. Pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+from elastrec.platform.master.effects import CreatePod
+from elastrec.platform.master.launch import pod_name
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.job_messages import RoutingTable
+
+
+class Member(msgspec.Struct, kw_only=True):
+    """The pod that holds a place now.
+
+    Attributes:
+        restart: how many pods held the place before.
+        incarnation: of the registered process; empty until it has registered.
+        oom_bytes: memory limit at which the predecessor was killed for memory, 0 when it ended otherwise.
+        starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
+        retiring: it was told to leave for good.
+    """
+
+    name: str
+    role: Role
+    index: int
+    restart: int
+    cores: float
+    memory_bytes: int
+    created: float
+    incarnation: str = ""
+    address: str = ""
+    node: str = ""
+    reached_version: int = 0
+    restored_order_id: str = ""
+    oom_bytes: int = 0
+    reason: str = ""
+    starved: bool = False
+    retiring: bool = False
+
+    @property
+    def is_registered(self) -> bool:
+        return bool(self.incarnation)
+
+
+class Usage(msgspec.Struct):
+    """What pods that are gone have cost."""
+
+    core_seconds: float = 0.0
+    byte_seconds: float = 0.0
+
+
+class Membership(msgspec.Struct, kw_only=True):
+    """All places of a job.
+
+    Attributes:
+        members: by pod name; exactly one per place.
+        condemned: pods that are being deleted; they hold no place.
+        corpses: pods that ended by themselves and are kept for their logs until the job ends.
+        losses: replaced pods and restarted processes by role, held against the restart budget.
+    """
+
+    job_id: str
+    members: dict[str, Member] = {}
+    condemned: list[str] = []
+    corpses: list[str] = []
+    losses: dict[str, int] = {}
+    usage: dict[str, Usage] = {}
+
+    def workers(self) -> list[Member]:
+        return [member for member in self.members.values() if member.role is Role.WORKER]
+
+    def servers(self) -> list[Member]:
+        """In order of their index, which is the order of the routing table."""
+        found = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
+        return sorted(found, key=lambda member: member.index)
+
+    def add(
+        self, role: Role, index: int, cores: float, memory_bytes: int, time: float, before: Member | None = None
+    ) -> CreatePod:
+        """A new pod for a place; `before` is the one that held it."""
+        restart = before.restart + 1 if before else 0
+        name = pod_name(self.job_id, role, index, restart)
+        # A place that was given up and is wanted again must not meet the name of a pod that is still known.
+        while name in self.condemned or name in self.corpses or name in self.members:
+            restart += 1
+            name = pod_name(self.job_id, role, index, restart)
+        self.members[name] = Member(
+            name=name,
+            role=role,
+            index=index,
+            restart=restart,
+            cores=cores,
+            memory_bytes=memory_bytes,
+            created=time,
+        )
+        return creation(self.members[name])
+
+    def remove(self, name: str, time: float, *, delete: bool) -> Member:
+        """Takes a pod's place away; it is to be deleted, or has ended and is kept for its logs."""
+        member = self.members.pop(name)
+        spent = self.usage.setdefault(member.role, Usage())
+        seconds = max(0.0, time - member.created)
+        spent.core_seconds += member.cores * seconds
+        spent.byte_seconds += member.memory_bytes * seconds
+        (self.condemned if delete else self.corpses).append(name)
+        return member
+
+    def count_loss(self, role: Role) -> int:
+        self.losses[role] = self.losses.get(role, 0) + 1
+        return self.losses[role]
+
+    def spent(self, role: Role, time: float) -> Usage:
+        """Granted cores and memory over time, of all pods of a role until now."""
+        past = self.usage.get(role, Usage())
+        total = Usage(past.core_seconds, past.byte_seconds)
+        for member in self.members.values():
+            if member.role is role:
+                seconds = max(0.0, time - member.created)
+                total.core_seconds += member.cores * seconds
+                total.byte_seconds += member.memory_bytes * seconds
+        return total
+
+    def routing(self, epoch: int, virtual_buckets: int) -> RoutingTable:
+        """Bucket b belongs to server b mod S; an address is empty until its server has registered."""
+        servers = self.servers()
+        return _routing(epoch, tuple(s.name for s in servers), tuple(s.address for s in servers), virtual_buckets)
+
+
+def creation(member: Member) -> CreatePod:
+    """The effect that makes a member's pod; the same one every time."""
+    return CreatePod(
+        name=member.name,
+        role=member.role,
+        index=member.index,
+        restart=member.restart,
+        cores=member.cores,
+        memory_bytes=member.memory_bytes,
+    )
+
+
+@lru_cache(maxsize=8)
+def _routing(epoch: int, servers: tuple[str, ...], addresses: tuple[str, ...], virtual_buckets: int) -> RoutingTable:
+    owners = [bucket % len(servers) for bucket in range(virtual_buckets)] if servers else []
+    return RoutingTable(epoch=epoch, owners=owners, servers=list(servers), addresses=list(addresses))

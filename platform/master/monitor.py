@@ -1,0 +1,118 @@
+"""What the heartbeats say about speed and quality: windows of a few seconds. In memory only; lost with the process."""
+
+from __future__ import annotations
+
+import msgspec
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.specs.errors import DataError
+from elastrec.platform.transport.job_messages import Heartbeat, TableUsage
+
+WINDOW_SECONDS = 5.0
+_STEP_PHASES = ("wait", "pull", "compute", "push")
+
+
+class PodSample(msgspec.Struct):
+    """The last that is known of one pod. Seconds are means per step of the last window."""
+
+    samples: int = 0
+    batch_seconds: float = 0.0
+    phase_seconds: dict[str, float] = {}
+    memory_bytes: int = 0
+    cpu_seconds: float = 0.0
+    tables: list[TableUsage] = []
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """The job over a few seconds. Quality is that of predictions made before the update; None: nothing was trained."""
+
+    seconds: float
+    samples: int
+    samples_per_second: float
+    loss: float | None
+    auc: float | None
+    normalized_entropy: float | None
+    batch_seconds: dict[str, float]
+    memory_bytes: dict[str, int]
+
+
+class _Sums(msgspec.Struct):
+    steps: int = 0
+    samples: int = 0
+    seconds: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(_STEP_PHASES))
+
+
+class Monitor:
+    """Adds up heartbeats. Not safe for several threads: its owner locks."""
+
+    def __init__(self, now: float) -> None:
+        self.pods: dict[str, PodSample] = {}
+        self._since = now
+        self._samples = 0
+        self._loss_sum = 0.0
+        self._sketches: list[bytes] = []
+        self._steps: dict[str, _Sums] = {}
+
+    def add(self, beat: Heartbeat) -> None:
+        """Takes the metrics of one heartbeat over."""
+        pod = self.pods.setdefault(beat.pod, PodSample())
+        pod.memory_bytes, pod.cpu_seconds = beat.memory_bytes, beat.cpu_seconds
+        if beat.tables:
+            pod.tables = beat.tables
+        metrics = beat.metrics
+        if not metrics.steps:
+            return
+        pod.samples += metrics.samples
+        self._samples += metrics.samples
+        self._loss_sum += metrics.loss_sum
+        if metrics.sketch:
+            self._sketches.append(metrics.sketch)
+        sums = self._steps.setdefault(beat.pod, _Sums())
+        sums.steps += metrics.steps
+        parts = (metrics.wait_seconds, metrics.pull_seconds, metrics.compute_seconds, metrics.push_seconds)
+        sums.seconds = [total + part for total, part in zip(sums.seconds, parts, strict=True)]
+
+    def forget(self, pod: str) -> None:
+        """Drops a pod that is gone."""
+        self.pods.pop(pod, None)
+        self._steps.pop(pod, None)
+
+    def close_window(self, now: float) -> Window | None:
+        """The window since the last call, None while it is still too short."""
+        seconds = now - self._since
+        if seconds < WINDOW_SECONDS:
+            return None
+        for name, sums in self._steps.items():
+            pod = self.pods[name]
+            pod.batch_seconds = sum(sums.seconds) / sums.steps
+            pod.phase_seconds = {
+                phase: total / sums.steps for phase, total in zip(_STEP_PHASES, sums.seconds, strict=True)
+            }
+        merged = _merged(self._sketches)
+        window = Window(
+            seconds=seconds,
+            samples=self._samples,
+            samples_per_second=self._samples / seconds,
+            loss=self._loss_sum / self._samples if self._samples else None,
+            auc=merged.auc() if merged else None,
+            normalized_entropy=merged.normalized_entropy() if merged else None,
+            batch_seconds={name: self.pods[name].batch_seconds for name in self._steps},
+            memory_bytes={name: pod.memory_bytes for name, pod in self.pods.items()},
+        )
+        self._since, self._samples, self._loss_sum = now, 0, 0.0
+        self._sketches, self._steps = [], {}
+        return window
+
+
+def _merged(encoded: list[bytes]) -> BinaryMetricsSketch | None:
+    merged: BinaryMetricsSketch | None = None
+    for one in encoded:
+        try:
+            sketch = BinaryMetricsSketch.decode(one)
+            if merged is None:
+                merged = sketch
+            else:
+                merged.merge(sketch)
+        except DataError:
+            # A window's curve point is not worth a job; the loss above still tells the same story.
+            continue
+    return merged

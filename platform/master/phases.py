@@ -1,0 +1,139 @@
+"""Where a job is, and the two orders that stop the world: save and restore. Pure; time is an argument."""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+from elastrec.platform.master.shards import Positions
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport.job_messages import RestoreOrder, SavedPart
+
+ALLOWED: dict[Phase, frozenset[Phase]] = {
+    Phase.PENDING: frozenset({Phase.STARTING, Phase.FAILED, Phase.STOPPED}),
+    Phase.STARTING: frozenset({Phase.TRAINING, Phase.FAILED, Phase.STOPPED}),
+    Phase.TRAINING: frozenset({Phase.SAVING, Phase.RECOVERING, Phase.FAILED, Phase.STOPPED}),
+    Phase.RECOVERING: frozenset({Phase.TRAINING, Phase.EVALUATING, Phase.FAILED, Phase.STOPPED}),
+    Phase.SAVING: frozenset({Phase.EVALUATING, Phase.RECOVERING, Phase.FAILED, Phase.STOPPED}),
+    Phase.EVALUATING: frozenset({Phase.SUCCEEDED, Phase.RECOVERING, Phase.FAILED, Phase.STOPPED}),
+    Phase.SUCCEEDED: frozenset(),
+    Phase.FAILED: frozenset(),
+    Phase.STOPPED: frozenset(),
+}
+"""The life of a job as a table: from each phase, where it may go."""
+
+PAUSING, WRITING, COMMITTING = "pausing", "writing", "committing"
+
+
+class Save(msgspec.Struct, kw_only=True):
+    """A save order on its way.
+
+    Attributes:
+        stage: workers finish their steps (`pausing`), servers write (`writing`), the manifest follows (`committing`).
+        version: directive version that every worker must reach before servers may write.
+        deadline: of the pausing stage; who is late then is replaced.
+        positions: of the shards at the moment when everybody stood still.
+        parts: what the servers reported, by pod name.
+    """
+
+    order_id: str
+    uri: str
+    step: int
+    is_final: bool
+    stage: str
+    version: int
+    deadline: float
+    positions: Positions | None = None
+    parts: dict[str, SavedPart] = {}
+
+
+class LastRecord(msgspec.Struct, frozen=True):
+    """The complete record that a rollback returns to."""
+
+    uri: str
+    positions: Positions
+    is_final: bool
+    step: int
+
+
+class Phases(msgspec.Struct, kw_only=True):
+    """Phase, generation, and the orders in force.
+
+    Attributes:
+        version: of the directives; grows with everything that changes one.
+        resume: the phase that follows a recovery.
+        record_template: URI of a record folder; those of this job differ from it in step and random part only.
+        next_save: when the next record is due on the job's clock; None: when asked for, or at the end.
+        failed_saves, final_failures: of all save orders; of the final one in a row.
+    """
+
+    record_template: str
+    phase: Phase = Phase.PENDING
+    since: float = 0.0
+    seconds: dict[str, float] = {}
+    version: int = 1
+    generation: int = 0
+    resume: Phase = Phase.TRAINING
+    restore: RestoreOrder
+    save: Save | None = None
+    record: LastRecord | None = None
+    orders: int = 1
+    next_save: float | None = None
+    save_asked: bool = False
+    saves: int = 0
+    failed_saves: int = 0
+    final_failures: int = 0
+    rollbacks: int = 0
+
+    def move(self, to: Phase, time: float) -> None:
+        """The only way to change the phase.
+
+        Raises:
+            ElastrecError: the table of allowed transitions does not hold this one.
+        """
+        if to not in ALLOWED[self.phase]:
+            raise ElastrecError(f"a job cannot go from {self.phase} to {to}; allowed: {sorted(ALLOWED[self.phase])}")
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + max(0.0, time - self.since)
+        self.phase, self.since = to, time
+        self.version += 1
+
+    def time_in_phases(self, time: float) -> dict[str, float]:
+        """Seconds by phase until now."""
+        current = self.seconds.get(self.phase, 0.0) + (0.0 if self.phase.is_final else max(0.0, time - self.since))
+        return {**self.seconds, self.phase: current}
+
+    def begin_save(self, *, step: int, is_final: bool, deadline: float) -> Save:
+        """Tells the workers to stand still; a record is not written before they do."""
+        self.orders += 1
+        self.version += 1
+        order_id = f"save-{self.orders}"
+        self.save = Save(
+            order_id=order_id,
+            uri=record_uri(self.record_template, order_id, step),
+            step=step,
+            is_final=is_final,
+            stage=PAUSING,
+            version=self.version,
+            deadline=deadline,
+        )
+        self.save_asked = False
+        self.next_save = None
+        return self.save
+
+    def begin_restore(self, start_record: str) -> RestoreOrder:
+        """A new generation: every server forgets what it has and loads the last complete record."""
+        self.orders += 1
+        self.version += 1
+        self.generation += 1
+        self.rollbacks += 1
+        self.save = None
+        self.restore = RestoreOrder(f"restore-{self.orders}", self.record.uri if self.record else start_record)
+        return self.restore
+
+
+def record_uri(template: str, order_id: str, step: int) -> str:
+    """A folder of its own for every order, in the naming of the checkpoints room (step, job digits, random digits)."""
+    folder, _, name = template.rpartition("/")
+    _, job_digits, random_digits = name.split("-")
+    own = xxhash.xxh32_hexdigest(f"{random_digits}/{order_id}".encode())
+    return f"{folder}/{step:012d}-{job_digits}-{own}"

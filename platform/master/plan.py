@@ -1,0 +1,80 @@
+"""What a master needs of a launch request to decide: plain numbers, fixed for the life of the job."""
+
+from __future__ import annotations
+
+import msgspec
+from elastrec.checkpoints import new_record_uri
+from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.specs.job import PodResources
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Pods of one role at the start."""
+
+    count: int
+    cores: float
+    memory_bytes: int
+
+    @staticmethod
+    def of(resources: PodResources) -> Places:
+        return Places(resources.count, resources.cores, resources.memory)
+
+
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The state machine's constants.
+
+    Attributes:
+        shard_rows: B · M of AntDT §V-C.
+        is_synchronous: bsp or ssp: the list of members matters.
+        record_template: URI of a record folder that was never used (see `phases.record_uri`).
+        exit_seconds: how long pods may take to leave by themselves at the end.
+    """
+
+    job_id: str
+    training_rows: int
+    evaluation_rows: int
+    shard_rows: int
+    epochs: int
+    shuffle: bool
+    seed: int
+    workers: Places
+    servers: Places
+    virtual_buckets: int
+    is_synchronous: bool
+    start_record: str
+    record_template: str
+    save_interval_seconds: float
+    lease_seconds: float
+    shard_attempts: int
+    pod_restarts: int
+    exit_seconds: float = 10.0
+
+    @staticmethod
+    def of(request: LaunchRequest) -> JobPlan:
+        """The plan of a new job; two plans of one request differ in `record_template`.
+
+        Raises:
+            SpecError: the job file inside is invalid.
+            CheckpointError: the store's URI is not understood.
+        """
+        job = request.training_job
+        spec = job.spec
+        return JobPlan(
+            job_id=request.job_id,
+            training_rows=request.training_rows,
+            evaluation_rows=request.evaluation_rows,
+            shard_rows=spec.training.batch_size * spec.training.batches_per_shard,
+            epochs=spec.training.epochs,
+            shuffle=spec.training.shuffle,
+            seed=spec.training.seed,
+            workers=Places.of(spec.resources.worker),
+            servers=Places.of(spec.resources.parameter_server),
+            virtual_buckets=spec.resources.virtual_buckets,
+            is_synchronous=spec.training.consistency.mode != "async",
+            start_record=request.start_record,
+            record_template=new_record_uri(request.store, job.metadata.name, request.job_id, 0),
+            save_interval_seconds=spec.checkpoint.interval,
+            lease_seconds=spec.faults.lease,
+            shard_attempts=spec.faults.shard_attempts,
+            pod_restarts=spec.faults.pod_restarts,
+        )

@@ -1,0 +1,184 @@
+"""How a job moves on when nothing is wrong: start, periodic records, the final record, evaluation, success. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastrec.platform.master import losses
+from elastrec.platform.master.effects import CommitRecord, Decided, Effect
+from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, LastRecord
+from elastrec.platform.specs.metrics import Phase
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.state import JobState
+
+FINAL_SAVE_ATTEMPTS = 3
+_FINAL_RETRY_SECONDS = 2.0
+
+
+def step(state: JobState, time: float, effects: list[Effect]) -> bool:
+    """Takes one step if one is due; true when something changed and another may be due."""
+    phases = state.phases
+    if phases.phase is Phase.PENDING and any(m.is_registered for m in state.membership.members.values()):
+        return _move(state, Phase.STARTING, effects)
+    if phases.phase in (Phase.STARTING, Phase.RECOVERING):
+        return _begin_work(state, time, effects)
+    if phases.phase is Phase.TRAINING and state.training.is_done:
+        return _finish_training(state, effects)
+    if phases.save is not None:
+        return _push_save(state, effects)
+    if phases.phase in (Phase.TRAINING, Phase.SAVING):
+        due = phases.next_save is not None and phases.next_save <= time
+        if due or phases.save_asked:
+            return _begin_save(state, effects)
+    if phases.phase is Phase.EVALUATING and state.evaluation.is_done:
+        effects.append(Decided(decision="job_succeeded", inputs={"samples_trained": state.training.samples}))
+        state.finish(Phase.SUCCEEDED, "")
+        return True
+    return False
+
+
+def _move(state: JobState, to: Phase, effects: list[Effect]) -> bool:
+    before = state.phase
+    state.phases.move(to, state.time)
+    effects.append(
+        Decided(
+            decision="phase_changed",
+            inputs={"before": str(before), "after": str(to), "generation": state.phases.generation},
+        )
+    )
+    return True
+
+
+def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
+    phases = state.phases
+    servers_ready = all(
+        server.address and server.restored_order_id == phases.restore.order_id for server in state.membership.servers()
+    )
+    # One worker is enough: a job must not stand still because a second one finds no room.
+    if not servers_ready or not any(w.is_registered and not w.retiring for w in state.membership.workers()):
+        return False
+    state.reason = ""
+    _move(state, Phase.TRAINING if phases.phase is Phase.STARTING else phases.resume, effects)
+    state.training.rearm(time)
+    state.evaluation.rearm(time)
+    for worker in state.membership.workers():
+        worker.starved = False
+    _schedule(state)
+    return True
+
+
+def _schedule(state: JobState) -> None:
+    interval = state.plan.save_interval_seconds
+    periodic = state.phase is Phase.TRAINING and interval > 0
+    state.phases.next_save = state.time + interval if periodic else None
+
+
+def _finish_training(state: JobState, effects: list[Effect]) -> bool:
+    save = state.phases.save
+    if save is not None and save.stage != PAUSING:
+        return _push_save(state, effects)
+    _move(state, Phase.SAVING, effects)
+    if save is not None:
+        save.is_final = True
+        return True
+    return _begin_save(state, effects)
+
+
+def _begin_save(state: JobState, effects: list[Effect]) -> bool:
+    save = state.phases.begin_save(
+        step=state.training.samples,
+        is_final=state.phase is Phase.SAVING,
+        deadline=state.time + state.plan.lease_seconds,
+    )
+    effects.append(
+        Decided(decision="save_begun", inputs={"order": save.order_id, "step": save.step, "is_final": save.is_final})
+    )
+    return True
+
+
+def _push_save(state: JobState, effects: list[Effect]) -> bool:
+    save = state.phases.save
+    if save is None:
+        return False
+    if save.stage == PAUSING:
+        workers = [w for w in state.membership.workers() if w.is_registered]
+        if any(worker.reached_version < save.version for worker in workers):
+            return False
+        save.positions = state.training.positions()
+        save.stage = WRITING
+        state.phases.version += 1
+        return True
+    if save.stage == WRITING:
+        problems = [f"{pod}: {part.problem}" for pod, part in save.parts.items() if part.problem]
+        if problems:
+            failed(state, "; ".join(problems), effects)
+            return True
+        if any(server.name not in save.parts for server in state.membership.servers()):
+            return False
+        save.stage = COMMITTING
+        effects.append(commit_effect(state))
+        return True
+    return False
+
+
+def commit_effect(state: JobState) -> CommitRecord:
+    """The manifest to write for the save order that is in its last stage."""
+    save = state.phases.save
+    assert save is not None and save.positions is not None
+    return CommitRecord(
+        order_id=save.order_id,
+        uri=save.uri,
+        is_final=save.is_final,
+        step=save.step,
+        generation=state.phases.generation,
+        parts=list(save.parts.values()),
+        positions=save.positions,
+    )
+
+
+def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
+    """The record is complete: rollbacks return to it, work goes on."""
+    phases = state.phases
+    save = phases.save
+    if save is None or save.order_id != order_id or save.positions is None:
+        return
+    phases.record = LastRecord(save.uri, save.positions, save.is_final, save.step)
+    phases.save = None
+    phases.saves += 1
+    phases.final_failures = 0
+    phases.version += 1
+    state.training.rearm(state.time)
+    effects.append(Decided(decision="record_committed", inputs={"record": save.uri, "step": save.step}))
+    if save.is_final:
+        _move(state, Phase.EVALUATING, effects)
+    elif state.wanted_servers != len(state.membership.servers()):
+        losses.recover(state, f"{state.wanted_servers} parameter servers were asked for", effects)
+    else:
+        _schedule(state)
+
+
+def failed(state: JobState, reason: str, effects: list[Effect]) -> None:
+    """No record this time: training goes on and the next interval tries again; the final one is tried thrice."""
+    phases = state.phases
+    save = phases.save
+    if save is None:
+        return
+    phases.save = None
+    phases.failed_saves += 1
+    phases.version += 1
+    state.training.rearm(state.time)
+    effects.append(
+        Decided(
+            decision="save_failed",
+            inputs={"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": phases.failed_saves},
+        )
+    )
+    if not save.is_final:
+        _schedule(state)
+        return
+    phases.final_failures += 1
+    if phases.final_failures >= FINAL_SAVE_ATTEMPTS:
+        state.fail(f"the final record could not be written in {FINAL_SAVE_ATTEMPTS} tries: {reason}", effects)
+    else:
+        phases.next_save = state.time + _FINAL_RETRY_SECONDS * phases.final_failures

@@ -1,0 +1,474 @@
+"""The shell around a job's state machine: messages become events, events are journalled, effects are carried out.
+
+Everything that waits, listens or has a clock is here or in `executor.py`; every decision is in the state machine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.master import events
+from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
+from elastrec.platform.master.executor import Executor
+from elastrec.platform.master.history_sink import Report
+from elastrec.platform.master.journal import Journal, JournalError, encode_state
+from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.monitor import Monitor, Window
+from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.state import JobState
+from elastrec.platform.master.status import totals, training_metrics
+from elastrec.platform.specs.errors import DataError, ElastrecError
+from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.platform.transport import Handler, TlsConfig
+from elastrec.platform.transport.job_messages import (
+    ChangeShape,
+    Done,
+    Failed,
+    FinishJob,
+    GetStatus,
+    Heartbeat,
+    Leased,
+    LeaseShards,
+    LeaseState,
+    Register,
+    Registered,
+    SaveNow,
+    ShardProgress,
+    Status,
+    StopJob,
+    TakeOver,
+)
+
+log = structlog.get_logger(__name__)
+JOURNAL_FILE = "journal.sqlite"
+MAXIMUM_LEASE = 1024
+_TICK_SECONDS = 0.1
+_STALL_SECONDS = 2.0
+_WAIT_SECONDS = 0.2
+ReportSink = Callable[[Report], None]
+
+
+class _FastAnswer(msgspec.Struct, tag="Answer"):
+    # An Answer whose directive is already encoded: it is the same bytes for all pods of a role.
+    directive: msgspec.Raw
+    known: bool = True
+
+
+class _Unknown(msgspec.Struct, tag="Answer"):
+    directive: None = None
+    known: bool = False
+
+
+class JobService:
+    """One job's master without its socket.
+
+    Args:
+        folder: where the journal lies; a journal in it is continued.
+        on_report: gets the job's metrics every few seconds and at its end; must not block.
+        on_fatal: called once when the journal cannot be written or an event breaks the state machine; the process
+            has to end, its successor continues from the journal.
+
+    Raises:
+        SpecError, CheckpointError: the request cannot be planned.
+        JournalError: the journal in the folder is damaged, or belongs to another job.
+    """
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        cluster: Cluster,
+        folder: Path,
+        *,
+        token: str,
+        tls: TlsConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_report: ReportSink | None = None,
+        on_fatal: Callable[[], None] = lambda: os._exit(1),
+    ) -> None:
+        self.request = request
+        self.job = request.training_job
+        self._job_json = self.job.model_dump_json(by_alias=True).encode()
+        self._timeout_seconds = self.job.spec.faults.heartbeat_timeout
+        self._clock = clock
+        self._on_report = on_report
+        self._has_reported_end = False
+        self._on_fatal = on_fatal
+        self._lock = threading.RLock()
+        self.journal = Journal(folder / JOURNAL_FILE)
+        state = self.journal.load()
+        self.is_continued = state is not None
+        if state is None:
+            plan = JobPlan.of(request)
+            self.journal.begin(plan)
+            state = JobState.new(plan)
+        elif state.plan.job_id != request.job_id:
+            raise JournalError(f"{folder}: the journal belongs to job {state.plan.job_id}, not to {request.job_id}")
+        self.state = state
+        # The job's own clock goes on where the last event left it: time without a master does not count.
+        self._zero = clock() - state.time
+        self._last_seen: dict[str, float] = {}
+        self._directives: dict[tuple[int, str], msgspec.Raw] = {}
+        self._monitor = Monitor(self.now())
+        self._window: Window | None = None
+        self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
+        self._finished = threading.Event()
+        self._stopping = threading.Event()
+        self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
+
+    def start(self, address: str) -> None:
+        """Begins or continues the job; pods are told to find the master at `address`."""
+        self.journal.start()
+        self._executor.start(address)
+        if self.is_continued:
+            log.info("master_restarted", job=self.request.job_id, phase=str(self.state.phase), events=self.journal.last)
+            self.submit(lambda now: events.Restarted(time=now))
+        else:
+            self.submit(lambda now: events.Begun(time=now))
+        self._timer.start()
+
+    def close(self) -> None:
+        """Ends the threads; pods stay as they are."""
+        self._stopping.set()
+        if self._timer.is_alive():
+            self._timer.join()
+        self._executor.close()
+        self.journal.close()
+
+    def delete_pods(self, *, keep_for_logs: bool = False) -> None:
+        """Deletes the job's workers and servers; with `keep_for_logs`, not those that ended by themselves."""
+        with self._lock:
+            kept = list(self.state.membership.corpses) if keep_for_logs else []
+        self._executor.delete_all(kept)
+
+    def now(self) -> float:
+        """Seconds on the job's clock."""
+        return self._clock() - self._zero
+
+    def wait_until_done(self, poll_seconds: float = 0.2, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Returns when FinishJob came, when the linger time after the end is over, or when `stopped` says so."""
+        ended: float | None = None
+        while not stopped() and not self._finished.wait(poll_seconds):
+            if not self.state.phase.is_final:
+                continue
+            ended = self._clock() if ended is None else ended
+            if self._clock() - ended > self.request.linger_seconds:
+                return
+        # Pods get the chance to leave by themselves before their master is gone.
+        deadline = self._clock() + self.state.plan.exit_seconds + 5.0
+        while not stopped() and not self.state.is_swept() and self._clock() < deadline:
+            self._stopping.wait(poll_seconds)
+
+    def handlers(self) -> Mapping[type[msgspec.Struct], Handler]:
+        """For an RpcServer."""
+        return {
+            Register: self.register,
+            Heartbeat: self.heartbeat,
+            LeaseShards: self.lease,
+            Failed: self.failed,
+            GetStatus: self.status,
+            StopJob: self.stop_job,
+            TakeOver: self.take_over,
+            SaveNow: self.save_now,
+            ChangeShape: self.change_shape,
+            FinishJob: self.finish_job,
+        }
+
+    def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
+        """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
+        with self._lock:
+            effects, sequence = self._apply(make(self.now()))
+        return self._finish_event(effects, sequence)
+
+    def _apply(self, event: events.Event) -> tuple[list[Effect], int]:
+        try:
+            effects = self.state.handle(event)
+        except Exception:
+            log.exception("event_broke_the_state_machine", received=type(event).__name__)
+            self._on_fatal()
+            raise
+        attempts = [effect for effect in effects if isinstance(effect, RecordAttempt)]
+        return effects, self.journal.append(event, attempts, lambda: encode_state(self.state))
+
+    def _finish_event(self, effects: list[Effect], sequence: int) -> list[Effect]:
+        self._wait(sequence)
+        for effect in effects:
+            if isinstance(effect, Decided):
+                log.info(effect.decision, job=self.request.job_id, **effect.inputs)
+            elif not isinstance(effect, AnswerLease | RecordAttempt):
+                self._executor.submit(effect)
+        return effects
+
+    def _wait(self, sequence: int) -> None:
+        try:
+            self.journal.wait(sequence)
+        except JournalError as error:
+            log.error("journal_failed", reason=str(error))
+            self._on_fatal()
+            raise
+
+    def register(self, message: Register) -> Registered:
+        """A pod's process has started."""
+        self.submit(
+            lambda now: events.PodRegistered(
+                time=now,
+                pod=message.pod,
+                role=message.role,
+                incarnation=message.incarnation,
+                address=message.address,
+                node=message.node,
+                restored_order_id=message.restored_order_id,
+            )
+        )
+        with self._lock:
+            self._last_seen[message.pod] = self._clock()
+            member = self.state.membership.members.get(message.pod)
+            return Registered(
+                job_json=self._job_json,
+                rank=member.index if member else -1,
+                training_manifest=self.request.training_manifest,
+                evaluation_manifest=self.request.evaluation_manifest,
+                directive=self.state.directive(message.pod),
+            )
+
+    def heartbeat(self, message: Heartbeat) -> msgspec.Struct:
+        """Life sign; only what changes the state is journalled."""
+        _check_sketches(message.progress)
+        effects: list[Effect] = []
+        with self._lock:
+            member = self.state.membership.members.get(message.pod)
+            if member is not None and member.incarnation != message.incarnation:
+                return _Unknown()
+            if member is not None:
+                self._last_seen[message.pod] = self._clock()
+                self._monitor.add(message)
+                report = events.PodReported(
+                    time=self.now(),
+                    pod=message.pod,
+                    incarnation=message.incarnation,
+                    generation=message.generation,
+                    reached_version=message.reached_version,
+                    progress=message.progress,
+                    saved=message.saved,
+                    restored_order_id=message.restored_order_id,
+                )
+                if self.state.is_news(report):
+                    effects, _ = self._apply(report)
+            directive = self._directive(message.pod)
+            # The directive may follow from an event of somebody else that is not on disk yet.
+            sequence = self.journal.last
+        self._finish_event(effects, sequence)
+        return _FastAnswer(directive)
+
+    def _directive(self, pod: str) -> msgspec.Raw:
+        member = self.state.membership.members.get(pod)
+        kind = "exit" if member is None or member.retiring else str(member.role)
+        key = (self.state.phases.version, kind)
+        encoded = self._directives.get(key)
+        if encoded is None:
+            if any(version != key[0] for version, _ in self._directives):
+                self._directives.clear()
+            encoded = self._directives[key] = msgspec.Raw(msgspec.msgpack.encode(self.state.directive(pod)))
+        return encoded
+
+    def lease(self, message: LeaseShards) -> Leased:
+        """Hands shards out, and takes progress over."""
+        _check_sketches(message.progress)
+        if message.kind not in ("train", "evaluate"):
+            raise ElastrecError(f"kind: {message.kind!r} is not allowed; allowed: train, evaluate")
+        with self._lock:
+            request = events.ShardsAsked(
+                time=self.now(),
+                pod=message.pod,
+                incarnation=message.incarnation,
+                generation=message.generation,
+                request_id=message.request_id,
+                count=min(message.count, MAXIMUM_LEASE),
+                kind=message.kind,
+                progress=message.progress,
+            )
+            answer = self.state.answer_unchanged(request)
+            effects: list[Effect] = []
+            if answer is None:
+                effects, _ = self._apply(request)
+                answer = next(effect for effect in effects if isinstance(effect, AnswerLease))
+            directive = None if answer.state is LeaseState.GRANTED else self.state.directive(message.pod)
+            sequence = self.journal.last
+        self._finish_event(effects, sequence)
+        wait = _WAIT_SECONDS if answer.state is LeaseState.WAIT else 0.0
+        return Leased(state=answer.state, shards=answer.shards, wait_seconds=wait, directive=directive)
+
+    def failed(self, message: Failed) -> Done:
+        """A pod is about to exit because of an error."""
+        self.submit(
+            lambda now: events.PodFailed(
+                time=now,
+                pod=message.pod,
+                incarnation=message.incarnation,
+                retryable=message.retryable,
+                reason=message.reason,
+                traceback=message.traceback,
+                shard=message.shard,
+            )
+        )
+        return Done()
+
+    def metrics(self) -> TrainingMetrics:
+        """The job at this moment."""
+        with self._lock:
+            elapsed = self.state.phases.since if self.state.phase.is_final else self.now()
+            return training_metrics(
+                self.state,
+                self.job.metadata.name,
+                elapsed,
+                self._window,
+                self._monitor.pods,
+                self._executor.statuses(),
+            )
+
+    def totals(self) -> dict[str, float]:
+        """What the job did and cost until now (see `status.totals`)."""
+        with self._lock:
+            return totals(self.state, self.state.phases.since if self.state.phase.is_final else self.now())
+
+    def status(self, message: GetStatus) -> Status:
+        """For observers."""
+        return Status(metrics_json=self.metrics().model_dump_json().encode(), failure=self._failure())
+
+    def _failure(self) -> str:
+        with self._lock:
+            failure = self.state.failure
+        notes = self._executor.failure_notes
+        return f"{failure}\n\n{notes}" if failure and notes else failure
+
+    def stop_job(self, message: StopJob) -> Done:
+        """Stops the job unless somebody else owns it now."""
+        with self._lock:
+            owner = self.state.owner
+            if message.owner and owner and message.owner != owner:
+                return Done(accepted=False, reason=f"the job was taken over by {owner}")
+            if self.state.phase.is_final:
+                return Done()
+            effects, sequence = self._apply(events.StopAsked(time=self.now(), reason=message.reason))
+        self._finish_event(effects, sequence)
+        return Done()
+
+    def take_over(self, message: TakeOver) -> Done:
+        """Makes somebody the job's owner."""
+        self.submit(lambda now: events.OwnerChanged(time=now, owner=message.owner))
+        return Done()
+
+    def save_now(self, message: SaveNow) -> Done:
+        """Asks for a record as soon as possible."""
+        if self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+        self.submit(lambda now: events.SaveAsked(time=now))
+        return Done()
+
+    def change_shape(self, message: ChangeShape) -> Done:
+        """Changes the number or size of pods of the running job."""
+        buckets = self.state.plan.virtual_buckets
+        if self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+        if message.workers is not None and not 1 <= message.workers <= 10_000:
+            return Done(accepted=False, reason=f"workers: {message.workers} is not allowed; allowed: 1 to 10000")
+        if message.parameter_servers is not None and not 1 <= message.parameter_servers <= buckets:
+            given = message.parameter_servers
+            return Done(accepted=False, reason=f"parameter_servers: {given} is not allowed; allowed: 1 to {buckets}")
+        for name in ("worker_cores", "parameter_server_cores"):
+            cores = getattr(message, name)
+            if cores is not None and cores <= 0:
+                return Done(accepted=False, reason=f"{name}: {cores} is not allowed; allowed: above 0")
+        self.submit(lambda now: events.ShapeAsked(time=now, **msgspec.structs.asdict(message)))
+        return Done()
+
+    def finish_job(self, message: FinishJob) -> Done:
+        """The result has been read: the master may go."""
+        if not self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}; stop it first")
+        self._finished.set()
+        return Done()
+
+    def _is_wanted(self, pod: str) -> bool:
+        return pod in self.state.membership.members
+
+    def _run_timer(self) -> None:
+        last = self._clock()
+        while not self._stopping.wait(_TICK_SECONDS):
+            now = self._clock()
+            if now - last > _STALL_SECONDS:
+                # This process stood still, and could not hear anybody: nobody else is to blame for that.
+                log.warning("master_stalled", seconds=now - last)
+                self._last_seen = {}
+                self.submit(lambda now: events.Restarted(time=now))
+            last = now
+            try:
+                self._check_deadlines(now)
+                self._check_silence(now)
+                self._close_window()
+                self._report_end()
+            except JournalError:
+                return
+
+    def _check_deadlines(self, now: float) -> None:
+        with self._lock:
+            deadline = self.state.next_deadline()
+        if deadline is not None and deadline <= self.now():
+            self.submit(lambda now: events.Ticked(time=now))
+
+    def _check_silence(self, now: float) -> None:
+        silent: list[events.PodSilent] = []
+        with self._lock:
+            members = self.state.membership.members
+            self._last_seen = {pod: seen for pod, seen in self._last_seen.items() if pod in members}
+            for gone in self._monitor.pods.keys() - members.keys():
+                self._monitor.forget(gone)
+            for name, member in members.items():
+                seconds = now - self._last_seen.setdefault(name, now)
+                if member.is_registered and seconds > self._timeout_seconds:
+                    silent.append(
+                        events.PodSilent(
+                            time=self.now(), pod=name, incarnation=member.incarnation, silent_seconds=seconds
+                        )
+                    )
+        for event in () if self.state.phase.is_final else silent:
+            self.submit(lambda now, event=event: event)  # type: ignore[misc]
+
+    def _close_window(self) -> None:
+        with self._lock:
+            window = self._monitor.close_window(self.now())
+            if window is None:
+                return
+            if window.samples:
+                self._window = window
+        if not self.state.phase.is_final:
+            self._report()
+
+    def _report_end(self) -> None:
+        # At once, not with the next window: who waits for the end wants to read its figures.
+        if self.state.phase.is_final and not self._has_reported_end:
+            self._has_reported_end = True
+            self._report()
+
+    def _report(self) -> None:
+        if self._on_report is not None:
+            self._on_report(Report(self.metrics(), self.totals(), self.state.evaluation_sketch))
+
+
+def _check_sketches(progress: list[ShardProgress]) -> None:
+    # Refused here, before it becomes an event: a state machine must be able to take every event of its journal.
+    for report in progress:
+        if report.kind not in ("train", "evaluate"):
+            raise ElastrecError(f"progress.kind: {report.kind!r} is not allowed; allowed: train, evaluate")
+        if report.sketch:
+            try:
+                BinaryMetricsSketch.decode(report.sketch)
+            except DataError as error:
+                raise ElastrecError(f"progress of shard {report.index}: its sketch cannot be read: {error}") from error

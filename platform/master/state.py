@@ -1,0 +1,460 @@
+"""The whole truth about one job as a pure state machine: `handle(event) -> effects`. No clock, no socket, no file.
+
+A state is a plain value: equal events give equal states, a state survives encoding, and the journal of its events is
+the job's history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from elastrec.platform.master import losses, saving
+from elastrec.platform.master.effects import (
+    AnswerLease,
+    Decided,
+    DeletePod,
+    Effect,
+    RecordAttempt,
+    ResizePod,
+)
+from elastrec.platform.master.events import (
+    Begun,
+    Event,
+    OwnerChanged,
+    PodDeleted,
+    PodFailed,
+    PodGone,
+    PodRefused,
+    PodRegistered,
+    PodReported,
+    PodSilent,
+    RecordCommitted,
+    RecordFailed,
+    Restarted,
+    SaveAsked,
+    ShapeAsked,
+    ShardsAsked,
+    StopAsked,
+    Ticked,
+)
+from elastrec.platform.master.membership import Member, Membership, creation
+from elastrec.platform.master.phases import COMMITTING, PAUSING, Phases
+from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.shards import Ended, ShardQueue
+from elastrec.platform.master.sketches import merge_sketches
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.job_messages import (
+    Directive,
+    LeaseState,
+    Mode,
+    RestoreOrder,
+    RoutingTable,
+    SaveOrder,
+    Shard,
+    ShardProgress,
+)
+
+_MODES = {Phase.TRAINING: Mode.TRAIN, Phase.SAVING: Mode.PAUSE, Phase.EVALUATING: Mode.EVALUATE}
+KEPT_PREDICTION_ROWS = 10_000
+"""Evaluation rows whose predictions are kept for the check of the exported model."""
+
+
+class JobState(msgspec.Struct, kw_only=True):
+    """One job.
+
+    Attributes:
+        wanted_servers: reached at the next restore (see ShapeAsked).
+        routing_epoch: grows with every change of the servers or their addresses.
+        evaluation_sketch: merged over the completed evaluation shards.
+        reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
+        owner: the only observer that may stop the job; empty: anybody.
+        exit_deadline: when pods that have not left by themselves are deleted.
+        time: of the last event.
+    """
+
+    plan: JobPlan
+    phases: Phases
+    training: ShardQueue
+    evaluation: ShardQueue
+    membership: Membership
+    wanted_servers: int
+    routing_epoch: int = 1
+    evaluation_sketch: bytes = b""
+    reason: str = ""
+    failure: str = ""
+    owner: str = ""
+    exit_deadline: float | None = None
+    time: float = 0.0
+
+    @staticmethod
+    def new(plan: JobPlan) -> JobState:
+        """The state before the first event."""
+        return JobState(
+            plan=plan,
+            phases=Phases(
+                record_template=plan.record_template,
+                restore=RestoreOrder("restore-1", plan.start_record),
+            ),
+            training=ShardQueue(
+                kind="train",
+                rows=plan.training_rows,
+                shard_rows=plan.shard_rows,
+                lease_seconds=plan.lease_seconds,
+                epochs=plan.epochs,
+                shuffle=plan.shuffle,
+                seed=plan.seed,
+            ),
+            evaluation=ShardQueue(
+                kind="evaluate",
+                rows=plan.evaluation_rows,
+                shard_rows=plan.shard_rows,
+                lease_seconds=plan.lease_seconds,
+                keep_rows=KEPT_PREDICTION_ROWS,
+            ),
+            membership=Membership(job_id=plan.job_id),
+            wanted_servers=plan.servers.count,
+        )
+
+    @property
+    def phase(self) -> Phase:
+        return self.phases.phase
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Takes one event in; returns what is to be done because of it."""
+        self.time = max(self.time, event.time)
+        effects: list[Effect] = []
+        _HANDLERS[type(event)](self, event, effects)
+        while saving.step(self, self.time, effects):
+            pass
+        return effects
+
+    def queue(self, kind: str) -> ShardQueue:
+        return self.training if kind == "train" else self.evaluation
+
+    def routing(self) -> RoutingTable:
+        return self.membership.routing(self.routing_epoch, self.plan.virtual_buckets)
+
+    def directive(self, pod: str) -> Directive:
+        """The whole of what a pod should be doing; a pod that has no place should exit."""
+        phases = self.phases
+        member = self.membership.members.get(pod)
+        mode = _MODES.get(phases.phase, Mode.IDLE)
+        if member is None or member.retiring or phases.phase.is_final:
+            mode = Mode.EXIT
+        elif phases.save is not None:
+            mode = Mode.PAUSE
+        save = restore = None
+        if member is not None and member.role is Role.PARAMETER_SERVER and mode is not Mode.EXIT:
+            restore = phases.restore
+            if phases.save is not None and phases.save.stage != PAUSING:
+                save = SaveOrder(phases.save.order_id, phases.save.uri)
+        return Directive(
+            version=phases.version,
+            mode=mode,
+            generation=phases.generation,
+            routing=self.routing(),
+            members=self.synchronous_members(),
+            save=save,
+            restore=restore,
+        )
+
+    def synchronous_members(self) -> list[str]:
+        """Workers that count in bsp and ssp: those that have, or may still get, something to train."""
+        return [
+            worker.name
+            for worker in self.membership.workers()
+            if worker.is_registered and not worker.retiring and not (self.plan.is_synchronous and worker.starved)
+        ]
+
+    def is_news(self, report: PodReported) -> bool:
+        """Whether a heartbeat changes the state and so has to be journalled."""
+        member = self.membership.members.get(report.pod)
+        if member is None or member.incarnation != report.incarnation:
+            return False
+        save = self.phases.save
+        return (
+            report.reached_version > member.reached_version
+            or (report.restored_order_id or member.restored_order_id) != member.restored_order_id
+            or (
+                report.saved is not None
+                and save is not None
+                and report.saved.order_id == save.order_id
+                and report.pod not in save.parts
+            )
+            or (
+                report.generation == self.phases.generation
+                and any(self.queue(p.kind).is_news(report.pod, p) for p in report.progress)
+            )
+        )
+
+    def worker_of(self, event: ShardsAsked) -> Member | None:
+        """The worker that asks, None when it or its generation does not count any more."""
+        member = self.membership.members.get(event.pod)
+        known = member is not None and member.incarnation == event.incarnation and not member.retiring
+        return member if known and event.generation == self.phases.generation else None
+
+    def may_lease(self, event: ShardsAsked) -> bool:
+        """Whether shards of that kind are handed out now."""
+        wanted = Phase.TRAINING if event.kind == "train" else Phase.EVALUATING
+        return self.phase is wanted and self.phases.save is None and event.count > 0
+
+    def answer_unchanged(self, event: ShardsAsked) -> AnswerLease | None:
+        """The answer to a request that changes nothing, so that polling is not journalled; None: it changes something.
+
+        A repeated request is such a one: it gets the shards of the first answer.
+        """
+        member = self.worker_of(event)
+        if member is None:
+            return AnswerLease(state=LeaseState.STALE)
+        queue = self.queue(event.kind)
+        if any(self.queue(report.kind).is_news(event.pod, report) for report in event.progress):
+            return None
+        may_lease = self.may_lease(event)
+        if may_lease and queue.would_change(event.pod, event.request_id):
+            return None
+        shards = queue.lease(event.pod, event.request_id, event.count, self.time) if may_lease else []
+        starved = may_lease and not shards and event.pod not in queue.held
+        return None if starved != member.starved else _lease_answer(queue, shards)
+
+    def is_swept(self) -> bool:
+        """Whether the job is over and no pod of it is left but those kept for their logs."""
+        return self.phase.is_final and not self.membership.members and not self.membership.condemned
+
+    def next_deadline(self) -> float | None:
+        """When `Ticked` has to come, on the job's clock; None: nothing is waited for."""
+        phases = self.phases
+        if phases.phase.is_final:
+            return self.exit_deadline
+        deadlines: list[float] = []
+        if phases.save is not None:
+            if phases.save.stage == PAUSING:
+                deadlines.append(phases.save.deadline)
+        elif phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):
+            running = {Phase.TRAINING: self.training, Phase.EVALUATING: self.evaluation}.get(phases.phase)
+            deadlines.extend(running.deadlines.values() if running else ())
+            if phases.next_save is not None:
+                deadlines.append(phases.next_save)
+        return min(deadlines, default=None)
+
+    def ledger(self, ended: list[Ended], effects: list[Effect]) -> None:
+        """Notes attempts that ended."""
+        effects.extend(RecordAttempt(generation=self.phases.generation, ended=attempt) for attempt in ended)
+
+    def fail(self, reason: str, effects: list[Effect], traceback: str = "") -> None:
+        """The job ends here."""
+        if not self.phase.is_final:
+            self.failure = f"{reason}\n\n{traceback}".strip() if traceback else reason
+            effects.append(Decided(decision="job_failed", inputs={"reason": reason}))
+            self.finish(Phase.FAILED, reason)
+
+    def finish(self, phase: Phase, reason: str) -> None:
+        """Into a final phase; pods are told to exit and deleted when they do not."""
+        self.phases.move(phase, self.time)
+        self.phases.save = None
+        self.reason = reason
+        self.exit_deadline = self.time + self.plan.exit_seconds
+
+    def take_progress(self, pod: str, generation: int, progress: list[ShardProgress], effects: list[Effect]) -> None:
+        """Counts what a worker has trained or evaluated; reports of an older generation are void."""
+        if generation != self.phases.generation or self.phase.is_final:
+            return
+        for report in progress:
+            accepted = self.queue(report.kind).advance(pod, report, self.time)
+            if accepted.completed is None:
+                continue
+            self.ledger([accepted.completed], effects)
+            if report.kind == "evaluate":
+                self.evaluation_sketch = merge_sketches(self.evaluation_sketch, report.sketch)
+
+
+def _begun(state: JobState, event: Begun, effects: list[Effect]) -> None:
+    plan = state.plan
+    for role, places in ((Role.PARAMETER_SERVER, plan.servers), (Role.WORKER, plan.workers)):
+        for index in range(places.count):
+            effects.append(state.membership.add(role, index, places.cores, places.memory_bytes, event.time))
+
+
+def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None:
+    phases = state.phases
+    state.training.rearm(event.time)
+    state.evaluation.rearm(event.time)
+    if phases.next_save is not None:
+        phases.next_save = event.time + state.plan.save_interval_seconds
+    if phases.save is not None:
+        phases.save.deadline = event.time + state.plan.lease_seconds
+        if phases.save.stage == COMMITTING:
+            effects.append(saving.commit_effect(state))
+    if state.exit_deadline is not None:
+        state.exit_deadline = event.time + state.plan.exit_seconds
+    if not phases.phase.is_final:
+        effects.extend(creation(member) for member in state.membership.members.values() if not member.retiring)
+    effects.extend(DeletePod(name=name, grace_seconds=0.0) for name in state.membership.condemned)
+
+
+def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is None or member.role is not event.role or state.phase.is_final:
+        return
+    if member.is_registered and member.incarnation != event.incarnation:
+        losses.process_replaced(state, member, event, effects)
+        if state.phase.is_final:
+            return
+    elif not member.is_registered:
+        effects.append(
+            Decided(
+                decision="pod_registered",
+                inputs={"pod": event.pod, "node": event.node, "address": event.address, "phase": str(state.phase)},
+            )
+        )
+    is_new = member.incarnation != event.incarnation
+    if is_new:
+        member.reached_version = 0
+        member.starved = False
+        state.phases.version += 1
+    member.incarnation, member.node = event.incarnation, event.node
+    if member.role is Role.PARAMETER_SERVER:
+        if is_new or event.restored_order_id:
+            member.restored_order_id = event.restored_order_id
+        if member.address != event.address:
+            member.address = event.address
+            state.routing_epoch += 1
+            state.phases.version += 1
+
+
+def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is None or member.incarnation != event.incarnation:
+        return
+    state.take_progress(event.pod, event.generation, event.progress, effects)
+    member.reached_version = max(member.reached_version, event.reached_version)
+    if event.restored_order_id:
+        member.restored_order_id = event.restored_order_id
+    save = state.phases.save
+    if event.saved is not None and save is not None and event.saved.order_id == save.order_id:
+        save.parts.setdefault(event.pod, event.saved)
+
+
+def _asked(state: JobState, event: ShardsAsked, effects: list[Effect]) -> None:
+    member = state.worker_of(event)
+    if member is None:
+        effects.append(AnswerLease(state=LeaseState.STALE))
+        return
+    state.take_progress(event.pod, event.generation, event.progress, effects)
+    queue = state.queue(event.kind)
+    may_lease = state.may_lease(event)
+    shards = queue.lease(event.pod, event.request_id, event.count, state.time) if may_lease else []
+    starved = may_lease and not shards and event.pod not in queue.held
+    if starved != member.starved:
+        # A worker that has run dry must not be waited for by the others in bsp and ssp.
+        member.starved = starved
+        state.phases.version += state.plan.is_synchronous
+    effects.append(_lease_answer(queue, shards))
+
+
+def _lease_answer(queue: ShardQueue, shards: list[Shard]) -> AnswerLease:
+    if shards:
+        return AnswerLease(state=LeaseState.GRANTED, shards=shards)
+    return AnswerLease(state=LeaseState.DONE if queue.is_done else LeaseState.WAIT)
+
+
+def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:
+    for names in (state.membership.condemned, state.membership.corpses):
+        if event.pod in names:
+            names.remove(event.pod)
+
+
+def _refused(state: JobState, event: PodRefused, effects: list[Effect]) -> None:
+    if event.pod in state.membership.members:
+        state.fail(f"pod {event.pod} cannot be created: {event.reason}", effects)
+
+
+def _record_committed(state: JobState, event: RecordCommitted, effects: list[Effect]) -> None:
+    saving.committed(state, event.order_id, effects)
+
+
+def _record_failed(state: JobState, event: RecordFailed, effects: list[Effect]) -> None:
+    save = state.phases.save
+    if save is not None and save.order_id == event.order_id:
+        saving.failed(state, event.reason, effects)
+
+
+def _stop(state: JobState, event: StopAsked, effects: list[Effect]) -> None:
+    if not state.phase.is_final:
+        effects.append(Decided(decision="job_stopped", inputs={"reason": event.reason}))
+        state.finish(Phase.STOPPED, event.reason)
+
+
+def _owner_changed(state: JobState, event: OwnerChanged, effects: list[Effect]) -> None:
+    state.owner = event.owner
+    effects.append(Decided(decision="owner_changed", inputs={"owner": event.owner}))
+
+
+def _save_asked(state: JobState, event: SaveAsked, effects: list[Effect]) -> None:
+    state.phases.save_asked = True
+
+
+def _shape(state: JobState, event: ShapeAsked, effects: list[Effect]) -> None:
+    if state.phase.is_final:
+        return
+    effects.append(
+        Decided(
+            decision="shape_asked",
+            inputs={name: value for name, value in msgspec.structs.asdict(event).items() if value is not None},
+        )
+    )
+    for role, cores in ((Role.WORKER, event.worker_cores), (Role.PARAMETER_SERVER, event.parameter_server_cores)):
+        for member in state.membership.members.values():
+            if cores is not None and member.role is role and member.cores != cores:
+                _resize(state, member, cores, effects)
+    if event.workers is not None:
+        _set_workers(state, event.workers, event.worker_cores, effects)
+    if event.parameter_servers is not None and event.parameter_servers != len(state.membership.servers()):
+        # Rows change their owners only while everybody stands still on a complete record.
+        state.wanted_servers = event.parameter_servers
+        state.phases.save_asked = True
+
+
+def _resize(state: JobState, member: Member, cores: float, effects: list[Effect]) -> None:
+    spent = state.membership.spent(member.role, state.time)
+    state.membership.usage[member.role] = spent
+    for other in state.membership.members.values():
+        if other.role is member.role:
+            other.created = state.time
+    member.cores = cores
+    effects.append(ResizePod(name=member.name, cores=cores, memory_bytes=member.memory_bytes))
+
+
+def _set_workers(state: JobState, wanted: int, cores: float | None, effects: list[Effect]) -> None:
+    staying = sorted((w for w in state.membership.workers() if not w.retiring), key=lambda worker: worker.index)
+    for worker in staying[wanted:]:
+        worker.retiring = True
+    taken = {worker.index for worker in state.membership.workers()}
+    free = (index for index in range(len(taken) + wanted) if index not in taken)
+    places = state.plan.workers
+    size = cores or (staying[0].cores if staying else places.cores)
+    for _ in range(wanted - len(staying)):
+        effects.append(state.membership.add(Role.WORKER, next(free), size, places.memory_bytes, state.time))
+    state.phases.version += 1
+
+
+_HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
+    Begun: _begun,
+    Restarted: _restarted,
+    PodRegistered: _registered,
+    PodReported: _reported,
+    ShardsAsked: _asked,
+    PodFailed: losses.pod_failed,
+    PodSilent: losses.pod_silent,
+    PodGone: losses.pod_gone,
+    PodDeleted: _deleted,
+    PodRefused: _refused,
+    RecordCommitted: _record_committed,
+    RecordFailed: _record_failed,
+    StopAsked: _stop,
+    OwnerChanged: _owner_changed,
+    SaveAsked: _save_asked,
+    ShapeAsked: _shape,
+    Ticked: losses.ticked,
+}

@@ -1,0 +1,118 @@
+"""TrainingMetrics and totals of a job, from its state and what the heartbeats said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.master.membership import Member
+from elastrec.platform.master.monitor import PodSample, Window
+from elastrec.platform.master.state import JobState
+from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+
+
+def training_metrics(
+    state: JobState,
+    name: str,
+    elapsed_seconds: float,
+    window: Window | None,
+    samples: Mapping[str, PodSample],
+    cluster: Mapping[str, PodStatus],
+) -> TrainingMetrics:
+    """The job at this moment.
+
+    Args:
+        name: of the job, as in its file.
+        window: the last one in which something was trained.
+        samples, cluster: by pod name; what heartbeats and the cluster said last.
+    """
+    final = BinaryMetricsSketch.decode(state.evaluation_sketch) if state.evaluation_sketch else None
+    evaluated = final is not None and state.phase is Phase.SUCCEEDED
+    auc = final.auc() if evaluated and final else window.auc if window else None
+    entropy = final.normalized_entropy() if evaluated and final else window.normalized_entropy if window else None
+    members = sorted(state.membership.members.values(), key=lambda m: (m.role, m.index))
+    training_seconds = state.phases.time_in_phases(elapsed_seconds).get(Phase.TRAINING, 0.0)
+    mean_speed = state.training.samples / training_seconds if training_seconds else 0.0
+    is_training = state.phase is Phase.TRAINING
+    return TrainingMetrics(
+        job=name,
+        phase=state.phase,
+        reason=state.reason or _waiting_reason(state, cluster),
+        elapsed_seconds=elapsed_seconds,
+        samples_total=state.training.rows * state.training.epochs,
+        samples_trained=state.training.samples,
+        shards_total=state.training.total,
+        shards_done=state.training.done,
+        evaluation_shards_total=state.evaluation.total,
+        evaluation_shards_done=state.evaluation.done,
+        samples_per_second=window.samples_per_second if is_training and window else mean_speed,
+        loss=window.loss if window else None,
+        auc=auc,
+        normalized_entropy=entropy,
+        evaluated=evaluated,
+        evaluation_samples=final.rows if final else 0,
+        generation=state.phases.generation,
+        checkpoint=state.phases.record.uri if state.phases.record else None,
+        pods=tuple(_pod(member, samples.get(member.name), cluster.get(member.name)) for member in members),
+    )
+
+
+def _pod(member: Member, sample: PodSample | None, status: PodStatus | None) -> PodMetrics:
+    sample = sample or PodSample()
+    if member.is_registered:
+        condition = "Leaving" if member.retiring else "Running"
+    else:
+        condition = "Starting" if status and status.phase is PodPhase.RUNNING else "Pending"
+    reason = member.reason
+    if status and status.phase is PodPhase.PENDING:
+        reason = ": ".join(part for part in (status.reason, status.message) if part)
+    return PodMetrics(
+        name=member.name,
+        role=member.role,
+        state=condition,
+        samples=sample.samples,
+        batch_seconds=sample.batch_seconds,
+        phase_seconds=sample.phase_seconds,
+        memory_bytes=sample.memory_bytes or (status.memory_bytes if status else 0),
+        restarts=member.restart,
+        reason=reason,
+    )
+
+
+def _waiting_reason(state: JobState, cluster: Mapping[str, PodStatus]) -> str:
+    if state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING):
+        return ""
+    for name in state.membership.members:
+        status = cluster.get(name)
+        if status and status.phase is PodPhase.PENDING and status.message:
+            return f"{name} waits: {status.reason}: {status.message}"
+    return ""
+
+
+def totals(state: JobState, time: float) -> dict[str, float]:
+    """What the whole job did and cost, by metric name; units in the names.
+
+    `samples_repeated` counts samples trained more than once (after losses and rollbacks).
+    """
+    trained = state.training.samples
+    result: dict[str, float] = {
+        "samples_total": state.training.rows * state.training.epochs,
+        "samples_trained": trained,
+        "samples_repeated": trained - state.training.covered_rows(),
+        "shards_total": state.training.total,
+        "shards_done": state.training.done,
+        "shards_repeated": state.training.repeats,
+        "rollbacks": state.phases.rollbacks,
+        "records": state.phases.saves,
+        "records_failed": state.phases.failed_saves,
+    }
+    for role in (Role.WORKER, Role.PARAMETER_SERVER):
+        spent = state.membership.spent(role, time)
+        short = role.replace("-", "_")
+        result[f"{short}_losses"] = state.membership.losses.get(role, 0)
+        result[f"{short}_core_seconds"] = spent.core_seconds
+        result[f"{short}_byte_seconds"] = spent.byte_seconds
+    for phase, seconds in state.phases.time_in_phases(time).items():
+        result[f"phase_{phase.lower()}_seconds"] = seconds
+    return result

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from elastrec.platform.clusters.protocol import PodSpec
+from elastrec.platform.master.service import JobService
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.transport import RpcClient, RpcServer
+from elastrec.platform.transport.job_messages import (
+    ChangeShape,
+    Done,
+    FinishJob,
+    GetStatus,
+    SaveNow,
+    Status,
+    StopJob,
+    TakeOver,
+)
+
+from tests.platform.master.fakes import FakeCluster, ScriptedPod, job, launch
+
+
+class Stage:
+    """A master on a real socket, pods played by threads."""
+
+    def __init__(self, folder: Path, training_job: TrainingJob, **sizes: Any) -> None:
+        self.folder = folder
+        self.request = launch(str(folder / "store"), training_job, **sizes)
+        self.cluster = FakeCluster()
+        self.pods: dict[str, ScriptedPod] = {}
+        self.trained: list[tuple[int, int, int, int, int]] = []
+        self.fail_on: Callable[[ScriptedPod, Any], None] = lambda pod, shard: None
+        self.cluster.on_create = self._play
+        self.address = ""
+        self.service: JobService
+        self.server: RpcServer
+
+    def _play(self, spec: PodSpec) -> None:
+        self.pods[spec.name] = ScriptedPod(spec, self.cluster, self.trained, fail_on=lambda p, s: self.fail_on(p, s))
+
+    def start(self) -> None:
+        port = int(self.address.rpartition(":")[2] or 0)
+        self.service = JobService(self.request, self.cluster, self.folder, token="secret")
+        self.server = RpcServer(self.service.handlers(), token="secret", port=port)
+        self.server.serve_in_background()
+        self.address = self.server.address
+        self.service.start(self.address)
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.service.close()
+
+    def call(self, message: msgspec.Struct, answer: Any = Done) -> Any:
+        client = RpcClient(self.address, "secret")
+        try:
+            return client.call(message, answer, timeout_seconds=10)
+        finally:
+            client.close()
+
+    def metrics(self) -> TrainingMetrics:
+        return TrainingMetrics.model_validate_json(self.call(GetStatus(), Status).metrics_json)
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"in vain; {self.service.state.phase} {self.service.state.failure}"
+            time.sleep(0.01)
+
+    def wait_for(self, phase: Phase, seconds: float = 30.0) -> None:
+        self.wait(lambda: self.service.state.phase is phase, seconds)
+
+    def rows_trained(self, generation: int | None = None) -> list[int]:
+        """How often each row was trained."""
+        counts = [0] * self.request.training_rows
+        for of, _, _, start, end in self.trained:
+            if generation is None or of == generation:
+                for row in range(start, end):
+                    counts[row] += 1
+        return counts
+
+    def close(self) -> None:
+        for pod in self.pods.values():
+            pod.killed.set()
+        self.stop()
+        for pod in self.pods.values():
+            pod.thread.join(10)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(training_job: TrainingJob | None = None, **sizes: Any) -> Stage:
+            made = Stage(tmp_path, training_job or job(), **sizes)
+            made.start()
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callable[..., Stage]):
+    s = stage()
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.rows_trained() == [1] * 1000
+    metrics = s.metrics()
+    assert metrics.shards_done == metrics.shards_total == 50
+    assert metrics.evaluation_shards_done == 5
+    assert metrics.samples_trained == metrics.samples_total == 1000
+    assert metrics.evaluated and metrics.evaluation_samples == 100 and metrics.auc is not None
+    assert metrics.checkpoint is not None
+    s.wait(s.service.state.is_swept)
+    assert not s.cluster.pods
+    assert s.call(FinishJob()).accepted
+
+
+def test_a_killed_worker_is_replaced_and_its_shards_are_trained_by_others(stage: Callable[..., Stage]):
+    s = stage(rows=4000)
+    s.wait(lambda: s.service.state.training.done > 20)
+    s.pods["clicks-1-worker-0"].kill()
+    s.wait_for(Phase.SUCCEEDED)
+    assert "clicks-1-worker-0-r1" in s.pods
+    counts = s.rows_trained()
+    # A row whose acknowledgement never arrived is trained again; the script remembers only acknowledged ones.
+    assert min(counts) == 1 and s.service.state.training.samples >= 4000
+    assert s.service.state.phases.generation == 0
+
+
+def test_a_silent_worker_is_taken_for_dead(stage: Callable[..., Stage]):
+    s = stage(rows=4000)
+    s.wait(lambda: s.service.state.training.done > 5)
+    s.pods["clicks-1-worker-1"].killed.set()
+    s.wait_for(Phase.SUCCEEDED)
+    assert "clicks-1-worker-1-r1" in s.pods and "clicks-1-worker-1" in s.cluster.deleted
+
+
+def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]):
+    s = stage(rows=4000)
+    s.wait(lambda: s.service.state.training.done > 10)
+    assert s.call(SaveNow()).accepted
+    s.wait(lambda: s.service.state.phases.record is not None)
+    record = s.service.state.phases.record
+    assert record is not None
+    s.pods["clicks-1-ps-1"].kill()
+    s.wait(lambda: s.service.state.phases.generation == 1)
+    assert s.service.state.phases.restore.uri == record.uri
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.service.state.membership.losses == {Role.PARAMETER_SERVER: 1}
+    assert min(s.rows_trained()) == 1
+    # After the rollback, exactly what the record does not hold was trained again.
+    queue = msgspec.structs.replace(s.service.state.training)
+    queue.restore(record.positions)
+    assert sum(s.rows_trained(generation=1)) == 4000 - queue.covered_rows()
+
+
+def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
+    s = stage(job(checkpoint={"interval": 0.2, "keep": 1}), rows=6000)
+    s.wait_for(Phase.SUCCEEDED, 60)
+    assert s.service.state.phases.saves >= 2
+    assert s.rows_trained() == [1] * 6000
+    records = list((s.folder / "store/clicks/records").glob("*/manifest.json"))
+    assert 1 <= len(records) <= 2
+
+
+def test_a_users_bug_fails_the_job_at_once_with_its_traceback(stage: Callable[..., Stage]):
+    s = stage()
+    s.fail_on = lambda pod, shard: pod.fail("division by zero", retryable=False)
+    s.wait_for(Phase.FAILED)
+    status = s.call(GetStatus(), Status)
+    assert "division by zero" in status.failure and "Traceback" in status.failure
+
+
+def test_a_poison_shard_fails_the_job_and_is_named(stage: Callable[..., Stage]):
+    s = stage(job(faults={"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "shard_attempts": 3}))
+
+    def poisonous(pod: ScriptedPod, shard: Any) -> None:
+        if shard.kind == "train" and shard.index == 7:
+            pod.fail("bad row", retryable=True, shard=shard)
+
+    s.fail_on = poisonous
+    s.wait_for(Phase.FAILED)
+    assert "training shard 7 of epoch 0 (rows 140 to 159) failed 3 times" in s.service.state.failure
+    assert "bad row" in s.service.state.failure
+
+
+def test_a_restarted_master_loses_and_repeats_nothing(stage: Callable[..., Stage]):
+    s = stage(job(checkpoint={"interval": 0.3}), rows=4000)
+    for done in (5, 60, 120):
+        s.wait(lambda done=done: s.service.state.training.done > done)
+        s.stop()
+        s.start()
+        assert s.service.is_continued
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.rows_trained() == [1] * 4000
+    assert s.service.state.membership.losses == {}
+    ledger = [line for line in s.service.journal.ledger() if line.kind == "train"]
+    assert len({(line.epoch, line.shard) for line in ledger if line.outcome == "done"}) == 200
+
+
+def test_a_stopped_job_sends_its_pods_home(stage: Callable[..., Stage]):
+    s = stage(rows=100_000)
+    s.wait_for(Phase.TRAINING)
+    assert not s.call(FinishJob()).accepted
+    assert s.call(TakeOver(owner="second")).accepted
+    assert not s.call(StopJob(reason="clear", owner="first")).accepted
+    assert s.call(StopJob(reason="enough", owner="second")).accepted
+    s.wait(s.service.state.is_swept)
+    assert s.service.state.phase is Phase.STOPPED and s.metrics().reason == "enough"
+    assert not s.cluster.pods
+
+
+def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
+    s = stage(rows=20_000)
+    s.wait_for(Phase.TRAINING)
+    assert s.call(ChangeShape(workers=3)).accepted
+    s.wait(lambda: len(s.service.state.membership.workers()) == 3)
+    s.wait(lambda: "clicks-1-worker-2" in s.service.state.training.held)
+    assert s.call(ChangeShape(workers=1)).accepted
+    s.wait(lambda: len(s.service.state.membership.workers()) == 1)
+    assert not s.call(ChangeShape(workers=0)).accepted
+    assert s.service.state.membership.losses == {}
+
+
+def test_the_number_of_servers_changes_on_a_complete_record(stage: Callable[..., Stage]):
+    s = stage(rows=6000)
+    s.wait_for(Phase.TRAINING)
+    assert s.call(ChangeShape(parameter_servers=3)).accepted
+    s.wait(lambda: len(s.service.state.membership.servers()) == 3)
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.rows_trained() == [1] * 6000
+
+
+def test_threads_end_with_the_service(stage: Callable[..., Stage]):
+    s = stage()
+    s.wait_for(Phase.SUCCEEDED)
+    s.stop()
+    assert not any(thread.name in ("timer", "journal") for thread in threading.enumerate())
+    s.start()
