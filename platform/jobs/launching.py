@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import structlog
-from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.jobs.preparation import allocated
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
 from elastrec.platform.master.launch import LaunchRequest, master_pod, pod_name
-from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.errors import ClusterError, HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Done, FinishJob, StopJob, TakeOver
+from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, Status, StopJob, TakeOver
 
 log = structlog.get_logger(__name__)
+RUN_LABEL = "elastrec.io/run-id"
+"""Label of a master's pod: the MLflow run that the job writes into."""
 _MASTER_START_SECONDS = 60.0
+_MASTER_END_SECONDS = 20.0
 
 
 def launch_request(
@@ -51,13 +55,13 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
         ClusterError: the cluster refused the pod, or the master did not come up.
     """
     name = pod_name(prepared.job_id, Role.MASTER)
-    history = History(platform.tracking_uri, job_from_json(prepared.job_json).spec.history.experiment)
+    history = History(platform.tracking_uri, job_from_json(prepared.job_json).spec.history.experiment, platform.ui_url)
     run_id = history.start_run(prepared, allocation)
     existing = platform.cluster.get(name)
     if existing is None:
         request = launch_request(prepared, allocation, run_id, platform.tracking_uri)
         pod = master_pod(request, platform.cluster_config, platform.job_token(prepared.job_id))
-        platform.cluster.create(pod)
+        platform.cluster.create(msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
         log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner)
     else:
         log.info("job_reattached", job_id=prepared.job_id, run_id=run_id, owner=owner, phase=existing.phase)
@@ -114,21 +118,60 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
             if not answer.accepted:
                 log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
                 return False
+    _end_master(platform, job_id)
     removed = remove_pods(platform, job_id)
     if removed:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed)
+    if pod is not None:
+        _close_run(platform, pod, Phase.STOPPED, reason)
     return bool(removed)
 
 
 def finish(platform: Platform, job_id: str) -> None:
-    """Tells the master of an ended job that its result was read, and removes what is left of the job. Idempotent."""
+    """Ends a job whose result was read: its master, what is left of its pods, its MLflow run. Idempotent."""
     pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
+    phase, failure = Phase.STOPPED, "the master was gone before the result was read"
     if pod is not None and pod.phase is PodPhase.RUNNING and pod.address:
         try:
-            master_client(platform, job_id, pod.address).call(FinishJob(), Done, timeout_seconds=10)
+            status = master_client(platform, job_id, pod.address).call(GetStatus(), Status, timeout_seconds=10)
+            phase, failure = TrainingMetrics.model_validate_json(status.metrics_json).phase, status.failure
         except TransportError as error:
             log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
+    elif pod is not None and pod.phase is PodPhase.FAILED:
+        phase, failure = Phase.FAILED, f"the master failed: {pod.reason} {pod.message}"
+    _end_master(platform, job_id)
     remove_pods(platform, job_id)
+    if pod is not None:
+        _close_run(platform, pod, phase if phase.is_final else Phase.STOPPED, failure)
+
+
+def _end_master(platform: Platform, job_id: str) -> None:
+    # A master that ends by itself has written its last figures to the history.
+    name = pod_name(job_id, Role.MASTER)
+    pod = platform.cluster.get(name)
+    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
+        return
+    try:
+        answer = master_client(platform, job_id, pod.address).call(FinishJob(), Done, timeout_seconds=10)
+    except TransportError:
+        return
+    deadline = time.monotonic() + (_MASTER_END_SECONDS if answer.accepted else 0.0)
+    while time.monotonic() < deadline:
+        pod = platform.cluster.get(name)
+        if pod is None or pod.phase.is_final:
+            return
+        time.sleep(0.1)
+
+
+def _close_run(platform: Platform, master: PodStatus, phase: Phase, reason: str) -> None:
+    run_id = master.labels.get(RUN_LABEL, "")
+    if not run_id:
+        return
+    try:
+        History(platform.tracking_uri, "").finish_run(run_id, phase, reason)
+    except HistoryError as error:
+        # The job is over either way; its run stays open and says so in the log.
+        log.warning("run_not_closed", run_id=run_id, phase=phase.value, error=str(error))
 
 
 def remove_pods(platform: Platform, job_id: str) -> list[str]:

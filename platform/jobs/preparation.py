@@ -19,7 +19,7 @@ from elastrec.platform.data import (
     DataManifest,
     Partition,
     build_manifest,
-    list_partitions,
+    existing_partitions,
     partitions_between,
     write_manifest,
 )
@@ -215,7 +215,7 @@ def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:
             build_manifest(data, None), build_manifest(evaluation_data, None), interval or Interval("", "", "")
         )
     if interval is None:
-        training, evaluation = _newest_last(job, list_partitions(data))
+        training, evaluation = _newest_last(job, existing_partitions(data))
         interval = Interval(
             training[0].start.isoformat(), evaluation[0].start.isoformat(), evaluation[-1].end.isoformat()
         )

@@ -1,0 +1,5 @@
+"""`python -m elastrec.platform.cli`, the same as `elastrec`."""
+
+from elastrec.platform.cli.app import main
+
+main()
