@@ -1,0 +1,167 @@
+"""The planted truth of generated click logs: a click's probability as a function of the columns that are written.
+
+logit = bias + scale * (id weights + list weights + dense terms + pairwise factors), where
+
+- every id has a weight that shrinks with its popularity rank, so that frequent ids carry what can be learnt;
+- the weights turn by `drift` radians a day between two random directions: their spread stays, their values do not;
+- three pairs of features interact through the product of latent vectors (what factorisation machines find);
+- dense features act through log1p(x), every third one not monotonously.
+
+`scale` and `bias` are solved for on a sample, so that the best reachable AUC and the click rate are those asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FACTORS = 4
+# Shares of the logit's variance.
+_IDS, _LISTS, _DENSE, _PAIRS = 0.55, 0.10, 0.20, 0.15
+# From this rank on, the weights of ids shrink.
+_HEAD = 300.0
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the teacher looks at; ranks are popularity ranks of ids, -1 for an empty field.
+
+    Attributes:
+        ranks: per scalar feature int64 [B].
+        lists: per list feature (ranks int64 [L], offsets int64 [B + 1]).
+        dense: per dense feature float32 [B], standardised log1p; 0 for an empty field.
+    """
+
+    ranks: Sequence[NDArray[np.int64]]
+    lists: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    dense: Sequence[Floats]
+
+
+class Teacher:
+    """Weights of all ids, drawn from the seed.
+
+    Args:
+        vocabulary: ids per scalar feature at the end of the log.
+        list_vocabulary: the same per list feature.
+        pairs: indexes of scalar features that interact.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        vocabulary: Sequence[int],
+        list_vocabulary: Sequence[int],
+        dense: int,
+        pairs: Sequence[tuple[int, int]],
+        drift_radians: float,
+    ) -> None:
+        self._drift = drift_radians
+        self._ids = [_weights(seed, 1, f, size) for f, size in enumerate(vocabulary)]
+        self._list_ids = [_weights(seed, 2, f, size) for f, size in enumerate(list_vocabulary)]
+        self._dense = np.random.default_rng([seed, 3]).normal(size=dense).astype(np.float32)
+        self._pairs = list(pairs)
+        self._factors = [
+            (_factors(seed, p, 0, vocabulary[a]), _factors(seed, p, 1, vocabulary[b])) for p, (a, b) in enumerate(pairs)
+        ]
+        self._shares = np.ones(4)
+        self.scale, self.bias = 1.0, 0.0
+        self._day = -1
+        self._now: tuple[list[Floats], list[Floats]] = ([], [])
+
+    def calibrate(self, sample: Features, click_rate: float, auc: float) -> None:
+        """Solve for the shares of the parts, the scale and the bias on a sample of day 0."""
+        parts = self._parts(sample, 0)
+        deviations = [float(part.std()) for part in parts]
+        present = [
+            share if sd > 0 else 0.0 for share, sd in zip((_IDS, _LISTS, _DENSE, _PAIRS), deviations, strict=True)
+        ]
+        self._shares = np.array(
+            [math.sqrt(s / sum(present)) / sd if s else 0.0 for s, sd in zip(present, deviations, strict=True)]
+        )
+        raw = np.sort(sum(share * part for share, part in zip(self._shares, parts, strict=True)).astype(np.float64))
+        low, high = 0.0, 12.0
+        for _ in range(24):
+            self.scale = (low + high) / 2
+            self.bias = _bias_for(raw * self.scale, click_rate)
+            low, high = (low, self.scale) if _expected_auc(raw * self.scale + self.bias) > auc else (self.scale, high)
+
+    def prepare(self, day: int) -> None:
+        """Turn the weights to a day; afterwards `probability` may be called by several threads."""
+        angle = self._drift * day
+        c, s = np.float32(math.cos(angle)), np.float32(math.sin(angle))
+        self._now = ([c * a + s * b for a, b in self._ids], [c * a + s * b for a, b in self._list_ids])
+        self._day = day
+
+    def probability(self, features: Features) -> NDArray[np.float64]:
+        """Click probabilities [B] on the day last prepared."""
+        raw = sum(
+            share * part for share, part in zip(self._shares, self._parts(features, self._day), strict=True) if share
+        )
+        return 1 / (1 + np.exp(-(np.asarray(raw, np.float64) * self.scale + self.bias)))
+
+    def _parts(self, features: Features, day: int) -> list[Floats]:
+        if self._day != day:
+            self.prepare(day)
+        ids, list_ids = self._now
+        rows = len(features.ranks[0])
+        total = np.zeros(rows, np.float32)
+        for weights, rank_B in zip(ids, features.ranks, strict=True):
+            # An empty field (-1) takes the last weight: an ordinary value of its own.
+            total += weights[rank_B]
+        lists = np.zeros(rows, np.float32)
+        for weights, (rank_L, offset_B) in zip(list_ids, features.lists, strict=True):
+            sums = np.concatenate(([0.0], np.cumsum(weights[rank_L], dtype=np.float64)))
+            length_B = np.maximum(np.diff(offset_B), 1)
+            lists += ((sums[offset_B[1:]] - sums[offset_B[:-1]]) / length_B).astype(np.float32)
+        dense = np.zeros(rows, np.float32)
+        for i, (weight, value_B) in enumerate(zip(self._dense, features.dense, strict=True)):
+            dense += weight * (np.abs(value_B) if i % 3 == 2 else value_B)
+        pairs = np.zeros(rows, np.float32)
+        for (left, right), (a, b) in zip(self._factors, self._pairs, strict=True):
+            pairs += np.einsum("bk,bk->b", left[features.ranks[a]], right[features.ranks[b]])
+        return [total, lists, dense, pairs]
+
+
+def _falling(size: int) -> Floats:
+    return (1 / np.sqrt(1 + np.arange(size) / _HEAD)).astype(np.float32)
+
+
+def _weights(seed: int, kind: int, feature: int, size: int) -> tuple[Floats, Floats]:
+    # Drawn in one sequence each: a longer vocabulary begins with the same weights.
+    falling = _falling(size)
+    here, there = (
+        np.random.default_rng([seed, kind, feature, side]).standard_normal(size, np.float32) * falling
+        for side in (0, 1)
+    )
+    # An empty field reads the last entry; its weight must not depend on the vocabulary's size.
+    here[-1], there[-1] = 0.25, -0.25
+    return here, there
+
+
+def _factors(seed: int, pair: int, side: int, size: int) -> Floats:
+    drawn = np.random.default_rng([seed, 4, pair, side]).standard_normal((size, _FACTORS), np.float32)
+    drawn *= _falling(size)[:, None]
+    drawn[-1] = 0.0
+    return drawn
+
+
+def _bias_for(logits: NDArray[np.float64], click_rate: float) -> float:
+    low, high = -30.0, 30.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        rate = float(np.mean(1 / (1 + np.exp(-(logits + middle)))))
+        low, high = (low, middle) if rate > click_rate else (middle, high)
+    return (low + high) / 2
+
+
+def _expected_auc(rising: NDArray[np.float64]) -> float:
+    """AUC of true probabilities, given logits in rising order."""
+    p = 1 / (1 + np.exp(-rising))
+    below = np.cumsum(1 - p) - (1 - p)
+    return float(np.dot(p, below) / (p.sum() * (1 - p).sum()))
