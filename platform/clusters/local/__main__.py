@@ -98,9 +98,11 @@ def _serve(state: StateFolder, total: PodSize, port: int, node: str, kind: str, 
         number = signal.sigwait(awaited)
         log.info("agent_ends", signal=number, pods_left=len(agent.pods(None, None)))
         state.info.unlink(missing_ok=True)
+        # First the calls, then what they use: a call cut off here is sent again, to the next agent.
+        agent.release_waiting_calls()
+        server.shutdown()
         left = agent.pods(None, None)
         agent.close()
-        server.shutdown()
         if not left:
             limits.close()
 

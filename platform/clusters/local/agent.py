@@ -80,11 +80,14 @@ class NodeAgent:
         self._runner.empty_trash()
         self._reactor.start()
 
-    def close(self) -> None:
-        """Ends supervision and waiting calls; pods go on running."""
+    def release_waiting_calls(self) -> None:
+        """Long polls and deletions that wait return now; to be followed by `close` once no more calls come."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends supervision; pods go on running."""
         self._reactor.stop()
         with self._lock:
             self._journal.close()
@@ -125,7 +128,9 @@ class NodeAgent:
             self._begin_delete(record, grace)
             deadline = time.monotonic() + grace + _DELETE_SLACK_SECONDS
             while record.uid in self._pods:
-                if self._closed or not self._changed.wait(deadline - time.monotonic()):
+                if self._closed:
+                    raise ClusterError(f"the node agent ends; pod {name} will be gone when the next one has started")
+                if not self._changed.wait(deadline - time.monotonic()):
                     raise ClusterError(f"pod {name} did not end within {grace + _DELETE_SLACK_SECONDS:g} s")
         self._runner.empty_trash()
 

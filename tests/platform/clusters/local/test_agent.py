@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -128,6 +131,95 @@ def test_a_pod_whose_supervisor_is_killed_is_seen_as_failed_and_leaves_no_proces
             stop_agent(folder)
 
 
+def test_a_watch_and_a_reader_of_logs_outlive_the_agent(state, make_pod, first_line, until_true, is_alive):
+    cluster = start_agent(state, **_SIZE)
+    pod = make_pod(
+        "import os, pathlib, time\nprint(os.getcwd())\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.01)\nprint('end')"
+    )
+    cluster.create(pod)
+    lines = cluster.logs(pod.name, follow=True)
+    folder = next(lines)
+    events = cluster.watch(since_version=max(event.version for event in cluster.watch(timeout_seconds=0.0)))
+    _kill_agent(cluster, until_true, is_alive)
+    start_agent(state, **_SIZE)
+    Path(folder, "go").touch()
+    assert next(event.pod.reason for event in events if event.pod.phase.is_final) == "Completed"
+    assert list(lines) == ["end"]
+
+
+def test_an_agent_that_is_asked_to_end_leaves_its_pods_running(state, make_pod, first_line, until_true, is_alive):
+    cluster = start_agent(state, **_SIZE)
+    pod = make_pod("import os, signal; print(os.getpid()); signal.pause()")
+    cluster.create(pod)
+    pid, agent = int(first_line(cluster, pod.name)), cluster.agent().pid
+    os.kill(agent, signal.SIGTERM)
+    until_true(lambda: not is_alive(agent))
+    assert is_alive(pid)
+    assert find_agent(state) is None
+    assert start_agent(state).get(pod.name).phase is PodPhase.RUNNING
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whenever_the_agent_dies_every_wish_is_fulfilled_and_nobody_is_left(
+    state, make_pod, until_true, is_alive, seed
+):
+    dice = random.Random(seed)
+    cluster = start_agent(state, cores=8.0, memory_bytes=2048 * MIB)
+    wanted: dict[str, object] = {}
+    for _ in range(3):
+        pid = cluster.agent().pid
+        killer = threading.Timer(dice.uniform(0.0, 0.3), os.kill, (pid, signal.SIGKILL))
+        restarter = threading.Thread(
+            target=lambda killer=killer, pid=pid: (
+                killer.join(),
+                until_true(lambda: not is_alive(pid)),
+                start_agent(state, limits=limits).close(),
+            )
+        )
+        killer.start()
+        restarter.start()
+        while restarter.is_alive():
+            if wanted and dice.random() < 0.4:
+                name = dice.choice(list(wanted))
+                cluster.delete(name, grace_seconds=dice.choice([0.0, 0.1, 5.0]))
+                del wanted[name]
+            elif len(wanted) < 10:
+                pod = make_pod(command=("sleep", "1000"), cores=0.1, memory=32 * MIB, files={"token": "x"})
+                wanted[pod.name] = cluster.create(pod).uid
+        restarter.join()
+        assert {pod.name: pod.uid for pod in cluster.list()} == wanted, f"seed {seed}"
+    alive = {
+        variables[b"ELASTREC_POD_UID"].decode()
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] == ["sleep", "1000"]
+        for text in [Path(f"/proc/{process.pid}/environ").read_bytes()]
+        for variables in [dict(pair.partition(b"=")[::2] for pair in text.split(b"\0"))]
+        if variables.get(b"ELASTREC_WORK", b"").startswith(bytes(state))
+    }
+    assert alive == set(wanted.values())
+    known = {path.name for path in (state / "pods").iterdir()}
+    assert known - {"trash"} == set(wanted.values())
+
+
+def test_an_agent_with_a_certificate_speaks_tls_only(state, tmp_path):
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt")]
+    subprocess.run(command, check=True, capture_output=True)
+    (folder / "ca.pem").write_bytes((folder / "tls.crt").read_bytes())
+    cluster = start_agent(state, **_SIZE, tls_folder=folder)
+    try:
+        assert cluster.capacity().total.cores == 2.0
+        assert connect_cluster(config_of(cluster)).list() == []
+        with pytest.raises(ClusterError):
+            LocalCluster(cluster.address, cluster.token).agent(timeout_seconds=1.0)
+    finally:
+        stop_agent(state, tls_folder=folder)
+
+
 def test_a_second_agent_for_the_same_folder_refuses_to_start(state):
     start_agent(state, **_SIZE)
     command = [sys.executable, "-m", "elastrec.platform.clusters.local", "--state", str(state)]
@@ -223,8 +315,6 @@ def test_neither_torch_nor_airflow_is_imported_by_the_agent():
 
 
 def test_a_pod_reaches_its_cluster_by_the_config_in_its_files(state, make_pod, until):
-    import msgspec
-
     cluster = start_agent(state, **_SIZE)
     text = msgspec.json.encode(config_of(cluster)).decode()
     program = """
