@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
-from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.crd import job_json_schema
+from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.loading import load_job
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:
         default: the file that is filled in.
     """
     files = sorted(file.name for file in jobs_folder.glob("*.yaml"))
-    inline = job_json_schema()
-    definitions = inline.pop("$defs", {})
+    inline = {key: part for key, part in job_json_schema().items() if key not in ("title", "description", "required")}
     return {
         "job_file": Param(
             default,
@@ -42,7 +41,8 @@ def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:
             None,
             title="Inline job",
             description="A whole TrainingJob as JSON; used instead of the job file. Checked against the job schema.",
-            **{"type": ["object", "null"], "anyOf": [{"type": "null"}, inline], "$defs": definitions},
+            # The form sends {} for an empty editor: what is required is left to the check of the whole job.
+            **{**inline, "type": ["object", "null"]},
         ),
         "interval_start": Param(
             None,
@@ -122,7 +122,9 @@ def read_interval(
 
     if not interval_start:
         if interval_end:
-            raise SpecError([FieldProblem("interval_start", "empty", "a moment, since interval_end is given")], "the form")
+            raise SpecError(
+                [FieldProblem("interval_start", "empty", "a moment, since interval_end is given")], "the form"
+            )
         if by_hand or run_end is None:
             return None
         newest_complete_day = run_end.astimezone(UTC) - timedelta(days=1)

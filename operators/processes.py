@@ -42,10 +42,14 @@ class Service:
         """Raises ServiceError when the service has ended."""
         code = self.process.poll()
         if code is not None:
-            raise ServiceError(f"{self.name} ended with exit code {code}; its log {self.log} ends with:\n{self.log_tail()}")
+            raise ServiceError(
+                f"{self.name} ended with exit code {code}; its log {self.log} ends with:\n{self.log_tail()}"
+            )
 
 
-def start_service(name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> Service:
+def start_service(
+    name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path
+) -> Service:
     """Starts a command as the leader of a new session; its output goes to the end of `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

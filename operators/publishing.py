@@ -70,9 +70,7 @@ class EvaluateAndGateOperator(ElastrecOperator):
                 self.log.error(line)
             raise AirflowFailException(f"the evaluator of job {event['job_id']} failed; its last lines stand above")
         with no_retry_for_bad_input():
-            decision = gate_decision(
-                self.platform, take(Prepared, self.prepared), take(Launched, self.launched)
-            )
+            decision = gate_decision(self.platform, take(Prepared, self.prepared), take(Launched, self.launched))
         self.log.info("the model %s the gate: %s", "passed" if decision.passed else "did not pass", decision.reason)
         return give(decision)
 
@@ -94,9 +92,7 @@ class RegisterModelOperator(ElastrecOperator):
 
         launched = take(Launched, self.launched)
         push_link(context, launched.run_url)
-        registered = register(
-            self.platform, take(Prepared, self.prepared), launched, take(GateDecision, self.decision)
-        )
+        registered = register(self.platform, take(Prepared, self.prepared), launched, take(GateDecision, self.decision))
         self.log.info(
             "registered %s version %s%s",
             registered.name,

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import structlog
@@ -31,6 +32,9 @@ from elastrec.operators.processes import (
     wait_until,
 )
 from elastrec.platform.transport.security import new_token, write_secret
+
+if TYPE_CHECKING:
+    from elastrec.platform.clusters import ClusterConfig
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +95,8 @@ class ServiceStack:
         return f"{self.airflow_url}/auth/token/login?next={quote(f'/dags/{settings.DAG_ID}', safe='')}"
 
     def __enter__(self) -> ServiceStack:
-        self.start()
+        if not self.services:
+            self.start()
         return self
 
     def __exit__(
@@ -153,6 +158,16 @@ class ServiceStack:
         service = self.services.pop(name)
         stop_sessions([service.process.pid], grace_seconds=0.0)
         service.process.wait()
+
+    def cluster_config(self) -> ClusterConfig:
+        """How to reach the node agent."""
+        from elastrec.platform.clusters import config_of
+        from elastrec.platform.clusters.local.life_cycle import find_agent
+
+        found = find_agent(self.agent_state)
+        if found is None:
+            raise ServiceError(f"no node agent runs in {self.agent_state}; see {self.agent_state}")
+        return config_of(found)
 
     def environment(self) -> dict[str, str]:
         """Variables under which `airflow` and `elastrec` commands talk to this stack."""

@@ -1,0 +1,40 @@
+"""When a day of the click log is complete: start the daily retraining that was waiting for it, not at 02:00."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import DAG, Asset, PartitionedAssetTimetable
+from elastrec.operators.settings import CLICK_LOG_ASSET
+
+DOCUMENTATION = """
+### The click log has a new day
+
+Announce a complete day by an event of the asset `click_log` with the day as its partition key (`2026-01-31`):
+a producing DAG does it by naming the asset as an outlet, everything else by the REST API
+(`POST /api/v2/assets/events` with `asset_id` and `partition_key`).
+
+The day before it is trained on, the announced day is evaluated on. The run gets the logical date of the scheduled run
+for the same days, so that a day is trained once, whichever comes first.
+"""
+
+with DAG(
+    dag_id="click_log_arrived",
+    description="Start daily_retraining for a day of the click log as soon as it is complete.",
+    doc_md=DOCUMENTATION,
+    schedule=PartitionedAssetTimetable(assets=Asset(CLICK_LOG_ASSET)),
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    tags=["elastrec", "training"],
+):
+    TriggerDagRunOperator(
+        task_id="retrain",
+        trigger_dag_id="daily_retraining",
+        logical_date="{{ macros.ds_add(dag_run.partition_key, 1) }}T02:00:00+00:00",
+        conf={
+            "interval_start": "{{ macros.ds_add(dag_run.partition_key, -1) }}T00:00:00+00:00",
+            "interval_end": "{{ dag_run.partition_key }}T00:00:00+00:00",
+        },
+        skip_when_already_exists=True,
+    )

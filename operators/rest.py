@@ -1,0 +1,119 @@
+"""The few calls of Airflow's REST API that start and follow a DAG run."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+
+class AirflowApiError(Exception):
+    """The API refused a call; the message is its answer."""
+
+
+class AirflowClient:
+    """Talks to an Airflow that hands out tokens without a log-in, such as `ServiceStack`.
+
+    Args:
+        url: address of the core API server.
+    """
+
+    def __init__(self, url: str, timeout_seconds: float = 30.0) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_seconds = timeout_seconds
+        self._token = ""
+        # Loopback is asked directly even where the user's environment names a proxy.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def unpause(self, dag_id: str) -> None:
+        """Lets the DAG's runs start."""
+        self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+
+    def pause(self, dag_id: str) -> None:
+        """Starts no more runs of the DAG."""
+        self.call("PATCH", f"/dags/{dag_id}", {"is_paused": True})
+
+    def has_dag(self, dag_id: str) -> bool:
+        """Whether the DAG file has been read."""
+        found = self.call("GET", f"/dags?{urlencode({'dag_id_pattern': dag_id})}")
+        return any(dag["dag_id"] == dag_id for dag in found["dags"])
+
+    def import_errors(self) -> list[str]:
+        """Why DAG files could not be read."""
+        return [error["stack_trace"] for error in self.call("GET", "/importErrors")["import_errors"]]
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any], logical_date: str | None = None) -> str:
+        """Starts a run and returns its id.
+
+        Raises:
+            AirflowApiError: a field of the form is wrong, or there is a run of this logical date.
+        """
+        body = {"conf": dict(conf), "logical_date": logical_date}
+        return str(self.call("POST", f"/dags/{dag_id}/dagRuns", body)["dag_run_id"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """queued, running, success or failed."""
+        return str(self.call("GET", self._run(dag_id, run_id))["state"])
+
+    def tasks(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
+        """The task instances of a run by task id."""
+        found = self.call("GET", f"{self._run(dag_id, run_id)}/taskInstances")["task_instances"]
+        return {task["task_id"]: task for task in found}
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        """What a task returned, or pushed under a key; None while there is nothing."""
+        place = f"{self._run(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/{key}"
+        try:
+            return self.call("GET", f"{place}?deserialize=true")["value"]
+        except AirflowApiError as error:
+            if "404" in str(error):
+                return None
+            raise
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> str:
+        """The log of one try of a task as text."""
+        place = f"{self._run(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}"
+        found = self.call("GET", f"{place}?full_content=true")["content"]
+        return "\n".join(line if isinstance(line, str) else str(line.get("event", "")) for line in found)
+
+    def clear(self, dag_id: str, run_id: str, task_ids: list[str]) -> None:
+        """Clears tasks of a run and what comes after them, as the button does."""
+        body = {"dry_run": False, "dag_run_id": run_id, "task_ids": task_ids, "only_failed": False}
+        self.call("POST", f"/dags/{dag_id}/clearTaskInstances", {**body, "include_downstream": True})
+
+    def set_task_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
+        """Marks a task failed or successful, as the button does."""
+        self.call("PATCH", f"{self._run(dag_id, run_id)}/taskInstances/{task_id}", {"new_state": state})
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One call under `/api/v2`.
+
+        Raises:
+            AirflowApiError: the answer's status is 400 or above, or nobody answers.
+        """
+        if not self._token:
+            self._token = self._send("GET", "/auth/token", None, "")["access_token"]
+        return self._send(method, f"/api/v2{path}", body, self._token)
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None, token: str) -> dict[str, Any]:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with self._opener.open(request, timeout=self._timeout_seconds) as answer:
+                content: dict[str, Any] = json.load(answer)
+                return content
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            raise AirflowApiError(f"{method} {path}: {error.code} {said}") from None
+        except OSError as error:
+            raise AirflowApiError(f"{method} {path}: {error}") from None
+
+    @staticmethod
+    def _run(dag_id: str, run_id: str) -> str:
+        return f"/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}"
