@@ -1,0 +1,196 @@
+"""`data generate` and `data convert`: click logs in the form that jobs read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from elastrec.platform.cli.options import echo_json, output_option, parse_overrides
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.loading import validate
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+JOB_FILE = "job.yaml"
+
+
+@click.group()
+def data() -> None:
+    """Generate or convert click logs."""
+
+
+def _bar(words: str) -> tuple[Progress, Callable[[int, int], None]]:
+    progress = Progress(
+        TextColumn(words), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn(),
+        console=Console(file=sys.stderr), disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    task = progress.add_task(words, total=None)
+
+    def advance(done: int, total: int) -> None:
+        progress.update(task, completed=done, total=total)
+
+    return progress, advance
+
+
+@data.command()
+@click.argument("path")
+@click.option("--rows-per-day", type=int, default=100_000, show_default=True)
+@click.option("--days", type=int, default=2, show_default=True, help="The last day is for evaluation.")
+@click.option("--start", default="2026-01-01", show_default=True, metavar="DATE", help="First day.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same bytes.")
+@click.option("--format", "file_format", type=click.Choice(["parquet", "csv", "criteo_tsv"]), default="parquet")
+@click.option("--dense", type=int, default=13, show_default=True, help="Number of dense features.")
+@click.option("--sparse", type=int, default=26, show_default=True, help="Number of scalar sparse features.")
+@click.option("--lists", type=int, help="Number of list features; default 1, with criteo_tsv 0.")
+@click.option("--best-auc", type=float, default=0.8, show_default=True, help="AUC of a model that knows the truth.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="NAME=VALUE",
+    help="Any other property, for example --set zipf_exponent=1.2 or --set partitioning=hour. Repeatable.",
+)  # fmt: skip
+@output_option
+def generate(
+    path: str,
+    rows_per_day: int,
+    days: int,
+    start: str,
+    seed: int,
+    file_format: str,
+    dense: int,
+    sparse: int,
+    lists: int | None,
+    best_auc: float,
+    overrides: tuple[str, ...],
+    output: str,
+) -> None:
+    """Make a click log with planted structure under PATH, and a job file PATH/job.yaml that trains on it.
+
+    The labels follow a known teacher, so the best reachable AUC is known; ids follow Zipf's law over vocabularies
+    that keep growing; users come in sessions; the truth drifts from day to day. A path that is already complete is
+    left as it is.
+    """
+    from elastrec.platform.data.generator import GenerateSpec, training_data_for
+    from elastrec.platform.data.generator import generate as make
+
+    content: dict[str, Any] = {
+        "path": path,
+        "rows_per_day": rows_per_day,
+        "days": days,
+        "start": start,
+        "seed": seed,
+        "format": file_format,
+        "dense": dense,
+        "sparse": sparse,
+        "lists": lists if lists is not None else int(file_format != "criteo_tsv"),
+        "best_auc": best_auc,
+        **parse_overrides(overrides),
+    }
+    spec = validate(GenerateSpec, content, "the command line")
+    progress, advance = _bar("generating")
+    with progress:
+        report = make(spec, advance)
+    job_file = _write_job(path, training_data_for(spec))
+    if output == "json":
+        echo_json({**report.model_dump(mode="json"), "job_file": job_file})
+        return
+    for day in report.days:
+        best = "-" if day.best_auc is None else f"{day.best_auc:.4f}"
+        click.echo(f"{day.day}: {day.rows:,} rows, {day.positives:,} clicks, best reachable AUC {best}")
+    if job_file:
+        click.echo(f"train on it: elastrec run {job_file}")
+
+
+@data.command()
+@click.argument("source", type=click.Path())
+@click.argument("destination")
+@click.option(
+    "--description", "-d", "description", required=True, type=click.Path(exists=True, dir_okay=False),
+    help="YAML of a TrainingData (or a job file, whose spec.data is taken) that says how SOURCE is read.",
+)  # fmt: skip
+@click.option("--label-rule", metavar="RULE", help="Derive the label, for example 'rating>=4'.")
+@click.option("--by-time", is_flag=True, help="One partition per day of the timestamp column.")
+@click.option("--fractions", metavar="F,F,...", help="Consecutive days of these fractions of the rows, e.g. 0.8,0.2.")
+@click.option("--rows-per-day", type=int, help="Consecutive days of so many rows.")
+@click.option("--start", default="2026-01-01", show_default=True, metavar="DATE", help="First day, unless --by-time.")
+@output_option
+def convert(
+    source: str,
+    destination: str,
+    description: str,
+    label_rule: str | None,
+    by_time: bool,
+    fractions: str | None,
+    rows_per_day: int | None,
+    start: str,
+    output: str,
+) -> None:
+    """Convert SOURCE (a file or folder of CSV, Criteo TSV or Parquet) to daily Parquet partitions under DESTINATION.
+
+    Writes DESTINATION/job.yaml as well. Nothing is left behind when the conversion fails; an equal conversion that is
+    already there is kept.
+    """
+    from elastrec.platform.cli.converting import conversion, run_conversion
+
+    described = _description(description, source)
+    plan = conversion(
+        described,
+        destination,
+        label_rule=label_rule,
+        by_time=by_time,
+        fractions=fractions,
+        rows_per_day=rows_per_day,
+        start=start,
+    )
+    progress, advance = _bar("converting")
+    with progress:
+        report, converted = run_conversion(plan, advance)
+    job_file = _write_job(destination, converted)
+    if output == "json":
+        echo_json({**report, "job_file": job_file})
+        return
+    for folder, rows in report["partitions"].items():
+        click.echo(f"{folder}: {rows:,} rows")
+    if job_file:
+        click.echo(f"train on it: elastrec run {job_file}")
+
+
+def _description(file: str, source: str) -> TrainingData:
+    content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    if isinstance(content, dict) and content.get("kind") == "TrainingJob":
+        content = content.get("spec", {}).get("data", {})
+    if isinstance(content, dict):
+        content = {**content, "path": source, "partitioning": content.get("partitioning", "none")}
+        if content["partitioning"] == "none":
+            # Only jobs need evaluation rows; a conversion makes them.
+            content.setdefault("evaluation_path", source)
+    return validate(TrainingData, content, file)
+
+
+def _write_job(path: str, described: TrainingData) -> str:
+    """A ready job file beside local data; empty for data elsewhere."""
+    if "://" in path:
+        return ""
+    folder = Path(path).absolute()
+    absolute = described.model_copy(update={"path": str(folder)})
+    name = "".join(c if c.isalnum() else "-" for c in folder.name.lower()).strip("-")[:30] or "clicks"
+    job = {
+        "apiVersion": "elastrec.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"architecture": "wide_and_deep", "embedding_dimension": 16, "options": {}},
+            "data": absolute.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+            "resources": {
+                "worker": {"count": 2, "cores": 0.6, "memory": "2Gi"},
+                "parameter_server": {"count": 2, "cores": 0.3, "memory": "1Gi"},
+                "evaluator": {"cores": 1.0, "memory": "3Gi"},
+            },
+        },
+    }
+    file = folder / JOB_FILE
+    if not file.exists():
+        file.write_text(yaml.safe_dump(job, sort_keys=False))
+    return str(file)
