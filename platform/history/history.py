@@ -13,7 +13,6 @@ from urllib.parse import quote
 import msgspec
 import structlog
 import xxhash
-from elastrec.platform.data.files import read_bytes
 from elastrec.platform.history import figures
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import CalibrationCurve, Point, calibration_points
@@ -121,7 +120,7 @@ class History:
         """The run of a job: asked and granted sizes, similarity tags, `cfg.` numbers, data sets, the job file.
 
         Idempotent by job id: the same run again while it is open or after it succeeded; a new attempt after it failed
-        or was stopped. Two callers at once get the same run.
+        or was stopped. Of two callers at once the later one gives up its run and describes the earlier one.
         """
         job = job_from_json(prepared.job_json)
         run = self._live_run(prepared.job_id)
@@ -194,7 +193,9 @@ class History:
         Args:
             context: `training` or `evaluation`.
         """
+        from elastrec.platform.data.files import read_bytes
         from mlflow.entities import Dataset, DatasetInput, InputTag
+        from mlflow.exceptions import MlflowException
 
         try:
             digest = xxhash.xxh3_64_hexdigest(read_bytes(manifest_uri))
@@ -208,7 +209,12 @@ class History:
             profile=json.dumps({"num_rows": rows}),
         )
         with self._explained(f"write the {context} data set of run {run_id}"):
-            self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+            inputs = [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])]
+            try:
+                self._client.log_inputs(run_id, inputs)
+            except MlflowException:
+                # Of two runs that write the same new data set at once, MLflow lets one fail; the second try finds it.
+                self._client.log_inputs(run_id, inputs)
 
     def set_phase(self, run_id: str, phase: Phase, reason: str = "") -> None:
         """Writes where the job is, as tags; `finish_run` closes the run."""

@@ -1,0 +1,261 @@
+"""Job records in a real MLflow server process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.history import History, JobFilter, Point, Reporter, Sizes, final_points, window_points
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
+from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from mlflow.tracking import MlflowClient
+
+MakePrepared = Callable[..., Prepared]
+
+
+@pytest.fixture
+def client(tracking_server) -> MlflowClient:  # type: ignore[no-untyped-def]
+    return MlflowClient(tracking_server.uri)
+
+
+def metrics_at(samples: int, *, evaluated: bool = False, phase: Phase = Phase.TRAINING) -> TrainingMetrics:
+    workers = tuple(
+        PodMetrics(name=f"clicks-w-{n}", role=Role.WORKER, state="Running", batch_seconds=0.02 + n / 1000)
+        for n in range(2)
+    )
+    return TrainingMetrics(
+        job="clicks", phase=phase, elapsed_seconds=samples / 100, samples_total=2000, samples_trained=samples,
+        shards_total=10, shards_done=10, samples_per_second=100.0, loss=0.7 - samples / 10_000, auc=0.75,
+        normalized_entropy=0.9, evaluated=evaluated, evaluation_samples=200 if evaluated else 0, pods=workers,
+    )  # fmt: skip
+
+
+def decision(model_uri: str, *, passed: bool = True) -> GateDecision:
+    return GateDecision(
+        passed=passed, reason="within the tolerance", candidate=ModelScore(0.75, 0.9, 200),
+        champion=ModelScore(0.74, 0.91, 200), champion_version="1", model_uri=model_uri,
+    )  # fmt: skip
+
+
+def test_a_started_job_is_described_by_params_tags_numbers_inputs_and_its_job_file(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    run = client.get_run(history.start_run(make_prepared(), allocation))
+    assert run.data.params["asked.workers"] == "1" and run.data.params["granted.workers"] == "3"
+    assert run.data.tags["elastrec.job_id"] == "clicks-20260101"
+    assert run.data.tags["elastrec.label.market"] == "eu" and run.data.tags["elastrec.team"] == "ads"
+    assert "ad  kept" in run.data.tags["mlflow.note.content"]
+    assert run.data.metrics["cfg.training_rows"] == 1000 and run.data.metrics["cfg.batch_size"] == 512
+    inputs = {item.tags[0].value: item.dataset for item in run.inputs.dataset_inputs}
+    assert set(inputs) == {"training", "evaluation"}
+    assert inputs["training"].digest != inputs["evaluation"].digest
+    assert '"num_rows": 1000' in inputs["training"].profile
+    assert [item.path for item in client.list_artifacts(run.info.run_id)] == ["job.json"]
+    assert run.info.status == "RUNNING"
+
+
+def test_starting_again_gives_the_same_run_and_a_new_one_only_after_a_failure(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    prepared = make_prepared()
+    first = history.start_run(prepared, allocation)
+    assert history.start_run(prepared, allocation) == first
+    history.finish_run(first, Phase.FAILED, "ValueError: bad feature")
+    second = history.start_run(prepared, allocation)
+    assert second != first
+    assert client.get_run(second).data.tags["elastrec.attempt"] == "2"
+    history.finish_run(second, Phase.SUCCEEDED)
+    assert history.start_run(prepared, allocation) == second
+
+
+def test_four_callers_at_once_get_one_run(
+    tracking_server,
+    make_prepared: MakePrepared,
+    allocation: Allocation,  # type: ignore[no-untyped-def]
+) -> None:
+    prepared = make_prepared()
+    histories = [History(tracking_server.uri, "race") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda history: history.start_run(prepared, allocation), histories))
+    # A loser of the race may have answered before it was sorted out; from now on all agree.
+    assert len({history.start_run(prepared, allocation) for history in histories}) == 1
+    assert len(histories[0].job_records()) == 1
+
+
+def test_a_job_is_read_back_as_it_was_written(
+    history: History, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    run_id = history.start_run(make_prepared(), allocation)
+    history.log_series(run_id, final_points(metrics_at(2000, evaluated=True), time.time()))
+    history.finish_run(run_id, Phase.SUCCEEDED)
+    (record,) = history.job_records()
+    assert record == history.record(run_id)
+    assert (record.job_name, record.team, record.architecture, record.phase) == ("clicks", "ads", "dlrm", "Succeeded")
+    assert record.granted == Sizes.granted(allocation) and record.asked.workers == 1
+    assert record.interval == ("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00")
+    assert record.labels == {"market": "eu"} and record.features["evaluation_rows"] == 100
+    assert (record.auc, record.normalized_entropy, record.samples_trained) == (0.75, 0.9, 2000)
+    assert record.ended_unix_seconds is not None and record.ended_unix_seconds >= record.started_unix_seconds
+
+
+def test_jobs_are_found_by_tags_phases_and_ranges_of_numbers(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    for job_id, name, rows in (("a", "clicks", 10), ("b", "clicks", 1000), ("c", "sales", 1000)):
+        history.start_run(make_prepared(job_id, name=name, rows=rows), allocation)
+    (of_a,) = history.job_records(JobFilter(job_id="a"))
+    history.finish_run(of_a.run_id, Phase.STOPPED, "stopped by its owner")
+    client.create_run(client.get_run(of_a.run_id).info.experiment_id, tags={"made by": "another tool"})
+
+    def found(**wanted: object) -> str:
+        return "".join(record.job_id for record in history.job_records(JobFilter(**wanted)))  # type: ignore[arg-type]
+
+    assert found() == "cba"
+    assert found(job_name="clicks") == "ba"
+    assert found(features={"training_rows": (100, None)}) == "cb"
+    assert found(features={"training_rows": (None, 10), "batch_size": (512, 512)}) == "a"
+    assert found(phases=(Phase.STOPPED,)) == "a"
+    assert found(phases=(Phase.STOPPED, Phase.STARTING), job_name="clicks") == "ba"
+    assert found(labels={"market": "eu"}, team="ads", architecture="dlrm") == "cba"
+    assert found(team="it's") == ""
+    assert [record.job_id for record in history.job_records(limit=1)] == ["c"]
+    assert of_a.phase is Phase.STARTING and history.record(of_a.run_id).reason == "stopped by its owner"
+    with pytest.raises(HistoryError, match="quotes"):
+        found(team='it\'s "odd"')
+
+
+def test_a_reporter_over_http_fills_the_series_and_nan_is_kept(
+    history: History,
+    tracking_server,
+    make_prepared: MakePrepared,
+    allocation: Allocation,  # type: ignore[no-untyped-def]
+) -> None:
+    run_id = history.start_run(make_prepared(), allocation)
+    reporter = Reporter(tracking_server.uri, run_id, interval_seconds=0.05)
+    for samples in range(0, 2000, 100):
+        reporter.log(window_points(metrics_at(samples), time.time()))
+    reporter.log([Point("loss", float("nan"), 2000, time.time()), Point("odd", float("-inf"), 1, time.time())])
+    reporter.set_tags({"elastrec.phase": "Training"})
+    assert reporter.close(10)
+    loss = history.series(run_id, names.LOSS)
+    assert [step for step, _ in loss] == list(range(0, 2001, 100))
+    assert loss[5] == (500, pytest.approx(0.65)) and np.isnan(loss[-1][1])
+    assert len(history.series(run_id, "batch_seconds/clicks-w-1")) == 20
+    assert history.record(run_id).phase is Phase.TRAINING
+
+
+def test_a_finished_job_has_its_pictures_status_and_reason(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation, tmp_path: Path
+) -> None:
+    run_id = history.start_run(make_prepared(), allocation)
+    for samples in range(100, 2000, 100):
+        history.log_series(run_id, window_points(metrics_at(samples), time.time()))
+    history.log_series(run_id, final_points(metrics_at(2000, evaluated=True), time.time()))
+    rng = np.random.default_rng(0)
+    sketch = BinaryMetricsSketch()
+    predictions = rng.random(5000)
+    sketch.update(predictions, rng.random(5000) < predictions)
+    for _ in range(2):
+        history.finish_run(run_id, Phase.SUCCEEDED, calibration=sketch.calibration())
+    pictures = sorted(item.path for item in client.list_artifacts(run_id, "figures"))
+    assert pictures == ["figures/batch_seconds.png", "figures/calibration.png", "figures/learning_curve.png"]
+    for picture in pictures:
+        data = Path(client.download_artifacts(run_id, picture, str(tmp_path))).read_bytes()
+        assert data.startswith(b"\x89PNG") and len(data) > 5000
+    assert client.get_run(run_id).info.status == "FINISHED"
+    with pytest.raises(HistoryError, match="Training is not allowed"):
+        history.finish_run(run_id, Phase.TRAINING)
+
+
+def test_a_failed_job_without_any_series_closes_with_its_traceback(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    run_id = history.start_run(make_prepared(), allocation)
+    traceback = "Traceback:\n" + "  line\n" * 2000 + "ZeroDivisionError"
+    history.finish_run(run_id, Phase.FAILED, traceback)
+    assert client.get_run(run_id).info.status == "FAILED"
+    assert "reason.txt" in [item.path for item in client.list_artifacts(run_id)]
+    assert history.record(run_id).phase is Phase.FAILED
+
+
+def test_a_model_is_registered_once_gated_and_promoted(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    assert history.champion("click-model") is None
+    run_id = history.start_run(make_prepared(), allocation)
+    experiment = client.get_run(run_id).info.experiment_id
+    model = client.create_logged_model(experiment, name="model", source_run_id=run_id)
+    client.finalize_logged_model(model.model_id, "READY")
+    gate = decision(f"models:/{model.model_id}")
+    version = history.register("click-model", gate.model_uri, run_id, gate)
+    assert history.register("click-model", gate.model_uri, run_id, gate) == version == "1"
+    assert history.champion("click-model") is None
+    history.promote("click-model", version)
+    champion = history.champion("click-model")
+    assert champion is not None
+    assert (champion.version, champion.model_uri, champion.run_id) == ("1", "models:/click-model/1", run_id)
+    history.log_gate(run_id, gate)
+    record = history.record(run_id)
+    assert (record.auc, record.metrics[names.CHAMPION_AUC]) == (0.75, 0.74)
+    assert client.get_run(run_id).data.tags["elastrec.gate"] == "passed"
+    assert client.get_model_version("click-model", "1").tags["elastrec.gate"] == "passed"
+
+
+def test_links_lead_to_pages_of_the_machine_learning_view(tracking_server, history: History) -> None:  # type: ignore[no-untyped-def]
+    url = history.run_url("abc")
+    assert url.startswith(f"{tracking_server.uri}/#/experiments/")
+    assert url.endswith("/runs/abc?workflowType=machine_learning")
+    assert "compare-runs?runs=%5B%22a%22%2C%20%22b%22%5D" in history.compare_url(["a", "b"])
+    shown = History(tracking_server.uri, history._experiment, ui_url="https://mlflow.example/")
+    assert shown.run_url("abc").startswith("https://mlflow.example/#/")
+
+
+def test_a_database_file_serves_as_tracking_uri_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    history = History(uri, "local")
+    run_id = history.start_run(make_prepared(), allocation)
+    assert history.run_url(run_id) == ""
+    reporter = Reporter(uri, run_id)
+    reporter.log(window_points(metrics_at(100), time.time()))
+    assert reporter.close(60)
+    assert history.series(run_id, names.LOSS) == [(100, pytest.approx(0.69))]
+
+
+def test_a_server_that_is_away_is_named_and_a_missing_manifest_too(
+    monkeypatch: pytest.MonkeyPatch, history: History, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(HistoryError, match=r"http://127\.0\.0\.1:1"):
+        History("http://127.0.0.1:1", "x").job_records()
+    prepared = msgspec.structs.replace(make_prepared(), training_manifest="/nowhere/manifest.json")
+    with pytest.raises(HistoryError, match=r"manifest of the training data.*nowhere"):
+        history.start_run(prepared, allocation)
+
+
+def test_a_reporter_outlives_a_restart_of_the_server(
+    history: History,
+    tracking_server,
+    make_prepared: MakePrepared,
+    allocation: Allocation,  # type: ignore[no-untyped-def]
+) -> None:
+    run_id = history.start_run(make_prepared(), allocation)
+    reporter = Reporter(tracking_server.uri, run_id, interval_seconds=0.05)
+    tracking_server.stop()
+    before = time.monotonic()
+    for samples in range(100, 1100, 100):
+        reporter.log(window_points(metrics_at(samples), time.time()))
+    assert time.monotonic() - before < 0.5
+    tracking_server.start()
+    assert reporter.close(30)
+    assert len(history.series(run_id, names.LOSS)) == 10

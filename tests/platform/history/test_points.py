@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodStatus
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.points import (
+    CostMeter,
+    Point,
+    Prices,
+    calibration_points,
+    final_points,
+    window_points,
+)
+from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def values(points: list[Point]) -> dict[str, float]:
+    return {point.name: point.value for point in points}
+
+
+def metrics_of(**changes: object) -> TrainingMetrics:
+    worker = PodMetrics(
+        name="w-0", role=Role.WORKER, state="Running", batch_seconds=0.02, phase_seconds={"pull": 0.01}, memory_bytes=7,
+        restarts=2,
+    )  # fmt: skip
+    server = PodMetrics(name="ps-0", role=Role.PARAMETER_SERVER, state="Running")
+    fields = {
+        "job": "clicks", "phase": Phase.TRAINING, "elapsed_seconds": 10.0, "samples_total": 900, "samples_trained": 500,
+        "samples_per_second": 50.0, "loss": 0.5, "auc": 0.7, "normalized_entropy": 0.9, "generation": 1,
+        "pods": (worker, server),
+    }  # fmt: skip
+    return TrainingMetrics.model_validate(fields | changes)
+
+
+def test_a_window_becomes_points_over_samples_with_a_series_per_worker() -> None:
+    points = window_points(metrics_of(), 1000.0)
+    assert {(point.step, point.unix_seconds) for point in points} == {(500, 1000.0)}
+    found = values(points)
+    assert found[names.LOSS] == 0.5 and found[names.AUC] == 0.7 and found[names.SAMPLES_PER_SECOND] == 50
+    assert found["batch_seconds/w-0"] == 0.02 and found["phase_seconds/w-0/pull"] == 0.01
+    assert found["system/w-0/memory_bytes"] == 7
+    assert found[names.WORKERS_RUNNING] == found[names.SERVERS_RUNNING] == 1
+    assert "batch_seconds/ps-0" not in found
+
+
+def test_what_was_not_measured_makes_no_point_and_nan_does() -> None:
+    assert names.LOSS not in values(window_points(metrics_of(loss=None), 0.0))
+    assert math.isnan(values(window_points(metrics_of(loss=math.nan), 0.0))[names.LOSS])
+
+
+def test_evaluation_figures_do_not_mix_with_those_of_training_windows() -> None:
+    evaluated = metrics_of(evaluated=True, evaluation_samples=90)
+    assert names.AUC not in values(window_points(evaluated, 0.0))
+    found = values(final_points(evaluated, 0.0))
+    assert found[names.EVALUATION_AUC] == 0.7 and found[names.EVALUATION_SAMPLES] == 90
+    assert names.EVALUATION_AUC not in values(final_points(metrics_of(), 0.0))
+
+
+def test_totals_tell_what_a_job_did() -> None:
+    found = values(final_points(metrics_of(), 0.0))
+    assert found[names.TOTAL_SAMPLES_PER_SECOND] == 50
+    assert found[names.TOTAL_RESTARTS] == 2 and found[names.TOTAL_ROLLBACKS] == 1
+
+
+def test_names_hold_only_what_mlflow_takes() -> None:
+    assert names.named(names.BATCH_SECONDS, pod="a/b#c d") == "batch_seconds/a_b_c d"
+
+
+def test_every_name_has_a_description() -> None:
+    written = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
+    assert written == set(names.DESCRIPTIONS)
+
+
+def test_a_calibration_curve_has_one_step_per_group() -> None:
+    sketch = BinaryMetricsSketch()
+    sketch.update(np.linspace(0.1, 0.9, 100), np.arange(100) % 2)
+    points = calibration_points(sketch.calibration(5), 1.0)
+    assert [point.step for point in points if point.name == names.CALIBRATION_OBSERVED] == [0, 1, 2, 3, 4]
+
+
+def pod(uid: str, *, cores: float = 2.0, memory: int = 2**30, started: float | None = 0.0, **more: object) -> PodStatus:
+    return PodStatus(
+        name=uid, uid=uid, job="clicks", role=Role.WORKER, phase=PodPhase.RUNNING, size=PodSize(cores, memory),
+        started_unix_seconds=started, **more,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_a_pod_costs_from_its_start_to_its_end_even_when_it_is_gone() -> None:
+    meter = CostMeter(Prices(core_hour=3600.0))
+    meter.observe([pod("a"), pod("pending", started=None)], 10.0)
+    meter.observe([pod("a", finished_unix_seconds=15.0), pod("b", started=12.0)], 20.0)
+    meter.observe([], 100.0)
+    assert meter.core_seconds == 2 * 15 + 2 * 8
+    assert meter.byte_seconds == 2**30 * 23
+    assert meter.price == pytest.approx(46.0)
+    found = values(meter.points(460, 0.0))
+    assert found["cost/worker/core_seconds"] == 46 and found[names.COST_SAMPLES_PER_CORE_SECOND] == 10
+    assert found[names.COST_PRICE] == pytest.approx(46.0)
+    assert names.COST_PRICE not in values(CostMeter().points(1, 0.0))
+
+
+def test_a_resized_pod_costs_its_old_size_until_the_look_that_saw_the_new_one() -> None:
+    meter = CostMeter()
+    meter.observe([pod("a", cores=1.0)], 10.0)
+    meter.observe([pod("a", cores=4.0)], 20.0)
+    meter.observe([pod("a", cores=4.0)], 30.0)
+    assert meter.core_seconds == 10 + 10 + 40
+
+
+@given(st.lists(st.floats(0.0, 100.0), max_size=20))
+def test_looking_more_often_does_not_change_the_cost(looks: list[float]) -> None:
+    meter = CostMeter()
+    for moment in sorted(looks):
+        meter.observe([pod("a")], moment)
+    meter.observe([pod("a")], 100.0)
+    assert meter.core_seconds == pytest.approx(200.0)
+
+
+def test_cores_in_use_are_those_since_the_last_look() -> None:
+    meter = CostMeter()
+    meter.usage_points([pod("a", cpu_seconds=1.0)], 0, 10.0)
+    found = values(meter.usage_points([pod("a", cpu_seconds=4.0, memory_bytes=9)], 0, 12.0))
+    assert found == {"system/a/cpu_cores": 1.5, "system/a/memory_bytes": 9.0}
