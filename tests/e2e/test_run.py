@@ -1,0 +1,122 @@
+"""`elastrec run`, start to end, with real processes on a real node agent."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from elastrec.platform.data.generator import GenerateReport
+
+from tests.e2e.conftest import ROWS_PER_DAY, write_job
+from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
+
+
+@pytest.fixture(scope="module")
+def elastrec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastrec]:
+    with elastrec_at(tmp_path_factory.mktemp("home")) as command_line:
+        yield command_line
+
+
+def test_a_job_of_two_workers_and_two_servers_trains_every_sample_and_registers_a_model(
+    elastrec: Elastrec, click_log: GenerateReport
+) -> None:
+    file = write_job(elastrec.home, click_log)
+    outcome = elastrec.json("run", str(file), "--from", "2026-01-01", timeout_seconds=200)
+    assert outcome["shards_done"] == outcome["shards_total"] == math.ceil(ROWS_PER_DAY / (256 * 20))
+    assert outcome["samples_trained"] == outcome["samples_total"] == ROWS_PER_DAY
+    best = click_log.days[1].best_auc
+    assert best is not None
+    assert best - 0.15 < outcome["auc"] <= best + 0.01
+    assert outcome["normalized_entropy"] < 1.0
+    assert outcome["version"] == "1" and outcome["is_champion"]
+    assert elastrec.jobs() == []
+
+    mlflow.set_tracking_uri(f"sqlite:///{elastrec.home}/mlflow.db")
+    model = mlflow.pyfunc.load_model(outcome["model_uri"])
+    day = next(Path(click_log.spec.path, "day=2026-01-02").glob("*.parquet"))
+    rows: pd.DataFrame = pq.read_table(day).slice(0, 100).to_pandas()
+    scores = model.predict(rows[[column.name for column in model.metadata.get_input_schema().inputs]])
+    assert len(scores) == 100
+    run = mlflow.MlflowClient().get_run(outcome["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.inputs.dataset_inputs
+
+
+def test_the_next_day_continues_from_the_last_and_is_compared_with_the_champion(
+    elastrec: Elastrec, click_log: GenerateReport
+) -> None:
+    file = write_job(elastrec.home, click_log)
+    done = elastrec.call("run", str(file), "--from", "2026-01-02", "--output", "json", timeout_seconds=200)
+    assert done.returncode == 0, done.stderr
+    assert "Continues from" in done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["version"] == "2"
+    assert "champion" in outcome["gate"]
+
+
+def test_render_shows_the_pods_and_creates_none(elastrec: Elastrec, click_log: GenerateReport) -> None:
+    file = write_job(elastrec.home, click_log)
+    pods = elastrec.json("render", str(file), "--from", "2026-01-01")
+    text = json.dumps(pods)
+    assert len(pods) == 5
+    token = (elastrec.home / "agent" / "token").read_text().strip()
+    assert token not in text
+    assert elastrec.jobs() == []
+
+
+def test_a_job_that_the_cluster_can_never_hold_is_refused_before_anything_starts(
+    elastrec: Elastrec, click_log: GenerateReport
+) -> None:
+    file = write_job(elastrec.home, click_log)
+    done = elastrec.call("run", str(file), "--set", "spec.resources.worker.cores=4000")
+    assert done.returncode == 2
+    assert "spec.resources.worker.cores" in done.stderr
+    assert elastrec.jobs() == []
+
+
+def test_a_bug_in_the_users_model_fails_the_job_at_once_with_its_traceback(
+    elastrec: Elastrec, click_log: GenerateReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elastrec.home / "my_models.py").write_text(
+        "import torch\n"
+        "class Broken(torch.nn.Module):\n"
+        "    def __init__(self, embedding_bag_collection, schema):\n"
+        "        super().__init__()\n"
+        "        self.tables = embedding_bag_collection\n"
+        "        self.last = torch.nn.Linear(len(schema.sparse_names) * schema.embedding_dimension, 1)\n"
+        "    def forward(self, dense_features, sparse_features):\n"
+        "        if len(dense_features) > 4:\n"
+        "            raise RuntimeError('planted bug')\n"
+        "        return self.last(self.tables(sparse_features).values()).squeeze(1)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(elastrec.home))
+    file = write_job(elastrec.home, click_log, model={"architecture": "my_models:Broken", "embedding_dimension": 8})
+    # The agent's own environment is that of its start: one that knows the module's folder is needed.
+    elastrec.close()
+    done = elastrec.call("run", str(file), "--from", "2026-01-01", timeout_seconds=120)
+    assert done.returncode == 1
+    assert "planted bug" in done.stderr and "my_models.py" in done.stderr
+    assert elastrec.jobs() == []
+
+
+def test_stop_ends_a_running_job_and_removes_its_pods(elastrec: Elastrec, click_log: GenerateReport) -> None:
+    file = write_job(elastrec.home, click_log)
+    running = elastrec.start("run", str(file), "--from", "2026-01-01", "--set", "spec.training.epochs=50")
+    try:
+        job = wait_for(lambda: next((j["job"] for j in elastrec.jobs() if j["samples_trained"]), None), 90, "training")
+        table = elastrec.call("status")
+        assert job in table.stdout and "Training" in table.stdout
+        assert elastrec.call("logs", job).returncode == 0
+        assert elastrec.json("stop", job)["stopped"]
+        assert pod_processes(job, "", elastrec.home) == []
+        _, errors = running.communicate(timeout=60)
+        assert running.returncode == 1, errors
+    finally:
+        running.kill()
+        running.communicate()

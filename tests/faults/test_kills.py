@@ -1,0 +1,75 @@
+"""kill -9 of one worker, one server and the master in the middle of a run leaves the same result."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
+
+from tests.e2e.conftest import write_job
+from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
+
+ROWS = 200_000
+BATCH, BATCHES = 256, 20
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> GenerateReport:
+    folder = tmp_path_factory.mktemp("data") / "clicks"
+    return generate(GenerateSpec(path=str(folder), days=2, rows_per_day=ROWS, dense=4, sparse=8, seed=3))
+
+
+@pytest.fixture(scope="module")
+def elastrec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastrec]:
+    with elastrec_at(tmp_path_factory.mktemp("home")) as command_line:
+        yield command_line
+
+
+def train(elastrec: Elastrec, file: Path, kill: str) -> dict[str, Any]:
+    """Runs the job; once a quarter is trained, kills the first process whose pod's name has `-{kill}`."""
+    running = elastrec.start("run", str(file), "--output", "json")
+    try:
+        if kill:
+            job = wait_for(
+                lambda: next(
+                    (j["job"] for j in elastrec.jobs() if j["shards_done"] * 4 >= j["shards_total"] > 0), None
+                ),
+                120,
+                "a quarter of the shards",
+            )
+            victims = pod_processes(job, kill, elastrec.home)
+            assert victims
+            victims[0].kill()
+        output, errors = running.communicate(timeout=240)
+        assert running.returncode == 0, errors
+        result: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return result
+    finally:
+        running.kill()
+        running.communicate()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(elastrec: Elastrec, log: GenerateReport) -> dict[str, Any]:
+    file = write_job(elastrec.home, log, continual={"start_from": "nothing"})
+    return train(elastrec, file, "")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", ["worker-0", "ps-0", "master"])
+def test_a_killed_process_costs_no_sample_and_hardly_any_quality(
+    elastrec: Elastrec, log: GenerateReport, undisturbed: dict[str, Any], victim: str
+) -> None:
+    file = write_job(elastrec.home, log, continual={"start_from": "nothing"})
+    outcome = train(elastrec, file, victim)
+    assert outcome["shards_done"] == outcome["shards_total"] == math.ceil(ROWS / (BATCH * BATCHES))
+    assert outcome["samples_trained"] >= outcome["samples_total"] == ROWS
+    assert abs(outcome["auc"] - undisturbed["auc"]) < 0.003
+    if victim == "master":
+        # Pods outlive their master: nothing is trained twice.
+        assert outcome["samples_trained"] == ROWS

@@ -1,0 +1,109 @@
+"""Real processes for tests that start, watch and kill whole jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+T = TypeVar("T")
+
+
+def wait_for(fact: Callable[[], T | None], seconds: float, what: str) -> T:
+    """The first truthy answer; fails with `what` when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = fact()
+        if answer:
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+@dataclass
+class Elastrec:
+    """The command line with a home folder of its own."""
+
+    home: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+        return {**kept, "ELASTREC_HOME": str(self.home)}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "elastrec.platform.cli", *arguments],
+            env=self.environment,
+            cwd=self.home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, *arguments: str, timeout_seconds: float = 240) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments)
+        try:
+            output, errors = process.communicate(timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+    def json(self, *arguments: str, timeout_seconds: float = 240) -> Any:
+        done = self.call(*arguments, "--output", "json", timeout_seconds=timeout_seconds)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def jobs(self) -> list[dict[str, Any]]:
+        done = self.call("status", "--output", "json")
+        return json.loads(done.stdout) if done.returncode == 0 else []
+
+    def close(self) -> None:
+        self.call("agent", "stop")
+
+
+def pod_processes(job: str, role: str, home: Path) -> list[psutil.Process]:
+    """The Python processes of a job's pods whose name has `-{role}`, found by their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ()
+            name = environment.get("ELASTREC_POD", "")
+            if name.startswith(f"{job}-{role}") and str(home) in environment.get("ELASTREC_WORK", ""):
+                command = process.cmdline()
+                if any(part.startswith("elastrec.") for part in command):
+                    found.append(process)
+    return found
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Everything that runs because of this home folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("ELASTREC_HOME") == str(home) or str(home) in " ".join(process.cmdline()):
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+@contextlib.contextmanager
+def elastrec_at(home: Path) -> Iterator[Elastrec]:
+    """A command line whose agent is stopped at the end; nothing may be left."""
+    home.mkdir(parents=True, exist_ok=True)
+    command_line = Elastrec(home)
+    try:
+        yield command_line
+    finally:
+        command_line.close()
+        wait_for(lambda: not processes_of(home), 20, f"no process left: {processes_of(home)}")
