@@ -1,0 +1,148 @@
+"""Manifests: what is listed, what is refused before anything starts."""
+
+from __future__ import annotations
+
+import os
+from datetime import date, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from elastrec.platform.data import (
+    Partition,
+    build_manifest,
+    existing_partitions,
+    partitions_between,
+    read_manifest,
+    write_manifest,
+)
+from elastrec.platform.specs.errors import DataError
+from tests.platform.data.rows import data, table, write_lines, write_parquet
+
+
+def _days(root: Path, *days: str, rows: int = 10) -> None:
+    for i, day in enumerate(days):
+        write_parquet(root / f"day={day}" / "part-0.parquet", table(rows, i * rows))
+
+
+def test_a_manifest_survives_the_way_through_a_file(tmp_path: Path) -> None:
+    _days(tmp_path / "log", "2026-01-01", "2026-01-02")
+    manifest = build_manifest(data(tmp_path / "log", partitioning="day"))
+    write_manifest(manifest, str(tmp_path / "deep" / "manifest.json"))
+    assert read_manifest(str(tmp_path / "deep" / "manifest.json")) == manifest
+    assert manifest.rows == 20
+    assert manifest.partitions == ["day=2026-01-01", "day=2026-01-02"]
+    assert os.listdir(tmp_path / "deep") == ["manifest.json"]
+
+
+def test_rows_are_numbered_over_the_files_in_order(tmp_path: Path) -> None:
+    _days(tmp_path, "2026-01-01", "2026-01-02", "2026-01-03")
+    manifest = build_manifest(data(tmp_path, partitioning="day"))
+    found = [(Path(file.uri).parent.name, first, count) for file, first, count in manifest.locate_rows(8, 15)]
+    assert found == [("day=2026-01-01", 8, 2), ("day=2026-01-02", 0, 10), ("day=2026-01-03", 0, 3)]
+    for start, length in ((-1, 2), (0, 0), (25, 6)):
+        with pytest.raises(DataError, match="outside"):
+            manifest.locate_rows(start, length)
+
+
+def test_the_digest_changes_with_a_files_rows_and_not_with_its_place(tmp_path: Path) -> None:
+    _days(tmp_path / "a", "2026-01-01")
+    before = build_manifest(data(tmp_path / "a", partitioning="day"))
+    os.rename(tmp_path / "a", tmp_path / "b")
+    moved = build_manifest(data(tmp_path / "b", partitioning="day"))
+    assert moved.digest == before.digest
+    _days(tmp_path / "b", "2026-01-01", rows=11)
+    assert build_manifest(data(tmp_path / "b", partitioning="day")).digest != before.digest
+
+
+def test_a_missing_partition_is_named_beside_those_that_exist(tmp_path: Path) -> None:
+    _days(tmp_path, "2026-01-01", "2026-01-02")
+    with pytest.raises(DataError, match=r"day=2026-01-03 is missing.*from day=2026-01-01 to day=2026-01-02"):
+        build_manifest(data(tmp_path, partitioning="day"), [Partition(date(2026, 1, 3))])
+
+
+def test_hidden_and_unfinished_files_are_no_data(tmp_path: Path) -> None:
+    _days(tmp_path, "2026-01-01")
+    (tmp_path / "day=2026-01-01" / "_SUCCESS").write_text("")
+    (tmp_path / "day=2026-01-01" / ".part.tmp").write_text("half")
+    assert len(build_manifest(data(tmp_path, partitioning="day")).files) == 1
+
+
+def test_columns_are_checked_in_every_file(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", table(5))
+    write_parquet(tmp_path / "b.parquet", table(5).drop_columns(["many"]))
+    with pytest.raises(DataError, match=r"b\.parquet.*\['many'\] are missing; found: label, number, row"):
+        build_manifest(data(tmp_path))
+    wrong = table(5)
+    wrong = wrong.set_column(1, "number", pa.array([[1.0]] * 5))
+    write_parquet(tmp_path / "b.parquet", wrong)
+    with pytest.raises(DataError, match=r"b\.parquet.*'number': found list<.*>, expected numbers"):
+        build_manifest(data(tmp_path))
+
+
+def test_a_list_where_one_value_belongs_is_refused_and_the_other_way_round(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", table(5))
+    with pytest.raises(DataError, match=r"'many': found list<.*>, expected integers"):
+        build_manifest(data(tmp_path, sparse=({"name": "many"},)))
+    with pytest.raises(DataError, match=r"'row': found int64, expected a list"):
+        build_manifest(data(tmp_path, sparse=({"name": "row", "is_list": True},)))
+
+
+def test_empty_broken_and_compressed_files_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"a\.parquet: the file is empty"):
+        build_manifest(data(tmp_path))
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match=r"a\.parquet: is no readable Parquet"):
+        build_manifest(data(tmp_path))
+    write_parquet(path, table(0))
+    with pytest.raises(DataError, match="holds no rows"):
+        build_manifest(data(tmp_path))
+    (tmp_path / "b").mkdir()
+    write_lines(tmp_path / "b" / "a.csv.gz", "x")
+    with pytest.raises(DataError, match="no random access"):
+        build_manifest(data(tmp_path / "b", format="csv"))
+    write_lines(tmp_path / "c" / "a.csv", "label,number,row,many")
+    with pytest.raises(DataError, match="holds no rows"):
+        build_manifest(data(tmp_path / "c", format="csv"))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere"):
+        build_manifest(data(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        build_manifest(data(tmp_path / "nowhere", partitioning="day"))
+
+
+def test_partitions_between_are_those_that_begin_in_the_interval(tmp_path: Path) -> None:
+    days = partitions_between(data(tmp_path, partitioning="day"), date(2026, 1, 30), date(2026, 2, 2))
+    assert [str(day) for day in days] == ["day=2026-01-30", "day=2026-01-31", "day=2026-02-01"]
+    hours = partitions_between(
+        data(tmp_path, partitioning="hour"), datetime(2026, 1, 1, 22, 30), datetime(2026, 1, 2, 1)
+    )
+    assert [str(hour) for hour in hours] == ["day=2026-01-01/hour=23", "day=2026-01-02/hour=00"]
+    with pytest.raises(DataError, match="no day begins"):
+        partitions_between(data(tmp_path, partitioning="day"), date(2026, 1, 2), date(2026, 1, 2))
+
+
+def test_partitions_are_read_from_their_usual_spellings() -> None:
+    assert Partition.parse("2026-01-31T07") == Partition.parse("day=2026-01-31/hour=07") == Partition(date(2026, 1, 31), 7)
+    assert Partition(date(2026, 1, 31), 23).next() == Partition(date(2026, 2, 1), 0)
+    for wrong in ("2026-13-01", "yesterday", "2026-01-01T24"):
+        with pytest.raises(DataError, match="not allowed"):
+            Partition.parse(wrong)
+
+
+def test_existing_partitions_of_hours_are_sorted(tmp_path: Path) -> None:
+    for folder in ("day=2026-01-02/hour=00", "day=2026-01-01/hour=23", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+    found = existing_partitions(data(tmp_path, partitioning="hour"))
+    assert [str(p) for p in found] == ["day=2026-01-01/hour=23", "day=2026-01-02/hour=00"]
+
+
+def test_a_manifest_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text("{}")
+    with pytest.raises(DataError, match="no data manifest"):
+        read_manifest(str(path))
