@@ -14,7 +14,7 @@ from elastrec.checkpoints import PartWriter
 from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient
@@ -178,9 +178,13 @@ class ScriptedPod:
         self._cluster.end(self.name, "Error", 137)
 
     def _call(self, message: msgspec.Struct, answer: Any) -> Any:
-        if self.killed.is_set():
-            raise Killed
-        return self._client.call(message, answer, timeout_seconds=20.0)
+        while not self.killed.is_set():
+            try:
+                return self._client.call(message, answer, timeout_seconds=1.0)
+            except TransportError as error:
+                if not error.retryable:
+                    raise
+        raise Killed
 
     def _run(self) -> None:
         try:

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import msgspec
+from elastrec.platform.master.shards import Positions, ShardQueue, shard_seed
+from elastrec.platform.transport.job_messages import Shard, ShardProgress
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+PODS = st.sampled_from(["a", "b", "c"])
+
+
+def progress(shard: Shard, offset: int) -> ShardProgress:
+    return ShardProgress(kind=shard.kind, epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=offset)
+
+
+def queue(rows: int = 95, shard_rows: int = 10, **fields: object) -> ShardQueue:
+    return ShardQueue(kind="train", rows=rows, shard_rows=shard_rows, lease_seconds=10.0, **fields)  # type: ignore[arg-type]
+
+
+class Queue(RuleBasedStateMachine):
+    """A queue against a model that counts every row."""
+
+    @initialize(
+        rows=st.integers(1, 120), shard_rows=st.integers(1, 40), epochs=st.integers(1, 3), shuffle=st.booleans()
+    )
+    def begin(self, rows: int, shard_rows: int, epochs: int, shuffle: bool) -> None:
+        self.queue = queue(rows, shard_rows, epochs=epochs, shuffle=shuffle, seed=7)
+        self.model: set[tuple[int, int]] = set()
+        self.held: dict[tuple[int, int], tuple[str, Shard, int]] = {}
+        self.saved: tuple[Positions | None, set[tuple[int, int]]] = (None, set())
+        self.requests = 0
+        self.trained = 0
+        self.time = 0.0
+
+    @rule(pod=PODS, count=st.integers(1, 4))
+    def lease(self, pod: str, count: int) -> None:
+        self.requests += 1
+        would = self.queue.would_change(pod, str(self.requests))
+        shards = self.queue.lease(pod, str(self.requests), count, self.time)
+        assert would == bool(shards)
+        for shard in shards:
+            assert (shard.epoch, shard.index) not in self.held
+            assert 0 <= shard.offset < shard.length
+            self.held[shard.epoch, shard.index] = (pod, shard, shard.offset)
+        again = self.queue.lease(pod, str(self.requests), count, self.time)
+        assert not shards or again == shards
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), whole=st.booleans())
+    def train(self, data: st.DataObject, whole: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.held)))
+        pod, shard, offset = self.held[key]
+        end = shard.length if whole else data.draw(st.integers(offset + 1, shard.length))
+        accepted = self.queue.advance(pod, progress(shard, end), self.time)
+        assert accepted.rows == end - offset
+        assert (accepted.completed is not None) == (end == shard.length)
+        assert self.queue.advance(pod, progress(shard, end), self.time).rows == 0
+        self.trained += end - offset
+        self.model |= {(shard.epoch, shard.start + row) for row in range(offset, end)}
+        if end == shard.length:
+            del self.held[key]
+        else:
+            self.held[key] = (pod, shard, end)
+
+    @rule(pod=PODS)
+    def lose(self, pod: str) -> None:
+        lost = [shard for owner, shard, _ in self.held.values() if owner == pod]
+        ended = self.queue.lose(pod, blame=True)
+        assert len(ended) == len(lost)
+        self.held = {key: entry for key, entry in self.held.items() if entry[0] != pod}
+        for shard in lost:
+            assert self.queue.advance(pod, progress(shard, shard.length), self.time).rows == 0
+
+    @rule(seconds=st.floats(0, 12))
+    def expire(self, seconds: float) -> None:
+        self.time += seconds
+        for pod in self.queue.expire(self.time):
+            self.held = {key: entry for key, entry in self.held.items() if entry[0] != pod}
+        assert all(deadline > self.time for deadline in self.queue.deadlines.values())
+
+    @rule()
+    def save(self) -> None:
+        self.saved = (self.queue.positions(), set(self.model))
+
+    @rule()
+    def roll_back(self) -> None:
+        self.queue.restore(self.saved[0])
+        self.model = set(self.saved[1])
+        self.held = {}
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        q = self.queue
+        assert not q.doing.keys() & q.returned.keys()
+        assert q.done >= 0 and q.done + len(q.doing) + len(q.returned) == q.cursor <= q.total
+        assert q.covered_rows() == len(self.model)
+        assert q.samples == self.trained
+        assert sum(q.held.values()) == len(q.doing) and q.deadlines.keys() == q.held.keys()
+        assert q.is_done == (len(self.model) == q.rows * q.epochs)
+
+    @invariant()
+    def a_queue_is_a_plain_value(self) -> None:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(self.queue), type=ShardQueue) == self.queue
+
+    def teardown(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        for pod in "abc":
+            self.queue.lose(pod, blame=False)
+        while shards := self.queue.lease("a", f"end {self.queue.leases}", 3, self.time):
+            for shard in shards:
+                self.queue.advance("a", progress(shard, shard.length), self.time)
+                self.model |= {(shard.epoch, shard.start + row) for row in range(shard.offset, shard.length)}
+        assert self.queue.is_done and len(self.model) == self.queue.rows * self.queue.epochs
+
+
+Queue.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_no_row_is_ever_lost_or_counted_twice = Queue.TestCase
+
+
+def drain(q: ShardQueue) -> list[Shard]:
+    shards = q.lease("a", "1", 1000, 0.0)
+    for shard in shards:
+        q.advance("a", progress(shard, shard.length), 0.0)
+    return shards
+
+
+def test_the_order_of_shards_depends_on_the_seed_and_the_epoch_alone():
+    first, again = drain(queue(shuffle=True, seed=3, epochs=2)), drain(queue(shuffle=True, seed=3, epochs=2))
+    assert first == again
+    indexes = [shard.index for shard in first]
+    assert sorted(indexes[:10]) == sorted(indexes[10:]) == list(range(10)) and indexes[:10] != indexes[10:]
+    assert [s.index for s in drain(queue(shuffle=True, seed=4))] != indexes[:10]
+    assert len({shard.seed for shard in first}) == 20 and first[0].seed == shard_seed(3, 0, first[0].index)
+
+
+def test_shards_cover_the_rows_with_a_shorter_last_one():
+    shards = drain(queue())
+    assert [(s.start, s.length) for s in shards][-2:] == [(80, 10), (90, 5)] and len(shards) == 10
+
+
+def test_a_dead_workers_shards_return_behind_the_fresh_ones_with_their_offset():
+    q = queue()
+    first, second = q.lease("a", "1", 2, 0.0)
+    q.advance("a", progress(first, 4), 0.0)
+    q.lose("a", blame=True)
+    rest = q.lease("b", "1", 100, 0.0)
+    assert [s.index for s in rest] == [2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert (rest[-2].offset, rest[-2].attempt) == (4, 2) and rest[-1].offset == 0
+    assert second.index == 1
+
+
+def test_only_the_shard_being_worked_on_is_blamed():
+    q = queue()
+    for attempt in range(3):
+        q.lease("a", str(attempt), 3, 0.0)
+        q.lose("a", blame=True, culprit=1 if attempt else None)
+    assert q.failures == {0: 1, 1: 1, 3: 1} or q.failures[0] == 1
+    assert q.poison(4) is None
+
+
+def test_a_shard_that_fails_often_is_poison():
+    q = queue(rows=10)
+    for attempt in range(4):
+        assert q.poison(4) is None
+        q.lease("a", str(attempt), 1, 0.0)
+        q.lose("a", blame=True)
+    assert q.poison(4) == 0
+
+
+def test_progress_extends_all_leases_of_a_pod():
+    q = queue()
+    shard, _ = q.lease("a", "1", 2, 0.0)
+    q.lease("b", "1", 1, 0.0)
+    q.advance("a", progress(shard, 1), 9.0)
+    assert set(q.expire(10.0)) == {"b"}
+    assert set(q.expire(19.0)) == {"a"}
+
+
+def test_a_lost_evaluation_shard_begins_again():
+    q = ShardQueue(kind="evaluate", rows=20, shard_rows=10, lease_seconds=10.0, keep_rows=10)
+    first, second = q.lease("a", "1", 2, 0.0)
+    assert first.keep_predictions and not second.keep_predictions
+    q.advance("a", progress(first, 9), 0.0)
+    q.lose("a", blame=True)
+    assert {shard.offset for shard in q.lease("b", "1", 2, 0.0)} == {0}
+
+
+def test_memory_does_not_grow_with_finished_shards():
+    small, large = queue(rows=1000, shard_rows=1), queue(rows=50_000, shard_rows=1)
+    for q in (small, large):
+        while shards := q.lease("a", str(q.cursor), 64, 0.0):
+            for shard in shards:
+                q.advance("a", progress(shard, 1), 0.0)
+        q.lose("a", blame=False)
+    assert abs(len(msgspec.msgpack.encode(large)) - len(msgspec.msgpack.encode(small))) < 64
+
+
+def test_wrong_offsets_and_foreign_leases_are_void():
+    q = queue()
+    (shard,) = q.lease("a", "1", 1, 0.0)
+    assert q.advance("b", progress(shard, 5), 0.0).rows == 0
+    assert q.advance("a", progress(shard, 11), 0.0).rows == 0
+    assert q.advance("a", msgspec.structs.replace(progress(shard, 5), index=99), 0.0).rows == 0
+    assert q.advance("a", msgspec.structs.replace(progress(shard, 5), attempt=2), 0.0).rows == 0

@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from elastrec.platform.master import events
+from elastrec.platform.master.effects import AnswerLease, CommitRecord, CreatePod, DeletePod, Effect
+from elastrec.platform.master.journal import Journal, decode_state, encode_state
+from elastrec.platform.master.plan import JobPlan, Places
+from elastrec.platform.master.state import JobState
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.job_messages import Mode, SavedPart, Shard, ShardProgress
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def plan(**changes: Any) -> JobPlan:
+    values: dict[str, Any] = {
+        "job_id": "j",
+        "training_rows": 130,
+        "evaluation_rows": 25,
+        "shard_rows": 10,
+        "epochs": 1,
+        "shuffle": True,
+        "seed": 1,
+        "workers": Places(2, 1.0, 1000),
+        "servers": Places(2, 1.0, 1000),
+        "virtual_buckets": 64,
+        "is_synchronous": False,
+        "start_record": "",
+        "record_template": "file:///store/j/records/000000000000-abcdef01-12345678",
+        "save_interval_seconds": 20.0,
+        "lease_seconds": 60.0,
+        "shard_attempts": 50,
+        "pod_restarts": 40,
+    }
+    return JobPlan(**(values | changes))
+
+
+class World:
+    """Everything around a master, without threads: pods that do what they are told, one act at a time."""
+
+    def __init__(self, job_plan: JobPlan) -> None:
+        self.state = JobState.new(job_plan)
+        self.time = 0.0
+        self.events: list[events.Event] = []
+        self.history: list[bytes] = []
+        self.up: dict[str, dict[str, Any]] = {}
+        self.waiting: list[CreatePod] = []
+        self.commits: list[CommitRecord] = []
+        self.phases = [Phase.PENDING]
+        self.serial = 0
+        self.tell(events.Begun(time=0.0))
+
+    def tell(self, event: events.Event) -> list[Effect]:
+        before = self.state.phases.generation
+        effects = self.state.handle(event)
+        self.events.append(event)
+        self.history.append(encode_state(self.state))
+        if self.phases[-1] is not self.state.phase:
+            self.phases.append(self.state.phase)
+        assert self.state.phases.generation >= before
+        for effect in effects:
+            if isinstance(effect, CreatePod) and effect.name not in self.up:
+                self.waiting.append(effect)
+            elif isinstance(effect, DeletePod):
+                self.up.pop(effect.name, None)
+                self.waiting = [pod for pod in self.waiting if pod.name != effect.name]
+                self.tell(events.PodDeleted(time=self.time, pod=effect.name))
+            elif isinstance(effect, CommitRecord):
+                self.commits.append(effect)
+        return effects
+
+    def start_pod(self) -> None:
+        if self.waiting:
+            pod = self.waiting.pop(0)
+            self.up[pod.name] = {"role": pod.role, "restored": "", "shards": [], "saved": "", "generation": 0}
+            self.serial += 1
+            self.up[pod.name]["incarnation"] = str(self.serial)
+            self.register(pod.name)
+
+    def register(self, name: str) -> None:
+        pod = self.up[name]
+        self.tell(
+            events.PodRegistered(
+                time=self.time,
+                pod=name,
+                role=pod["role"],
+                incarnation=pod["incarnation"],
+                address=f"{name}:1" if pod["role"] is Role.PARAMETER_SERVER else "",
+                restored_order_id=pod["restored"],
+            )
+        )
+
+    def act(self, name: str) -> None:
+        """One heartbeat or lease of a pod that obeys."""
+        pod = self.up[name]
+        directive = self.state.directive(name)
+        if directive.mode is Mode.EXIT:
+            del self.up[name]
+            self.tell(events.PodGone(time=self.time, pod=name, reason="Completed", exit_code=0))
+            return
+        if pod["generation"] != directive.generation:
+            pod["generation"], pod["shards"] = directive.generation, []
+        saved, progress = None, []
+        if pod["role"] is Role.PARAMETER_SERVER:
+            pod["restored"] = directive.restore.order_id if directive.restore else pod["restored"]
+            if directive.save is not None and directive.save.order_id != pod["saved"]:
+                pod["saved"] = directive.save.order_id
+                saved = SavedPart(order_id=directive.save.order_id, manifest_json=b"{}")
+        elif directive.mode in (Mode.TRAIN, Mode.EVALUATE):
+            kind = "train" if directive.mode is Mode.TRAIN else "evaluate"
+            pod["shards"] = [entry for entry in pod["shards"] if entry[0].kind == kind]
+            if not pod["shards"]:
+                self.serial += 1
+                effects = self.tell(
+                    events.ShardsAsked(
+                        time=self.time,
+                        pod=name,
+                        incarnation=pod["incarnation"],
+                        generation=pod["generation"],
+                        request_id=str(self.serial),
+                        count=2,
+                        kind=kind,
+                    )
+                )
+                (answer,) = [effect for effect in effects if isinstance(effect, AnswerLease)]
+                pod["shards"] = [[shard, shard.offset] for shard in answer.shards]
+                return
+            shard, offset = pod["shards"][0]
+            end = min(shard.length, offset + 6)
+            pod["shards"][0][1] = end
+            if end == shard.length:
+                pod["shards"].pop(0)
+            progress = [self.progress(shard, end)]
+        self.tell(
+            events.PodReported(
+                time=self.time,
+                pod=name,
+                incarnation=pod["incarnation"],
+                generation=pod["generation"],
+                reached_version=directive.version,
+                progress=progress,
+                saved=saved,
+                restored_order_id=pod["restored"],
+            )
+        )
+
+    @staticmethod
+    def progress(shard: Shard, offset: int) -> ShardProgress:
+        return ShardProgress(
+            kind=shard.kind, epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=offset
+        )
+
+    def tick(self) -> None:
+        deadline = self.state.next_deadline()
+        if deadline is not None and deadline <= self.time:
+            self.tell(events.Ticked(time=self.time))
+
+    def commit(self, succeed: bool = True) -> None:
+        if self.commits:
+            order = self.commits.pop(0).order_id
+            if succeed:
+                self.tell(events.RecordCommitted(time=self.time, order_id=order))
+            else:
+                self.tell(events.RecordFailed(time=self.time, order_id=order, reason="disk full"))
+
+    def kill(self, name: str, **how: Any) -> None:
+        self.up.pop(name)
+        self.tell(events.PodGone(time=self.time, pod=name, **({"reason": "Error", "exit_code": 137} | how)))
+
+    def run_fairly(self, steps: int = 3000) -> None:
+        """Everybody behaves from now on."""
+        for _ in range(steps):
+            if self.state.is_swept():
+                return
+            self.start_pod()
+            for name in list(self.up):
+                if name in self.up:
+                    self.act(name)
+            self.commit()
+            self.time += 0.5
+            self.tick()
+        raise AssertionError(f"the job hangs: {self.state.phase}, {self.state.training}")
+
+
+def disturb(world: World, chance: random.Random) -> None:
+    """One act of a hostile world."""
+    what = chance.random()
+    name = chance.choice(sorted(world.up)) if world.up else ""
+    if what < 0.15:
+        world.start_pod()
+    elif what < 0.75 and name:
+        world.act(name)
+    elif what < 0.79 and name:
+        world.kill(name)
+    elif what < 0.81 and name:
+        incarnation = world.up[name]["incarnation"]
+        world.tell(events.PodSilent(time=world.time, pod=name, incarnation=incarnation, silent_seconds=15.0))
+    elif what < 0.83 and name:
+        incarnation = world.up[name]["incarnation"]
+        world.tell(
+            events.PodFailed(time=world.time, pod=name, incarnation=incarnation, retryable=True, reason="no memory")
+        )
+        world.up.pop(name, None)
+    elif what < 0.85 and name:
+        # Another process under the same name.
+        world.serial += 1
+        world.up[name] |= {"incarnation": str(world.serial), "restored": "", "shards": [], "generation": 0}
+        world.register(name)
+    elif what < 0.89:
+        world.commit(succeed=chance.random() < 0.7)
+    elif what < 0.91:
+        world.tell(events.SaveAsked(time=world.time))
+    elif what < 0.93:
+        world.tell(events.Restarted(time=world.time))
+        world.commits = world.commits[-1:]
+    elif what < 0.95:
+        world.tell(
+            events.ShapeAsked(time=world.time, workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))
+        )
+    else:
+        world.time += chance.choice([0.1, 5.0, 70.0])
+        world.tick()
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), synchronous=st.booleans(), acts=st.integers(0, 500))
+def test_whatever_happens_a_job_ends_with_every_row_trained(seed: int, synchronous: bool, acts: int):
+    chance = random.Random(seed)
+    world = World(plan(is_synchronous=synchronous, epochs=chance.randint(1, 2)))
+    for _ in range(acts):
+        disturb(world, chance)
+    world.run_fairly()
+    state = world.state
+    assert state.phase in (Phase.SUCCEEDED, Phase.FAILED)
+    if state.phase is Phase.FAILED:
+        assert "lost" in state.failure or "final record" in state.failure
+    else:
+        assert state.training.is_done and state.training.covered_rows() == 130 * state.plan.epochs
+        assert state.training.samples >= 130 * state.plan.epochs
+        assert state.evaluation.is_done
+        assert state.phases.record is not None and state.phases.record.is_final
+    assert not world.state.membership.members
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), acts=st.integers(1, 150))
+def test_every_prefix_of_the_journal_gives_the_same_state(seed: int, acts: int):
+    chance = random.Random(seed)
+    world = World(plan())
+    for _ in range(acts):
+        disturb(world, chance)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "journal.sqlite", snapshot_every=7)
+        journal.begin(world.state.plan)
+        journal.start()
+        written = 0
+        for stop in sorted({chance.randint(1, len(world.events)) for _ in range(4)} | {len(world.events)}):
+            for event, after in zip(world.events[written:stop], world.history[written:stop], strict=True):
+                journal.append(event, [], lambda after=after: after)  # type: ignore[misc]
+            written = stop
+            journal.wait(journal.last)
+            reader = Journal(Path(folder) / "journal.sqlite")
+            assert reader.load() == decode_state(world.history[stop - 1])
+            reader.close()
+        journal.close()
+
+
+def test_a_quiet_job_takes_the_straight_way():
+    world = World(plan())
+    world.run_fairly()
+    assert world.phases == [
+        Phase.PENDING,
+        Phase.STARTING,
+        Phase.TRAINING,
+        Phase.SAVING,
+        Phase.EVALUATING,
+        Phase.SUCCEEDED,
+    ]
+    assert world.state.training.samples == 130 and world.state.phases.generation == 0
+
+
+def running(job_plan: JobPlan | None = None, rounds: int = 4) -> World:
+    world = World(job_plan or plan())
+    for _ in range(4):
+        world.start_pod()
+    for _ in range(rounds):
+        for name in list(world.up):
+            world.act(name)
+    assert world.state.phase is Phase.TRAINING
+    return world
+
+
+def test_the_routing_table_is_complete_only_when_all_servers_have_registered():
+    world = World(plan())
+    assert world.state.routing().addresses == ["", ""]
+    world.start_pod()
+    world.start_pod()
+    table = world.state.routing()
+    assert table.addresses == ["j-ps-0:1", "j-ps-1:1"] and set(table.owners) == {0, 1} and len(table.owners) == 64
+
+
+def test_a_lost_server_voids_the_progress_of_the_old_generation():
+    world = running()
+    name, pod = next((n, p) for n, p in world.up.items() if p["shards"])
+    shard = pod["shards"][0][0]
+    trained = world.state.training.samples
+    epoch = world.state.routing_epoch
+    world.kill("j-ps-0")
+    assert world.state.phase is Phase.RECOVERING and world.state.phases.generation == 1
+    assert world.state.routing_epoch > epoch and world.state.routing().addresses[0] == ""
+    world.tell(
+        events.PodReported(
+            time=world.time,
+            pod=name,
+            incarnation=pod["incarnation"],
+            generation=0,
+            reached_version=0,
+            progress=[world.progress(shard, shard.length)],
+        )
+    )
+    assert world.state.training.samples == trained and world.state.training.done == 0
+    assert world.state.directive(name).mode is Mode.IDLE
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_a_worker_dying_during_a_pause_does_not_block_the_save():
+    world = running()
+    world.tell(events.SaveAsked(time=world.time))
+    assert world.state.directive("j-worker-0").mode is Mode.PAUSE
+    world.act("j-worker-0")
+    assert world.state.directive("j-ps-0").save is None
+    world.kill("j-worker-1")
+    world.act("j-worker-0")
+    assert world.state.directive("j-ps-0").save is not None
+
+
+def test_a_worker_that_does_not_stand_still_is_replaced():
+    world = running()
+    world.tell(events.SaveAsked(time=world.time))
+    world.act("j-worker-0")
+    world.time += 61.0
+    world.tick()
+    assert "j-worker-1-r1" in world.state.membership.members and "j-worker-0" in world.state.membership.members
+
+
+def test_a_failed_record_does_not_stop_the_training():
+    world = running()
+    world.tell(events.SaveAsked(time=world.time))
+    for _ in range(3):
+        for name in list(world.up):
+            world.act(name)
+    world.commit(succeed=False)
+    assert world.state.phase is Phase.TRAINING and world.state.phases.save is None
+    assert world.state.phases.failed_saves == 1 and world.state.phases.next_save == world.time + 20.0
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_a_server_may_report_that_it_could_not_save():
+    world = running()
+    world.tell(events.SaveAsked(time=world.time))
+    world.act("j-worker-0")
+    world.act("j-worker-1")
+    save = world.state.phases.save
+    assert save is not None
+    part = SavedPart(order_id=save.order_id, manifest_json=b"", problem="No space left on device")
+    incarnation = world.up["j-ps-0"]["incarnation"]
+    world.tell(
+        events.PodReported(time=1.0, pod="j-ps-0", incarnation=incarnation, generation=0, reached_version=1, saved=part)
+    )
+    assert world.state.phases.save is None and world.state.phases.failed_saves == 1
+
+
+def test_a_final_record_that_cannot_be_written_fails_the_job_with_the_reason():
+    world = running()
+    for _ in range(1000):
+        if world.state.phase.is_final:
+            break
+        for name in list(world.up):
+            world.act(name)
+        world.commit(succeed=world.state.phase is not Phase.SAVING)
+        world.time += 0.5
+        world.tick()
+    assert world.state.phase is Phase.FAILED and "3 tries" in world.state.failure
+    assert "disk full" in world.state.failure
+
+
+def test_a_pod_killed_for_memory_twice_in_a_row_fails_the_job_with_advice():
+    world = running()
+    world.kill("j-worker-0", reason="OOMKilled")
+    assert world.state.phase is Phase.TRAINING
+    world.start_pod()
+    world.kill("j-worker-0-r1", reason="OOMKilled")
+    assert world.state.phase is Phase.FAILED
+    assert "spec.resources.worker.memory" in world.state.failure
+
+
+def test_exit_code_2_is_never_tried_again():
+    world = running()
+    world.kill("j-worker-0", exit_code=2, message="the last lines")
+    assert world.state.phase is Phase.FAILED and "the last lines" in world.state.failure
+
+
+def test_the_restart_budget_ends_the_job():
+    world = running(plan(pod_restarts=2))
+    for restart in range(3):
+        world.kill("j-worker-0" + (f"-r{restart}" if restart else ""))
+        world.start_pod()
+    assert world.state.phase is Phase.FAILED and "pod_restarts 2" in world.state.failure
+
+
+def test_a_server_process_that_kept_its_rows_costs_no_rollback():
+    world = running()
+    world.up["j-ps-0"]["incarnation"] = "new"
+    world.register("j-ps-0")
+    assert world.state.phases.generation == 0
+    world.up["j-ps-0"] |= {"incarnation": "newer", "restored": ""}
+    world.register("j-ps-0")
+    assert world.state.phases.generation == 1 and world.state.phase is Phase.RECOVERING
+
+
+def test_in_bsp_a_worker_without_shards_is_not_waited_for():
+    world = running(plan(is_synchronous=True, training_rows=20, save_interval_seconds=0.0), rounds=2)
+    members = world.state.synchronous_members()
+    busy = [name for name in world.up if world.up[name]["role"] is Role.WORKER and world.up[name]["shards"]]
+    idle = [name for name in members if name not in busy]
+    for name in idle:
+        world.act(name)
+    assert world.state.synchronous_members() == busy
+
+
+def test_a_server_lost_while_evaluating_returns_to_the_final_record():
+    world = running()
+    while world.state.phase is not Phase.EVALUATING:
+        for name in list(world.up):
+            world.act(name)
+        world.commit()
+    for name in list(world.up):
+        world.act(name)
+    world.kill("j-ps-1")
+    assert world.state.phases.resume is Phase.EVALUATING
+    record = world.state.phases.record
+    assert record is not None and world.state.phases.restore.uri == record.uri
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED and world.state.training.samples == 130
+
+
+def test_a_phase_may_only_change_along_the_table():
+    state = JobState.new(plan())
+    with pytest.raises(Exception, match="cannot go from Pending to Succeeded"):
+        state.phases.move(Phase.SUCCEEDED, 0.0)
+
+
+def test_a_state_is_a_plain_value():
+    world = running()
+    assert decode_state(encode_state(world.state)) == world.state
+    assert msgspec.msgpack.decode(encode_state(world.state))["plan"]["job_id"] == "j"
