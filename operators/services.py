@@ -147,7 +147,7 @@ class ServiceStack:
         self._lock.close()
 
     def start_airflow(self, name: str) -> None:
-        """Starts one of Airflow's processes, again if it ended: core, execution, scheduler, dag-processor, triggerer."""
+        """Starts a process of Airflow, again if it ended: core, execution, scheduler, dag-processor or triggerer."""
         command = [_tool("airflow"), *_AIRFLOW[name]]
         if name in ("core", "execution"):
             command += ["--host", _LOOPBACK, "--port", str(self._ports[name]), "--workers", "1"]
