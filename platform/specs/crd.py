@@ -77,7 +77,7 @@ def _structural(schema: dict[str, Any]) -> dict[str, Any]:
         node = _collapse_unions(node, definitions)
         if node.get("x-kubernetes-int-or-string"):
             return _quantity(node)
-        result = {}
+        result: dict[str, Any] = {}
         for key, value in node.items():
             if key == "properties":
                 result[key] = {name: walk(child) for name, child in value.items()}
@@ -103,7 +103,7 @@ def _structural(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quantity(node: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: node[key] for key in ("description", "default", "nullable") if key in node}
+    kept: dict[str, Any] = {key: node[key] for key in ("description", "default", "nullable") if key in node}
     if any(option.get("type") == "number" for option in node["anyOf"]):
         # No structural type unites fractions and text: 0.5 and 500m are both checked by the models alone.
         return {**kept, "x-kubernetes-preserve-unknown-fields": True}

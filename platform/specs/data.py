@@ -108,7 +108,7 @@ class TrainingData(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingData:
-        names = [feature.name for feature in (*self.dense, *self.sparse)] + [self.label]
+        names = [feature.name for feature in self.dense] + [feature.name for feature in self.sparse] + [self.label]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"the columns {doubled} are used more than once among label, dense and sparse")

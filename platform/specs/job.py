@@ -11,7 +11,7 @@ from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, TrainingData
 from elastrec.platform.specs.quantities import Bytes, Cores, Seconds
 from pydantic import Field, field_validator, model_validator
 
-API_VERSION = "elastrec.io/v1alpha1"
+API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")
 FIRST_ORDER_MODELS = ("wide_and_deep", "deepfm", "xdeepfm")
 """Built-in models whose rows carry one more number in front: the wide (first-order) weight of the id."""

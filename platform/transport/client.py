@@ -130,7 +130,7 @@ class ArrayStream:
         timeout_seconds: float,
     ) -> None:
         self.address = address
-        self._decoder = msgspec.msgpack.Decoder(Union[(*answers, Problem)])  # type: ignore[valid-type]
+        self._decoder = msgspec.msgpack.Decoder(Union[(*answers, Problem)])
         self._timeout_seconds = timeout_seconds
         scheme = "grpc+tls" if tls else "grpc+tcp"
         extra: dict[str, Any] = {"tls_root_certs": tls.root_pem} if tls else {}

@@ -73,7 +73,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     restore: RestoreOrder | None = None
 
 
-class Register(Message):
+class Register(Message, frozen=True):
     """A pod's process has started. Sent again after a restart of either side.
 
     Attributes:
@@ -90,7 +90,7 @@ class Register(Message):
     restored_order_id: str = ""
 
 
-class Registered(Message):
+class Registered(Message, frozen=True):
     """Answer to Register: the job file as JSON, and what to do.
 
     Attributes:
@@ -178,7 +178,7 @@ class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     """Life sign, progress and metrics of one pod."""
 
     pod: str
@@ -194,14 +194,14 @@ class Heartbeat(Message):
     cpu_seconds: float = 0.0
 
 
-class Answer(Message):
+class Answer(Message, frozen=True):
     """Answer to a heartbeat. `known` is false when the pod must register again."""
 
     directive: Directive | None
     known: bool = True
 
 
-class LeaseShards(Message):
+class LeaseShards(Message, frozen=True):
     """Ask for up to `count` shards. The same `request_id` gets the same shards again (a lost answer costs nothing)."""
 
     pod: str
@@ -220,14 +220,14 @@ class LeaseState(StrEnum):
     STALE = "stale"  # wrong generation or unknown pod: look at the directive
 
 
-class Leased(Message):
+class Leased(Message, frozen=True):
     state: LeaseState
     shards: list[Shard] = []
     wait_seconds: float = 0.0
     directive: Directive | None = None
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """A pod is about to exit because of an error. `retryable` false: the same code would fail again (a user's bug)."""
 
     pod: str
@@ -238,18 +238,18 @@ class Failed(Message):
     shard: ShardProgress | None = None
 
 
-class GetStatus(Message):
+class GetStatus(Message, frozen=True):
     """Observers: the CLI, Airflow's triggers."""
 
 
-class Status(Message):
+class Status(Message, frozen=True):
     """`metrics_json` is a TrainingMetrics; `failure` holds reason and traceback once the job failed."""
 
     metrics_json: bytes
     failure: str = ""
 
 
-class StopJob(Message):
+class StopJob(Message, frozen=True):
     """Stop now; pods exit, the phase becomes Stopped. Idempotent.
 
     Attributes:
@@ -260,21 +260,21 @@ class StopJob(Message):
     owner: str = ""
 
 
-class TakeOver(Message):
+class TakeOver(Message, frozen=True):
     """From now on only this owner (and people, who name none) may stop the job. The last one wins; journalled."""
 
     owner: str
 
 
-class SaveNow(Message):
+class SaveNow(Message, frozen=True):
     """Make a checkpoint record as soon as possible."""
 
 
-class FinishJob(Message):
+class FinishJob(Message, frozen=True):
     """The observer has read the result: the master may exit. Refused while the job is not final."""
 
 
-class ChangeShape(Message):
+class ChangeShape(Message, frozen=True):
     """The one entry for changes of a running job: how many pods of which size."""
 
     workers: int | None = None
@@ -283,7 +283,7 @@ class ChangeShape(Message):
     parameter_server_cores: float | None = None
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """Plain answer: accepted or why not."""
 
     accepted: bool = True
