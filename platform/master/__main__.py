@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from types import FrameType
 
 import msgspec
 import structlog
+
 from elastrec.platform.clusters import ClusterConfig, connect_cluster
 from elastrec.platform.master.history_sink import open_history_sink
 from elastrec.platform.master.journal import JournalError
@@ -20,6 +22,7 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
+from elastrec.platform.transport.job_messages import StopJob
 
 log = structlog.get_logger(__name__)
 BAD_INPUT_EXIT_CODE = 2
@@ -38,6 +41,21 @@ def _read(path: Path) -> str:
     except OSError as error:
         problem = FieldProblem(str(path), str(error), "a readable file", "start masters with launch.master_pod")
         raise SpecError([problem], "the pod's files") from None
+
+
+def _configure_logging() -> None:
+    # Standard error, one line of key=value text per decision.
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
 
 
 def run() -> int:
@@ -73,16 +91,19 @@ def run() -> int:
     if stopped.is_set():
         # The master's pod is being deleted, and with it the job.
         log.info("master_stopped", job=request.job_id, phase=str(service.state.phase))
+        service.stop_job(StopJob(reason="its master was stopped"))
+    # Nothing may be created any more when the pods are deleted.
+    server.shutdown()
+    service.close()
     service.delete_pods(keep_for_logs=service.state.phase is Phase.FAILED and not stopped.is_set())
     if sink:
         sink.close()
-    service.close()
-    server.shutdown()
     return 0
 
 
 def main() -> None:
     """Reads who this pod is, runs the job, and turns what cannot be mended into an exit code with a reason."""
+    _configure_logging()
     try:
         code = run()
     except (SpecError, JournalError) as error:

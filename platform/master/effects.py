@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
 from elastrec.platform.master.shards import Ended, Positions
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.job_messages import LeaseState, SavedPart, Shard

@@ -7,6 +7,7 @@ machine's clock does.
 from __future__ import annotations
 
 import msgspec
+
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.job_messages import SavedPart, ShardProgress
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import structlog
+
 from elastrec.checkpoints import PartManifest, commit_record, open_record, prune
 from elastrec.platform.clusters.protocol import Cluster, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.master import events

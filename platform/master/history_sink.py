@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 import structlog
+
 from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.history.points import CostMeter, Point, calibration_points, final_points, window_points

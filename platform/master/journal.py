@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import xxhash
+
 from elastrec.platform.master.effects import RecordAttempt
 from elastrec.platform.master.events import Event
 from elastrec.platform.master.plan import JobPlan

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pydantic import ValidationError
+
 from elastrec.platform.clusters.protocol import PodSize, PodSpec, RestartPolicy
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import PodResources, TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.security import TlsConfig
-from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from elastrec.platform.clusters import ClusterConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import msgspec
+
 from elastrec.platform.master.effects import CreatePod
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.metrics import Role

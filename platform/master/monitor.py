@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.transport.job_messages import Heartbeat, TableUsage

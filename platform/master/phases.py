@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import xxhash
+
 from elastrec.platform.master.shards import Positions
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import Phase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from elastrec.checkpoints import new_record_uri
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.specs.job import PodResources

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+
 from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master import events
@@ -143,7 +144,10 @@ class JobService:
         self.journal.close()
 
     def delete_pods(self, *, keep_for_logs: bool = False) -> None:
-        """Deletes the job's workers and servers; with `keep_for_logs`, not those that ended by themselves."""
+        """Deletes the job's workers and servers; with `keep_for_logs`, not those that ended by themselves.
+
+        Called after `close`: before, the job would put others in their place.
+        """
         with self._lock:
             kept = list(self.state.membership.corpses) if keep_for_logs else []
         self._executor.delete_all(kept)

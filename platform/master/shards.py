@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
 from elastrec.platform.transport.job_messages import Shard, ShardProgress
 
 _MASK = 2**64 - 1

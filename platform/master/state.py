@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+
 from elastrec.platform.master import losses, saving
 from elastrec.platform.master.effects import (
     AnswerLease,

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
 from elastrec.checkpoints import PartWriter
 from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
 from elastrec.platform.clusters.protocol import PodSize, RestartPolicy
 from elastrec.platform.master.launch import (
     LaunchRequest,

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from elastrec.platform.clusters.protocol import PodSpec
 from elastrec.platform.master.service import JobService
 from elastrec.platform.specs.job import TrainingJob
@@ -24,7 +25,6 @@ from elastrec.platform.transport.job_messages import (
     StopJob,
     TakeOver,
 )
-
 from tests.platform.master.fakes import FakeCluster, ScriptedPod, job, launch
 
 

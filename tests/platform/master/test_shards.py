@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import msgspec
-from elastrec.platform.master.shards import Positions, ShardQueue, shard_seed
-from elastrec.platform.transport.job_messages import Shard, ShardProgress
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from elastrec.platform.master.shards import Positions, ShardQueue, shard_seed
+from elastrec.platform.transport.job_messages import Shard, ShardProgress
 
 PODS = st.sampled_from(["a", "b", "c"])
 

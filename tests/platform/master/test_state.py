@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease, CommitRecord, CreatePod, DeletePod, Effect
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
@@ -14,8 +17,6 @@ from elastrec.platform.master.plan import JobPlan, Places
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Mode, SavedPart, Shard, ShardProgress
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def plan(**changes: Any) -> JobPlan:

@@ -1,0 +1,184 @@
+"""The master's real process on a real local cluster that is too small for its pods: they stay pending."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastrec.platform.clusters import ClusterConfig, config_of
+from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
+from elastrec.platform.clusters.protocol import PodSize, PodSpec
+from elastrec.platform.master.launch import LaunchRequest, encode_launch
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, Status, StopJob
+from tests.platform.master.fakes import job, launch
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("agent")
+    agent = start_agent(folder, cores=2.0, memory_bytes=2**30, limits="threads")
+    yield agent
+    stop_agent(folder)
+
+
+class Master:
+    """One master process."""
+
+    def __init__(self, folder: Path, config: ClusterConfig, request: LaunchRequest) -> None:
+        self.folder = folder
+        files = folder / "files"
+        files.mkdir(exist_ok=True)
+        (folder / "work").mkdir(exist_ok=True)
+        (files / "token").write_text("secret")
+        (files / "launch.json").write_text(encode_launch(request))
+        (files / "cluster.json").write_bytes(msgspec.json.encode(config))
+        with socket.socket() as chooser:
+            chooser.bind(("127.0.0.1", 0))
+            self.port = chooser.getsockname()[1]
+        self.client = RpcClient(f"127.0.0.1:{self.port}", "secret")
+
+    def start(self, **changes: str) -> subprocess.Popen[str]:
+        variables = os.environ | {
+            "ELASTREC_FILES": str(self.folder / "files"),
+            "ELASTREC_WORK": str(self.folder / "work"),
+            "ELASTREC_PORT": str(self.port),
+            "ELASTREC_HOST": "127.0.0.1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "elastrec.platform.master"],
+            env=variables | changes,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self.process
+
+    def call(self, message: msgspec.Struct, answer: Any = Done) -> Any:
+        return self.client.call(message, answer, timeout_seconds=30)
+
+    def metrics(self) -> TrainingMetrics:
+        return TrainingMetrics.model_validate_json(self.call(GetStatus(), Status).metrics_json)
+
+    def end(self) -> tuple[int, str]:
+        _, said = self.process.communicate(timeout=30)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def master(tmp_path: Path, cluster: LocalCluster) -> Iterator[Callable[..., Master]]:
+    made: list[Master] = []
+
+    def make(worker_cores: float = 1.9) -> Master:
+        size = {"count": 1, "cores": worker_cores, "memory": "900Mi"}
+        sections = {"worker": size, "parameter_server": {"count": 1, "cores": 1.9, "memory": "900Mi"}}
+        request = launch(str(tmp_path / "store"), job(resources=sections | {"virtual_buckets": 64}))
+        made.append(Master(tmp_path, config_of(cluster), request))
+        return made[-1]
+
+    # Something that fills the cluster, so that no pod of these jobs ever starts.
+    cluster.create(
+        PodSpec(name="filler", job="filler", role=Role.WORKER, command=("sleep", "600"), size=PodSize(1.0, 2**28))
+    )
+    yield make
+    for one in made:
+        one.client.close()
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.wait(10)
+        if one.process.stderr:
+            one.process.stderr.close()
+    for pod in cluster.list():
+        cluster.delete(pod.name, grace_seconds=0.0)
+
+
+def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_master_survives_kill_9_and_ends_its_pods_on_sigterm(master: Callable[..., Master], cluster: LocalCluster):
+    m = master()
+    m.start()
+    wait(lambda: len(cluster.list("clicks-1")) == 2)
+    wait(lambda: "insufficient cpu" in m.metrics().reason)
+    m.process.kill()
+    m.end()
+    m.start()
+    metrics = m.metrics()
+    assert metrics.phase is Phase.PENDING and len(metrics.pods) == 2
+    assert len(cluster.list("clicks-1")) == 2
+    m.process.send_signal(signal.SIGTERM)
+    code, said = m.end()
+    assert code == 0, said
+    assert cluster.list("clicks-1") == []
+    assert "master_restarted" in said
+
+
+def test_a_stopped_job_is_read_and_finished(master: Callable[..., Master], cluster: LocalCluster):
+    m = master()
+    m.start()
+    assert m.call(StopJob(reason="enough")).accepted
+    assert m.metrics().phase is Phase.STOPPED
+    assert m.call(FinishJob()).accepted
+    code, said = m.end()
+    assert code == 0, said
+    assert cluster.list("clicks-1") == []
+
+
+def test_a_pod_larger_than_the_cluster_fails_the_job_with_the_clusters_words(master: Callable[..., Master]):
+    m = master(worker_cores=50.0)
+    m.start()
+    wait(lambda: m.metrics().phase is Phase.FAILED)
+    failure = m.call(GetStatus(), Status).failure
+    assert "clicks-1-worker-0 cannot be created" in failure and "50" in failure
+    assert m.call(FinishJob()).accepted
+    assert m.end()[0] == 0
+
+
+def test_a_bad_launch_file_ends_with_code_2_and_the_reason(master: Callable[..., Master]):
+    m = master()
+    launch_file = m.folder / "files/launch.json"
+    launch_file.write_text(launch_file.read_text().replace('"training_rows": 1000', '"training_rows": -5'))
+    m.start()
+    code, said = m.end()
+    assert code == 2 and "training_rows: -5 is not allowed" in said
+
+
+def test_a_missing_variable_is_named(master: Callable[..., Master]):
+    m = master()
+    m.start(ELASTREC_WORK="")
+    code, said = m.end()
+    assert code == 2 and "ELASTREC_WORK" in said
+
+
+def test_a_master_loads_neither_torch_nor_mlflow():
+    program = (
+        "import sys, elastrec.platform.master.__main__;"
+        "print([m for m in ('torch', 'torchrec', 'mlflow', 'matplotlib', 'airflow') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_master_without_its_token_is_not_reached(master: Callable[..., Master]):
+    m = master()
+    m.start()
+    m.metrics()
+    stranger = RpcClient(m.client.address, "guess")
+    with pytest.raises(TransportError, match="refused the token"):
+        stranger.call(GetStatus(), Status)
+    stranger.close()
