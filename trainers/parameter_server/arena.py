@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -42,8 +43,7 @@ def reserve(shape: tuple[int, ...], dtype: Any) -> Array:
             "vm.overcommit_memory to 0 or 1"
         ) from error
     if size_bytes >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        # An advice: kernels without huge pages refuse it.
+        with contextlib.suppress(OSError):
             region.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # an advice: kernels without huge pages refuse it
     return np.frombuffer(region, dtype, math.prod(shape)).reshape(shape)

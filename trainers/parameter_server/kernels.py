@@ -209,9 +209,9 @@ def put_entries(  # type: ignore[no-untyped-def]
         row_hash = splitmix64(np.uint64(ids[j]) ^ salt)
         bucket = np.int64(row_hash % virtual_buckets)
         size_class = regions[bucket, 1]
-        if size_class == 0 or 4 * (used[bucket] + 1) > 3 * (np.int64(1) << size_class):
-            if not _grow(bucket, slots, regions, allocator, salts):
-                return SLOTS_FULL
+        full = size_class == 0 or 4 * (used[bucket] + 1) > 3 * (np.int64(1) << size_class)
+        if full and not _grow(bucket, slots, regions, allocator, salts):
+            return SLOTS_FULL
         mask = (np.int64(1) << regions[bucket, 1]) - 1
         slot = _probe(slots, regions[bucket, 0], mask, ids[j], tag, row_hash)
         if slots[slot, 1] == 0:

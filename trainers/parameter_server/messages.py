@@ -116,7 +116,6 @@ class Stats(Message):
     epoch: int
     generation: int
     tables: list[TableUsage]
-    index_bytes: int
     dense_parameters: int
     pulls: int
     pushes: int

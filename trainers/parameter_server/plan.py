@@ -7,7 +7,7 @@ that order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastrec.platform.specs.job import JobSpec, TableSpec
@@ -95,9 +95,8 @@ def make_plan(
 
 def plan_of_job(spec: JobSpec) -> TablePlan:
     """The plan of a job file."""
-    names: Sequence[str] = spec.data.tables
     return make_plan(
-        {name: spec.model.row_dimension for name in names},
+        dict.fromkeys(spec.data.tables, spec.model.row_dimension),
         settings=spec.tables,
         virtual_buckets=spec.resources.virtual_buckets,
         seed=spec.training.seed,

@@ -1,6 +1,6 @@
 """Update rules of embedding rows, float32.
 
-With g the gradient of a row summed over the batch, w its value [D], λ weight decay (added to the gradient, g ← g + λ w):
+With g a row's gradient summed over the batch, w its value [D], λ weight decay (g ← g + λ w):
 
     adagrad  a ← a + mean_d(g²);  w ← w - lr g / (sqrt(a) + eps)      one a per row, as torchrec's RowWiseAdagrad
     adam     as torch.optim.Adam with a step count per row (a row that is not in a batch is not touched)

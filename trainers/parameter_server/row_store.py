@@ -205,5 +205,5 @@ class RowStore:
             kernels.put_entries(
                 table, ids, payloads, self.group.first_table, self._salts, self._slots, self._regions, self._used,
                 self._allocator, self._table_rows, self._table_candidates,
-            )  # fmt: skip
-        )
+            )
+        )  # fmt: skip

@@ -1,0 +1,170 @@
+"""The same model trained over parameter servers and with torchrec's own collection takes the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from elastrec.platform.specs.job import Consistency, JobSpec, OptimizerKind, OptimizerSpec
+from elastrec.platform.transport import RpcServer
+from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.trainers.embedding.client import ParameterClient
+from elastrec.trainers.embedding.dense import FlatParameters
+from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
+from elastrec.trainers.parameter_server.hashing import initial_rows
+from elastrec.trainers.parameter_server.plan import plan_of_job
+from elastrec.trainers.parameter_server.server import ParameterServer
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.models.dlrm import DLRM
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+VOCABULARY, DIMENSION, BATCH, DENSE = 50, 8, 32, 4
+TOKEN = "token-of-the-test"
+POOLING = {"user": PoolingType.SUM, "item": PoolingType.MEAN}
+FEATURES = {"user": ["user"], "item": ["clicked", "item"]}
+
+
+def job_spec(rows: OptimizerSpec, dense: OptimizerSpec) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "model": {"architecture": "dlrm", "embedding_dimension": DIMENSION},
+            "data": {
+                "path": "clicks",
+                "dense": [{"name": f"n{i}"} for i in range(DENSE)],
+                "sparse": [
+                    {"name": "user"},
+                    {"name": "clicked", "table": "item", "is_list": True, "pooling": "mean"},
+                    {"name": "item", "table": "item", "pooling": "mean"},
+                ],
+            },
+            "optimizers": {"rows": rows.model_dump(), "dense": dense.model_dump()},
+            "training": {"consistency": Consistency(mode="bsp").model_dump(), "seed": 5},
+        }
+    )
+
+
+@contextmanager
+def running_servers(spec: JobSpec, count: int) -> Iterator[RoutingTable]:
+    names = [f"ps-{index}" for index in range(count)]
+    servers = [ParameterServer(name, spec, capacity_rows=10_000) for name in names]
+    rpcs = [RpcServer({}, token=TOKEN, array_handlers=server.array_handlers()) for server in servers]
+    for rpc in rpcs:
+        rpc.serve_in_background()
+    routing = RoutingTable(
+        epoch=3,
+        owners=[bucket % count for bucket in range(spec.resources.virtual_buckets)],
+        servers=names,
+        addresses=[rpc.address for rpc in rpcs],
+    )
+    for server in servers:
+        server.start_empty(routing, 1)
+    try:
+        yield routing
+    finally:
+        for rpc in rpcs:
+            rpc.shutdown()
+
+
+def configs() -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(
+            name=name,
+            embedding_dim=DIMENSION,
+            num_embeddings=VOCABULARY,
+            feature_names=FEATURES[name],
+            pooling=POOLING[name],
+        )
+        for name in POOLING
+    ]
+
+
+def batches(count: int) -> list[tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]]:
+    random = np.random.default_rng(3)
+    made = []
+    for _ in range(count):
+        lengths = np.concatenate([np.ones(BATCH), random.integers(0, 6, BATCH), random.integers(0, 2, BATCH)])
+        ids = random.zipf(1.3, int(lengths.sum())) % VOCABULARY
+        sparse = KeyedJaggedTensor(
+            keys=["user", "clicked", "item"],
+            values=torch.from_numpy(ids.astype(np.int64)),
+            lengths=torch.from_numpy(lengths.astype(np.int32)),
+        )
+        dense = torch.from_numpy(random.normal(size=(BATCH, DENSE)).astype(np.float32))
+        made.append((dense, sparse, torch.from_numpy((random.random(BATCH) < 0.4).astype(np.float32))))
+    return made
+
+
+def network(collection: nn.Module) -> DLRM:
+    torch.manual_seed(1)
+    return DLRM(collection, DENSE, dense_arch_layer_sizes=[16, DIMENSION], over_arch_layer_sizes=[16, 1])
+
+
+def dense_names(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for name, parameter in model.named_parameters() if "embedding_bags" not in name]
+
+
+def train_with_torchrec(rows: OptimizerSpec, dense: OptimizerSpec, steps: int) -> list[float]:
+    collection = EmbeddingBagCollection(tables=configs())
+    model = network(collection)
+    for name, bag in collection.embedding_bags.items():
+        values = initial_rows(np.arange(VOCABULARY), name, seed=5, initial_range=DIMENSION**-0.5, dimension=DIMENSION)
+        bag.weight.data.copy_(torch.from_numpy(values))
+    tables = [bag.weight for bag in collection.embedding_bags.values()]
+    if rows.kind is OptimizerKind.ADAGRAD:
+        row_optimizer: torch.optim.Optimizer = RowWiseAdagrad(tables, lr=rows.learning_rate, eps=rows.epsilon)
+    else:
+        row_optimizer = torch.optim.SGD(tables, lr=rows.learning_rate)
+    dense_optimizer = {
+        OptimizerKind.ADAM: torch.optim.Adam,
+        OptimizerKind.ADAGRAD: torch.optim.Adagrad,
+        OptimizerKind.SGD: torch.optim.SGD,
+    }[dense.kind](dense_names(model), lr=dense.learning_rate)
+    losses = []
+    for numbers, sparse, labels in batches(steps):
+        loss = nn.functional.binary_cross_entropy_with_logits(model(numbers, sparse).squeeze(1), labels)
+        row_optimizer.zero_grad()
+        dense_optimizer.zero_grad()
+        loss.backward()
+        row_optimizer.step()
+        dense_optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_remotely(spec: JobSpec, servers: int, steps: int) -> list[float]:
+    with running_servers(spec, servers) as routing:
+        client = ParameterClient(plan_of_job(spec), worker="w", incarnation="i", token=TOKEN)
+        client.connect(routing, 1)
+        collection = RemoteEmbeddingBagCollection(configs(), client)
+        model = network(collection)
+        flat = FlatParameters(model)
+        client.init_dense(flat.layout, flat.values)
+        losses = []
+        for numbers, sparse, labels in batches(steps):
+            pulled = collection.prefetch(sparse, dense=True)
+            flat.load(pulled.dense())
+            flat.zero_gradients()
+            loss = nn.functional.binary_cross_entropy_with_logits(model(numbers, sparse).squeeze(1), labels)
+            loss.backward()
+            left = collection.take_row_gradients()
+            client.push(left.pulled, left.gradients, flat.gradients, BATCH)
+            losses.append(loss.item())
+        client.flush()
+        client.close()
+    return losses
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("rows", "dense"),
+    [(OptimizerKind.ADAGRAD, OptimizerKind.ADAM), (OptimizerKind.SGD, OptimizerKind.ADAGRAD)],
+)
+def test_training_over_servers_takes_torchrecs_steps(servers: int, rows: OptimizerKind, dense: OptimizerKind) -> None:
+    row_rule, dense_rule = OptimizerSpec(kind=rows, learning_rate=0.05), OptimizerSpec(kind=dense, learning_rate=0.01)
+    expected = train_with_torchrec(row_rule, dense_rule, steps=20)
+    trained = train_remotely(job_spec(row_rule, dense_rule), servers, steps=20)
+    np.testing.assert_allclose(trained, expected, atol=1e-5)

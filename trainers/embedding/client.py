@@ -1,0 +1,272 @@
+"""ParameterClient: a worker's connection to all parameter servers of its job.
+
+    client = ParameterClient(plan, worker="w0", incarnation=hex, token=token)
+    client.connect(directive.routing, directive.generation)     # again whenever one of the two changes
+    client.init_dense(flat.layout, flat.values)                 # first worker wins; idempotent
+    pulled = client.pull(client.router.route(...), dense=True)  # returns at once
+    rows = pulled.rows()                                        # waits
+    client.push(pulled, row_gradients, dense_gradient, samples) # returns at once
+    client.flush()                                              # every push is applied
+
+Requests to one server are answered in the order in which they were made: a pull made after a push sees it. Errors of a
+push surface at the next `pull`, `push` or `flush`. `RoutingChangedError`: wait for a newer directive, then `connect`.
+One thread uses a client.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from elastrec.platform.transport import TlsConfig
+from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.trainers.embedding.lane import Lane, Reply, RoutingChangedError
+from elastrec.trainers.embedding.routing import RoutedIds, Router
+from elastrec.trainers.parameter_server.dense_slice import layout_size, slice_bounds
+from elastrec.trainers.parameter_server.messages import InitDense, Join, Leave, Parameter, Pull, Push, Stamp
+from elastrec.trainers.parameter_server.plan import TablePlan
+
+__all__ = ["ParameterClient", "Pulled", "RoutingChangedError"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Pulled:
+    """Rows on their way.
+
+    Attributes:
+        routed: the ids that were asked for.
+    """
+
+    def __init__(self, routed: RoutedIds, dimensions: Sequence[int], replies: Sequence[Future[Reply]]) -> None:
+        self.routed = routed
+        self._dimensions = dimensions
+        self._replies = replies
+        self._answers: list[list[Array]] | None = None
+        self._rows: list[Array] | None = None
+
+    def _wait(self) -> list[list[Array]]:
+        if self._answers is None:
+            self._answers = [reply.result()[1] for reply in self._replies]
+        return self._answers
+
+    @property
+    def is_done(self) -> bool:
+        return all(reply.done() for reply in self._replies)
+
+    def rows(self) -> list[Array]:
+        """Per table group, values [U_g, D_g] float32, read-only. Waits.
+
+        Raises:
+            RoutingChangedError: wait for a newer directive, then connect.
+            TransportError: a server refused.
+        """
+        if self._rows is None:
+            parts: list[list[Array]] = [[] for _ in self._dimensions]
+            for server, (flat, _) in enumerate(self._wait()):
+                at = 0
+                for group, dimension in enumerate(self._dimensions):
+                    count = int(self.routed.group_sizes[group, server])
+                    parts[group].append(flat[at : at + count * dimension].reshape(count, dimension))
+                    at += count * dimension
+            self._rows = [each[0] if len(each) == 1 else np.concatenate(each) for each in parts]
+        return self._rows
+
+    def dense(self) -> Array:
+        """The flat dense vector [P] float32 (empty unless it was asked for). Waits; raises like `rows`."""
+        slices = [arrays[1] for arrays in self._wait()]
+        return slices[0] if len(slices) == 1 else np.concatenate(slices)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes received. Waits."""
+        return sum(array.nbytes for arrays in self._wait() for array in arrays)
+
+
+class ParameterClient:
+    """See the module's text.
+
+    Args:
+        plan: the job's tables (`plan_of_job`).
+        worker, incarnation: the pod's name and a random word per process.
+        patience_seconds: how long a server may be out of reach before `RoutingChangedError`.
+    """
+
+    def __init__(
+        self,
+        plan: TablePlan,
+        *,
+        worker: str,
+        incarnation: str,
+        token: str,
+        tls: TlsConfig | None = None,
+        patience_seconds: float = 10.0,
+    ) -> None:
+        self.plan = plan
+        self._worker, self._incarnation = worker, incarnation
+        self._token, self._tls = token, tls
+        self._patience_seconds = patience_seconds
+        self._dimensions = [group.dimension for group in plan.groups]
+        self._lanes: list[Lane] = []
+        self._stamp: Stamp | None = None
+        self._router: Router | None = None
+        self._sequence = 0
+        self._pushes: deque[list[Future[Reply]]] = deque()
+
+    # Connection
+
+    def connect(self, routing: RoutingTable, generation: int) -> None:
+        """Forgets everything in flight and speaks to the servers of this routing from now on.
+
+        Raises:
+            RoutingChangedError: a server of the routing has no address yet.
+        """
+        self.abort()
+        if not all(routing.addresses):
+            raise RoutingChangedError(f"the routing of epoch {routing.epoch} has servers without an address")
+        self._stamp = Stamp(self._worker, self._incarnation, routing.epoch, generation)
+        self._router = Router(self.plan, routing.owners, len(routing.servers), routing.epoch, generation)
+        self._lanes = [
+            Lane(server, address, self._token, self._tls, self._stamp, self._patience_seconds)
+            for server, address in zip(routing.servers, routing.addresses, strict=True)
+        ]
+
+    @property
+    def router(self) -> Router:
+        """Lays out ids under the current routing.
+
+        Raises:
+            RoutingChangedError: not connected.
+        """
+        if self._router is None:
+            raise RoutingChangedError("not connected to any parameter server; call connect with a directive's routing")
+        return self._router
+
+    def abort(self) -> None:
+        """Drops the connections with everything in flight; pushes that were not flushed may or may not be applied."""
+        for lane in self._lanes:
+            lane.close()
+        self._lanes, self._router, self._stamp = [], None, None
+        self._pushes.clear()
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """`abort`, and waits for the threads."""
+        lanes = self._lanes
+        self.abort()
+        for lane in lanes:
+            lane.join(timeout_seconds)
+
+    # Training
+
+    def init_dense(self, layout: Sequence[Parameter], values: Array) -> None:
+        """Offers initial values [P] float32 to the servers; returns once all have some: a record's, others' or these.
+
+        Call it after every `connect` to a new generation. Raises like `flush`.
+        """
+        total = layout_size(layout)
+        if values.shape != (total,):
+            raise ValueError(f"values of shape {values.shape} for a layout of {total} elements")
+        stamp = self._require_stamp()
+        replies = []
+        for server, lane in enumerate(self._lanes):
+            start, end = slice_bounds(total, server, len(self._lanes))
+            replies.append(lane.send(InitDense(stamp=stamp, layout=list(layout)), [values[start:end].copy()]))
+        for reply in replies:
+            reply.result()
+
+    def pull(self, routed: RoutedIds, *, read_only: bool = False, dense: bool = False) -> Pulled:
+        """Asks for the rows of `routed`, and the dense parameters if `dense`; returns at once."""
+        self._raise_failures()
+        stamp = self._require_stamp()
+        self._check_layout(routed)
+        message = Pull(stamp=stamp, read_only=read_only, dense=dense)
+        replies = [
+            lane.send(message, [routed.counts[server], routed.of_server(server, routed.ids)])
+            for server, lane in enumerate(self._lanes)
+        ]
+        return Pulled(routed, self._dimensions, replies)
+
+    def push(self, pulled: Pulled, row_gradients: Sequence[Array], dense_gradient: Array | None, samples: int) -> int:
+        """Sends the gradients of one step to every server; returns at once with the number of bytes.
+
+        Args:
+            row_gradients: per table group [U_g, D_g] float32, laid out like `pulled.rows()`; not copied.
+            dense_gradient: [P] float32, copied; None for none.
+            samples: rows of the batch.
+        """
+        self._raise_failures()
+        routed, stamp, servers = pulled.routed, self._require_stamp(), len(self._lanes)
+        self._check_layout(routed)
+        message = Push(stamp=stamp, sequence=self._sequence, samples=samples)
+        self._sequence += 1
+        dense = np.empty(0, np.float32) if dense_gradient is None else np.array(dense_gradient, np.float32)
+        nothing, starts, sent = np.empty(0, np.int32), [0] * len(row_gradients), 0
+        replies = []
+        for server, lane in enumerate(self._lanes):
+            runs = []
+            for group, gradients in enumerate(row_gradients):
+                end = starts[group] + int(routed.group_sizes[group, server])
+                runs.append(gradients[starts[group] : end].reshape(-1))
+                starts[group] = end
+            low, high = slice_bounds(len(dense), server, servers)
+            arrays = [
+                routed.counts[server],
+                routed.of_server(server, routed.ids),
+                runs[0] if len(runs) == 1 else np.concatenate(runs),
+                routed.of_server(server, routed.sightings) if self.plan.counts_sightings else nothing,
+                dense[low:high],
+            ]
+            sent += sum(array.nbytes for array in arrays)
+            replies.append(lane.send(message, arrays))
+        self._pushes.append(replies)
+        return sent
+
+    def flush(self) -> None:
+        """Waits until every push is applied.
+
+        Raises:
+            RoutingChangedError: wait for a newer directive, then connect; the pushes may or may not be applied.
+            TransportError: a server refused.
+        """
+        while self._pushes:
+            for reply in self._pushes[0]:
+                reply.result()
+            self._pushes.popleft()
+
+    @property
+    def pushes_applied(self) -> int:
+        """How many of this client's pushes, counted from its first, every server has answered. Does not wait."""
+        self._raise_failures()
+        return self._sequence - len(self._pushes)
+
+    def join(self) -> None:
+        """Takes part in bsp and ssp; needed only to make others wait for this worker before its first request."""
+        self._tell(Join(stamp=self._require_stamp()))
+
+    def leave(self) -> None:
+        """Flushes, and lets nobody wait for this worker: call it before pausing, and when there are no more shards."""
+        self.flush()
+        self._tell(Leave(stamp=self._require_stamp()))
+
+    def _tell(self, message: Join | Leave) -> None:
+        for reply in [lane.send(message) for lane in self._lanes]:
+            reply.result()
+
+    def _require_stamp(self) -> Stamp:
+        if self._stamp is None:
+            raise RoutingChangedError("not connected to any parameter server; call connect with a directive's routing")
+        return self._stamp
+
+    def _check_layout(self, routed: RoutedIds) -> None:
+        stamp = self._require_stamp()
+        if (routed.epoch, routed.generation) != (stamp.epoch, stamp.generation):
+            raise RoutingChangedError("these ids were laid out under an older routing; route them again")
+
+    def _raise_failures(self) -> None:
+        while self._pushes and all(reply.done() for reply in self._pushes[0]):
+            for reply in self._pushes.popleft():
+                reply.result()

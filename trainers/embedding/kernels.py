@@ -1,0 +1,159 @@
+"""Kernels of the worker: unique ids by server in one pass, pooling of rows and its gradient.
+
+Legend: F features, B batch, N ids of a batch, U distinct ids, T tables, G groups, S servers, D numbers per row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from elastrec.trainers.parameter_server.hashing import splitmix64
+
+_S40 = np.uint64(40)
+
+
+@njit(cache=True, nogil=True)
+def route_ids(  # type: ignore[no-untyped-def]
+    values, starts, ends, tables, moduli, salts, group_of_table, owners, servers,
+    inverse, ids_out, sightings_out, counts,
+):  # fmt: skip
+    """Distinct ids of a batch, laid out by (group, server, table, first sight); returns how many there are.
+
+    Args:
+        values: [N] int64, all features' ids.
+        starts, ends, tables: [F] int64, each feature's run of `values` and its table; ordered by table.
+        moduli: [T] int64, hash size or 0.
+        owners: [V] int32, server of each virtual bucket.
+        inverse: [N] int32 out, place of each id among the distinct ids of its group.
+        ids_out, sightings_out: [N] int64, int32 out, the first U are filled.
+        counts: [S, T] int32 out, zeroed by the caller.
+    """
+    virtual_buckets = np.uint64(owners.shape[0])
+    features = starts.shape[0]
+    total = values.shape[0]
+    largest, f = 0, 0
+    while f < features:
+        size, first = 0, f
+        while f < features and tables[f] == tables[first]:
+            size += ends[f] - starts[f]
+            f += 1
+        largest = max(largest, size)
+    slots = 16
+    while slots < 2 * largest:
+        slots *= 2
+    mask = np.int64(slots - 1)
+    index = np.full(slots, -1, np.int32)
+    keys = np.empty(total, np.int64)
+    table_of = np.empty(total, np.int32)
+    server_of = np.empty(total, np.int32)
+    seen = np.empty(total, np.int32)
+    unique = 0
+    for f in range(features):
+        table = tables[f]
+        if f and tables[f - 1] != table:
+            index[:] = -1
+        salt, modulus = salts[table], moduli[table]
+        for j in range(starts[f], ends[f]):
+            key = values[j]
+            if modulus:
+                key = key % modulus
+            row_hash = splitmix64(np.uint64(key) ^ salt)
+            slot = np.int64(row_hash >> _S40) & mask
+            while True:
+                number = index[slot]
+                if number < 0 or keys[number] == key:
+                    break
+                slot = (slot + 1) & mask
+            if number < 0:
+                number = unique
+                unique += 1
+                index[slot] = number
+                keys[number] = key
+                server = owners[np.int64(row_hash % virtual_buckets)]
+                table_of[number] = table
+                server_of[number] = server
+                seen[number] = 0
+                counts[server, table] += 1
+            seen[number] += 1
+            inverse[j] = number
+    groups = group_of_table[group_of_table.shape[0] - 1] + 1
+    if servers == 1 and groups == 1:
+        # Tables were met in plan order: what was numbered first already lies first.
+        ids_out[:unique] = keys[:unique]
+        sightings_out[:unique] = seen[:unique]
+        return unique
+    cursor = np.empty(counts.shape, np.int64)
+    group_start = np.zeros(groups, np.int64)
+    at = 0
+    for g in range(groups):
+        group_start[g] = at
+        for s in range(servers):
+            for t in range(counts.shape[1]):
+                if group_of_table[t] == g:
+                    cursor[s, t] = at
+                    at += counts[s, t]
+    place = np.empty(unique, np.int32)
+    for u in range(unique):
+        t = table_of[u]
+        to = cursor[server_of[u], t]
+        cursor[server_of[u], t] = to + 1
+        ids_out[to] = keys[u]
+        sightings_out[to] = seen[u]
+        place[u] = to - group_start[group_of_table[t]]
+    for f in range(features):
+        for j in range(starts[f], ends[f]):
+            inverse[j] = place[inverse[j]]
+    return unique
+
+
+@njit(cache=True, nogil=True)
+def pool_rows(rows, inverse, offsets, features, columns, is_mean, batch, out):  # type: ignore[no-untyped-def]
+    """Sums or averages rows [U, D] into bags: out [B, sum of D]; an empty bag is zero.
+
+    Args:
+        offsets: [F * B + 1] int64, bag f * B + b holds inverse[offsets[f * B + b] : offsets[f * B + b + 1]].
+        features, columns, is_mean: [K] int64, int64, bool: feature of each output block, its first column, its pooling.
+    """
+    dimension = rows.shape[1]
+    for b in range(batch):
+        for k in range(features.shape[0]):
+            bag = features[k] * batch + b
+            start, end = offsets[bag], offsets[bag + 1]
+            target = out[b, columns[k] : columns[k] + dimension]
+            if start == end:
+                for d in range(dimension):
+                    target[d] = np.float32(0.0)
+                continue
+            row = rows[inverse[start]]
+            for d in range(dimension):
+                target[d] = row[d]
+            if end - start > 1:
+                for j in range(start + 1, end):
+                    row = rows[inverse[j]]
+                    for d in range(dimension):
+                        target[d] += row[d]
+                if is_mean[k]:
+                    scale = np.float32(1.0) / np.float32(end - start)
+                    for d in range(dimension):
+                        target[d] *= scale
+
+
+@njit(cache=True, nogil=True)
+def spread_gradient(  # type: ignore[no-untyped-def]
+    gradient, inverse, offsets, features, columns, is_mean, batch, out
+):
+    """The reverse of `pool_rows`: adds gradient [B, sum of D] to the gradient of rows, out [U, D], zeroed before."""
+    dimension = out.shape[1]
+    for b in range(batch):
+        for k in range(features.shape[0]):
+            bag = features[k] * batch + b
+            start, end = offsets[bag], offsets[bag + 1]
+            source = gradient[b, columns[k] : columns[k] + dimension]
+            scale = np.float32(1.0)
+            if is_mean[k] and end - start > 1:
+                scale = np.float32(1.0) / np.float32(end - start)
+            for j in range(start, end):
+                target = out[inverse[j]]
+                for d in range(dimension):
+                    target[d] += scale * source[d]

@@ -1,0 +1,238 @@
+"""RemoteEmbeddingBagCollection: torchrec's EmbeddingBagCollection with its rows on parameter servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, get_embedding_names_by_table
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.trainers.embedding.client import ParameterClient, Pulled
+from elastrec.trainers.embedding.kernels import pool_rows, spread_gradient
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """What backward left for the servers.
+
+    Attributes:
+        pulled: the rows that the forward pass used.
+        gradients: per table group [U_g, D_g] float32, laid out like `pulled.rows()`.
+    """
+
+    pulled: Pulled
+    gradients: list[Array]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Output blocks of one table group: see `pool_rows`."""
+
+    names: list[str]
+    columns: Array
+    is_mean: Array
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A batch whose rows were asked for."""
+
+    features: KeyedJaggedTensor
+    pulled: Pulled
+    offsets: Array
+    positions: dict[str, int]
+    batch: int
+
+
+class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
+    """Pooled embeddings over parameter servers; a drop-in for `torchrec.EmbeddingBagCollection`.
+
+    Input: KeyedJaggedTensor with the tables' features as keys, in any order, bags of any length; values are 64-bit
+    ids of an open vocabulary (`num_embeddings` is not used). Output: KeyedTensor [B, sum of dimensions], blocks in the
+    order of the tables and their features, as torchrec's.
+
+    In train mode a missing row has its first value; in eval mode pulls are read-only and a missing row is zero.
+
+        pulled = collection.prefetch(features, dense=True)    # optional: starts the pull early
+        logits = model(dense_features, features)
+        loss(logits).backward()
+        left = collection.take_row_gradients()
+        client.push(left.pulled, left.gradients, flat.gradients, samples)
+
+    Args:
+        tables: names and dimensions must be those of the client's plan; pooling SUM or MEAN.
+        client: connected before the first forward pass.
+    """
+
+    def __init__(self, tables: list[EmbeddingBagConfig], client: ParameterClient) -> None:
+        super().__init__()
+        self._check(tables, client)
+        self._tables = tables
+        self.client = client
+        names_by_table = get_embedding_names_by_table(tables)
+        plan = client.plan
+        self._names = [name for names in names_by_table for name in names]
+        self._lengths = [table.embedding_dim for table in tables for _ in table.feature_names]
+        self._width = sum(self._lengths)
+        starts = np.concatenate(([0], np.cumsum(self._lengths))).tolist()
+        uses = [(table, feature) for table in tables for feature in table.feature_names]
+        # Routing goes table by table in plan order, pooling in the order of the output.
+        order = sorted(range(len(uses)), key=lambda use: plan.by_name[uses[use][0].name].index)
+        self._routed_features = [uses[use][1] for use in order]
+        self._routed_tables = np.array([plan.by_name[uses[use][0].name].index for use in order], np.int64)
+        self._blocks: list[_Blocks] = []
+        for group in plan.groups:
+            mine = [
+                use
+                for use, (table, _) in enumerate(uses)
+                if group.first_table <= plan.by_name[table.name].index < group.end_table
+            ]
+            self._blocks.append(
+                _Blocks(
+                    [uses[use][1] for use in mine],
+                    np.array([starts[use] for use in mine], np.int64),
+                    np.array([uses[use][0].pooling is PoolingType.MEAN for use in mine], np.bool_),
+                )
+            )
+        # Backward reaches a function only through an input that wants a gradient; not a parameter of the model.
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._requests: list[_Request] = []
+        self._left: list[RowGradients] = []
+
+    @staticmethod
+    def _check(tables: list[EmbeddingBagConfig], client: ParameterClient) -> None:
+        problems = []
+        known = client.plan.by_name
+        for config in tables:
+            if config.name not in known:
+                problems.append(FieldProblem("tables", repr(config.name), f"the job's tables {sorted(known)}"))
+            elif known[config.name].dimension != config.embedding_dim:
+                problems.append(
+                    FieldProblem(
+                        f"tables.{config.name}.embedding_dim",
+                        str(config.embedding_dim),
+                        f"{known[config.name].dimension}, the row dimension on the servers",
+                    )
+                )
+            if config.pooling not in (PoolingType.SUM, PoolingType.MEAN):
+                problems.append(FieldProblem(f"tables.{config.name}.pooling", str(config.pooling), "SUM, MEAN"))
+        features = [feature for config in tables for feature in config.feature_names]
+        problems += [
+            FieldProblem(f"tables feature {feature!r}", "used by two tables", "one table per feature")
+            for feature in sorted({name for name in features if features.count(name) > 1})
+        ]
+        if problems:
+            raise SpecError(problems, "the tables of RemoteEmbeddingBagCollection")
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return self._tables
+
+    def is_weighted(self) -> bool:
+        return False
+
+    def prefetch(self, features: KeyedJaggedTensor, *, dense: bool = False) -> Pulled:
+        """Starts the pull that `forward(features)` of the same object will wait for.
+
+        Args:
+            dense: also pull the dense parameters (`Pulled.dense`).
+        """
+        request = self._ask(features, dense)
+        self._requests.append(request)
+        return request.pulled
+
+    def forget(self) -> None:
+        """Drops prefetched pulls and gradients; for use after a change of routing."""
+        self._requests.clear()
+        self._left.clear()
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pools the rows of a batch.
+
+        Raises:
+            RoutingChangedError, TransportError: see ParameterClient.
+        """
+        request = next((each for each in self._requests if each.features is features), None)
+        if request is None:
+            request = self._ask(features, dense=False)
+        else:
+            self._requests.remove(request)
+        pooled = _Pool.apply(self._anchor, self, request)
+        return KeyedTensor(self._names, self._lengths, pooled)
+
+    def take_row_gradients(self) -> RowGradients:
+        """The gradients of the last backward pass; each is handed out once.
+
+        Raises:
+            RuntimeError: not exactly one forward pass was followed by backward since the last call.
+        """
+        if len(self._left) != 1:
+            raise RuntimeError(f"{len(self._left)} backward passes wait for take_row_gradients; exactly one must")
+        return self._left.pop()
+
+    def _ask(self, features: KeyedJaggedTensor, dense: bool) -> _Request:
+        if features.weights_or_none() is not None:
+            raise ValueError("weighted bags are not supported; use a KeyedJaggedTensor without weights")
+        keys = features.keys()
+        positions = {key: index for index, key in enumerate(keys)}
+        missing = [name for name in self._routed_features if name not in positions]
+        if missing:
+            raise ValueError(f"the features {missing} are not among the batch's keys {keys}")
+        batch = features.stride()
+        offsets = np.ascontiguousarray(features.offsets().numpy(), np.int64)
+        values = np.ascontiguousarray(features.values().numpy(), np.int64)
+        taken = np.array([positions[name] for name in self._routed_features], np.int64)
+        starts, ends = offsets[taken * batch], offsets[(taken + 1) * batch]
+        routed = self.client.router.route(values, starts, ends, self._routed_tables)
+        pulled = self.client.pull(routed, read_only=not self.training, dense=dense)
+        return _Request(features, pulled, offsets, positions, batch)
+
+    def _pool(self, request: _Request) -> Tensor:
+        out = torch.empty(request.batch, self._width)
+        for rows, blocks in zip(request.pulled.rows(), self._blocks, strict=True):
+            pool_rows(
+                rows, request.pulled.routed.inverse, request.offsets, self._positions(request, blocks),
+                blocks.columns, blocks.is_mean, request.batch, out.numpy(),
+            )  # fmt: skip
+        return out
+
+    def _spread(self, request: _Request, gradient: Tensor) -> None:
+        gradients = []
+        source = gradient.contiguous().float().numpy()
+        for rows, blocks in zip(request.pulled.rows(), self._blocks, strict=True):
+            out = np.zeros(rows.shape, np.float32)
+            spread_gradient(
+                source, request.pulled.routed.inverse, request.offsets, self._positions(request, blocks),
+                blocks.columns, blocks.is_mean, request.batch, out,
+            )  # fmt: skip
+            gradients.append(out)
+        self._left.append(RowGradients(request.pulled, gradients))
+
+    @staticmethod
+    def _positions(request: _Request, blocks: _Blocks) -> Array:
+        return np.array([request.positions[name] for name in blocks.names], np.int64)
+
+
+class _Pool(torch.autograd.Function):
+    """Pooling of pulled rows; its gradient goes to the collection, not to any tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, collection: RemoteEmbeddingBagCollection, request: _Request) -> Tensor:
+        ctx.collection, ctx.request = collection, request
+        return collection._pool(request)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+        ctx.collection._spread(ctx.request, gradient)
+        return None, None, None

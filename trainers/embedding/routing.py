@@ -1,0 +1,80 @@
+"""Which ids of a batch go to which server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastrec.trainers.embedding.kernels import route_ids
+from elastrec.trainers.parameter_server.plan import TablePlan
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class RoutedIds:
+    """The distinct ids of one batch, laid out by (group, server, table).
+
+    Attributes:
+        inverse: [N] int32, place of each id of the batch among the distinct ids of its group.
+        counts: [S, T] int32, distinct ids per server and table.
+        group_sizes: [G, S] int64, distinct ids per group and server.
+        ids: [U] int64.
+        sightings: [U] int32, how often each distinct id occurs in the batch.
+        epoch, generation: of the routing that laid them out.
+    """
+
+    inverse: Array
+    counts: Array
+    group_sizes: Array
+    ids: Array
+    sightings: Array
+    epoch: int
+    generation: int
+
+    def of_server(self, server: int, array: Array) -> Array:
+        """One server's share of an array [U, ...] that is laid out like `ids`; a view when there is one group."""
+        bounds = np.concatenate(([0], np.cumsum(self.group_sizes.reshape(-1))))
+        servers = self.group_sizes.shape[1]
+        runs = [
+            array[bounds[group * servers + server] : bounds[group * servers + server + 1]]
+            for group in range(len(self.group_sizes))
+        ]
+        return runs[0] if len(runs) == 1 else np.concatenate(runs)
+
+
+class Router:
+    """Lays out ids under one routing table.
+
+    Args:
+        owners: server of each virtual bucket.
+    """
+
+    def __init__(self, plan: TablePlan, owners: Sequence[int], servers: int, epoch: int, generation: int) -> None:
+        self.plan = plan
+        self.servers = servers
+        self.epoch, self.generation = epoch, generation
+        self._owners = np.asarray(owners, np.int32)
+        self._moduli = np.array([table.hash_size for table in plan.tables], np.int64)
+        self._salts = np.array([table.salt for table in plan.tables], np.uint64)
+        self._group_of_table = np.empty(len(plan.tables), np.int64)
+        for group in plan.groups:
+            self._group_of_table[group.first_table : group.end_table] = group.index
+
+    def route(self, values: Array, starts: Array, ends: Array, tables: Array) -> RoutedIds:
+        """Lays out ids [N] int64; starts, ends and tables [F] int64 describe the features, ordered by table."""
+        total = len(values)
+        inverse = np.empty(total, np.int32)
+        ids, sightings = np.empty(total, np.int64), np.empty(total, np.int32)
+        counts = np.zeros((self.servers, len(self.plan.tables)), np.int32)
+        unique = route_ids(
+            values, starts, ends, tables, self._moduli, self._salts, self._group_of_table, self._owners, self.servers,
+            inverse, ids, sightings, counts,
+        )  # fmt: skip
+        sizes = np.stack(
+            [counts[:, group.first_table : group.end_table].sum(1, dtype=np.int64) for group in self.plan.groups]
+        )
+        return RoutedIds(inverse, counts, sizes, ids[:unique], sightings[:unique], self.epoch, self.generation)

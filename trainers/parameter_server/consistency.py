@@ -1,0 +1,107 @@
+"""async, bsp and ssp(k) as one pure state machine: who may pull, and which pushes are applied together.
+
+- async: every push is a round of its own; nobody waits.
+- ssp(k): pushes are applied at once; a worker may pull while its clock (pushes made) is at most k ahead of the slowest
+  member's. A worker that joins starts at the slowest member's clock.
+- bsp: a round holds one push of every member and is applied when complete. A worker whose push is still pending may not
+  pull. Gradients of a round are averaged with the batches' sizes as weights, so W workers with batches of B rows take
+  the step that one worker with a batch of W * B rows would take.
+
+Members join by their first request, leave when they run out of shards or pause, and are dropped when the master's list
+no longer names them. No clock and no input or output in here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+Mode = Literal["async", "bsp", "ssp"]
+Round = list[tuple[str, int]]
+"""Pushes applied together, as (worker, token), ordered by worker so that the sum does not depend on arrival."""
+
+
+class Consistency:
+    """The state machine of one server.
+
+    Args:
+        staleness: k of ssp.
+    """
+
+    def __init__(self, mode: Mode, staleness: int = 0) -> None:
+        self.mode = mode
+        self.staleness = staleness
+        self._clocks: dict[str, int] = {}
+        self._pending: dict[str, deque[int]] = {}
+        self._unconfirmed: dict[str, int] = {}
+
+    @property
+    def members(self) -> list[str]:
+        return sorted(self._clocks)
+
+    def clock(self, worker: str) -> int:
+        return self._clocks[worker]
+
+    def join(self, worker: str) -> None:
+        """Idempotent."""
+        if worker not in self._clocks:
+            self._clocks[worker] = min(self._clocks.values(), default=0)
+            # A list of members that was on its way while the worker joined does not name it yet.
+            self._unconfirmed[worker] = 2
+
+    def leave(self, worker: str) -> list[Round]:
+        """The worker stops of its own will: its pending pushes stay in their rounds. Returns rounds now complete."""
+        self._forget(worker)
+        return self._complete_rounds()
+
+    def drop(self, worker: str) -> tuple[list[int], list[Round]]:
+        """The worker is gone: its pending pushes are void. Returns their tokens, and rounds now complete."""
+        self._forget(worker)
+        void = list(self._pending.pop(worker, ()))
+        return void, self._complete_rounds()
+
+    def confirm(self, named: Iterable[str]) -> list[str]:
+        """Takes the master's list of members; returns the members to `drop`: absent from it, and not just joined."""
+        names = set(named)
+        gone = []
+        for worker in self.members:
+            if worker in names:
+                self._unconfirmed[worker] = 0
+            elif self._unconfirmed[worker] > 0:
+                self._unconfirmed[worker] -= 1
+            else:
+                gone.append(worker)
+        return gone
+
+    def may_pull(self, worker: str) -> bool:
+        """Whether a member's pull may be answered now."""
+        if self.mode == "bsp":
+            return not self._pending.get(worker)
+        if self.mode == "ssp":
+            return self._clocks[worker] - min(self._clocks.values()) <= self.staleness
+        return True
+
+    def push(self, worker: str, token: int) -> list[Round]:
+        """A member's push arrived; returns the rounds to apply now, in order."""
+        if self.mode != "bsp":
+            self._clocks[worker] += 1
+            return [[(worker, token)]]
+        self._pending.setdefault(worker, deque()).append(token)
+        return self._complete_rounds()
+
+    def _forget(self, worker: str) -> None:
+        self._clocks.pop(worker, None)
+        self._unconfirmed.pop(worker, None)
+
+    def _complete_rounds(self) -> list[Round]:
+        rounds: list[Round] = []
+        while any(self._pending.values()) and all(self._pending.get(worker) for worker in self._clocks):
+            waiting = sorted(worker for worker, tokens in self._pending.items() if tokens)
+            rounds.append([(worker, self._pending[worker].popleft()) for worker in waiting])
+            for worker in waiting:
+                if worker in self._clocks:
+                    self._clocks[worker] += 1
+        for worker in [worker for worker, tokens in self._pending.items() if not tokens]:
+            del self._pending[worker]
+        return rounds
