@@ -185,7 +185,7 @@ def _write_job(path: str, described: TrainingData) -> str:
             "data": absolute.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
             "resources": {
                 "worker": {"count": 2, "cores": 0.6, "memory": "2Gi"},
-                "parameter_server": {"count": 2, "cores": 0.3, "memory": "1Gi"},
+                "parameter_server": {"count": 2, "cores": 0.25, "memory": "1Gi"},
                 "evaluator": {"cores": 1.0, "memory": "3Gi"},
             },
         },

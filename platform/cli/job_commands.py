@@ -11,6 +11,17 @@ from elastrec.platform.specs.crd import custom_resource_definition, job_json_sch
 from elastrec.platform.specs.loading import dump_job, load_job
 
 
+class _ReadableDumper(yaml.SafeDumper):
+    """YAML that shows text of several lines, such as a pod's files, as it is."""
+
+
+def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_ReadableDumper.add_representer(str, _block)
+
+
 @click.command()
 @output_option
 @click.option("--data/--no-data", default=False, help="Also check the data, the model and the cluster, as `run` does.")
@@ -87,7 +98,7 @@ def render(
         click.echo(dump_job(request.training_job))
     if prepared.adaptation:
         click.echo("\n".join(f"# {line}" for line in prepared.adaptation.splitlines()))
-    click.echo(yaml.safe_dump_all(requests, sort_keys=False).rstrip())
+    click.echo(yaml.dump_all(requests, Dumper=_ReadableDumper, sort_keys=False).rstrip())
 
 
 @click.command()

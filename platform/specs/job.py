@@ -134,7 +134,7 @@ class PodResources(Spec):
 class Resources(Spec):
     """Asked sizes per role."""
 
-    master: PodResources = PodResources(cores=0.1, memory=512 * 2**20)
+    master: PodResources = PodResources(cores=0.25, memory=512 * 2**20)
     worker: PodResources = PodResources()
     parameter_server: PodResources = PodResources()
     evaluator: PodResources = PodResources()
