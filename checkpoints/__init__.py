@@ -4,17 +4,11 @@ Nothing of ours but `elastrec.platform.specs` may be imported here, and never to
 load this package.
 """
 
+from elastrec.checkpoints.catalog import latest_record, list_records, prune
+from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
 from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
-from elastrec.checkpoints.record import (
-    Record,
-    RecordManifest,
-    commit_record,
-    latest_record,
-    new_record_uri,
-    open_record,
-    prune,
-)
+from elastrec.checkpoints.record import Record, RecordManifest, commit_record, new_record_uri, open_record
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
 
@@ -26,6 +20,7 @@ __all__ = [
     "PartManifest",
     "PartWriter",
     "Record",
+    "RecordKind",
     "RecordManifest",
     "SectionKey",
     "SectionKind",
@@ -35,6 +30,7 @@ __all__ = [
     "commit_record",
     "compare",
     "latest_record",
+    "list_records",
     "new_record_uri",
     "open_record",
     "open_store",

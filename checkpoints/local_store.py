@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import xxhash
+
 from elastrec.checkpoints.store import Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 import xxhash
+
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.parts import DenseSlice, PartManifest
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary

@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import Literal
 
 import msgspec
+
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob

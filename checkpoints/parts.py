@@ -21,6 +21,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 import xxhash
+
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.store import Store, checked_key, open_store
 from elastrec.platform.specs.errors import CheckpointError

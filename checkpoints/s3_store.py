@@ -15,6 +15,7 @@ import boto3
 import structlog
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+
 from elastrec.checkpoints.store import Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
 

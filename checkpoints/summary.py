@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from elastrec.platform.specs.job import OptimizerKind, TrainingJob
 
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 import xxhash
+
 from elastrec.platform.history import figures
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import CalibrationCurve, Point, calibration_points
@@ -30,19 +31,22 @@ from elastrec.platform.history.records import (
 )
 from elastrec.platform.history.sink import POINTS_PER_CALL
 from elastrec.platform.specs.errors import DataError, HistoryError
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase
 
 if TYPE_CHECKING:
     # At run time jobs import history.
-    from elastrec.platform.jobs.types import Allocation, GateDecision, Prepared
     from mlflow.tracking import MlflowClient
+
+    from elastrec.platform.jobs.types import Allocation, GateDecision, Prepared
 
 _log = structlog.get_logger(__name__)
 
 CHAMPION = "champion"
 _RUN_STATUS = {Phase.SUCCEEDED: "FINISHED", Phase.FAILED: "FAILED", Phase.STOPPED: "KILLED"}
 _LONGEST_REASON = 4000
+_DESCRIBE_TRIES = 8
 
 
 class Champion(msgspec.Struct, frozen=True):
@@ -137,6 +141,19 @@ class History:
         run_id = str(run.info.run_id)
         if run.data.tags.get(TAG_DESCRIBED) == "true":
             return run_id
+        for tries_left in reversed(range(_DESCRIBE_TRIES)):
+            try:
+                self._describe(run_id, job, prepared, allocation)
+                break
+            except HistoryError as error:
+                # Two callers that write the same new key at once: MLflow lets one fail, whose next try finds it there.
+                collided = any(word in str(error) for word in ("IntegrityError", "UniqueViolation"))
+                if not collided or not tries_left:
+                    raise
+        _log.info("run started", job_id=prepared.job_id, run_id=run_id, experiment=self._experiment)
+        return run_id
+
+    def _describe(self, run_id: str, job: TrainingJob, prepared: Prepared, allocation: Allocation) -> None:
         description = describe(job, prepared, allocation)
         with self._explained(f"describe job {prepared.job_id}"):
             from mlflow.entities import Param, RunTag
@@ -159,8 +176,6 @@ class History:
         with self._explained(f"describe job {prepared.job_id}"):
             # Last: a run without it is described again by the next caller.
             self._client.set_tag(run_id, TAG_DESCRIBED, "true")
-        _log.info("run started", job_id=prepared.job_id, run_id=run_id, experiment=self._experiment)
-        return run_id
 
     def _runs(self, job_id: str) -> list[Any]:
         with self._explained(f"look for job {job_id}"):
@@ -193,9 +208,9 @@ class History:
         Args:
             context: `training` or `evaluation`.
         """
-        from elastrec.platform.data.files import read_bytes
         from mlflow.entities import Dataset, DatasetInput, InputTag
-        from mlflow.exceptions import MlflowException
+
+        from elastrec.platform.data.files import read_bytes
 
         try:
             digest = xxhash.xxh3_64_hexdigest(read_bytes(manifest_uri))
@@ -209,12 +224,7 @@ class History:
             profile=json.dumps({"num_rows": rows}),
         )
         with self._explained(f"write the {context} data set of run {run_id}"):
-            inputs = [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])]
-            try:
-                self._client.log_inputs(run_id, inputs)
-            except MlflowException:
-                # Of two runs that write the same new data set at once, MLflow lets one fail; the second try finds it.
-                self._client.log_inputs(run_id, inputs)
+            self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
     def set_phase(self, run_id: str, phase: Phase, reason: str = "") -> None:
         """Writes where the job is, as tags; `finish_run` closes the run."""

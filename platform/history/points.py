@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
+from numpy.typing import ArrayLike
+
 from elastrec.platform.clusters.protocol import PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
-from numpy.typing import ArrayLike
 
 
 class Point(msgspec.Struct, frozen=True):

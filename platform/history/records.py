@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.job import TrainingJob
@@ -23,7 +24,9 @@ TAG_DESCRIBED = "elastrec.described"
 TAG_GATE = "elastrec.gate"
 TAG_GATE_REASON = "elastrec.gate_reason"
 _LABEL = "elastrec.label."
+# MLflow refuses longer ones; the whole job file is an artifact of the run.
 _LONGEST_TAG = 4000
+_LONGEST_PARAM = 6000
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +137,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             TAG_JOB_ID: self.job_id,
             "elastrec.team": self.team,
             "elastrec.architecture": self.architecture,
-            **{f"{_LABEL}{key}": value for key, value in self.labels.items()},
+            **{names.named(_LABEL + "{key}", key=key): value for key, value in self.labels.items()},
         }
         # Runs of other tools in the same experiment are no jobs.
         terms = [f"tags.`{TAG_DESCRIBED}` = 'true'"]
@@ -207,7 +210,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "elastrec.interval.end": prepared.interval.end,
         "elastrec.start": "continued" if prepared.start_record else "fresh",
         TAG_PHASE: Phase.STARTING.value,
-        **{f"{_LABEL}{key}": value for key, value in job.metadata.labels.items()},
+        **{names.named(_LABEL + "{key}", key=key): value for key, value in job.metadata.labels.items()},
     }
     configuration = {
         **{key: float(value) for key, value in msgspec.structs.asdict(granted).items()},
@@ -224,7 +227,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "staleness": float(spec.training.consistency.staleness),
     }
     return Description(
-        params={key: str(value) for key, value in params.items()},
+        params={key: str(value)[:_LONGEST_PARAM] for key, value in params.items()},
         tags={key: value[:_LONGEST_TAG] for key, value in tags.items()},
         configuration=configuration,
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 import structlog
+
 from elastrec.platform.history.points import Point
 from elastrec.platform.history.sink import POINTS_PER_CALL, RefusedError, Sink, open_sink
 from elastrec.platform.specs.errors import HistoryError

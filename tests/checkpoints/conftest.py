@@ -7,10 +7,11 @@ from typing import Any
 
 import boto3
 import pytest
+from moto.server import ThreadedMotoServer
+
 from elastrec.checkpoints import s3_store
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
-from moto.server import ThreadedMotoServer
 
 
 @pytest.fixture(scope="session")

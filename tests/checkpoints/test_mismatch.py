@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from elastrec.checkpoints.mismatch import Verdict, compare
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, summarize
 from elastrec.platform.specs.errors import SpecError

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.parts import ALIGNMENT_BYTES, PartManifest, PartWriter, SectionKey, SectionKind, read_index
 from elastrec.checkpoints.store import open_store
 from elastrec.platform.specs.errors import CheckpointError
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 
 def test_arrays_are_aligned_for_memory_mapping(tmp_path: Path) -> None:

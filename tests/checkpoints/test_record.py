@@ -11,17 +11,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+
 from elastrec.checkpoints import record as record_module
+from elastrec.checkpoints.catalog import latest_record, list_records, prune
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
 from elastrec.checkpoints.record import (
     RecordManifest,
     commit_record,
-    latest_record,
-    list_records,
     new_record_uri,
     open_record,
-    prune,
 )
 from elastrec.checkpoints.s3_store import S3Store
 from elastrec.checkpoints.store import Store, open_store

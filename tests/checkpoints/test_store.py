@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from elastrec.checkpoints import s3_store
 from elastrec.checkpoints.s3_store import UPLOAD_PART_BYTES, S3Store
 from elastrec.checkpoints.store import Store, open_store

@@ -1,0 +1,113 @@
+"""Which records a store holds: the newest complete one, and those that nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from elastrec.checkpoints.errors import DamagedRecordError
+from elastrec.checkpoints.manifest import MANIFEST, RecordKind, RecordManifest
+from elastrec.checkpoints.record import Record, job_digits, read_manifest, records_folder
+from elastrec.checkpoints.store import Store, open_store
+from elastrec.platform.specs.errors import CheckpointError
+
+_log = structlog.get_logger(__name__)
+
+
+def list_records(store: str | Store, job_name: str, job_id: str | None = None) -> list[tuple[str, RecordManifest]]:
+    """(URI, manifest) of the complete records of a job name, newest first; torn ones are skipped and logged.
+
+    Newest means: latest end of the data interval, then latest creation, then most steps. So a job that re-trains an
+    old day does not displace yesterday's record.
+    """
+    opened = open_store(store) if isinstance(store, str) else store
+    names = _names(opened, job_name, job_id)
+    with ThreadPoolExecutor(max_workers=8, thread_name_prefix="manifests") as pool:
+        found = list(pool.map(_complete, (opened.child_uri(f"{records_folder(job_name)}/{name}") for name in names)))
+    records = [item for item in found if item is not None and (job_id is None or item[1].job_id == job_id)]
+    records.sort(key=lambda item: (item[1].interval_end, item[1].created_unix_seconds, item[1].step), reverse=True)
+    return records
+
+
+def _names(store: Store, job_name: str, job_id: str | None) -> list[str]:
+    names = store.folders(records_folder(job_name))
+    return [name for name in names if job_id is None or name.split("-")[1:2] == [job_digits(job_id)]]
+
+
+def _complete(uri: str) -> tuple[str, RecordManifest] | None:
+    store = open_store(uri)
+    try:
+        manifest = read_manifest(store)
+        for part in manifest.parts:
+            if (size := store.size(part.file)) != part.size_bytes:
+                raise DamagedRecordError(
+                    f"{uri}/{part.file}: the part has {size} bytes, the record says {part.size_bytes}"
+                )
+    except DamagedRecordError as error:
+        _log.warning("checkpoint record skipped", record=uri, reason=str(error))
+        return None
+    return uri, manifest
+
+
+def latest_record(
+    store: str | Store,
+    job_name: str,
+    kind: RecordKind | str | None = None,
+    *,
+    job_id: str | None = None,
+    interval_end_at_most: str | None = None,
+) -> Record | None:
+    """The newest record that is complete, else None; order as in `list_records`. Damaged ones are skipped and logged.
+
+    Args:
+        interval_end_at_most: ISO 8601; leaves out records trained on later data, so that a re-run of an old day does
+            not continue from the future.
+
+    Raises:
+        CheckpointError: the store could not be asked; that is no reason to start from an older record.
+    """
+    for uri, manifest in list_records(store, job_name, job_id):
+        if kind is not None and manifest.kind != RecordKind(kind):
+            continue
+        if interval_end_at_most is not None and manifest.interval_end > interval_end_at_most:
+            continue
+        try:
+            return Record(open_store(uri), manifest)
+        except DamagedRecordError as error:
+            _log.warning("checkpoint record skipped", record=uri, reason=str(error))
+    return None
+
+
+def prune(store: str | Store, job_name: str, job_id: str, keep: int, in_progress: Iterable[str] = ()) -> list[str]:
+    """Deletes a job's old periodic records and its torn folders; final records stay. Returns the deleted URIs.
+
+    Args:
+        keep: complete periodic records of this job that stay, the newest ones.
+        in_progress: URIs of records that are being written.
+
+    Raises:
+        CheckpointError: the store failed; what was deleted until then is gone.
+    """
+    if keep < 0:
+        raise CheckpointError(f"keep: {keep} is not allowed; allowed: 0 and above")
+    opened = open_store(store) if isinstance(store, str) else store
+    complete = list_records(opened, job_name, job_id)
+    periodic = [uri for uri, manifest in complete if manifest.kind is RecordKind.PERIODIC]
+    spared = {open_store(uri).uri for uri in in_progress} | {uri for uri, _ in complete}
+    spared -= set(periodic[keep:])
+    deleted = []
+    for name in _names(opened, job_name, job_id):
+        key = f"{records_folder(job_name)}/{name}"
+        uri = opened.child_uri(key)
+        # A manifest that cannot be read may be a newer format or a passing fault: not ours to throw away.
+        if uri in spared or (uri not in periodic and opened.exists(f"{key}/{MANIFEST}")):
+            continue
+        # Without its manifest a half-deleted record is torn, never complete with parts missing.
+        opened.delete(f"{key}/{MANIFEST}")
+        opened.delete_tree(key)
+        deleted.append(uri)
+    if deleted:
+        _log.info("records pruned", job=job_name, job_id=job_id, keep=keep, deleted=deleted)
+    return deleted
