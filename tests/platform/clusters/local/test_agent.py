@@ -160,12 +160,12 @@ def test_an_agent_that_is_asked_to_end_leaves_its_pods_running(state, make_pod, 
     assert start_agent(state).get(pod.name).phase is PodPhase.RUNNING
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "limits"), [(1, "auto"), (2, "threads")])
 def test_whenever_the_agent_dies_every_wish_is_fulfilled_and_nobody_is_left(
-    state, make_pod, until_true, is_alive, seed
+    state, make_pod, until_true, is_alive, seed, limits
 ):
     dice = random.Random(seed)
-    cluster = start_agent(state, cores=8.0, memory_bytes=2048 * MIB)
+    cluster = start_agent(state, cores=8.0, memory_bytes=2048 * MIB, limits=limits)
     wanted: dict[str, object] = {}
     for _ in range(3):
         pid = cluster.agent().pid
