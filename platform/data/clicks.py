@@ -59,7 +59,7 @@ class ClickMaker:
         pairs = [(a, b) for a, b in ((1, third + 1), (2, third + 2), (1, 2 * third)) if b < spec.sparse and a < third]
         self._teacher = Teacher(spec.seed, final, list_final, spec.dense, pairs, spec.drift_radians)
         rng = np.random.default_rng([spec.seed, 5])
-        self._dense_mean = rng.uniform(1.0, 5.0, spec.dense)
+        self._dense_mean = rng.uniform(0.5, 2.5, spec.dense)
         self._salts = rng.integers(0, 2**32, spec.sparse + spec.lists, dtype=np.uint32)
         sample, _ = self._features(np.random.default_rng([spec.seed, 6]), _SAMPLE_ROWS, _SAMPLE_ROWS)
         self._teacher.calibrate(sample, spec.click_rate, spec.best_auc)
@@ -142,7 +142,8 @@ class ClickMaker:
             value = np.expm1(rng.standard_normal(count) + self._dense_mean[i]).clip(0, 2e9)
             whole = value.astype(np.int32)
             whole[rng.random(count) < _DENSE_MISSING_SHARE] = -1
-            term = np.where(whole < 0, 0.0, np.log1p(whole.clip(0)) - self._dense_mean[i]).astype(np.float32)
+            # An empty field counts as 0, as it does for a model that reads the default `missing`.
+            term = (np.log1p(whole.clip(0)) - self._dense_mean[i]).astype(np.float32)
             if count != rows:
                 whole, term = whole[session_B], term[session_B]
             dense.append(whole)
