@@ -53,20 +53,19 @@ def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
         return
     if state.phase.is_final:
         failed = state.phase is Phase.FAILED and event.exit_code != 0
-        _dismiss(state, member, effects, delete=not failed)
+        dismiss(state, member, effects, delete=not failed)
         return
     code = "" if event.exit_code is None else f" with exit code {event.exit_code}"
     reason = f"ended{code} ({event.reason or 'no reason given'})"
+    dismiss(state, member, effects, delete=member.retiring)
     if member.retiring:
-        _dismiss(state, member, effects, delete=True)
-    elif event.reason == OOM_KILLED:
+        return
+    if event.reason == OOM_KILLED:
         _out_of_memory(state, member, effects)
     elif event.exit_code == UNRETRYABLE_EXIT_CODE:
         state.fail(f"pod {event.pod} {reason}: the same code would fail again", effects, event.message)
     else:
         _lose(state, member, reason, effects, delete=False, detail=event.message)
-    if event.pod in state.membership.members:
-        _dismiss(state, member, effects, delete=False)
 
 
 def process_replaced(state: JobState, member: Member, event: PodRegistered, effects: list[Effect]) -> None:
@@ -86,7 +85,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
         if state.exit_deadline is not None and state.exit_deadline <= state.time:
             state.exit_deadline = None
             for member in list(state.membership.members.values()):
-                _dismiss(state, member, effects, delete=True)
+                dismiss(state, member, effects, delete=True)
             if phases.phase is not Phase.FAILED:
                 for name in state.membership.corpses:
                     effects.append(DeletePod(name=name, grace_seconds=0.0))
@@ -134,7 +133,7 @@ def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
         return
     size = state.plan.servers if not servers else servers[0]
     for server in servers[state.wanted_servers :]:
-        _dismiss(state, server, effects, delete=True, grace_seconds=_RETIRED_GRACE_SECONDS)
+        dismiss(state, server, effects, delete=True, grace_seconds=_RETIRED_GRACE_SECONDS)
     for index in range(len(servers), state.wanted_servers):
         effects.append(state.membership.add(Role.PARAMETER_SERVER, index, size.cores, size.memory_bytes, state.time))
     state.routing_epoch += 1
@@ -168,11 +167,12 @@ def _lose(
         if state.phase.is_final:
             return
     if member.retiring:
-        _dismiss(state, member, effects, delete=delete)
+        dismiss(state, member, effects, delete=delete)
         return
     if not _count(state, member, reason, effects, detail=detail):
         return
-    _dismiss(state, member, effects, delete=delete, grace_seconds=_SILENT_GRACE_SECONDS)
+    if member.name in state.membership.members:
+        dismiss(state, member, effects, delete=delete, grace_seconds=_SILENT_GRACE_SECONDS)
     creation = state.membership.add(
         member.role, member.index, member.cores, member.memory_bytes, state.time, before=member
     )
@@ -233,9 +233,10 @@ def _count(state: JobState, member: Member, reason: str, effects: list[Effect], 
     return False
 
 
-def _dismiss(
+def dismiss(
     state: JobState, member: Member, effects: list[Effect], *, delete: bool, grace_seconds: float = _LAST_GRACE_SECONDS
 ) -> None:
+    """Takes a pod's place away: it is deleted, or has ended by itself and is kept for its logs."""
     if member.retiring and member.role is Role.WORKER:
         for queue in (state.training, state.evaluation):
             state.ledger(queue.lose(member.name, blame=False), effects)

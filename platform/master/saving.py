@@ -33,7 +33,7 @@ def step(state: JobState, time: float, effects: list[Effect]) -> bool:
             return _begin_save(state, effects)
     if phases.phase is Phase.EVALUATING and state.evaluation.is_done:
         effects.append(Decided(decision="job_succeeded", inputs={"samples_trained": state.training.samples}))
-        state.finish(Phase.SUCCEEDED, "")
+        state.finish(Phase.SUCCEEDED, "", effects)
         return True
     return False
 

@@ -248,14 +248,16 @@ class JobState(msgspec.Struct, kw_only=True):
         if not self.phase.is_final:
             self.failure = f"{reason}\n\n{traceback}".strip() if traceback else reason
             effects.append(Decided(decision="job_failed", inputs={"reason": reason}))
-            self.finish(Phase.FAILED, reason)
+            self.finish(Phase.FAILED, reason, effects)
 
-    def finish(self, phase: Phase, reason: str) -> None:
-        """Into a final phase; pods are told to exit and deleted when they do not."""
+    def finish(self, phase: Phase, reason: str, effects: list[Effect]) -> None:
+        """Into a final phase; pods are told to exit and deleted when they do not, or cannot hear it."""
         self.phases.move(phase, self.time)
         self.phases.save = None
         self.reason = reason
         self.exit_deadline = self.time + self.plan.exit_seconds
+        for member in [m for m in self.membership.members.values() if not m.is_registered]:
+            losses.dismiss(self, member, effects, delete=True)
 
     def take_progress(self, pod: str, generation: int, progress: list[ShardProgress], effects: list[Effect]) -> None:
         """Counts what a worker has trained or evaluated; reports of an older generation are void."""
@@ -384,7 +386,7 @@ def _record_failed(state: JobState, event: RecordFailed, effects: list[Effect]) 
 def _stop(state: JobState, event: StopAsked, effects: list[Effect]) -> None:
     if not state.phase.is_final:
         effects.append(Decided(decision="job_stopped", inputs={"reason": event.reason}))
-        state.finish(Phase.STOPPED, event.reason)
+        state.finish(Phase.STOPPED, event.reason, effects)
 
 
 def _owner_changed(state: JobState, event: OwnerChanged, effects: list[Effect]) -> None:
