@@ -9,7 +9,7 @@ import structlog
 
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import MANIFEST, RecordKind, RecordManifest
-from elastrec.checkpoints.record import Record, job_digits, read_manifest, records_folder
+from elastrec.checkpoints.record import Record, job_digits, read_manifest, records_folder, utc
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
@@ -62,16 +62,17 @@ def latest_record(
     """The newest record that is complete, else None; order as in `list_records`. Damaged ones are skipped and logged.
 
     Args:
-        interval_end_at_most: ISO 8601; leaves out records trained on later data, so that a re-run of an old day does
-            not continue from the future.
+        interval_end_at_most: ISO 8601, UTC without an offset; leaves out records trained on later data, so that a
+            re-run of an old day does not continue from the future.
 
     Raises:
         CheckpointError: the store could not be asked; that is no reason to start from an older record.
     """
+    bound = None if interval_end_at_most is None else utc(interval_end_at_most)
     for uri, manifest in list_records(store, job_name, job_id):
         if kind is not None and manifest.kind != RecordKind(kind):
             continue
-        if interval_end_at_most is not None and manifest.interval_end > interval_end_at_most:
+        if bound is not None and manifest.interval_end > bound:
             continue
         try:
             return Record(open_store(uri), manifest)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,23 @@ def new_record_uri(store: str | Store, job_name: str, job_id: str, step: int) ->
     return opened.child_uri(f"{records_folder(job_name)}/{name}")
 
 
+def utc(moment: str) -> str:
+    """ISO 8601 text in UTC, so that texts sort as moments do; an empty text stays empty.
+
+    Raises:
+        CheckpointError: it is no ISO 8601 moment.
+    """
+    if not moment:
+        return ""
+    try:
+        parsed = datetime.fromisoformat(moment)
+    except ValueError:
+        raise CheckpointError(f"moment: {moment!r} is not allowed; allowed: ISO 8601, 2026-01-31T00:00Z") from None
+    # Python writes microseconds only when there are some, and "...00.5" sorts wrongly beside "...00+".
+    aware = parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
+    return aware.isoformat(timespec="microseconds")
+
+
 def commit_record(
     uri: str,
     parts: Iterable[PartManifest],
@@ -89,7 +107,7 @@ def commit_record(
     Args:
         uri: from `new_record_uri`.
         positions: shard states as the master wants them back, opaque.
-        interval: ISO 8601 start and end of the job's data.
+        interval: ISO 8601 start and end of the job's data; without an offset they are UTC.
 
     Raises:
         CheckpointError: a part is missing or damaged, parts contradict each other or leave a hole, or the folder is
@@ -114,8 +132,8 @@ def commit_record(
         contents=Contents.FULL,
         step=step,
         generation=generation,
-        interval_start=interval[0],
-        interval_end=interval[1],
+        interval_start=utc(interval[0]),
+        interval_end=utc(interval[1]),
         created_unix_seconds=time.time() if created_unix_seconds is None else created_unix_seconds,
         virtual_buckets=job.spec.resources.virtual_buckets,
         model=summarize(job, dense),
@@ -339,4 +357,5 @@ __all__ = [
     "open_record",
     "read_manifest",
     "records_folder",
+    "utc",
 ]

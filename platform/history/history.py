@@ -252,7 +252,7 @@ class History:
             if reason:
                 self._client.log_text(run_id, reason, "reason.txt")
             self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
-        _log.info("run finished", run_id=run_id, phase=phase.value, url=self.run_url(run_id))
+        _log.info("run finished", run_id=run_id, phase=phase.value)
 
     def log_figures(self, run_id: str) -> list[str]:
         """Learning curve, calibration and batch time per worker, from the run's own series; returns their paths."""

@@ -41,7 +41,7 @@ class CalibrationCurve(Protocol):
 
 
 def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
-    """The series of a running job at one moment: to be given to a Reporter every few seconds."""
+    """The series of a running job at one moment, for a Reporter; what pods hold and use comes from a CostMeter."""
     step = metrics.samples_trained
     values: dict[str, float | None] = {
         names.SAMPLES_PER_SECOND: metrics.samples_per_second,
@@ -54,8 +54,6 @@ def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
     if not metrics.evaluated:
         values |= {names.AUC: metrics.auc, names.NORMALIZED_ENTROPY: metrics.normalized_entropy}
     for pod in metrics.pods:
-        if pod.memory_bytes:
-            values[names.named(names.MEMORY_BYTES, pod=pod.name)] = float(pod.memory_bytes)
         if pod.role is Role.WORKER and pod.batch_seconds:
             values[names.named(names.BATCH_SECONDS, pod=pod.name)] = pod.batch_seconds
             for part, seconds in pod.phase_seconds.items():

@@ -217,6 +217,17 @@ def test_the_newest_record_is_that_of_the_latest_data_then_the_latest_made(store
     assert latest_record(store, "other-job") is None
 
 
+def test_moments_of_other_time_zones_are_compared_as_moments(tmp_path: Path, make_job: MakeJob) -> None:
+    store = open_store(tmp_path)
+    later = save(store, make_job(), job_id="a", created=1.0, interval_end="2026-01-06T23:00:00-05:00")
+    save(store, make_job(), job_id="b", created=2.0, interval_end="2026-01-07T01:00:00.5+02:00")
+    assert next(uri for uri, _ in list_records(store, "clicks")) == later
+    found = latest_record(store, "clicks", interval_end_at_most="2026-01-07T06:00:00+02:00")
+    assert found is not None and found.uri == later
+    with pytest.raises(CheckpointError, match="yesterday"):
+        save(store, make_job(), interval_end="yesterday")
+
+
 def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path, make_job: MakeJob) -> None:
     uri = save(open_store(tmp_path), make_job())
     store = open_store(uri)

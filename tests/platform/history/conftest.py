@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from elastrec.platform.history import History
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.specs.job import TrainingJob

@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from mlflow.tracking import MlflowClient
+
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.history import History, JobFilter, Point, Reporter, Sizes, final_points, window_points
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
-from mlflow.tracking import MlflowClient
 
 MakePrepared = Callable[..., Prepared]
 

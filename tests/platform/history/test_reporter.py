@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import pytest
+
 from elastrec.platform.history.points import Point
 from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.history.sink import POINTS_PER_CALL, RefusedError
