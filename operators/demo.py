@@ -87,7 +87,7 @@ def main(home: Path, rows_per_day: int, days: int, wait: bool) -> None:
         if not wait:
             sys.exit(130)
     except (DemoError, ServiceError, DataError, AirflowApiError) as error:
-        Console(stderr=True, highlight=False).print(f"the demo failed: {error}", markup=False)
+        Console(stderr=True, highlight=False).print(f"the demo failed: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
 
 
@@ -118,8 +118,9 @@ def run_dag(stack: ServiceStack, clicks: Path, console: Console) -> Outcome:
     begin = time.monotonic()
     conf = {"job_file": JOB_FILE, "overrides": {"spec.data.path": str(clicks.absolute())}}
     run_id = airflow.trigger(settings.DAG_ID, conf)
-    console.print(f"Airflow  {stack.log_in_url}\nMLflow   {stack.mlflow_url}/?workflowType=machine_learning")
-    console.print(f"run      {run_id}")
+    console.print(f"Airflow  {stack.log_in_url}", soft_wrap=True)
+    console.print(f"MLflow   {stack.mlflow_url}/?workflowType=machine_learning", soft_wrap=True)
+    console.print(f"run      {run_id}", soft_wrap=True)
     platform = Platform.connect(stack.cluster_config(), stack.mlflow_url, str(stack.home / "work"))
     shown: dict[str, str] = {}
     with JobProgress(console=console) as progress:

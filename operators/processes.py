@@ -87,9 +87,12 @@ def stop_sessions(leaders: Sequence[int], grace_seconds: float = 10.0) -> None:
     Airflow's children leave their parent's process group but not its session, so the session is what is ended.
     """
     members = {leader: session_members(leader) for leader in leaders}
-    for leader in leaders:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(leader, signal.SIGTERM)
+    for leader, found in members.items():
+        # A leader ends its children in order; only orphans are told themselves.
+        asked = [leader] if any(process.pid == leader for process in found) else [process.pid for process in found]
+        for pid in asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
     everyone = [process for found in members.values() for process in found]
     psutil.wait_procs(everyone, timeout=grace_seconds)
     left = [process for leader in leaders for process in session_members(leader)]
@@ -132,7 +135,7 @@ def remember(file: Path, services: Sequence[Service]) -> None:
     temporary.replace(file)
 
 
-def end_forgotten(file: Path) -> list[str]:
+def end_forgotten(file: Path, grace_seconds: float = 10.0) -> list[str]:
     """Ends the services that an earlier start wrote down and did not stop; returns their names."""
     if not file.exists():
         return []
@@ -145,6 +148,6 @@ def end_forgotten(file: Path) -> list[str]:
         if session_members(pid):
             leaders.append(pid)
             names.append(name)
-    stop_sessions(leaders)
+    stop_sessions(leaders, grace_seconds)
     file.unlink()
     return names

@@ -57,7 +57,7 @@ def test_what_a_killed_stack_left_behind_is_ended_by_the_next(tmp_path: Path) ->
     service.process.kill()
     service.process.wait()
     assert len(session_members(service.process.pid)) == 1
-    assert end_forgotten(record) == ["family"]
+    assert end_forgotten(record, grace_seconds=0.2) == ["family"]
     assert not session_members(service.process.pid)
     assert not record.exists()
 
@@ -67,7 +67,7 @@ def test_a_process_that_only_has_the_same_number_is_left_alone(tmp_path: Path) -
     try:
         record = tmp_path / "services.json"
         record.write_text(f'{{"old": [{other.pid}, 1.0]}}')
-        assert end_forgotten(record) == []
+        assert end_forgotten(record, grace_seconds=0.2) == []
         assert other.poll() is None
     finally:
         other.kill()

@@ -1,0 +1,102 @@
+"""Values of a job's life for tests of the operators, and a context as Airflow gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from elastrec.platform.jobs import Allocation, GateDecision, Interval, Launched, Observation, Prepared
+from elastrec.platform.jobs.types import ModelScore
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+
+INTERVAL = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
+PREPARED = Prepared(
+    job_id="clicks-1",
+    job_json="{}",
+    interval=INTERVAL,
+    training_manifest="training.json",
+    evaluation_manifest="evaluation.json",
+    training_rows=10,
+    evaluation_rows=5,
+)
+ALLOCATION = Allocation(
+    workers=2,
+    parameter_servers=1,
+    worker_cores=1.0,
+    worker_memory_bytes=2**30,
+    parameter_server_cores=0.5,
+    parameter_server_memory_bytes=2**30,
+    source="test",
+)
+LAUNCHED = Launched(job_id="clicks-1", master_pod="clicks-1-master", run_id="abc", run_url="http://mlflow/abc")
+DECISION = GateDecision(passed=True, reason="no champion yet", candidate=ModelScore(0.7, 0.9, 5))
+
+
+def plain(value: msgspec.Struct) -> dict[str, Any]:
+    """What a task's output looks like to the next task."""
+    found: dict[str, Any] = msgspec.to_builtins(value)
+    return found
+
+
+@dataclass
+class TaskInstance:
+    """The part of Airflow's task instance that operators use."""
+
+    dag_id: str = "daily_retraining"
+    run_id: str = "scheduled__2026-01-03"
+    task_id: str = "task"
+    try_number: int = 1
+    pushed: dict[str, Any] = field(default_factory=dict)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+
+def context(**fields: Any) -> dict[str, Any]:
+    """A context of the scheduled run of 2026-01-03 02:00."""
+    task = TaskInstance(**fields)
+    moment = datetime(2026, 1, 3, 2, tzinfo=UTC)
+    run = SimpleNamespace(
+        dag_id=task.dag_id,
+        run_id=task.run_id,
+        logical_date=moment,
+        data_interval_end=moment,
+        run_type="scheduled",
+    )
+    return {"ti": task, "dag_run": run}
+
+
+class Platform:
+    """Records what the operators ask of `elastrec.platform.jobs`, and answers as a small cluster would."""
+
+    def __init__(self, phase: Phase | None = None) -> None:
+        self.phase = phase
+        self.calls: list[str] = []
+        self.launch_error: Exception | None = None
+
+    def observe(self, platform: Any, job_id: str) -> Observation:
+        if self.phase is None:
+            raise ClusterError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
+        return Observation(TrainingMetrics(job=job_id, phase=self.phase, evaluated=True, auc=0.75))
+
+    def launch(self, platform: Any, prepared: Prepared, allocation: Allocation, owner: str = "") -> Launched:
+        self.calls.append(f"launch as {owner}")
+        if self.launch_error:
+            raise self.launch_error
+        self.phase = self.phase or Phase.STARTING
+        return LAUNCHED
+
+    def finish(self, platform: Any, job_id: str) -> None:
+        self.calls.append("finish")
+        self.phase = None
+
+    def stop(self, platform: Any, job_id: str, reason: str, owner: str = "") -> bool:
+        self.calls.append(f"stop as {owner or 'anybody'}")
+        return True
+
+    def failure_report(self, platform: Any, job_id: str) -> str:
+        return "job clicks-1 Failed\nTraceback (most recent call last):\nZeroDivisionError: division by zero"

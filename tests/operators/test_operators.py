@@ -1,0 +1,200 @@
+"""Each operator by itself: what it asks of the platform, what it hands on, and how it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from elastrec.operators.base import ElastrecOperator
+from elastrec.operators.links import RUN_URL_KEY
+from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
+from elastrec.operators.services import default_dags_folder
+from elastrec.operators.training import LaunchJobOperator, OfflinePhaseOperator, PrepareDataOperator
+from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger
+from elastrec.platform.jobs import Registered, job_id_for
+from elastrec.platform.specs.errors import FieldProblem, JobFailedError, SpecError
+from elastrec.platform.specs.metrics import Phase
+from structlog.testing import capture_logs
+
+from tests.operators.steps import ALLOCATION, DECISION, LAUNCHED, PREPARED, Platform, context, plain
+
+JOBS = default_dags_folder() / "jobs"
+OWNER = "daily_retraining/scheduled__2026-01-03/task"
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
+    made = Platform()
+    monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: made))
+    for name in ("observe", "launch", "finish", "stop", "failure_report"):
+        monkeypatch.setattr(f"elastrec.platform.jobs.{name}", getattr(made, name))
+    return made
+
+
+def launch() -> LaunchJobOperator:
+    return LaunchJobOperator(task_id="task", prepared=plain(PREPARED), allocation=plain(ALLOCATION))
+
+
+def offline() -> OfflinePhaseOperator:
+    return OfflinePhaseOperator(
+        task_id="task", prepared=plain(PREPARED), allocation=plain(ALLOCATION), launched=plain(LAUNCHED)
+    )
+
+
+def test_preparing_gives_one_job_id_per_logical_date(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def prepare(where: Any, job: Any, job_id: str, interval: Any) -> Any:
+        asked.append((job_id, [moment.day for moment in interval.moments()]))
+        return PREPARED
+
+    monkeypatch.setattr("elastrec.platform.jobs.prepare", prepare)
+    for number in (1, 2):
+        operator = PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml")
+        assert operator.execute(context(try_number=number)) == plain(PREPARED)
+    job_id = job_id_for("demo-click", "daily_retraining/2026-01-03T02:00:00+00:00")
+    assert asked == [(job_id, [1, 2, 3])] * 2
+
+
+def test_a_bad_job_fails_without_a_retry_and_names_every_problem(platform: Platform) -> None:
+    overrides = {"spec.training.batch_size": 0, "spec.training.epochs": 0}
+    operator = PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml", overrides=overrides)
+    with pytest.raises(AirflowFailException, match=r"(?s)batch_size.*epochs"):
+        operator.execute(context())
+
+
+def test_launching_owns_the_job_and_shows_its_run_at_once(platform: Platform) -> None:
+    found = context()
+    assert launch().execute(found) == plain(LAUNCHED)
+    assert platform.calls == [f"launch as {OWNER}/1"]
+    assert found["ti"].pushed == {RUN_URL_KEY: LAUNCHED.run_url}
+
+
+def test_launching_attaches_to_a_job_that_runs(platform: Platform) -> None:
+    platform.phase = Phase.TRAINING
+    launch().execute(context(try_number=2))
+    assert platform.calls == [f"launch as {OWNER}/2"]
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.STOPPED])
+def test_launching_again_removes_a_job_that_ended_badly(platform: Platform, phase: Phase) -> None:
+    platform.phase = phase
+    launch().execute(context(try_number=2))
+    assert platform.calls == ["finish", f"launch as {OWNER}/2"]
+
+
+def test_a_failed_launch_leaves_nothing_behind(platform: Platform) -> None:
+    platform.launch_error = SpecError([FieldProblem("spec.x", "1", "2")])
+    with pytest.raises(AirflowFailException, match=r"spec\.x"):
+        launch().execute(context())
+    assert platform.calls[-1] == "stop as anybody"
+
+
+def test_the_offline_phase_takes_the_job_over_and_defers(platform: Platform) -> None:
+    platform.phase = Phase.TRAINING
+    with pytest.raises(TaskDeferred) as deferred:
+        offline().execute(context(try_number=3))
+    assert platform.calls == [f"launch as {OWNER}/3"]
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, JobPhaseTrigger)
+    assert (trigger.job_id, trigger.owner, trigger.watched_task_id) == ("clicks-1", f"{OWNER}/3", "task")
+    assert deferred.value.method_name == "resume"
+
+
+def test_a_first_try_reports_a_job_that_has_already_failed_instead_of_starting_it_again(platform: Platform) -> None:
+    platform.phase = Phase.FAILED
+    with pytest.raises(TaskDeferred):
+        offline().execute(context(try_number=1))
+    assert "finish" not in platform.calls
+
+
+def test_a_cleared_offline_phase_starts_a_failed_job_again(platform: Platform) -> None:
+    platform.phase = Phase.FAILED
+    with pytest.raises(TaskDeferred):
+        offline().execute(context(try_number=2))
+    assert platform.calls == ["finish", f"launch as {OWNER}/2"]
+
+
+def event(outcome: str, reason: str = "") -> dict[str, str]:
+    return {"job_id": "clicks-1", "owner": "me", "outcome": outcome, "reason": reason}
+
+
+def test_success_hands_on_the_metrics(platform: Platform) -> None:
+    platform.phase = Phase.SUCCEEDED
+    assert offline().resume(context(), event("succeeded"))["auc"] == 0.75
+
+
+def test_a_users_bug_fails_at_once_with_its_traceback_in_the_log(
+    platform: Platform,
+) -> None:
+    with capture_logs() as lines, pytest.raises(AirflowFailException, match="clicks-1 failed: bug"):
+        offline().resume(context(), event("failed", "bug"))
+    assert "ZeroDivisionError: division by zero" in [line["event"] for line in lines if line["log_level"] == "error"]
+
+
+@pytest.mark.parametrize("outcome", ["lost", "unreachable"])
+def test_a_lost_job_is_tried_again(platform: Platform, outcome: str) -> None:
+    with pytest.raises(AirflowException) as failed:
+        offline().resume(context(), event(outcome))
+    assert not isinstance(failed.value, AirflowFailException)
+
+
+def test_a_kill_stops_the_job_under_the_owners_name_and_nothing_before_there_is_one(platform: Platform) -> None:
+    operator = offline()
+    operator.on_kill()
+    assert platform.calls == []
+    with pytest.raises(TaskDeferred):
+        operator.execute(context())
+    operator.on_kill()
+    assert platform.calls[-1] == f"stop as {OWNER}/1"
+
+
+def evaluate() -> EvaluateAndGateOperator:
+    return EvaluateAndGateOperator(task_id="task", prepared=plain(PREPARED), launched=plain(LAUNCHED))
+
+
+def test_evaluation_starts_its_pod_and_defers(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr("elastrec.platform.jobs.start_evaluator", lambda *values: started.append(values[1:]))
+    with pytest.raises(TaskDeferred) as deferred:
+        evaluate().execute(context())
+    assert started == [(PREPARED, LAUNCHED)]
+    assert isinstance(deferred.value.trigger, EvaluatorTrigger)
+
+
+def test_the_gates_decision_is_handed_on(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastrec.platform.jobs.gate_decision", lambda *values: DECISION)
+    assert evaluate().resume(context(), event("done")) == plain(DECISION)
+
+
+def test_a_failed_evaluator_is_not_tried_again(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*values: Any) -> None:
+        raise JobFailedError("only one class of label")
+
+    monkeypatch.setattr("elastrec.platform.jobs.gate_decision", refuse)
+    with pytest.raises(AirflowFailException, match="evaluator"):
+        evaluate().resume(context(), event("failed", "OOMKilled"))
+    with pytest.raises(AirflowFailException, match="only one class"):
+        evaluate().resume(context(), event("done"))
+
+
+def test_registering_hands_on_the_version(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = Registered(name="clicks", version="7", is_champion=True, model_uri="models:/m-1")
+    monkeypatch.setattr("elastrec.platform.jobs.register", lambda *values: registered)
+    operator = RegisterModelOperator(
+        task_id="task", prepared=plain(PREPARED), launched=plain(LAUNCHED), decision=plain(DECISION)
+    )
+    assert operator.execute(context())["version"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("phase", "calls"),
+    [(Phase.SUCCEEDED, ["finish"]), (Phase.TRAINING, ["stop as anybody", "finish"]), (None, [])],
+)
+def test_finishing_removes_the_job_whatever_its_state(
+    platform: Platform, phase: Phase | None, calls: list[str]
+) -> None:
+    platform.phase = phase
+    FinishJobOperator(task_id="task", prepared=plain(PREPARED)).execute(context())
+    assert platform.calls == calls

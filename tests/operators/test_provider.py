@@ -1,0 +1,95 @@
+"""What Airflow knows of this provider: the connection, its form, and the DAG files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from elastrec.operators import settings
+from elastrec.operators.hook import ElastrecHook
+from elastrec.operators.provider_info import get_provider_info
+from elastrec.operators.services import default_dags_folder
+from elastrec.platform.clusters.local.life_cycle import start_agent, stop_agent
+from elastrec.platform.specs.errors import ClusterError, SpecError
+
+
+@pytest.fixture(scope="module")
+def dags() -> DagBag:
+    return DagBag(default_dags_folder(), bundle_name="test")
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, **fields: object) -> ElastrecHook:
+    content = json.dumps({"conn_type": settings.CONNECTION_TYPE, **fields})
+    monkeypatch.setenv("AIRFLOW_CONN_ELASTREC_DEFAULT", content)
+    return ElastrecHook()
+
+
+def test_the_provider_is_found_and_its_description_is_valid() -> None:
+    (entry,) = [point for point in entry_points(group="apache_airflow_provider") if point.value.startswith("elastrec.")]
+    assert entry.load() is get_provider_info
+    schema = json.loads((files("airflow") / "provider_info.schema.json").read_text())
+    jsonschema.validate(get_provider_info(), schema)
+
+
+def test_a_connection_reaches_a_node_agent_by_folder_or_by_address_and_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db", "work_uri": str(tmp_path / "work")}
+    cluster = start_agent(tmp_path / "agent", cores=2.0, memory_bytes=2**30, limits="threads")
+    try:
+        by_folder = connect(monkeypatch, extra={**extra, "agent_state": str(tmp_path / "agent")})
+        assert by_folder.test_connection() == (True, "the cluster has 2 cores and 1.0 GiB for pods")
+        host, _, port = cluster.address.rpartition(":")
+        token_file = str(tmp_path / "agent" / "token")
+        by_address = connect(monkeypatch, host=host, port=int(port), extra={**extra, "token_file": token_file})
+        assert by_address.test_connection()[0]
+        wrong = connect(monkeypatch, host=host, port=int(port), password="guess", extra=extra)
+        assert not wrong.test_connection()[0]
+    finally:
+        stop_agent(tmp_path / "agent")
+
+
+def test_an_incomplete_connection_names_every_missing_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match=r"(?s)tracking_uri.*work_uri"):
+        _ = connect(monkeypatch).platform
+    with pytest.raises(SpecError, match=r"(?s)host.*port.*password"):
+        _ = connect(monkeypatch, extra={"tracking_uri": "http://localhost", "work_uri": "/work"}).platform
+
+
+def test_a_folder_without_an_agent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"tracking_uri": "http://localhost", "work_uri": "/work", "agent_state": str(tmp_path)}
+    with pytest.raises(ClusterError, match="no node agent runs"):
+        _ = connect(monkeypatch, extra=extra).platform
+
+
+def test_the_dag_files_can_be_read(dags: DagBag) -> None:
+    assert dags.import_errors == {}
+    assert set(dags.dags) == {"daily_retraining", "click_log_arrived"}
+
+
+def test_the_daily_dag_reads_as_the_life_of_a_job(dags: DagBag) -> None:
+    dag = dags.dags["daily_retraining"]
+    steps = ["prepare_data", "warm_start", "launch", "offline_phase", "evaluate_and_gate", "register", "finish"]
+    assert [task.task_id for task in dag.topological_sort()] == steps
+    assert dag.get_task("finish").is_teardown
+    assert dag.get_task("launch").is_setup
+    assert not dag.catchup
+    assert all(dag.get_task(step).retries >= 2 for step in steps)
+
+
+def test_dag_files_load_neither_torch_nor_mlflow() -> None:
+    code = (
+        "import runpy, sys; runpy.run_path(sys.argv[1]); "
+        "print([name for name in ('torch', 'torchrec', 'mlflow', 'numba') if name in sys.modules])"
+    )
+    for file in sorted(default_dags_folder().glob("*.py")):
+        command = [sys.executable, "-W", "ignore", "-c", code, str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.splitlines()[-1] == "[]", file.name
