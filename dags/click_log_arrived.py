@@ -6,6 +6,7 @@ from datetime import datetime
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Asset, PartitionedAssetTimetable
+
 from elastrec.operators.settings import CLICK_LOG_ASSET
 
 DOCUMENTATION = """

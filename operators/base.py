@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
 from elastrec.operators import settings
 from elastrec.operators.hook import ElastrecHook
 from elastrec.operators.links import MlflowRunLink
@@ -17,6 +18,7 @@ from elastrec.platform.specs.errors import DataError, JobFailedError, SpecError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
     from elastrec.platform.jobs import Platform
 
 Value = TypeVar("Value", bound=msgspec.Struct)

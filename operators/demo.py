@@ -18,6 +18,10 @@ from typing import Any
 
 import click
 import structlog
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
 from elastrec.operators import settings
 from elastrec.operators.processes import ServiceError
 from elastrec.operators.rest import AirflowApiError, AirflowClient
@@ -26,9 +30,6 @@ from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
 from elastrec.platform.jobs import Platform, observe
 from elastrec.platform.specs.errors import ClusterError, DataError
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
 JOB_FILE = "demo.yaml"
 _STEP_WORDS = {

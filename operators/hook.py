@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.hook import BaseHook
+
 from elastrec.operators import settings
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
+
     from elastrec.platform.clusters import ClusterConfig
     from elastrec.platform.jobs import Platform
 

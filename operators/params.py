@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
+
 from elastrec.platform.specs.crd import job_json_schema
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.loading import load_job

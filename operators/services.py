@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import structlog
+
 from elastrec.operators import settings
 from elastrec.operators.processes import (
     Service,

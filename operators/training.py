@@ -26,6 +26,7 @@ from elastrec.platform.specs.metrics import Phase
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
     from elastrec.platform.jobs import Allocation, Launched, Platform, Prepared
 
 

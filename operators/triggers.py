@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+
 from elastrec.operators import settings
 from elastrec.operators.progress import Progress, progress_line
 from elastrec.platform.specs.errors import ClusterError

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+
 from elastrec.platform.jobs import Allocation, GateDecision, Interval, Launched, Observation, Prepared
 from elastrec.platform.jobs.types import ModelScore
 from elastrec.platform.specs.errors import ClusterError

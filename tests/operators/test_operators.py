@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from structlog.testing import capture_logs
+
 from elastrec.operators.base import ElastrecOperator
 from elastrec.operators.links import RUN_URL_KEY
 from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
@@ -15,8 +17,6 @@ from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger
 from elastrec.platform.jobs import Registered, job_id_for
 from elastrec.platform.specs.errors import FieldProblem, JobFailedError, SpecError
 from elastrec.platform.specs.metrics import Phase
-from structlog.testing import capture_logs
-
 from tests.operators.steps import ALLOCATION, DECISION, LAUNCHED, PREPARED, Platform, context, plain
 
 JOBS = default_dags_folder() / "jobs"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
+
 from elastrec.operators.params import read_interval, read_job, training_params
 from elastrec.operators.services import default_dags_folder
 from elastrec.platform.specs.errors import SpecError

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from elastrec.operators.processes import (
     Service,
     ServiceError,

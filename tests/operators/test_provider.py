@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+
 from elastrec.operators import settings
 from elastrec.operators.hook import ElastrecHook
 from elastrec.operators.provider_info import get_provider_info

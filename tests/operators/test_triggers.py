@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from airflow.triggers.base import TriggerEvent
+
 from elastrec.operators import settings
 from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger, JobTrigger
 from elastrec.platform.jobs import EvaluatorState, Observation

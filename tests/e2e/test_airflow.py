@@ -1,0 +1,203 @@
+"""`daily_retraining` in a whole private stack: real scheduler, triggerer, MLflow, node agent and pods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from elastrec.operators.rest import AirflowApiError, AirflowClient
+from elastrec.operators.services import ServiceStack
+from elastrec.operators.settings import DAG_ID
+from elastrec.platform.clusters import connect_cluster
+from elastrec.platform.clusters.protocol import Cluster, PodStatus
+from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.specs.metrics import Role
+from tests.e2e.conftest import job_content
+
+# More cores than this machine may have: these tests are about who starts what, not about speed.
+CORES, MEMORY_BYTES = 8.0, 24 * 2**30
+
+BROKEN_MODEL = """
+from elastrec.trainers.models.wide_and_deep import WideAndDeep
+
+
+class Broken(WideAndDeep):
+    def forward(self, dense_features, sparse_features):
+        if self.training:
+            raise ZeroDivisionError("a bug in the user's model")
+        return super().forward(dense_features, sparse_features)
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceStack]:
+    code = tmp_path_factory.mktemp("code")
+    (code / "broken_model.py").write_text(BROKEN_MODEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(code))
+        with ServiceStack(tmp_path_factory.mktemp("stack"), cores=CORES, memory_bytes=MEMORY_BYTES) as running:
+            airflow = AirflowClient(running.airflow_url)
+            wait(lambda: airflow.has_dag(DAG_ID) and airflow.has_dag("click_log_arrived"), 60, "the DAG files")
+            assert airflow.import_errors() == []
+            airflow.unpause(DAG_ID)
+            yield running
+
+
+@pytest.fixture(scope="module")
+def airflow(stack: ServiceStack) -> AirflowClient:
+    return AirflowClient(stack.airflow_url)
+
+
+@pytest.fixture(scope="module")
+def cluster(stack: ServiceStack) -> Cluster:
+    return connect_cluster(stack.cluster_config())
+
+
+def wait(ready: Callable[[], Any], seconds: float, what: str) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := ready()):
+        assert time.monotonic() < deadline, f"{what}: not there within {seconds:.0f} s"
+        time.sleep(0.2)
+    return found
+
+
+def job(log: GenerateReport, name: str, **changes: Any) -> dict[str, Any]:
+    return {**job_content(log, **changes), "metadata": {"name": name}}
+
+
+def slow_job(log: GenerateReport, name: str) -> dict[str, Any]:
+    """Long enough to be disturbed: many epochs over a small log."""
+    training = {"batch_size": 256, "batches_per_shard": 20, "seed": 1, "epochs": 1000}
+    return job(log, name, training=training)
+
+
+def task_state(airflow: AirflowClient, run_id: str, task_id: str) -> str:
+    return str(airflow.tasks(DAG_ID, run_id).get(task_id, {}).get("state") or "")
+
+
+def finished(airflow: AirflowClient, run_id: str, seconds: float = 180) -> str:
+    def state() -> str:
+        found = airflow.run_state(DAG_ID, run_id)
+        return found if found in ("success", "failed") else ""
+
+    return str(wait(state, seconds, f"the end of {run_id}"))
+
+
+def logs(airflow: AirflowClient, run_id: str, task_id: str) -> str:
+    tries = int(airflow.tasks(DAG_ID, run_id)[task_id]["try_number"])
+    return "\n".join(airflow.log(DAG_ID, run_id, task_id, number) for number in range(1, tries + 1))
+
+
+def master(cluster: Cluster, job_id: str) -> PodStatus | None:
+    return next((pod for pod in cluster.list(job_id) if pod.role is Role.MASTER), None)
+
+
+def trained(airflow: AirflowClient, cluster: Cluster, run_id: str) -> str:
+    """The id of a run's job as soon as its workers run and its task waits deferred."""
+
+    def ready() -> str:
+        prepared = airflow.xcom(DAG_ID, run_id, "prepare_data")
+        if not prepared or task_state(airflow, run_id, "offline_phase") != "deferred":
+            return ""
+        workers = [pod for pod in cluster.list(prepared["job_id"]) if pod.role is Role.WORKER]
+        return str(prepared["job_id"]) if workers else ""
+
+    return str(wait(ready, 120, f"the training of {run_id}"))
+
+
+def test_a_triggered_run_trains_evaluates_registers_and_leaves_no_pod(
+    stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
+) -> None:
+    run_id = airflow.trigger(DAG_ID, {"job": job(click_log, "good")})
+    assert finished(airflow, run_id) == "success", logs(airflow, run_id, "offline_phase")
+    metrics = airflow.xcom(DAG_ID, run_id, "offline_phase")
+    assert metrics["samples_trained"] == metrics["samples_total"] == sum(day.rows for day in click_log.days[:-1])
+    assert metrics["evaluated"] and metrics["auc"] > 0.55
+    registered = airflow.xcom(DAG_ID, run_id, "register")
+    client = MlflowClient(stack.mlflow_url)
+    assert client.get_model_version_by_alias("good", "champion").version == registered["version"]
+    launched = airflow.xcom(DAG_ID, run_id, "launch")
+    assert client.get_run(launched["run_id"]).info.status == "FINISHED"
+    for task_id in ("launch", "offline_phase", "evaluate_and_gate", "register"):
+        assert airflow.xcom(DAG_ID, run_id, task_id, "mlflow_run_url") == launched["run_url"]
+    assert "samples/s" in logs(airflow, run_id, "offline_phase")
+    assert cluster.list() == []
+
+
+def test_killed_scheduler_and_triggerer_and_a_cleared_task_attach_to_the_same_job(
+    stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
+) -> None:
+    run_id = airflow.trigger(DAG_ID, {"job": slow_job(click_log, "disturbed")})
+    job_id = trained(airflow, cluster, run_id)
+    before = master(cluster, job_id)
+    assert before is not None
+    for name in ("triggerer", "scheduler"):
+        stack.kill(name)
+        stack.start_airflow(name)
+    airflow.clear(DAG_ID, run_id, ["offline_phase"])
+    wait(lambda: "as daily_retraining" in second_try(airflow, run_id), 120, "the second try")
+    wait(lambda: task_state(airflow, run_id, "offline_phase") == "deferred", 60, "the second try to wait")
+    # Long enough for the first try's trigger to have been told of the clear.
+    wait(lambda: "left running" in logs(airflow, run_id, "offline_phase"), 60, "the first trigger's farewell")
+    after = master(cluster, job_id)
+    assert after is not None
+    assert (after.uid, after.restarts) == (before.uid, before.restarts)
+    assert {pod.job for pod in cluster.list()} == {job_id}
+
+    airflow.set_task_state(DAG_ID, run_id, "offline_phase", "failed")
+    wait(lambda: cluster.list() == [], 60, "the end of the pods of a task that was marked failed")
+    assert finished(airflow, run_id) == "failed"
+
+
+def second_try(airflow: AirflowClient, run_id: str) -> str:
+    if int(airflow.tasks(DAG_ID, run_id)["offline_phase"]["try_number"]) < 2:
+        return ""
+    return airflow.log(DAG_ID, run_id, "offline_phase", 2)
+
+
+def test_a_bug_in_the_users_model_fails_the_task_once_with_its_traceback_in_the_log(
+    airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
+) -> None:
+    model = {"architecture": "broken_model:Broken", "embedding_dimension": 8, "options": {}}
+    run_id = airflow.trigger(DAG_ID, {"job": job(click_log, "broken", model=model)})
+    assert finished(airflow, run_id) == "failed"
+    said = logs(airflow, run_id, "offline_phase")
+    assert "ZeroDivisionError: a bug in the user's model" in said
+    assert "broken_model.py" in said
+    tasks = airflow.tasks(DAG_ID, run_id)
+    assert tasks["offline_phase"]["try_number"] == 1
+    assert tasks["finish"]["state"] == "success"
+    assert cluster.list() == []
+
+
+def test_a_job_that_cannot_run_is_refused_before_anything_starts(
+    airflow: AirflowClient, click_log: GenerateReport
+) -> None:
+    with pytest.raises(AirflowApiError, match="'modle' was unexpected"):
+        airflow.trigger(DAG_ID, {"job": {"spec": {"modle": {}}}})
+    overrides = {"spec.model.options": {"no_such_option": 1}, "spec.resources.worker.cores": 1000}
+    run_id = airflow.trigger(DAG_ID, {"job": job(click_log, "refused"), "overrides": overrides})
+    assert finished(airflow, run_id) == "failed"
+    assert "spec.resources.worker.cores" in logs(airflow, run_id, "prepare_data")
+    tasks = airflow.tasks(DAG_ID, run_id)
+    assert tasks["prepare_data"]["try_number"] == 1
+    assert tasks["launch"]["state"] == "upstream_failed"
+
+
+def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once(airflow: AirflowClient) -> None:
+    airflow.unpause("click_log_arrived")
+    asset = airflow.call("GET", "/assets?name_pattern=click_log")["assets"][0]["id"]
+    for _ in range(2):
+        airflow.call("POST", "/assets/events", {"asset_id": asset, "partition_key": "2026-01-03"})
+
+    def runs() -> list[dict[str, Any]]:
+        found = airflow.call("GET", f"/dags/{DAG_ID}/dagRuns?limit=100")["dag_runs"]
+        return [run for run in found if run["logical_date"] and run["logical_date"].startswith("2026-01-04T02:00:00")]
+
+    (run,) = wait(runs, 60, "the run of the new day")
+    assert run["conf"]["interval_start"].startswith("2026-01-02")
+    assert run["conf"]["interval_end"].startswith("2026-01-03")
