@@ -13,7 +13,16 @@ from elastrec.platform.data.batches import (
     ids_of,
     label_of,
 )
+from elastrec.platform.data.convert import ByFractions, ByRows, ByTime, ConvertReport, convert
 from elastrec.platform.data.encode import MISSING_ID, RowEncoder
+from elastrec.platform.data.generator import (
+    DayTruth,
+    GenerateReport,
+    GenerateSpec,
+    generate,
+    read_report,
+    training_data_for,
+)
 from elastrec.platform.data.manifest import DataFile, DataManifest, build_manifest, read_manifest, write_manifest
 from elastrec.platform.data.partitions import Partition, existing_partitions, partitions_between
 from elastrec.platform.data.reader import ShardReader
@@ -23,9 +32,16 @@ __all__ = [
     "MISSING_ID",
     "BatchSource",
     "BinaryMetricsSketch",
+    "ByFractions",
+    "ByRows",
+    "ByTime",
     "Calibration",
+    "ConvertReport",
     "DataFile",
     "DataManifest",
+    "DayTruth",
+    "GenerateReport",
+    "GenerateSpec",
     "InProcessSource",
     "JaggedIds",
     "Minibatch",
@@ -34,11 +50,15 @@ __all__ = [
     "RowEncoder",
     "ShardReader",
     "build_manifest",
+    "convert",
     "dense_of",
     "existing_partitions",
+    "generate",
     "ids_of",
     "label_of",
     "partitions_between",
     "read_manifest",
+    "read_report",
+    "training_data_for",
     "write_manifest",
 ]

@@ -13,10 +13,11 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+
 from elastrec.platform.data.encode import DENSE, LABEL
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.transport.job_messages import Shard
-from numpy.typing import NDArray
 
 T = TypeVar("T")
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from elastrec.platform.data.teacher import Features, Teacher
 from numpy.typing import NDArray
+
+from elastrec.platform.data.teacher import Features, Teacher
 
 if TYPE_CHECKING:
     from elastrec.platform.data.generator import GenerateSpec

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+
 from elastrec.platform.data.ids import encode_ids
 from elastrec.platform.data.numbers import as_float64, combined
 from elastrec.platform.specs.data import DenseFeature, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError, FieldProblem, SpecError
-from numpy.typing import NDArray
 
 MISSING_ID = int.from_bytes(b"missing")
 """The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+
 from elastrec.platform.specs.errors import DataError
 
 

@@ -16,6 +16,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow.fs as pafs
+from pydantic import Field, ValidationError, model_validator
+
 from elastrec.platform.data.clicks import ClickMaker, Clicks
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
 from elastrec.platform.data.partitions import Partition
@@ -31,7 +33,6 @@ from elastrec.platform.specs.data import (
     TrainingData,
 )
 from elastrec.platform.specs.errors import DataError
-from pydantic import Field, ValidationError, model_validator
 
 CHUNK_ROWS = 65_536
 RECORD_NAME = "_generated.json"

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from numpy.typing import NDArray
+
 from elastrec.platform.data.numbers import as_float64, is_text, missing_of
 from elastrec.platform.specs.errors import DataError
-from numpy.typing import NDArray
 
 Ids = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
 

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+
 from elastrec.platform.data.encode import RowEncoder
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
 from elastrec.platform.data.partitions import Partition, existing_partitions

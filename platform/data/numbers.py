@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from elastrec.platform.specs.errors import DataError
 from numpy.typing import NDArray
+
+from elastrec.platform.specs.errors import DataError
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 import pyarrow.fs as pafs
+
 from elastrec.platform.data.files import locate
 from elastrec.platform.specs.data import Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError

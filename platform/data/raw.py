@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from elastrec.platform.data.encode import RowEncoder
 from elastrec.platform.data.files import locate
 from elastrec.platform.data.manifest import DataFile, DataManifest
@@ -40,14 +41,17 @@ class RawReader:
     can tell which row is bad. With a user's transform, label and dense columns of text files are always float64 (NaN
     where the field is no number) and the others text.
 
+    Args:
+        extra: further columns to read.
+
     Raises:
         DataError: the user's transform cannot be imported.
     """
 
-    def __init__(self, data: TrainingData, manifest: DataManifest) -> None:
+    def __init__(self, data: TrainingData, manifest: DataManifest, *, extra: Sequence[str] = ()) -> None:
         self._data = data
         self._manifest = manifest
-        self._columns = RowEncoder(data).columns
+        self._columns = tuple(dict.fromkeys((*RowEncoder(data).columns, *extra)))
         self._numbers = frozenset((data.label, *(feature.name for feature in data.dense)))
         self._transform = load_transform(data.transform) if data.transform else None
         self._open: tuple[str, pq.ParquetFile] | None = None

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
-from elastrec.platform.data.encode import BadRow, EncodedRows, RowEncoder
-from elastrec.platform.data.manifest import DataFile, DataManifest
+
+from elastrec.platform.data.encode import EncodedRows, RowEncoder
+from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.data.raw import RawReader
-from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.data import BadRows, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 WINDOW_ROWS = 262_144
@@ -40,12 +41,12 @@ class ShardReader:
         self.manifest = manifest
         self._encoder = RowEncoder(data, hash_sizes)
         self._raw = RawReader(data, manifest)
-        self._skipped: set[tuple[str, int]] = set()
+        self._ledger = BadRowLedger(data.bad_rows)
 
     @property
     def skipped_rows(self) -> int:
         """Different bad rows left out so far by this reader."""
-        return len(self._skipped)
+        return self._ledger.rows
 
     def read(
         self, start: int, length: int, *, seed: int, shuffle: bool, offset: int = 0, batch_size: int
@@ -115,28 +116,44 @@ class ShardReader:
                 encoded = self._encoder.encode(piece.table)
             except DataError as error:
                 raise DataError(f"{piece.file.uri}: {error}") from error
-            if encoded.first_bad is not None:
-                self._judge(piece.file, piece.first_row, encoded, encoded.first_bad)
+            self._ledger.judge(piece.file.uri, piece.first_row, encoded)
             batches.append(encoded.batch)
             bad.append(encoded.bad_B)
         if len(batches) == 1:
             return batches[0], bad[0]
         return pa.concat_batches(batches), np.concatenate(bad)
 
-    def _judge(self, file: DataFile, first_row: int, encoded: EncodedRows, reason: BadRow) -> None:
-        """Count bad rows, each once however often its shard is read; refuse where the job file says so."""
-        policy = self.data.bad_rows
+
+class BadRowLedger:
+    """Counts bad rows, each once however often it is read, and refuses where the job file says so."""
+
+    def __init__(self, policy: BadRows) -> None:
+        self._policy = policy
+        self._seen: set[tuple[str, int]] = set()
+
+    @property
+    def rows(self) -> int:
+        return len(self._seen)
+
+    def judge(self, uri: str, first_row: int, encoded: EncodedRows) -> None:
+        """Look at rows of one file, of which the first is number `first_row`.
+
+        Raises:
+            DataError: there is a bad row and the policy is `fail`, or one more than `at_most`.
+        """
+        reason = encoded.first_bad
+        if reason is None:
+            return
         text = (
-            f"{file.uri}: row {first_row + reason.row}, column {reason.column!r}: found {reason.found}, "
+            f"{uri}: row {first_row + reason.row}, column {reason.column!r}: found {reason.found}, "
             f"expected {reason.expected}"
         )
-        if policy.policy == "fail":
+        if self._policy.policy == "fail":
             raise DataError(f"{text}; mend the file, or allow such rows with data.bad_rows.policy: skip")
-        for row in np.flatnonzero(encoded.bad_B).tolist():
-            self._skipped.add((file.uri, first_row + row))
-        if len(self._skipped) > policy.at_most:
+        self._seen.update((uri, first_row + row) for row in np.flatnonzero(encoded.bad_B).tolist())
+        if len(self._seen) > self._policy.at_most:
             raise DataError(
-                f"{len(self._skipped)} bad rows, data.bad_rows.at_most allows {policy.at_most}; one of the last: {text}"
+                f"{len(self._seen)} bad rows, data.bad_rows.at_most allows {self._policy.at_most}; one of them: {text}"
             )
 
 

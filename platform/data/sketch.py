@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from elastrec.platform.specs.errors import DataError
 from numpy.typing import ArrayLike, NDArray
+
+from elastrec.platform.specs.errors import DataError
 
 EVALUATION_BINS = 65_536
 COARSE_BINS = 2_048

@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+from numpy.typing import NDArray
+
 from elastrec.platform.data.files import locate
 from elastrec.platform.specs.data import FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
-from numpy.typing import NDArray
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 INDEX_ROWS = 16_384

@@ -10,11 +10,12 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
 from elastrec.platform.data.clicks import Clicks
 from elastrec.platform.data.files import join, locate
 from elastrec.platform.specs.data import FileFormat
 from elastrec.platform.specs.errors import DataError
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from elastrec.platform.data.generator import GenerateSpec

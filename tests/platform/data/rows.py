@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from elastrec.platform.specs.data import DenseFeature, SparseFeature, TrainingData
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from datetime import date, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
 from elastrec.platform.data import (
     Partition,
     build_manifest,
@@ -32,7 +32,7 @@ def test_a_manifest_survives_the_way_through_a_file(tmp_path: Path) -> None:
     assert read_manifest(str(tmp_path / "deep" / "manifest.json")) == manifest
     assert manifest.rows == 20
     assert manifest.partitions == ["day=2026-01-01", "day=2026-01-02"]
-    assert os.listdir(tmp_path / "deep") == ["manifest.json"]
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["manifest.json"]
 
 
 def test_rows_are_numbered_over_the_files_in_order(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_rows_are_numbered_over_the_files_in_order(tmp_path: Path) -> None:
 def test_the_digest_changes_with_a_files_rows_and_not_with_its_place(tmp_path: Path) -> None:
     _days(tmp_path / "a", "2026-01-01")
     before = build_manifest(data(tmp_path / "a", partitioning="day"))
-    os.rename(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "a").rename(tmp_path / "b")
     moved = build_manifest(data(tmp_path / "b", partitioning="day"))
     assert moved.digest == before.digest
     _days(tmp_path / "b", "2026-01-01", rows=11)
@@ -127,7 +127,9 @@ def test_partitions_between_are_those_that_begin_in_the_interval(tmp_path: Path)
 
 
 def test_partitions_are_read_from_their_usual_spellings() -> None:
-    assert Partition.parse("2026-01-31T07") == Partition.parse("day=2026-01-31/hour=07") == Partition(date(2026, 1, 31), 7)
+    assert (
+        Partition.parse("2026-01-31T07") == Partition.parse("day=2026-01-31/hour=07") == Partition(date(2026, 1, 31), 7)
+    )
     assert Partition(date(2026, 1, 31), 23).next() == Partition(date(2026, 2, 1), 0)
     for wrong in ("2026-13-01", "yesterday", "2026-01-01T24"):
         with pytest.raises(DataError, match="not allowed"):

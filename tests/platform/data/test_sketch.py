@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.specs.errors import DataError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
+
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.specs.errors import DataError
 
 
 def _planted(rows: int, rate_logit: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

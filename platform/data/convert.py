@@ -1,0 +1,382 @@
+"""convert: any readable click log becomes Parquet partitions, checked row by row.
+
+Labels, dense values (before their transform) and final 64-bit ids are written, so that a job reads the result without
+parsing or hashing; `ConvertReport.data` is the data section for it. The destination appears as a whole or not at all on
+a local file system; elsewhere `_converted.json` is written last.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+from numpy.typing import NDArray
+
+from elastrec.platform.data.encode import DENSE, MISSING_ID, RowEncoder
+from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
+from elastrec.platform.data.manifest import DataManifest, build_manifest
+from elastrec.platform.data.numbers import as_float64, combined
+from elastrec.platform.data.partitions import Partition
+from elastrec.platform.data.raw import RawReader, RawRows
+from elastrec.platform.data.reader import BadRowLedger
+from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
+from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
+from elastrec.platform.specs.errors import DataError
+
+RECORD_NAME = "_converted.json"
+_BUFFERED_ROWS = 1_048_576
+_FIRST_DAY = date(2026, 1, 1)
+_RULE = re.compile(r"^\s*(.+?)\s*(>=|<=|==|>|<)\s*([+-]?\d+(?:\.\d+)?)\s*$")
+_COMPARE: dict[str, Callable[[NDArray[np.float64], float], NDArray[np.bool_]]] = {
+    ">=": lambda values, bound: values >= bound,
+    "<=": lambda values, bound: values <= bound,
+    "==": lambda values, bound: values == bound,
+    ">": lambda values, bound: values > bound,
+    "<": lambda values, bound: values < bound,
+}
+
+
+class ByTime(Spec):
+    """A row goes to the day or hour (UTC) of its timestamp."""
+
+    kind: Literal["time"] = "time"
+    unit: Literal["day", "hour"] = "day"
+
+
+class ByFractions(Spec):
+    """The rows are cut into consecutive days by share.
+
+    With `by_time` the cuts are quantiles of the timestamp, so that each day is later than the one before; rows of the
+    same second stay together. Without, the cuts follow the order of the files.
+    """
+
+    kind: Literal["fractions"] = "fractions"
+    fractions: tuple[float, ...] = (0.8, 0.2)
+    by_time: bool = False
+    start: date = _FIRST_DAY
+
+
+class ByRows(Spec):
+    """Consecutive days of so many rows each, in the order of the files."""
+
+    kind: Literal["rows"] = "rows"
+    rows: int
+    start: date = _FIRST_DAY
+
+
+Layout = ByTime | ByFractions | ByRows
+
+
+class ConvertReport(Spec):
+    """What was converted; the content of `_converted.json`."""
+
+    data: TrainingData
+    source_digest: str
+    source_fingerprint: str
+    layout: Layout
+    label_rule: str | None
+    rows: int
+    skipped_rows: int
+    bytes: int
+    partitions: dict[str, int]
+    """Rows per partition."""
+
+
+Progress = Callable[[int, int], None]
+"""Called with (rows read so far, rows in all)."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    column: str
+    operator: str
+    bound: float
+
+
+def convert(
+    source: TrainingData,
+    destination: str,
+    *,
+    layout: Layout,
+    label_rule: str | None = None,
+    progress: Progress | None = None,
+) -> ConvertReport:
+    """Convert a click log; a destination that holds the same conversion already is left as it is.
+
+    Args:
+        label_rule: makes the label out of a column, for example `rating >= 4`.
+
+    Raises:
+        DataError: a row or file is unusable, the layout or rule does not fit, or the destination holds other data.
+    """
+    rule = _parse_rule(source, label_rule)
+    _check_layout(source, layout)
+    # The rule's column takes the label's place while reading.
+    reading = source if rule is None else source.model_copy(update={"label": rule.column})
+    manifest = build_manifest(reading)
+    existing = _existing(destination)
+    if existing is not None:
+        same = (manifest.digest, manifest.schema_fingerprint, layout, label_rule)
+        found = (existing.source_digest, existing.source_fingerprint, existing.layout, existing.label_rule)
+        if same != found:
+            raise DataError(f"{destination}: holds another conversion; choose another destination or remove it")
+        return existing
+    staging = _staging(destination)
+    ledger = BadRowLedger(source.bad_rows)
+    try:
+        pieces = _pieces(source, reading, manifest, rule, ledger, progress)
+        writer = _Writer(staging)
+        for partitions, table in _assigned(source, reading, manifest, layout, pieces):
+            writer.add(partitions, table)
+        writer.finish()
+    except BaseException:
+        if staging != join(destination):
+            shutil.rmtree(locate(staging)[1], ignore_errors=True)
+        raise
+    report = ConvertReport(
+        data=_data_of(source, destination, layout),
+        source_digest=manifest.digest,
+        source_fingerprint=manifest.schema_fingerprint,
+        layout=layout,
+        label_rule=label_rule,
+        rows=sum(writer.rows.values()),
+        skipped_rows=ledger.rows,
+        bytes=writer.bytes,
+        partitions={partition.folder: rows for partition, rows in sorted(writer.rows.items())},
+    )
+    write_bytes(join(staging, RECORD_NAME), report.model_dump_json(indent=1).encode())
+    if staging != join(destination):
+        target = Path(locate(destination)[1])
+        if target.is_dir():
+            target.rmdir()  # checked to be empty; a rename must not meet it
+        Path(locate(staging)[1]).rename(target)
+    return report
+
+
+def _pieces(
+    source: TrainingData,
+    reading: TrainingData,
+    manifest: DataManifest,
+    rule: _Rule | None,
+    ledger: BadRowLedger,
+    progress: Progress | None,
+) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+    """(columns as they are written, their row numbers in the manifest) without bad rows."""
+    # A hash_size and list cut belong to the job that reads, not to the data.
+    whole = tuple(feature.model_copy(update={"max_length": 1_000_000}) for feature in source.sparse)
+    encoder = RowEncoder(source.model_copy(update={"sparse": whole}))
+    raw = RawReader(reading, manifest, extra=[name for name in (source.timestamp, source.session) if name])
+    done = 0
+    for piece in raw.read(0, manifest.rows):
+        table, rows = piece.table, piece.table.num_rows
+        if rule is not None:
+            table = _with_label(source, table, rule)
+        try:
+            encoded = encoder.encode(table)
+        except DataError as error:
+            raise DataError(f"{piece.file.uri}: {error}") from error
+        ledger.judge(piece.file.uri, piece.first_row, encoded)
+        columns = {source.label: encoded.batch.column("label").cast(pa.int8(), safe=False)}
+        for feature in source.dense:
+            value_B, missing_B, _ = as_float64(combined(table[feature.name]), feature.name)
+            columns[feature.name] = pa.array(value_B, mask=missing_B)
+        for sparse in source.sparse:
+            ids = encoded.batch.column(sparse.name)
+            if not sparse.is_list:
+                ids = pc.if_else(pc.equal(ids, MISSING_ID), pa.scalar(None, pa.int64()), ids)
+            columns[sparse.name] = ids
+        if source.timestamp:
+            columns[source.timestamp] = pa.array(_seconds(source.timestamp, table, piece))
+        if source.session:
+            columns[source.session] = combined(table[source.session])
+        number_B = np.arange(done, done + rows)
+        converted = pa.table(columns)
+        if encoded.bad_B.any():
+            converted, number_B = converted.filter(pa.array(~encoded.bad_B)), number_B[~encoded.bad_B]
+        done += rows
+        yield converted, number_B
+        if progress is not None:
+            progress(done, manifest.rows)
+
+
+def _with_label(source: TrainingData, table: pa.Table, rule: _Rule) -> pa.Table:
+    value_B, missing_B, wrong_B = as_float64(combined(table[rule.column]), rule.column)
+    label_B = _COMPARE[rule.operator](value_B, rule.bound).astype(np.float64)
+    index = table.schema.get_field_index(rule.column)
+    return table.set_column(index, source.label, pa.array(label_B, mask=missing_B | wrong_B))
+
+
+def _seconds(column: str, table: pa.Table, piece: RawRows | None = None) -> NDArray[np.int64]:
+    values = combined(table[column])
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
+    value_B, missing_B, wrong_B = as_float64(values, column)
+    unusable = missing_B | wrong_B | ~np.isfinite(value_B) | (np.abs(value_B) > 2.5e11)
+    if unusable.any():
+        row = int(np.flatnonzero(unusable)[0])
+        where = "" if piece is None else f"{piece.file.uri}: row {piece.first_row + row}, "
+        raise DataError(f"{where}column {column!r}: found {values[row]}, expected seconds since the epoch")
+    return value_B.astype(np.int64)
+
+
+def _assigned(
+    source: TrainingData,
+    reading: TrainingData,
+    manifest: DataManifest,
+    layout: Layout,
+    pieces: Iterator[tuple[pa.Table, NDArray[np.int64]]],
+) -> Iterator[tuple[list[tuple[Partition, NDArray[np.int64]]], pa.Table]]:
+    """For each piece: its partitions with the indexes of their rows."""
+    cuts: NDArray[np.int64] | None = None
+    if isinstance(layout, ByFractions):
+        shares = np.cumsum(layout.fractions)[:-1] / sum(layout.fractions)
+        if layout.by_time:
+            assert source.timestamp is not None
+            cuts = _time_cuts(reading, source.timestamp, manifest, shares)
+        else:
+            cuts = np.rint(shares * manifest.rows).astype(np.int64)
+    for table, number_B in pieces:
+        if isinstance(layout, ByTime):
+            width = 86_400 if layout.unit == "day" else 3_600
+            key_B = np.asarray(combined(table[source.timestamp])) // width
+        elif isinstance(layout, ByRows):
+            key_B = number_B // layout.rows
+        else:
+            position_B = np.asarray(combined(table[source.timestamp])) if layout.by_time else number_B
+            key_B = np.searchsorted(cuts, position_B, side="right")
+        order = np.argsort(key_B, kind="stable")
+        keys, begins = np.unique(key_B[order], return_index=True)
+        chosen = [
+            (_partition(layout, int(key)), rows)
+            for key, rows in zip(keys, np.split(order, begins[1:]), strict=True)
+        ]  # fmt: skip
+        yield chosen, table
+
+
+def _partition(layout: Layout, key: int) -> Partition:
+    if isinstance(layout, ByTime):
+        moment = datetime.fromtimestamp(key * (86_400 if layout.unit == "day" else 3_600), UTC)
+        return Partition(moment.date(), -1 if layout.unit == "day" else moment.hour)
+    return Partition(layout.start + timedelta(days=key))
+
+
+def _time_cuts(
+    reading: TrainingData, timestamp: str, manifest: DataManifest, shares: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Timestamps where one day ends and the next begins: 8 bytes of memory per row of the log."""
+    raw = RawReader(reading, manifest, extra=[timestamp])
+    seconds = np.concatenate([_seconds(timestamp, piece.table, piece) for piece in raw.read(0, manifest.rows)])
+    positions = np.minimum(np.rint(shares * len(seconds)).astype(np.int64), len(seconds) - 1)
+    return np.sort(seconds)[positions]
+
+
+class _Writer:
+    """Collects rows per partition and writes the fullest ones as new files when too many are held."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._held: dict[Partition, list[pa.Table]] = {}
+        self._held_rows: dict[Partition, int] = {}
+        self._parts: dict[Partition, int] = {}
+        self.rows: dict[Partition, int] = {}
+        self.bytes = 0
+
+    def add(self, partitions: list[tuple[Partition, NDArray[np.int64]]], table: pa.Table) -> None:
+        for partition, index in partitions:
+            part = table if len(partitions) == 1 else table.take(pa.array(index))
+            self._held.setdefault(partition, []).append(part)
+            self._held_rows[partition] = self._held_rows.get(partition, 0) + part.num_rows
+        while sum(self._held_rows.values()) > _BUFFERED_ROWS:
+            self._flush(max(self._held_rows, key=lambda p: self._held_rows[p]))
+
+    def finish(self) -> None:
+        for partition in sorted(self._held):
+            self._flush(partition)
+
+    def _flush(self, partition: Partition) -> None:
+        table = pa.concat_tables(self._held.pop(partition))
+        del self._held_rows[partition]
+        number = self._parts.get(partition, 0)
+        self._parts[partition] = number + 1
+        file = AtomicFile(join(self._root, partition.folder, f"part-{number:05d}.parquet"))
+        with parquet_writer(file.stream, table.schema) as writer:
+            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self.bytes += file.commit()
+        self.rows[partition] = self.rows.get(partition, 0) + table.num_rows
+
+
+def _data_of(source: TrainingData, destination: str, layout: Layout) -> TrainingData:
+    hourly = isinstance(layout, ByTime) and layout.unit == "hour"
+    return source.model_copy(
+        update={
+            "path": join(destination),
+            "format": FileFormat.PARQUET,
+            "partitioning": Partitioning.HOUR if hourly else Partitioning.DAY,
+            "sparse": tuple(feature.model_copy(update={"encoding": "integer"}) for feature in source.sparse),
+            "transform": None,
+        }
+    )
+
+
+def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:
+    if text is None:
+        return None
+    match = _RULE.match(text)
+    if match is None:
+        raise DataError(f"label rule: {text!r} is not allowed; allowed: a column, one of >= <= > < ==, and a number")
+    rule = _Rule(match[1], match[2], float(match[3]))
+    if rule.column in {feature.name for feature in (*source.dense, *source.sparse)}:
+        raise DataError(
+            f"label rule: the column {rule.column!r} is a feature, too, and would give the label away; "
+            "remove it from data.dense and data.sparse"
+        )
+    return rule
+
+
+def _check_layout(source: TrainingData, layout: Layout) -> None:
+    for feature in (*source.dense, *source.sparse):
+        if feature.name == DENSE:
+            raise DataError(f"feature name {DENSE!r} is reserved; rename the column")
+    timed = isinstance(layout, ByTime) or (isinstance(layout, ByFractions) and layout.by_time)
+    if timed and source.timestamp is None:
+        raise DataError("data.timestamp: is needed to split by time; name the column of seconds since the epoch")
+    if isinstance(layout, ByFractions) and (not layout.fractions or min(layout.fractions) <= 0):
+        raise DataError(f"fractions: {layout.fractions} is not allowed; allowed: shares above 0 such as 0.8,0.2")
+    if isinstance(layout, ByRows) and layout.rows < 1:
+        raise DataError(f"rows: {layout.rows} is not allowed; allowed: 1 and above")
+
+
+def _existing(destination: str) -> ConvertReport | None:
+    """The finished conversion that lies there, or None where nothing lies."""
+    filesystem, path = locate(destination)
+    info = filesystem.get_file_info(path)
+    if info.type == pafs.FileType.NotFound:
+        return None
+    if info.type == pafs.FileType.File:
+        raise DataError(f"{destination}: is a file; choose a folder")
+    record = join(destination, RECORD_NAME)
+    if filesystem.get_file_info(locate(record)[1]).type == pafs.FileType.File:
+        return ConvertReport.model_validate_json(read_bytes(record))
+    if filesystem.get_file_info(pafs.FileSelector(path)):
+        raise DataError(f"{destination}: holds files that were not converted; choose another folder or remove it")
+    return None
+
+
+def _staging(destination: str) -> str:
+    filesystem, path = locate(destination)
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        return join(destination)
+    staging = Path(path).with_name(f".{Path(path).name}.converting")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    return str(staging)
