@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 import pyarrow as pa
+
 from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard, ShardProgress
 
 _READ_AHEAD = 4
@@ -166,9 +167,7 @@ class Feed:
         except BaseException as error:  # every failure belongs to the loop, which knows what to do with it
             put(error)
 
-    def _read_shard(
-        self, shard: Shard, turn: int, put: Callable[[Entry], None], cancelled: threading.Event
-    ) -> None:
+    def _read_shard(self, shard: Shard, turn: int, put: Callable[[Entry], None], cancelled: threading.Event) -> None:
         offset = shard.offset
         try:
             for found in self._read(shard):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 
 import structlog
+
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport.job_messages import Directive, Mode
 from elastrec.trainers.worker.feed import Finished, Item, Waiting
@@ -89,7 +90,7 @@ def _settle(worker: Worker, directive: Directive) -> None:
     if worker.generation == directive.generation:
         worker.rest()
     else:
-        worker.drop()
+        worker.abandon()
 
 
 def _leave(worker: Worker, directive: Directive) -> None:
@@ -101,5 +102,3 @@ def _leave(worker: Worker, directive: Directive) -> None:
     worker.close()
     worker.session.flush(timeout_seconds=2.0)
     log.info("worker_done", pod=worker.session.identity.pod)
-
-

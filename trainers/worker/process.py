@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 import traceback
 
 import psutil
 import structlog
 import torch
+
 from elastrec.platform.specs.errors import (
     AuthenticationError,
     CheckpointError,
@@ -21,6 +20,7 @@ from elastrec.platform.specs.errors import (
     SpecError,
     TransportError,
 )
+from elastrec.trainers.logs import configure_logging
 from elastrec.trainers.threads import granted_threads
 from elastrec.trainers.worker.feed import FeedError
 from elastrec.trainers.worker.identity import Identity
@@ -31,22 +31,6 @@ from elastrec.trainers.worker.work import Worker
 log = structlog.get_logger(__name__)
 
 EXIT_DONE, EXIT_RETRY, EXIT_JOB_FAILS = 0, 1, 2
-
-
-def configure_logging() -> None:
-    """One line of text per event on standard error."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 
 import structlog
+
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
@@ -147,9 +148,7 @@ class Session:
         quiet = False
         while not cancelled():
             try:
-                leased = self._client.call(
-                    request, Leased, timeout_seconds=2.0, attempt_seconds=_ATTEMPT_SECONDS
-                )
+                leased = self._client.call(request, Leased, timeout_seconds=2.0, attempt_seconds=_ATTEMPT_SECONDS)
             except AuthenticationError:
                 raise
             except TransportError as error:
@@ -182,9 +181,7 @@ class Session:
 
     def _register(self) -> Registered:
         identity = self.identity
-        message = Register(
-            pod=identity.pod, role=Role.WORKER, incarnation=identity.incarnation, node=identity.node
-        )
+        message = Register(pod=identity.pod, role=Role.WORKER, incarnation=identity.incarnation, node=identity.node)
         quiet = False
         while not self._stopped:
             try:

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import numpy as np
+
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.transport.job_messages import WindowMetrics
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.specs.errors import DataError
 from elastrec.trainers.evaluation.curves import TrainingWindow, learning_curve
 from elastrec.trainers.evaluation.figures import compare, evaluation_result
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def sketch_of(predictions: list[float], labels: list[int]) -> BinaryMetricsSketch:

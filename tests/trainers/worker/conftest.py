@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role

@@ -1,0 +1,123 @@
+"""From a record to a model that MLflow loads: equal to the trainer, or refused by the feature's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from elastrec.checkpoints import open_record
+from elastrec.platform.specs.errors import DataError, JobFailedError
+from elastrec.platform.transport.export_messages import parse_result, result_line
+from elastrec.trainers.export.artifact import Artifact, write_artifact
+from elastrec.trainers.export.process import export
+from elastrec.trainers.export.scorer import Scorer
+from elastrec.trainers.export.signature import raw_frame
+from elastrec.trainers.worker.predictions import read_predictions, write_predictions
+
+
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A tracking store and a run in it."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    client = mlflow.MlflowClient(uri)
+    experiment = client.create_experiment("elastrec", artifact_location=(folder / "artifacts").as_uri())
+    return uri, client.create_run(experiment).info.run_id
+
+
+def test_the_logged_model_predicts_what_the_trainer_predicted(finished, tracking, tmp_path: Path) -> None:
+    uri, run_id = tracking
+    first = export(
+        msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id, metrics={"train_loss": 0.5}),
+        tmp_path,
+    )
+    assert first.checked_rows == 300
+    assert first.largest_difference < 1e-6
+    assert first.challenger is not None and first.challenger.samples == 300
+    assert first.champion is None and first.champion_problem == ""
+    assert parse_result("noise\n" + result_line(first) + "\n") == first
+    assert list(tmp_path.iterdir()) == []
+
+    loaded = mlflow.pyfunc.load_model(first.model_uri)
+    frame = raw_frame(finished.job.spec.data, finished.raw)
+    trained = np.concatenate([item.prediction for item in read_predictions(finished.request.predictions_uri)])
+    np.testing.assert_allclose(loaded.predict(frame)["probability"], trained, atol=1e-6)
+
+    client = mlflow.MlflowClient(uri)
+    model = client.get_logged_model(first.model_uri.removeprefix("models:/"))
+    metrics = {metric.key: metric.value for metric in model.metrics}
+    assert metrics["train_loss"] == 0.5
+    assert metrics["auc"] == pytest.approx(first.challenger.auc)
+    assert client.get_run(run_id).info.status == "RUNNING"
+
+    # The same model as champion: the same figures on the same rows.
+    second = export(
+        msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id, champion_model_uri=first.model_uri),
+        tmp_path,
+    )
+    assert second.champion == second.challenger
+
+
+def test_nothing_in_the_exported_files_is_a_pickle(finished, tmp_path: Path) -> None:
+    export(msgspec.structs.replace(finished.request, artifact_uri=str(tmp_path / "model")), tmp_path)
+    suffixes = {file.suffix for file in (tmp_path / "model").rglob("*") if file.is_file()}
+    assert suffixes <= {".npy", ".json", ".txt", ".yaml", ".yml", ""}
+    for file in (tmp_path / "model").rglob("*.npy"):
+        np.load(file, allow_pickle=False)
+
+
+def test_a_champion_that_cannot_be_loaded_is_told_and_does_not_stop_the_export(finished, tmp_path: Path) -> None:
+    result = export(msgspec.structs.replace(finished.request, champion_model_uri=str(tmp_path / "absent")), tmp_path)
+    assert result.challenger is not None
+    assert result.champion is None
+    assert "absent" in result.champion_problem
+
+
+@pytest.mark.parametrize("feature", ["price", "city", "history"])
+def test_a_model_that_differs_is_refused_and_the_feature_is_named(finished, tmp_path: Path, feature: str) -> None:
+    import pyarrow as pa
+
+    tampered = str(tmp_path / "predictions")
+    for index, item in enumerate(read_predictions(finished.request.predictions_uri)):
+        batch, prediction, pooled = item.batch, item.prediction.copy(), item.pooled.copy()
+        if index == 1:
+            prediction[17] += 0.01
+            if feature == "price":
+                position = batch.schema.get_field_index("dense")
+                values = np.asarray(batch.column("dense").flatten()).copy()
+                values[17] += 1
+                batch = batch.set_column(position, "dense", pa.FixedSizeListArray.from_arrays(pa.array(values), 1))
+            elif feature == "city":
+                values = np.asarray(batch.column("city")).copy()
+                values[17] += 1
+                batch = batch.set_column(batch.schema.get_field_index("city"), "city", pa.array(values))
+            else:
+                pooled[17, item.metadata.features.index("history")] += 0.1
+        changed = msgspec.structs.replace(item, batch=batch, prediction=prediction, pooled=pooled)
+        write_predictions(tampered, index, changed)
+    with pytest.raises(JobFailedError, match=rf"row 120 \+ 17 .*first feature that differs: '{feature}'"):
+        export(msgspec.structs.replace(finished.request, predictions_uri=tampered), tmp_path)
+
+
+def test_missing_predictions_fail_the_export(finished, tmp_path: Path) -> None:
+    with pytest.raises(JobFailedError, match="left no predictions"):
+        export(msgspec.structs.replace(finished.request, predictions_uri=str(tmp_path / "none")), tmp_path)
+
+
+def test_a_row_that_cannot_be_scored_is_named(finished, tmp_path: Path) -> None:
+    folder = tmp_path / "artifact"
+    folder.mkdir()
+    write_artifact(folder, finished.job, "job-1", open_record(finished.request.record_uri))
+    scorer = Scorer(Artifact(folder))
+    from elastrec.trainers.export.scorer import PyfuncModel
+
+    frame = raw_frame(finished.job.spec.data, finished.raw.slice(0, 4))
+    frame.loc[2, "device"] = "no hexadecimal"
+    with pytest.raises(DataError, match="row 2 cannot be scored"):
+        PyfuncModel(scorer).predict(frame)
+    assert isinstance(PyfuncModel(scorer).predict(frame[:2]), pd.DataFrame)

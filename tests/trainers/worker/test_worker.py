@@ -1,0 +1,334 @@
+"""A worker and parameter servers in one process, under a scripted master: what is trained, what is acknowledged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.reader import ShardReader
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.specs.data import DenseFeature, Partitioning, SparseFeature, TrainingData
+from elastrec.platform.specs.job import (
+    CheckpointSpec,
+    Consistency,
+    FaultTolerance,
+    JobSpec,
+    Metadata,
+    ModelSpec,
+    Training,
+    TrainingJob,
+)
+from elastrec.platform.transport import RpcServer
+from elastrec.platform.transport.job_messages import Mode
+from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
+from elastrec.trainers.parameter_server.hashing import initial_rows
+from elastrec.trainers.parameter_server.messages import GetStats
+from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.worker.identity import Identity
+from elastrec.trainers.worker.inputs import inputs_of
+from elastrec.trainers.worker.loop import run
+from elastrec.trainers.worker.predictions import read_predictions
+from elastrec.trainers.worker.session import Session
+from elastrec.trainers.worker.work import Worker
+
+ROWS, SHARD, BATCH = 900, 250, 50
+
+
+def make_job(folder: Path, mode: str = "bsp", precision: str = "float32", architecture: str = "dlrm") -> TrainingJob:
+    (folder / "data").mkdir(parents=True)
+    generator = np.random.default_rng(2)
+    user = generator.integers(0, 60, ROWS)
+    item = generator.integers(0, 30, ROWS)
+    label = (generator.random(ROWS) < 1 / (1 + np.exp(-(user % 5 - 2.0) - (item % 3 - 1.0)))).astype(np.int64)
+    table = pa.table(
+        {
+            "label": label,
+            "x": generator.normal(size=ROWS),
+            "user": user,
+            "item": item,
+            "history": [list(generator.integers(0, 30, n)) for n in generator.integers(0, 3, ROWS)],
+        }
+    )
+    pq.write_table(table, folder / "data" / "part-0.parquet")
+    data = TrainingData(
+        path=str(folder / "data"),
+        partitioning=Partitioning.NONE,
+        dense=(DenseFeature(name="x", transform="none"),),
+        sparse=(
+            SparseFeature(name="user"),
+            SparseFeature(name="item", table="item"),
+            SparseFeature(name="history", table="item", is_list=True),
+        ),
+    )
+    return TrainingJob(
+        metadata=Metadata(name="tiny"),
+        spec=JobSpec(
+            model=ModelSpec(architecture=architecture, embedding_dimension=4, precision=precision),
+            data=data,
+            training=Training(batch_size=BATCH, seed=11, consistency=Consistency(mode=mode)),
+            checkpoint=CheckpointSpec(store=str(folder / "store")),
+            faults=FaultTolerance(heartbeat_interval=0.02),
+        ),
+    )
+
+
+class Setting:
+    """Master, servers and workers of one test."""
+
+    def __init__(self, job: TrainingJob, make_master: Callable[..., object], folder: Path, servers: int) -> None:
+        uri = str(folder / "manifest.json")
+        write_manifest(build_manifest(job.spec.data), uri)
+        self.job = job
+        self.manifest = read_manifest(uri)
+        self.master = make_master(job, uri, uri, servers)
+        names = [f"ps-{index}" for index in range(servers)]
+        self.servers = [ParameterServer(name, job.spec, capacity_rows=10_000) for name in names]
+        self.rpcs = [
+            RpcServer({}, token=self.master.token, array_handlers=server.array_handlers()) for server in self.servers
+        ]
+        for name, rpc in zip(names, self.rpcs, strict=True):
+            rpc.serve_in_background()
+            self.master.addresses[name] = rpc.address
+            self.master.restored[name] = "restore-0"
+        self.restore()
+        self.threads: list[threading.Thread] = []
+        self.sessions: list[Session] = []
+        self.workers: list[Worker] = []
+        self.errors: list[BaseException] = []
+
+    def restore(self) -> None:
+        for server in self.servers:
+            server.start_empty(self.master.routing(), self.master.generation)
+
+    def start_worker(self, name: str = "worker-0") -> Worker:
+        session = Session(Identity("job-1", name, "", self.master.server.address, self.master.token, None))
+        worker = Worker(session, session.register())
+
+        def work() -> None:
+            try:
+                run(worker)
+            except BaseException as error:
+                self.errors.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        self.sessions.append(session)
+        self.workers.append(worker)
+        return worker
+
+    def finish(self) -> None:
+        self.master.command(Mode.EXIT)
+        for thread in self.threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.stop()
+        for thread in self.threads:
+            thread.join(10)
+        for worker in self.workers:
+            worker.close()
+        for session in self.sessions:
+            session.close()
+        for rpc in self.rpcs:
+            rpc.shutdown()
+
+
+@pytest.fixture
+def setting(scripted_master: Callable[..., object], tmp_path: Path) -> Iterator[Callable[..., Setting]]:
+    made: list[Setting] = []
+
+    def make(servers: int = 1, **options: str) -> Setting:
+        made.append(Setting(make_job(tmp_path / f"job-{len(made)}", **options), scripted_master, tmp_path, servers))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def trained_samples(setting: Setting) -> int:
+    return sum(beat.metrics.samples for beat in setting.master.heartbeats)
+
+
+def reference(setting: Setting) -> tuple[torch.nn.Module, list[float]]:
+    """The same job in one process: torchrec's collection, torchrec's and torch's optimisers, the same order of rows."""
+    job = setting.job
+    tables = embedding_tables(job)
+    for table in tables:
+        table.num_embeddings = 100
+    collection = EmbeddingBagCollection(tables=tables)
+    for table in tables:
+        rows = initial_rows(
+            np.arange(100), table.name, seed=11, initial_range=table.embedding_dim**-0.5, dimension=table.embedding_dim
+        )
+        collection.embedding_bags[table.name].weight.data = torch.from_numpy(rows)
+    model = build_model(job.spec.model, collection, FeatureSchema.from_job(job), seed=11)
+    rows_spec, dense_spec = job.spec.optimizers.rows, job.spec.optimizers.dense
+    embedding = [value for name, value in model.named_parameters() if "embedding_bags" in name]
+    others = [value for name, value in model.named_parameters() if "embedding_bags" not in name]
+    optimizers = [
+        RowWiseAdagrad(embedding, lr=rows_spec.learning_rate, eps=rows_spec.epsilon),
+        torch.optim.Adam(others, lr=dense_spec.learning_rate, eps=dense_spec.epsilon),
+    ]
+    reader = ShardReader(job.spec.data, setting.manifest)
+    losses = []
+    for index, start in enumerate(range(0, ROWS, SHARD)):
+        length = min(SHARD, ROWS - start)
+        for batch in reader.read(start, length, seed=5 + index, shuffle=True, batch_size=BATCH):
+            inputs = inputs_of(batch)
+            logits = model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, inputs.label_B)
+            losses.append(float(loss))
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    return model, losses
+
+
+@pytest.mark.parametrize(("servers", "architecture"), [(1, "dlrm"), (2, "deepfm")])
+def test_one_bsp_worker_takes_the_steps_of_a_single_process(setting, servers: int, architecture: str) -> None:
+    here = setting(servers=servers, architecture=architecture)
+    here.master.add_shards("train", ROWS, SHARD, seed=5, shuffle=True)
+    here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    here.finish()
+    assert not here.errors
+    assert trained_samples(here) == ROWS
+
+    model, losses = reference(here)
+    loss_sum = sum(beat.metrics.loss_sum for beat in here.master.heartbeats)
+    assert loss_sum / ROWS == pytest.approx(np.mean(losses), abs=1e-5)
+    flat = np.concatenate([part for server in here.servers for part in [server.dense.values]])
+    expected = torch.cat(
+        [value.detach().reshape(-1) for name, value in model.named_parameters() if "embedding_bags" not in name]
+    )
+    np.testing.assert_allclose(flat, expected.numpy(), atol=2e-5)
+
+
+def test_two_workers_train_every_row_once_and_evaluate_every_row_once(setting) -> None:
+    here = setting(servers=2, mode="async")
+    here.master.add_shards("train", ROWS, 100, shuffle=True)
+    workers = [here.start_worker(f"worker-{index}") for index in range(2)]
+    here.master.wait_for(lambda: len(here.master.done) == 9)
+    assert not here.errors
+    here.master.done.clear()
+    here.master.add_shards("evaluate", ROWS, 100)
+    here.master.command(Mode.EVALUATE)
+    here.master.wait_for(lambda: len(here.master.done) == 9)
+    here.finish()
+    assert trained_samples(here) == ROWS
+    assert here.master.sketch.rows == ROWS
+    pieces = [BinaryMetricsSketch.decode(beat.metrics.sketch) for beat in here.master.heartbeats if beat.metrics.sketch]
+    assert sum(piece.rows for piece in pieces) == ROWS
+    kept = read_predictions(workers[0]._predictions_uri)
+    assert [item.metadata.start for item in kept] == list(range(0, ROWS, 100))
+    together = BinaryMetricsSketch()
+    for item in kept:
+        together.update(item.prediction, np.asarray(item.batch.column("label")))
+        assert item.pooled.shape == (100, 3, 4)
+    assert together == here.master.sketch
+
+
+def test_evaluation_changes_nothing_on_the_servers(setting) -> None:
+    here = setting(mode="async")
+    here.master.add_shards("train", ROWS, SHARD)
+    here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    server = here.servers[0]
+    before = server.dense.values.copy(), [store.rows for store in server.stores]
+    here.master.done.clear()
+    here.master.add_shards("evaluate", ROWS, SHARD)
+    here.master.command(Mode.EVALUATE)
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    assert np.array_equal(server.dense.values, before[0])
+    assert [store.rows for store in server.stores] == before[1]
+
+
+def test_a_paused_worker_has_told_every_sample_that_the_servers_applied(setting) -> None:
+    here = setting(mode="bsp")
+    here.master.finished = False
+    here.master.add_shards("train", ROWS, 300)
+    here.start_worker()
+    here.master.wait_for(lambda: bool(here.master.offsets))
+    version = here.master.command(Mode.PAUSE)
+    here.master.wait_for(lambda: here.master.reached.get("worker-0") == version)
+    pushes = here.servers[0].stats(GetStats()).pushes
+    here.sessions[0].flush(5)
+    told = sum(here.master.offsets.values())
+    assert told == pushes * BATCH
+    here.master.command(Mode.TRAIN)
+    here.master.wait_for(lambda: len(here.master.done) == 3)
+    assert here.servers[0].stats(GetStats()).pushes * BATCH == ROWS
+
+
+def test_a_rollback_drops_what_is_in_flight_and_trains_the_shards_again(setting) -> None:
+    here = setting(servers=2, mode="async")
+    here.master.finished = False
+    here.master.add_shards("train", ROWS, 100)
+    shards = list(here.master.todo)
+    here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) >= 2)
+    with here.master.changed:
+        here.master.roll_back(shards)
+        here.master.restored.clear()
+        for name in here.master.addresses:
+            here.master.restored[name] = here.master.restore.order_id
+    here.restore()
+    void = sum(server.stats(GetStats()).pushes for server in here.servers)
+    here.master.wait_for(lambda: len(here.master.done) == 9)
+    here.finish()
+    assert not here.errors
+    assert sum(server.stats(GetStats()).pushes for server in here.servers) - void == 2 * ROWS // BATCH
+
+
+def test_a_server_that_is_away_for_a_while_costs_a_step_and_no_sample(setting) -> None:
+    here = setting(mode="async")
+    here.master.finished = False
+    here.master.add_shards("train", ROWS, 100)
+    here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) >= 1)
+    here.servers[0].suspend()
+    before = len(here.master.heartbeats)
+    here.master.wait_for(lambda: len(here.master.heartbeats) > before + 5)
+    here.servers[0].ready = True
+    here.master.wait_for(lambda: len(here.master.done) == 9)
+    here.finish()
+    assert not here.errors
+
+
+def test_bfloat16_trains_the_dense_layers_and_evaluates_in_float32(setting) -> None:
+    here = setting(mode="async", precision="bfloat16")
+    here.master.add_shards("train", ROWS, SHARD)
+    here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    here.finish()
+    assert not here.errors
+    assert here.servers[0].dense.values.dtype == np.float32
+
+
+def test_a_worker_told_to_stop_leaves_nothing_untold(setting) -> None:
+    here = setting(mode="async")
+    here.master.finished = False
+    here.master.add_shards("train", ROWS, ROWS)
+    here.start_worker()
+    here.master.wait_for(lambda: bool(here.master.offsets))
+    here.sessions[0].stop()
+    here.threads[0].join(20)
+    assert not here.threads[0].is_alive() and not here.errors
+    told = max(here.master.offsets.values(), default=0) or ROWS
+    assert told == here.servers[0].stats(GetStats()).pushes * BATCH

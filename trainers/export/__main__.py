@@ -1,0 +1,21 @@
+"""`python -m elastrec.trainers.export`: the evaluator pod.
+
+Reads `export.json` among its files; the last line of its output is `RESULT ` and the result as JSON. Exit codes: 0
+done, 2 the model must not be used (it differs from the trained one, or its inputs are wrong), 1 anything that another
+try may get past.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastrec.trainers.threads import prepare_process
+
+# Before numpy and torch are imported: they read these settings once.
+prepare_process(os.environ, sys.orig_argv)
+
+from elastrec.trainers.export.pod import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The proof that the exported model is the trained one: the same rows, scored by both, and who is to blame if not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from elastrec.platform.data.encode import DENSE
+from elastrec.platform.data.reader import ShardReader
+from elastrec.platform.specs.errors import JobFailedError
+from elastrec.trainers.export.scorer import Scored, Scorer, together
+from elastrec.trainers.export.signature import PROBABILITY, raw_frame
+from elastrec.trainers.worker.predictions import Predictions
+
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Rows compared, and the largest absolute difference of their probabilities."""
+
+    rows: int
+    largest_difference: float
+
+
+def check_against_trainer(
+    scorer: Scorer,
+    predict: Callable[[pd.DataFrame], pd.DataFrame],
+    reader: ShardReader,
+    predictions: list[Predictions],
+    rows: int,
+) -> Checked:
+    """Scores raw rows through the loaded MLflow model and compares with what the trainer predicted for them.
+
+    Args:
+        scorer: the loaded model's inner part, asked only to find what differs.
+        predict: of the loaded MLflow model; raw columns to `probability`.
+        reader: of the evaluation manifest.
+        predictions: what workers left, in the order of rows.
+        rows: compare at most so many.
+
+    Raises:
+        JobFailedError: a probability differs by TOLERANCE or more; names the first feature that differs.
+    """
+    compared, largest = 0, 0.0
+    data = scorer.job.spec.data
+    for shard in predictions:
+        if compared >= rows:
+            break
+        pieces = list(reader.read_raw(shard.metadata.start, shard.metadata.length))
+        scores = [scorer.score(piece, with_label=True) for piece in pieces]
+        scored = together(scores)
+        usable = int((~scored.bad).sum())
+        if usable != len(shard.prediction):
+            raise JobFailedError(
+                f"the export cannot be checked: the trainer predicted {len(shard.prediction)} of the rows from "
+                f"{shard.metadata.start}, the exported model reads {usable}; did the evaluation files change?"
+            )
+        taken = min(usable, rows - compared)
+        if not taken:
+            continue
+        # One frame per piece: pieces of a text file may differ in the types of their columns.
+        frames = [
+            raw_frame(data, piece.filter(pa.array(~part.bad))) for piece, part in zip(pieces, scores, strict=True)
+        ]
+        probability = np.asarray(predict(pd.concat(frames, ignore_index=True)[:taken])[PROBABILITY], np.float64)
+        difference = np.abs(probability - shard.prediction[:taken])
+        if not (difference < TOLERANCE).all():
+            row = int(np.flatnonzero(~(difference < TOLERANCE))[0])
+            raise JobFailedError(
+                f"the exported model differs from the trained one: row {shard.metadata.start} + {row} has the "
+                f"probability {probability[row]:.9f}, the trainer gave {float(shard.prediction[row]):.9f}; "
+                + first_difference(scorer, scored, shard, row)
+            )
+        compared += taken
+        largest = max(largest, float(difference.max()))
+    return Checked(compared, largest)
+
+
+def first_difference(scorer: Scorer, scored: Scored, shard: Predictions, row: int) -> str:
+    """Which feature of one row is not the same on both sides: first its values, then its pooled rows."""
+    data = scorer.job.spec.data
+    for position, feature in enumerate(data.dense):
+        ours, theirs = (float(batch.column(DENSE)[row].as_py()[position]) for batch in (scored.batch, shard.batch))
+        if ours != theirs:
+            return f"first feature that differs: {feature.name!r}, exported {ours}, trained {theirs}"
+    for sparse in data.sparse:
+        ours, theirs = (batch.column(sparse.name)[row].as_py() for batch in (scored.batch, shard.batch))
+        if ours != theirs:
+            return f"first feature that differs: {sparse.name!r}, exported ids {ours}, trained ids {theirs}"
+    order = [scorer.features.index(name) for name in shard.metadata.features]
+    for position, name in enumerate(shard.metadata.features):
+        left: np.ndarray[Any, Any] = scored.pooled[row, order[position]]
+        right: np.ndarray[Any, Any] = shard.pooled[row, position]
+        gap = float(np.abs(left - right).max(initial=0.0))
+        if gap > TOLERANCE:
+            return f"first feature that differs: {name!r}, its pooled embedding by {gap:.3g}"
+    return "all features agree, so the dense parameters differ"

@@ -1,0 +1,67 @@
+"""ArtifactEmbeddings: the embedding collection of an exported model, over sorted ids and memory-mapped rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from elastrec.trainers.export.artifact import Artifact
+
+
+class ArtifactEmbeddings(nn.Module):
+    """Takes the place of torchrec's EmbeddingBagCollection when scoring; ids that were never trained count as zero.
+
+    Args:
+        tables: all of one row dimension, R.
+        artifact: where their rows are.
+    """
+
+    def __init__(self, tables: list[EmbeddingBagConfig], artifact: Artifact) -> None:
+        super().__init__()
+        self._tables = tables
+        self._artifact = artifact
+        self._last: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        self.feature_names = [name for table in tables for name in table.feature_names]
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return self._tables
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled rows: KeyedJaggedTensor of B bags per feature to a KeyedTensor `[B, F · R]`."""
+        jagged = features.to_dict()
+        pooled: list[Tensor] = []
+        for table in self._tables:
+            mode = "mean" if table.pooling is PoolingType.MEAN else "sum"
+            for name in table.feature_names:
+                values_L, offsets = jagged[name].values(), jagged[name].offsets()
+                inverse_L, ids_U = pd.factorize(values_L.numpy())
+                rows_UR, _ = self._artifact.rows(table.name, ids_U)
+                pooled.append(
+                    nn.functional.embedding_bag(
+                        torch.from_numpy(inverse_L.astype(np.int64, copy=False)),
+                        torch.from_numpy(rows_UR),
+                        offsets.to(torch.int64),
+                        mode=mode,
+                        include_last_offset=True,
+                    )
+                    if len(ids_U)
+                    else torch.zeros(len(offsets) - 1, table.embedding_dim)
+                )
+        values = torch.cat(pooled, dim=1)
+        self._last = values.detach().numpy().reshape(values.shape[0], len(pooled), -1)
+        return KeyedTensor(
+            keys=self.feature_names,
+            length_per_key=[table.embedding_dim for table in self._tables for _ in table.feature_names],
+            values=values,
+        )
+
+    def last_pooled(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Pooled rows `[B, F, R]` of the latest forward, for the check against the trainer."""
+        assert self._last is not None, "forward has not run"
+        return self._last

@@ -1,0 +1,41 @@
+"""The evaluator as a process: where its request lies, where its result goes, which error means which exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import structlog
+import torch
+
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.errors import DataError, ElastrecError, JobFailedError, SpecError
+from elastrec.platform.transport.export_messages import EXPORT_FILE, decode_request, result_line
+from elastrec.trainers.export.process import export
+from elastrec.trainers.logs import configure_logging
+from elastrec.trainers.threads import granted_threads
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    """Runs the evaluator pod; returns its exit code."""
+    configure_logging()
+    torch.set_num_threads(granted_threads(os.environ))
+    files = os.environ.get(environment.FILES, "")
+    work = Path(os.environ.get(environment.WORK) or ".").absolute()
+    try:
+        if not files:
+            raise JobFailedError(f"the environment variable {environment.FILES} is missing; a cluster backend sets it")
+        request = decode_request((Path(files) / EXPORT_FILE).read_text())
+        result = export(request, work)
+    except ElastrecError as error:
+        log.error("export_failed", reason=str(error), kind=type(error).__name__)
+        return 2 if isinstance(error, JobFailedError | SpecError | DataError) else 1
+    except Exception:
+        log.exception("export_failed")
+        return 1
+    sys.stdout.write(result_line(result) + "\n")
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,123 @@
+"""The evaluator pod's work, from request to result."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import structlog
+
+from elastrec.checkpoints import open_record
+from elastrec.platform.data.manifest import DataManifest, read_manifest
+from elastrec.platform.data.reader import ShardReader
+from elastrec.platform.specs.errors import HistoryError, JobFailedError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.transport.export_messages import EvaluationResult, ExportRequest, ExportResult
+from elastrec.trainers.export import logged_model
+from elastrec.trainers.export.artifact import write_artifact
+from elastrec.trainers.export.check import Checked, check_against_trainer
+from elastrec.trainers.export.comparison import Comparison, compare_on
+from elastrec.trainers.export.scorer import Scorer
+from elastrec.trainers.export.signature import raw_frame
+from elastrec.trainers.worker.predictions import read_predictions
+
+log = structlog.get_logger(__name__)
+
+_EXAMPLE_ROWS = 5
+
+
+def export(request: ExportRequest, work: Path) -> ExportResult:
+    """Builds the model, proves it, scores it beside the champion, logs it.
+
+    Args:
+        work: folder with room for two copies of the model.
+
+    Raises:
+        JobFailedError: the exported model does not predict what the trainer predicted.
+        CheckpointError, DataError, HistoryError: the record, the rows or the tracking server cannot be used.
+    """
+    job = TrainingJob.model_validate_json(request.job_json)
+    with tempfile.TemporaryDirectory(prefix="artifact-", dir=work) as temporary:
+        artifact = Path(temporary) / "model"
+        artifact.mkdir()
+        write_artifact(artifact, job, request.job_id, open_record(request.record_uri))
+        manifest = read_manifest(request.evaluation_manifest_uri) if request.evaluation_manifest_uri else None
+        example = _example(job, manifest)
+        saved = Path(request.artifact_uri) if request.artifact_uri else Path(temporary) / "saved"
+        logged_model.save(job, artifact, saved, example)
+        model = logged_model.load(str(saved))
+        scorer: Scorer = model.get_raw_model()
+        checked = _check(request, scorer, model.predict, manifest)
+        comparison = _compare(request, scorer, manifest)
+        model_uri = str(saved)
+        if request.tracking_uri:
+            metrics = request.metrics | (_metrics(comparison.challenger) if comparison else {})
+            model_uri = logged_model.log_model(
+                job, artifact, example, tracking_uri=request.tracking_uri, run_id=request.run_id, metrics=metrics
+            )
+        size = sum(file.stat().st_size for file in artifact.rglob("*") if file.is_file())
+    result = ExportResult(
+        model_uri=model_uri,
+        checked_rows=checked.rows,
+        largest_difference=checked.largest_difference,
+        challenger=comparison.challenger if comparison else None,
+        champion=comparison.champion if comparison else None,
+        champion_problem=comparison.problem if comparison else "",
+        artifact_bytes=size,
+    )
+    log.info("export_done", model_uri=model_uri, checked_rows=checked.rows, difference=checked.largest_difference)
+    return result
+
+
+def _example(job: TrainingJob, manifest: DataManifest | None) -> pd.DataFrame | None:
+    if manifest is None or not manifest.rows:
+        return None
+    reader = ShardReader(job.spec.data, manifest)
+    raw = next(reader.read_raw(0, min(_EXAMPLE_ROWS, manifest.rows)))
+    reader.close()
+    return raw_frame(job.spec.data, raw)
+
+
+def _check(
+    request: ExportRequest, scorer: Scorer, predict: logged_model.Predict, manifest: DataManifest | None
+) -> Checked:
+    if manifest is None or not request.predictions_uri:
+        log.warning("export_not_checked", reason="the request names no predictions or no evaluation rows")
+        return Checked(0, 0.0)
+    predictions = read_predictions(request.predictions_uri)
+    if not predictions and request.checked_rows:
+        raise JobFailedError(
+            f"the export cannot be checked: the workers left no predictions in {request.predictions_uri}"
+        )
+    reader = ShardReader(scorer.job.spec.data, manifest)
+    try:
+        return check_against_trainer(scorer, predict, reader, predictions, request.checked_rows)
+    finally:
+        reader.close()
+
+
+def _compare(request: ExportRequest, scorer: Scorer, manifest: DataManifest | None) -> Comparison | None:
+    if manifest is None or not manifest.rows:
+        return None
+    champion, problem = None, ""
+    if request.champion_model_uri:
+        logged_model.use_tracking(request.tracking_uri)
+        try:
+            champion = logged_model.load(request.champion_model_uri)
+        except HistoryError as error:
+            problem = str(error)
+            log.warning("champion_not_loaded", reason=problem)
+    compared = compare_on(manifest, scorer, champion)
+    return compared if not problem else Comparison(compared.challenger, None, problem)
+
+
+def _metrics(result: EvaluationResult) -> dict[str, float]:
+    figures = {
+        "auc": result.auc,
+        "normalized_entropy": result.normalized_entropy,
+        "log_loss": result.log_loss,
+        "evaluation_samples": float(result.samples),
+    }
+    return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}

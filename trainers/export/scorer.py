@@ -1,0 +1,151 @@
+"""The exported model: `mlflow.pyfunc.load_model` comes here (`_load_pyfunc`), and so do check and champion.
+
+Rows go through the same encoder, the same model class and the same float32 operations as in the trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+from torch import nn
+
+from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.data.raw import apply_transform, load_transform
+from elastrec.platform.specs.errors import CheckpointError, DataError
+from elastrec.trainers.export.artifact import Artifact
+from elastrec.trainers.export.embeddings import ArtifactEmbeddings
+from elastrec.trainers.export.signature import PROBABILITY
+from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
+from elastrec.trainers.worker.inputs import inputs_of
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows after scoring, in order.
+
+    Attributes:
+        probability: float32 [B]; NaN for bad rows.
+        bad: bool [B], rows that the encoder cannot use.
+        batch: the trainer-ready rows that are not bad.
+        pooled: float32 [B', F, R] of the rows that are not bad, features in `features`' order.
+    """
+
+    probability: np.ndarray[Any, np.dtype[np.float32]]
+    bad: np.ndarray[Any, np.dtype[np.bool_]]
+    batch: pa.RecordBatch
+    pooled: np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Scorer:
+    """Scores raw rows with an exported model.
+
+    Args:
+        artifact: the model's arrays.
+
+    Raises:
+        SpecError, DataError: the user's model or transform cannot be imported here.
+        CheckpointError: the dense parameters are not those of the job file's model.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.job = artifact.job
+        spec = self.job.spec
+        hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
+        self._encoder = RowEncoder(spec.data, hash_sizes)
+        self._transform = load_transform(spec.data.transform) if spec.data.transform else None
+        self._embeddings = ArtifactEmbeddings(embedding_tables(self.job), artifact)
+        self.features = self._embeddings.feature_names
+        schema = FeatureSchema.from_job(self.job)
+        self._model = build_model(spec.model, self._embeddings, schema, seed=spec.training.seed)
+        _load_dense(self._model, artifact)
+        self._model.eval()
+
+    def score(self, rows: pa.Table, *, with_label: bool = False) -> Scored:
+        """Scores raw rows `[B]`; memory grows with B.
+
+        Args:
+            with_label: the rows have labels; those whose label is neither 0 nor 1 count as bad, as in training.
+
+        Raises:
+            DataError: a column is missing or of an impossible type.
+        """
+        if self._transform is not None and rows.num_rows:
+            rows = apply_transform(self.job.spec.data, self._transform, rows)
+        encoded = self._encoder.encode(rows, with_label=with_label)
+        good = encoded.batch.filter(pa.array(~encoded.bad_B)) if encoded.bad_B.any() else encoded.batch
+        probability = np.full(len(encoded.bad_B), np.nan, np.float32)
+        pooled: list[np.ndarray[Any, Any]] = []
+        scores: list[np.ndarray[Any, Any]] = []
+        size = self.job.spec.training.batch_size
+        with torch.inference_mode():
+            for begin in range(0, good.num_rows, size):
+                inputs = inputs_of(good.slice(begin, size))
+                logits = self._model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
+                scores.append(torch.sigmoid(logits.float()).numpy())
+                pooled.append(self._embeddings.last_pooled())
+        if scores:
+            probability[~encoded.bad_B] = np.concatenate(scores)
+        width = self.job.spec.model.row_dimension
+        pooled_BFR = np.concatenate(pooled) if pooled else np.empty((0, len(self.features), width), np.float32)
+        return Scored(probability, encoded.bad_B, good, pooled_BFR)
+
+
+def together(parts: list[Scored]) -> Scored:
+    """Consecutive pieces as one; at least one piece."""
+    return Scored(
+        np.concatenate([part.probability for part in parts]),
+        np.concatenate([part.bad for part in parts]),
+        pa.concat_batches([part.batch for part in parts]),
+        np.concatenate([part.pooled for part in parts]),
+    )
+
+
+def _load_dense(model: nn.Module, artifact: Artifact) -> None:
+    wanted = dict(model.named_parameters())
+    missing, surplus = sorted(set(wanted) - set(artifact.dense)), sorted(set(artifact.dense) - set(wanted))
+    if missing or surplus:
+        raise CheckpointError(
+            f"dense parameters {missing} are missing and {surplus} are unknown to {type(model).__name__}; the model's "
+            "class must be the one that was trained"
+        )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(torch.from_numpy(artifact.dense[name]).reshape(parameter.shape))
+
+
+class PyfuncModel:
+    """What `mlflow.pyfunc.load_model` wraps."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+    def get_raw_model(self) -> Scorer:
+        """The scorer itself, for callers that have Arrow tables."""
+        return self.scorer
+
+    def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Click probabilities of raw rows, one float32 column `probability`.
+
+        Raises:
+            DataError: a row cannot be used; names the row's position.
+        """
+        if not isinstance(model_input, pd.DataFrame):
+            raise DataError(f"the model scores a pandas DataFrame of raw columns, not {type(model_input).__name__}")
+        scored = self.scorer.score(pa.Table.from_pandas(model_input, preserve_index=False))
+        if scored.bad.any():
+            raise DataError(
+                f"row {int(np.flatnonzero(scored.bad)[0])} cannot be scored: a value is not of its column's kind; "
+                f"{int(scored.bad.sum())} of {len(scored.bad)} rows are so"
+            )
+        return pd.DataFrame({PROBABILITY: scored.probability}, index=model_input.index)
+
+
+def _load_pyfunc(data_path: str) -> PyfuncModel:
+    """MLflow's entry point: the loader module of the pyfunc flavour."""
+    return PyfuncModel(Scorer(Artifact(Path(data_path))))

@@ -1,0 +1,65 @@
+"""Evaluation shards: predictions without any update become one sketch per shard, sent with its completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.transport.job_messages import Shard, ShardProgress
+from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
+
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class ShardEvaluation:
+    """One evaluation shard under way, from its first row: a shard that was lost is evaluated anew.
+
+    Args:
+        folder_uri: where predictions go for shards that keep them.
+        features: names of the pooled rows' features, in order.
+    """
+
+    def __init__(self, shard: Shard, folder_uri: str, features: list[str]) -> None:
+        self.shard = shard
+        self._folder_uri = folder_uri
+        self._features = features
+        self._sketch = BinaryMetricsSketch()
+        self._kept: list[tuple[pa.RecordBatch, FloatArray, FloatArray]] = []
+
+    def add(self, batch: pa.RecordBatch, prediction_B: FloatArray, label_B: FloatArray, pooled_BFR: FloatArray) -> None:
+        """Counts the rows of one minibatch.
+
+        Raises:
+            DataError: a prediction is no probability.
+        """
+        self._sketch.update(prediction_B, label_B)
+        if self.shard.keep_predictions:
+            self._kept.append((batch, prediction_B, pooled_BFR))
+
+    def completion(self) -> ShardProgress:
+        """Writes the predictions that are to be kept, then says that the shard is done.
+
+        Raises:
+            CheckpointError: the predictions could not be written.
+        """
+        shard = self.shard
+        if self._kept:
+            metadata = PredictionsMetadata(start=shard.start, length=shard.length, features=self._features)
+            together = Predictions(
+                metadata=metadata,
+                batch=pa.concat_batches([batch for batch, _, _ in self._kept]),
+                prediction=np.concatenate([prediction for _, prediction, _ in self._kept]),
+                pooled=np.concatenate([pooled for _, _, pooled in self._kept]),
+            )
+            write_predictions(self._folder_uri, shard.index, together)
+        return ShardProgress(
+            kind=shard.kind,
+            epoch=shard.epoch,
+            index=shard.index,
+            attempt=shard.attempt,
+            offset=shard.length,
+            sketch=self._sketch.encode(),
+        )

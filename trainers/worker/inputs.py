@@ -1,0 +1,40 @@
+"""Record batches as torch inputs: dense matrix, KeyedJaggedTensor, labels. Nothing is copied that need not be."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from elastrec.platform.data.batches import dense_of, ids_of, label_of
+from elastrec.platform.data.encode import LABEL
+
+
+class Inputs(NamedTuple):
+    """One minibatch: dense `[B, I]` float32, sparse features (ids int64), labels `[B]` float32."""
+
+    dense_BI: Tensor
+    sparse: KeyedJaggedTensor
+    label_B: Tensor
+
+
+def inputs_of(batch: pa.RecordBatch) -> Inputs:
+    """The torch form of a trainer-ready batch; labels are empty when the batch has none (rows to be scored)."""
+    jagged = ids_of(batch)
+    with warnings.catch_warnings():
+        # Arrow's buffers are read-only and torch warns of that; nobody writes to inputs.
+        warnings.simplefilter("ignore", UserWarning)
+        sparse = KeyedJaggedTensor(
+            keys=list(jagged.keys),
+            values=torch.from_numpy(jagged.values),
+            lengths=torch.from_numpy(jagged.lengths.reshape(-1)),
+            stride=batch.num_rows,
+        )
+        dense = torch.from_numpy(dense_of(batch))
+        labels = label_of(batch) if LABEL in batch.schema.names else np.empty(0, np.float32)
+        return Inputs(dense, sparse, torch.from_numpy(labels))

@@ -1,0 +1,89 @@
+"""What a worker leaves of an evaluation shard for the check of the export: features, pooled rows, predictions.
+
+A Parquet file per shard, `{predictions folder}/{shard index}.parquet`: the trainer-ready columns, `prediction`
+float32, and `pooled` list<float32> [F · R], features in the order that the file's metadata names. The shard's range
+of rows stands in the metadata, so that a reader finds the raw rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from elastrec.checkpoints import open_store
+from elastrec.platform.specs.errors import CheckpointError
+
+PREDICTION, POOLED = "prediction", "pooled"
+_METADATA = b"elastrec.predictions"
+
+
+class PredictionsMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rows come from: `[start, start + length)` of the evaluation manifest, bad rows left out."""
+
+    start: int
+    length: int
+    features: list[str]
+
+
+class Predictions(msgspec.Struct, frozen=True, kw_only=True):
+    """One file: `batch` trainer-ready rows, `prediction` float32 [B], `pooled` float32 [B, F, R]."""
+
+    metadata: PredictionsMetadata
+    batch: pa.RecordBatch
+    prediction: Any
+    pooled: Any
+
+
+def write_predictions(folder_uri: str, index: int, predictions: Predictions) -> None:
+    """Writes one shard's file, whole or not at all; replaces an older one.
+
+    Raises:
+        CheckpointError: the store refused.
+    """
+    rows, features, dimension = predictions.pooled.shape
+    pooled = pa.FixedSizeListArray.from_arrays(
+        pa.array(np.ascontiguousarray(predictions.pooled, np.float32).reshape(-1)), features * dimension
+    )
+    table = pa.Table.from_batches([predictions.batch])
+    table = table.append_column(PREDICTION, pa.array(predictions.prediction, pa.float32()))
+    table = table.append_column(POOLED, pooled.cast(pa.list_(pa.float32())))
+    table = table.replace_schema_metadata({_METADATA: msgspec.json.encode(predictions.metadata)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    assert rows == table.num_rows
+    open_store(folder_uri).put(f"{index:08d}.parquet", sink.getvalue())
+
+
+def read_predictions(folder_uri: str) -> list[Predictions]:
+    """All files of a job, in the order of their rows.
+
+    Raises:
+        CheckpointError: a file is no such file.
+    """
+    store = open_store(folder_uri)
+    found = []
+    for key in store.keys():  # noqa: SIM118 (a store is no mapping)
+        if not key.endswith(".parquet"):
+            continue
+        try:
+            table = pq.read_table(pa.BufferReader(store.get(key)))
+            metadata = msgspec.json.decode((table.schema.metadata or {})[_METADATA], type=PredictionsMetadata)
+        except (pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
+            raise CheckpointError(f"{folder_uri}/{key}: is no file of predictions: {error}") from error
+        pooled = table.column(POOLED).combine_chunks()
+        values = np.asarray(pooled.flatten(), np.float32)
+        batch = table.drop_columns([PREDICTION, POOLED]).combine_chunks()
+        batches = batch.to_batches() or [pa.RecordBatch.from_pylist([], schema=batch.schema)]
+        found.append(
+            Predictions(
+                metadata=metadata,
+                batch=batches[0],
+                prediction=np.asarray(table.column(PREDICTION), np.float32),
+                pooled=values.reshape(table.num_rows, len(metadata.features), -1),
+            )
+        )
+    return sorted(found, key=lambda item: item.metadata.start)

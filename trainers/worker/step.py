@@ -1,0 +1,172 @@
+"""One training or evaluation step: a pulled minibatch becomes gradients, or predictions.
+
+Knows torch and the parameter client; nothing of shards' order, directives or heartbeats.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from elastrec.platform.specs.errors import JobFailedError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.trainers.embedding.client import ParameterClient, Pulled
+from elastrec.trainers.embedding.dense import FlatParameters
+from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
+from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
+from elastrec.trainers.parameter_server.plan import plan_of_job
+from elastrec.trainers.worker.feed import Item
+from elastrec.trainers.worker.identity import Identity
+from elastrec.trainers.worker.inputs import Inputs, inputs_of
+from elastrec.trainers.worker.window import Window
+
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+
+# A server out of reach for this long costs the step; a longer wait would keep the worker from newer directives.
+_PATIENCE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A minibatch whose pull is under way; without rows (all were bad) nothing was pulled."""
+
+    item: Item
+    inputs: Inputs | None
+    pulled: Pulled | None
+
+
+class Step:
+    """The job's model over parameter servers.
+
+    Args:
+        window: takes the step's times, bytes, loss and predictions.
+
+    Raises:
+        SpecError: the model or its options are wrong.
+        Exception: whatever the constructor of a user's model raises.
+    """
+
+    def __init__(self, job: TrainingJob, identity: Identity, window: Window) -> None:
+        spec = job.spec
+        plan, tables = plan_of_job(spec), embedding_tables(job)
+        self._window = window
+        self._bfloat16 = spec.model.precision == "bfloat16"
+        self._loss = nn.BCEWithLogitsLoss()
+        self.client = ParameterClient(
+            plan,
+            worker=identity.pod,
+            incarnation=identity.incarnation,
+            token=identity.token,
+            tls=identity.tls,
+            patience_seconds=_PATIENCE_SECONDS,
+        )
+        self.collection = RemoteEmbeddingBagCollection(tables, self.client)
+        self.model = build_model(spec.model, self.collection, FeatureSchema.from_job(job), seed=spec.training.seed)
+        self.flat = FlatParameters(self.model)
+        self.initial_dense = self.flat.values.copy()
+        self.client.layout = self.flat.layout
+        self._pooled: FloatArray | None = None
+        self.collection.register_forward_hook(self._keep_pooled)
+        self._dense_is_current = False
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Features of the pooled rows, in the order of the collection's output."""
+        return [name for table in self.collection.embedding_bag_configs() for name in table.feature_names]
+
+    def mode(self, *, training: bool) -> None:
+        """Sets the model to train or evaluate; the next pull brings the dense parameters anew."""
+        self.model.train(training)
+        self._dense_is_current = False
+
+    def pull(self, item: Item) -> InFlight:
+        """Starts the pull of a minibatch.
+
+        Raises:
+            TransportError: the servers are not those of the routing any more.
+        """
+        if not item.batch.num_rows:
+            return InFlight(item, None, None)
+        inputs = inputs_of(item.batch)
+        dense = self.model.training or not self._dense_is_current
+        self._dense_is_current = True
+        return InFlight(item, inputs, self.collection.prefetch(inputs.sparse, dense=dense))
+
+    def train(self, started: InFlight) -> None:
+        """Forward, backward, push; the push is under way when this returns.
+
+        Raises:
+            TransportError: rows or gradients were lost; nothing of this step counts.
+            JobFailedError: the loss is not a finite number.
+        """
+        if started.inputs is None or started.pulled is None:
+            return
+        clock = time.perf_counter
+        began = clock()
+        self._load(started.pulled)
+        pulled = clock()
+        self.flat.zero_gradients()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._bfloat16):
+            logits = self._forward(started.inputs)
+        loss = self._loss(logits, started.inputs.label_B)
+        loss_value = float(loss.detach())
+        if not np.isfinite(loss_value):
+            raise JobFailedError(
+                f"the loss is {loss_value} in shard {started.item.shard.index} of epoch {started.item.shard.epoch}, "
+                f"before its row {started.item.end_offset}; lower spec.optimizers.*.learning_rate or check the model"
+            )
+        loss.backward()
+        computed = clock()
+        left = self.collection.take_row_gradients()
+        samples = started.item.batch.num_rows
+        sent = self.client.push(left.pulled, left.gradients, self.flat.gradients, samples)
+        self._window.add(
+            samples=samples, steps=1, loss_sum=loss_value * samples,
+            pull_seconds=pulled - began, compute_seconds=computed - pulled, push_seconds=clock() - computed,
+            bytes_pulled=started.pulled.bytes, bytes_pushed=sent,
+        )  # fmt: skip
+        self._window.add_predictions(torch.sigmoid(logits.detach()).numpy(), started.inputs.label_B.numpy())
+
+    def predict(self, started: InFlight) -> tuple[FloatArray, FloatArray]:
+        """Probabilities `[B]` and pooled rows `[B, F, R]`, in float32 whatever the job's precision.
+
+        Raises:
+            TransportError: the rows were lost.
+        """
+        assert started.inputs is not None and started.pulled is not None, "a minibatch without rows has no predictions"
+        with torch.no_grad():
+            self._load(started.pulled)
+            logits = self._forward(started.inputs)
+        assert self._pooled is not None
+        rows, features = started.item.batch.num_rows, len(self.feature_names)
+        return torch.sigmoid(logits).numpy(), self._pooled.reshape(rows, features, -1)
+
+    def drop(self) -> None:
+        """Forgets everything in flight and the connections."""
+        self.client.abort()
+        self.collection.forget()
+        self._dense_is_current = False
+
+    def _load(self, pulled: Pulled) -> None:
+        dense = pulled.dense()
+        if len(dense):
+            self.flat.load(dense)
+        pulled.rows()
+
+    def _forward(self, inputs: Inputs) -> Tensor:
+        logits = self.model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
+        if logits.shape != inputs.label_B.shape:
+            raise JobFailedError(
+                f"the model's forward returned a tensor of shape {tuple(logits.shape)}; expected logits of shape "
+                f"{tuple(inputs.label_B.shape)}"
+            )
+        return logits.float()
+
+    def _keep_pooled(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if not self.model.training:
+            self._pooled = output.values().detach().numpy()

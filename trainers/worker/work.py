@@ -1,0 +1,203 @@
+"""Worker: the pieces that the loop moves: session, feed, step, and what is waiting to be acknowledged."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from elastrec.platform.data.batches import InProcessSource, Minibatch
+from elastrec.platform.data.manifest import read_manifest
+from elastrec.platform.data.reader import ShardReader
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.transport.export_messages import predictions_folder
+from elastrec.platform.transport.job_messages import (
+    Directive,
+    Leased,
+    Mode,
+    Registered,
+    RoutingTable,
+    Shard,
+    ShardProgress,
+)
+from elastrec.trainers.worker.evaluating import ShardEvaluation
+from elastrec.trainers.worker.feed import Feed, Item
+from elastrec.trainers.worker.session import Session
+from elastrec.trainers.worker.step import InFlight, Step
+
+log = structlog.get_logger(__name__)
+
+_KIND = {Mode.TRAIN: "train", Mode.EVALUATE: "evaluate"}
+
+
+class Worker:
+    """One worker of one job; used by one thread.
+
+    Args:
+        session: registered with the master.
+        registered: the master's answer.
+
+    Raises:
+        SpecError: the job file or the model is wrong.
+        Exception: whatever the constructor of a user's model raises.
+    """
+
+    def __init__(self, session: Session, registered: Registered) -> None:
+        self.session = session
+        self.job = TrainingJob.model_validate_json(registered.job_json)
+        self.step = Step(self.job, session.identity, session.window)
+        self.generation = registered.directive.generation
+        self._manifests = {"train": registered.training_manifest, "evaluate": registered.evaluation_manifest}
+        self._predictions_uri = predictions_folder(
+            self.job.spec.checkpoint.store, self.job.metadata.name, session.identity.job_id
+        )
+        self._sources: dict[str, InProcessSource] = {}
+        self._feed: Feed | None = None
+        self._kind = ""
+        self._routing: RoutingTable | None = None
+        self._pushes = 0
+        self._unacknowledged: deque[tuple[int, Shard, int]] = deque()
+        self._evaluation: ShardEvaluation | None = None
+        self._takes_part = False
+
+    # Following the directive
+
+    def follow(self, directive: Directive) -> Feed:
+        """Connects to the directive's servers and gives the feed of its shards; cheap when nothing changed.
+
+        Raises:
+            TransportError: the servers cannot be reached under this directive.
+        """
+        kind = _KIND[directive.mode]
+        if directive.generation != self.generation:
+            self.abandon()
+        if kind != self._kind:
+            self._forget_feed()
+        if directive.generation != self.generation or directive.routing != self._routing:
+            self.drop()
+            self.step.client.connect(directive.routing, directive.generation)
+            self.step.client.init_dense(self.step.initial_dense)
+            self._routing = directive.routing
+        self.generation, self._kind = directive.generation, kind
+        self.step.mode(training=kind == "train")
+        if self._feed is None:
+            self._feed = self._new_feed(kind, directive.generation)
+        return self._feed
+
+    def overlaps(self, directive: Directive) -> bool:
+        """Whether the next pull goes out before this step's push.
+
+        Never with bsp: a pull of the next round must see this round's gradients.
+        """
+        training = self.job.spec.training
+        if directive.mode is Mode.EVALUATE:
+            return True
+        return training.overlap_pull and training.consistency.mode != "bsp"
+
+    # One minibatch
+
+    def pull(self, item: Item) -> InFlight:
+        """Starts a minibatch."""
+        self._takes_part = self._kind == "train"
+        return self.step.pull(item)
+
+    def finish(self, started: InFlight) -> None:
+        """Trains or evaluates a minibatch whose pull was started, and acknowledges what was applied meanwhile."""
+        if self._kind == "train":
+            self.step.train(started)
+            self._pushes += started.pulled is not None
+            self._unacknowledged.append((self._pushes, started.item.shard, started.item.end_offset))
+            self._acknowledge(self._applied())
+        else:
+            self._evaluate(started)
+
+    def _evaluate(self, started: InFlight) -> None:
+        item = started.item
+        shard = item.shard
+        if self._evaluation is None or self._evaluation.shard != shard:
+            self._evaluation = ShardEvaluation(shard, self._predictions_uri, self.step.feature_names)
+        if started.inputs is not None:
+            prediction_B, pooled_BFR = self.step.predict(started)
+            self._evaluation.add(item.batch, prediction_B, started.inputs.label_B.numpy(), pooled_BFR)
+        if item.end_offset >= shard.length:
+            completion, self._evaluation = self._evaluation.completion(), None
+            self._report(shard, completion)
+
+    # Settling
+
+    def rest(self) -> None:
+        """Waits until all pushes are applied, acknowledges them, and lets nobody wait for this worker.
+
+        Raises:
+            TransportError: a push was lost.
+        """
+        self.step.client.flush()
+        self._acknowledge(self._pushes)
+        if self._takes_part:
+            self.step.client.leave()
+            self._takes_part = False
+        self.session.report_now()
+
+    def drop(self) -> None:
+        """Forgets everything in flight; the feed begins again at the last acknowledged rows."""
+        self.step.drop()
+        self._unacknowledged.clear()
+        self._evaluation = None
+        self._routing = None
+        self._takes_part = False
+        if self._feed is not None:
+            self._feed.rewind()
+
+    def abandon(self) -> None:
+        """`drop`, and lets go of the shards: another generation gives new ones."""
+        self._forget_feed()
+        self.drop()
+
+    def close(self) -> None:
+        """Ends threads and connections."""
+        self._forget_feed()
+        self.step.client.close()
+        for source in self._sources.values():
+            source.close()
+
+    def _applied(self) -> int:
+        # The client counts its pushes from its first; so does this worker, dropped ones included.
+        return self.step.client.pushes_applied
+
+    def _acknowledge(self, applied: int) -> None:
+        while self._unacknowledged and self._unacknowledged[0][0] <= applied:
+            _, shard, offset = self._unacknowledged.popleft()
+            self._report(
+                shard,
+                ShardProgress(
+                    kind=shard.kind, epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=offset
+                ),
+            )
+
+    def _report(self, shard: Shard, progress: ShardProgress) -> None:
+        self.session.report(self.generation, progress)
+        if self._feed is not None:
+            self._feed.acknowledge(shard, progress.offset)
+
+    # Feed
+
+    def _forget_feed(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    def _new_feed(self, kind: str, generation: int) -> Feed:
+        def lease(count: int, cancelled: Callable[[], bool]) -> Leased | None:
+            return self.session.lease(generation, kind, count, cancelled)
+
+        return Feed(lease, lambda shard: self._read(kind, shard))
+
+    def _read(self, kind: str, shard: Shard) -> Iterator[Minibatch]:
+        # Built on the feed's thread: manifests may be large, and a reader belongs to one thread at a time.
+        if kind not in self._sources:
+            spec = self.job.spec
+            hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
+            reader = ShardReader(spec.data, read_manifest(self._manifests[kind]), hash_sizes=hash_sizes)
+            self._sources[kind] = InProcessSource(reader, spec.training.batch_size)
+        return self._sources[kind].batches(shard)
