@@ -40,6 +40,7 @@ TOTAL_SHARDS = "total/shards"
 TOTAL_SHARDS_DONE = "total/shards_done"
 TOTAL_RESTARTS = "total/restarts"
 TOTAL_ROLLBACKS = "total/rollbacks"
+TOTAL = "total/{name}"
 
 COST_CORE_SECONDS = "cost/core_seconds"
 COST_CORE_HOURS = "cost/core_hours"
@@ -81,6 +82,7 @@ DESCRIPTIONS = {
     TOTAL_SHARDS_DONE: "training shards done",
     TOTAL_RESTARTS: "pods that were restarted or replaced",
     TOTAL_ROLLBACKS: "returns to a checkpoint record",
+    TOTAL: "another total that the master counts (see its `totals`): repeats, losses, records, seconds per phase",
     COST_CORE_SECONDS: "granted cores times seconds, all pods",
     COST_CORE_HOURS: "cost/core_seconds in core-hours",
     COST_BYTE_SECONDS: "granted bytes of memory times seconds, all pods",

@@ -62,9 +62,7 @@ def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
 
 
 def _running(metrics: TrainingMetrics, role: Role) -> int:
-    return sum(
-        pod.role is role and pod.state.lower() not in ("pending", "failed", "dead", "gone") for pod in metrics.pods
-    )
+    return sum(pod.role is role and pod.state in ("Running", "Leaving") for pod in metrics.pods)
 
 
 def final_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
