@@ -6,8 +6,6 @@ running; the next one over the same folder re-adopts them.
 
 from __future__ import annotations
 
-import os
-import re
 import threading
 import time
 import uuid
@@ -20,7 +18,8 @@ import structlog
 from elastrec.platform.clusters.local import messages, pod_logs
 from elastrec.platform.clusters.local import pod_life as life
 from elastrec.platform.clusters.local.journal import Journal
-from elastrec.platform.clusters.local.limits import LEAST_CORES, Limits, Usage
+from elastrec.platform.clusters.local.limits import Limits, Usage
+from elastrec.platform.clusters.local.pod_checks import check_fits_at_all, check_size, check_spec
 from elastrec.platform.clusters.local.pod_environment import pod_command, pod_environment
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod
@@ -30,7 +29,6 @@ from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodSize, Pod
 from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SAMPLE_SECONDS = 1.0
 _OBEY_SECONDS = 3.0
 _LONGEST_POLL_SECONDS = 30.0
@@ -96,7 +94,7 @@ class NodeAgent:
 
     def create(self, spec: PodSpec) -> PodStatus:
         """See `Cluster.create`."""
-        self._check(spec)
+        check_spec(spec)
         with self._lock:
             present = self._find(spec.name)
             if present is not None:
@@ -108,7 +106,7 @@ class NodeAgent:
                 if present.is_deleting:
                     raise ClusterError(f"name: {spec.name} is being deleted; create it again when that is done")
                 return self._status(present)
-            life.check_fits_at_all(spec.name, spec.size, self._total)
+            check_fits_at_all(spec.name, spec.size, self._total)
             port = choose_port({record.port for record in self._pods.values()}) if spec.serves else 0
             record = life.new_record(spec, uid=uuid.uuid4().hex, node=self._node, port=port, now=time.time())
             self._runner.prepare(record.uid, spec.files)
@@ -151,13 +149,13 @@ class NodeAgent:
 
     def resize(self, name: str, size: PodSize) -> PodStatus:
         """See `Cluster.resize`."""
-        _check_size(size)
+        check_size(size)
         with self._lock:
             record = self._find(name)
             if record is None or record.stage is Stage.ENDED or record.is_deleting:
                 state = "there is no such pod" if record is None else f"it is {record.phase} ({record.reason})"
                 raise ClusterError(f"pod {name} cannot be resized: {state}; a pod must be pending or running")
-            life.check_fits_at_all(name, size, self._total)
+            check_fits_at_all(name, size, self._total)
             if record.holds_resources:
                 others = [other for other in self._pods.values() if other.uid != record.uid]
                 short = life.shortage(size, life.free_of(self._total, others))
@@ -222,18 +220,6 @@ class NodeAgent:
                 self._changed.wait(min(left, _FOLLOW_SECONDS))
 
     # Transitions
-
-    def _check(self, spec: PodSpec) -> None:
-        if not _NAME.fullmatch(spec.name):
-            raise ClusterError(f"name: {spec.name!r} is not allowed; allowed: [a-z0-9-], at most 63 characters")
-        if not spec.command or not all(spec.command[:1]):
-            raise ClusterError(f"pod {spec.name}: command is empty; name a program")
-        for file in spec.files:
-            if "/" in file or file in ("", ".", ".."):
-                raise ClusterError(f"pod {spec.name}: the file name {file!r} is not allowed; allowed: a plain name")
-        if spec.grace_seconds < 0:
-            raise ClusterError(f"pod {spec.name}: grace_seconds {spec.grace_seconds} is not allowed; allowed: >= 0")
-        _check_size(spec.size)
 
     def _find(self, name: str) -> PodRecord | None:
         return next((record for record in self._pods.values() if record.spec.name == name), None)
@@ -397,10 +383,3 @@ class NodeAgent:
                 self._usage[pod.uid] = self._runner.usage(pod, earlier)
         if self._sampling:
             self._reactor.call_later(_SAMPLE_SECONDS, self._sample)
-
-
-def _check_size(size: PodSize) -> None:
-    if not size.cores >= LEAST_CORES or size.cores == float("inf"):
-        raise ClusterError(f"size.cores: {size.cores} is not allowed; allowed: a number of at least {LEAST_CORES}")
-    if size.memory_bytes < os.sysconf("SC_PAGE_SIZE"):
-        raise ClusterError(f"size.memory_bytes: {size.memory_bytes} is not allowed; allowed: at least one page")

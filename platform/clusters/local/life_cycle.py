@@ -118,14 +118,14 @@ def _environment() -> dict[str, str]:
     variables = dict(os.environ)
     if "PYTHONPATH" in variables:
         entries = variables["PYTHONPATH"].split(os.pathsep)
-        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)
+        variables["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries)
     return variables
 
 
 def _spawn(state: StateFolder, command: list[str]) -> None:
     # What a killed agent wrote about itself must not be taken for the new one's.
     state.info.unlink(missing_ok=True)
-    with open(os.open(state.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+    with os.fdopen(os.open(state.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         begin = output.tell()
         # The folder is the working directory: a checkout's own `platform` folder must not shadow the standard library.
         process = subprocess.Popen(

@@ -15,7 +15,19 @@ from elastrec.platform.clusters.protocol import PodSize, PodSpec
 from elastrec.platform.specs import environment as names
 
 _PASSED = frozenset(
-    "PATH HOME USER LANG LC_ALL TZ TMPDIR PYTHONPATH LD_LIBRARY_PATH SSL_CERT_FILE NUMBA_CACHE_DIR".split()
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LANG",
+        "LC_ALL",
+        "TZ",
+        "TMPDIR",
+        "PYTHONPATH",
+        "LD_LIBRARY_PATH",
+        "SSL_CERT_FILE",
+        "NUMBA_CACHE_DIR",
+    }
 )
 _PASSED_PREFIXES = ("AWS_", "MLFLOW_")
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -15,7 +15,6 @@ import msgspec
 from elastrec.platform.clusters.local.limits import Usage
 from elastrec.platform.clusters.local.pod_runner import ProcessExit
 from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodStatus, RestartPolicy
-from elastrec.platform.specs.errors import ClusterError
 
 _FIRST_DELAY_SECONDS = 0.2
 _LONGEST_DELAY_SECONDS = 10.0
@@ -206,17 +205,3 @@ def shortage(asked: PodSize, free: PodSize) -> str:
     if asked.memory_bytes > free.memory_bytes:
         texts.append(f"insufficient memory: asked {asked.memory_bytes}, free {free.memory_bytes}")
     return "; ".join(texts)
-
-
-def check_fits_at_all(spec_name: str, size: PodSize, total: PodSize) -> None:
-    """Refuses a pod that would wait for ever.
-
-    Raises:
-        ClusterError: it is larger than the whole cluster.
-    """
-    text = shortage(size, total)
-    if text:
-        raise ClusterError(
-            f"pod {spec_name} is larger than the whole cluster ({text.replace('free', 'the cluster has')}); "
-            "make the pod smaller or start the cluster with more"
-        )

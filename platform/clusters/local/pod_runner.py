@@ -10,6 +10,7 @@ started it. All that is needed to find it again lies in the pod's folder:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -68,10 +69,8 @@ class RunningPod:
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the supervisor; nothing happens when it has already ended."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.descriptor, number)
-        except ProcessLookupError:
-            pass
 
     def release(self) -> None:
         """Forgets an ended supervisor: frees the descriptor and the zombie."""
@@ -143,7 +142,7 @@ class PodRunner:
             "oom_file": self._limits.oom_file(uid),
         }
         write_secret(pod / f"plan.{attempt}.json", msgspec.json.encode(plan).decode())
-        with open(os.open(pod / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+        with os.fdopen(os.open(pod / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
             # Blocked signals stay pending until the shim can handle them: an early stop is not lost.
             previous = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_AT_START)
             try:
@@ -219,10 +218,8 @@ class PodRunner:
         deadline = time.monotonic() + timeout_seconds
         while pids := {*self._limits.processes(uid), *_marked(uid)}:
             for pid in pids:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             if time.monotonic() > deadline:
                 raise ClusterError(f"processes {sorted(pids)} of a pod do not end after SIGKILL; look at their state")
             time.sleep(0.005)
@@ -254,10 +251,8 @@ class PodRunner:
     def remove(self, uid: str) -> None:
         """Forgets an ended pod. Quick: `empty_trash` frees the disk."""
         self._limits.remove(uid)
-        try:
-            os.rename(self._pod(uid), self._trash / uid)
-        except FileNotFoundError:
-            pass
+        with contextlib.suppress(FileNotFoundError):
+            self._pod(uid).rename(self._trash / uid)
 
     def empty_trash(self) -> None:
         """Removes the folders of forgotten pods."""
@@ -273,11 +268,11 @@ def _marked(uid: str) -> list[int]:
     """Processes whose environment carries the pod's mark."""
     mark = f"{UID_VARIABLE}={uid}".encode()
     found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
             try:
-                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
             except OSError:
                 continue  # ended meanwhile, or somebody else's
     return found

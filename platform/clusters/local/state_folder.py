@@ -20,7 +20,7 @@ class StateFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(self.folder, 0o700)
+        self.folder.chmod(0o700)
         self.token = self.folder / "token"
         self.info = self.folder / "agent.json"
         self.journal = self.folder / "journal.sqlite"

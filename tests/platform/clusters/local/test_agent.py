@@ -251,7 +251,7 @@ def test_a_running_cluster_of_another_size_is_not_taken_for_the_one_asked_for(st
 
 
 def test_an_agent_that_cannot_start_says_why(state):
-    with pytest.raises(ClusterError, match="did not start: .*tls: .* must hold ca.pem"):
+    with pytest.raises(ClusterError, match=r"did not start: .*tls: .* must hold ca.pem"):
         start_agent(state, **_SIZE, tls_folder=state.parent)
 
 

@@ -82,7 +82,7 @@ def test_memory_in_use_cannot_be_taken_away(cluster, make_pod, first_line):
     pod = make_pod("data = bytearray(b'x') * (100 << 20)\nprint('up')\nimport signal; signal.pause()", memory=200 * MIB)
     cluster.create(pod)
     first_line(cluster, pod.name)
-    with pytest.raises(ClusterError, match="memory_bytes: .* is not allowed for a pod that holds"):
+    with pytest.raises(ClusterError, match=r"memory_bytes: .* is not allowed for a pod that holds"):
         cluster.resize(pod.name, PodSize(0.5, 32 * MIB))
     status = cluster.get(pod.name)
     assert (status.phase, status.size.memory_bytes) == (PodPhase.RUNNING, 200 * MIB)
@@ -92,7 +92,7 @@ def test_a_resize_that_the_node_has_no_room_for_is_refused(cluster, make_pod):
     pod, other = make_pod(cores=2.0), make_pod(cores=1.5)
     cluster.create(pod)
     cluster.create(other)
-    with pytest.raises(ClusterError, match="insufficient cpu: asked 3.0, free 2.5"):
+    with pytest.raises(ClusterError, match=r"insufficient cpu: asked 3.0, free 2.5"):
         cluster.resize(pod.name, PodSize(3.0, 128 * MIB))
     assert cluster.resize(pod.name, PodSize(2.5, 128 * MIB)).size.cores == 2.5
     assert cluster.capacity().free.cores == 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -34,8 +36,7 @@ def test_following_shows_each_line_as_it_comes_and_ends_with_the_pod(cluster, ma
     lines = cluster.logs(pod.name, follow=True)
     folder = next(lines)
     assert next(lines) == "first"
-    with open(f"{folder}/go", "w"):
-        pass
+    Path(folder, "go").touch()
     assert list(lines) == ["last"]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrec.platform.clusters.local import pod_life as life
+from elastrec.platform.clusters.local.pod_checks import check_fits_at_all
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.pod_runner import ProcessExit
 from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, RestartPolicy
@@ -86,8 +87,8 @@ def test_a_shortage_names_what_is_missing():
     assert life.shortage(PodSize(1.0, 10), PodSize(1.0, 10)) == ""
     assert life.shortage(PodSize(2.0, 10), PodSize(0.5, 10)) == "insufficient cpu: asked 2.0, free 0.5"
     assert "insufficient memory: asked 11, free 10" in life.shortage(PodSize(2.0, 11), PodSize(0.5, 10))
-    with pytest.raises(ClusterError, match="the cluster has 4.0"):
-        life.check_fits_at_all("a", PodSize(5.0, 1), _TOTAL)
+    with pytest.raises(ClusterError, match=r"the cluster has 4.0"):
+        check_fits_at_all("a", PodSize(5.0, 1), _TOTAL)
 
 
 def test_tenths_of_cores_add_up_without_a_rest():

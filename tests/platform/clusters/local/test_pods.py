@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -282,9 +282,7 @@ def test_a_dry_run_shows_the_request_without_secrets(cluster, make_pod):
 def test_the_secret_files_of_a_pod_are_nowhere_in_the_journal(shared, cluster, make_pod):
     pod = make_pod("import os; print(os.environ['ELASTREC_FILES'])", files={"token": "very-s3cret"})
     cluster.create(pod)
-    folder = next(iter(cluster.logs(pod.name, follow=True))).partition("/pods/")[0]
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                assert b"very-s3cret" not in file.read(), name
+    folder = Path(next(iter(cluster.logs(pod.name, follow=True))).partition("/pods/")[0])
+    for path in folder.iterdir():
+        if path.is_file():
+            assert b"very-s3cret" not in path.read_bytes(), path.name
