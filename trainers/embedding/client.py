@@ -1,8 +1,8 @@
 """ParameterClient: a worker's connection to all parameter servers of its job.
 
-    client = ParameterClient(plan, worker="w0", incarnation=hex, token=token)
+    client = ParameterClient(plan, worker="w0", incarnation=hex, token=token, layout=flat.layout)
     client.connect(directive.routing, directive.generation)     # again whenever one of the two changes
-    client.init_dense(flat.layout, flat.values)                 # first worker wins; idempotent
+    client.init_dense(flat.values)                              # first worker wins; idempotent
     pulled = client.pull(client.router.route(...), dense=True)  # returns at once
     rows = pulled.rows()                                        # waits
     client.push(pulled, row_gradients, dense_gradient, samples) # returns at once
@@ -93,6 +93,7 @@ class ParameterClient:
     Args:
         plan: the job's tables (`plan_of_job`).
         worker, incarnation: the pod's name and a random word per process.
+        layout: the dense parameters in the order of the flat vector; may be set later, before `init_dense`.
         patience_seconds: how long a server may be out of reach before `RoutingChangedError`.
     """
 
@@ -104,9 +105,11 @@ class ParameterClient:
         incarnation: str,
         token: str,
         tls: TlsConfig | None = None,
+        layout: Sequence[Parameter] = (),
         patience_seconds: float = 10.0,
     ) -> None:
         self.plan = plan
+        self.layout = list(layout)
         self._worker, self._incarnation = worker, incarnation
         self._token, self._tls = token, tls
         self._patience_seconds = patience_seconds
@@ -162,19 +165,19 @@ class ParameterClient:
 
     # Training
 
-    def init_dense(self, layout: Sequence[Parameter], values: Array) -> None:
+    def init_dense(self, values: Array) -> None:
         """Offers initial values [P] float32 to the servers; returns once all have some: a record's, others' or these.
 
         Call it after every `connect` to a new generation. Raises like `flush`.
         """
-        total = layout_size(layout)
+        total = layout_size(self.layout)
         if values.shape != (total,):
             raise ValueError(f"values of shape {values.shape} for a layout of {total} elements")
         stamp = self._require_stamp()
         replies = []
         for server, lane in enumerate(self._lanes):
             start, end = slice_bounds(total, server, len(self._lanes))
-            replies.append(lane.send(InitDense(stamp=stamp, layout=list(layout)), [values[start:end].copy()]))
+            replies.append(lane.send(InitDense(stamp=stamp, layout=self.layout), [values[start:end].copy()]))
         for reply in replies:
             reply.result()
 

@@ -8,6 +8,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.models.dlrm import DLRM
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
 from elastrec.platform.specs.job import Consistency, JobSpec, OptimizerKind, OptimizerSpec
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.job_messages import RoutingTable
@@ -17,10 +22,6 @@ from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.server import ParameterServer
-from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
-from torchrec.models.dlrm import DLRM
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 VOCABULARY, DIMENSION, BATCH, DENSE = 50, 8, 32, 4
 TOKEN = "token-of-the-test"
@@ -142,7 +143,8 @@ def train_remotely(spec: JobSpec, servers: int, steps: int) -> list[float]:
         collection = RemoteEmbeddingBagCollection(configs(), client)
         model = network(collection)
         flat = FlatParameters(model)
-        client.init_dense(flat.layout, flat.values)
+        client.layout = flat.layout
+        client.init_dense(flat.values)
         losses = []
         for numbers, sparse, labels in batches(steps):
             pulled = collection.prefetch(sparse, dense=True)

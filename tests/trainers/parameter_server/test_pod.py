@@ -1,0 +1,167 @@
+"""Real server processes under a scripted master."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from elastrec.checkpoints import PartManifest, commit_record, new_record_uri
+from elastrec.platform.specs import environment
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.job_messages import Mode, RestoreOrder, SaveOrder
+from elastrec.trainers.embedding.client import ParameterClient
+from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
+from elastrec.trainers.parameter_server.plan import plan_of_job
+
+from tests.trainers.parameter_server.running import DIMENSION, TOKEN, ScriptedMaster, training_job
+
+LAYOUT = [Parameter("over.weight", (3, 5)), Parameter("over.bias", (3,))]
+
+
+@contextmanager
+def server_process(master: ScriptedMaster, index: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    files = folder / f"files-{index}"
+    files.mkdir(exist_ok=True)
+    (files / environment.TOKEN_FILE).write_text(TOKEN)
+    variables = {
+        **os.environ,
+        environment.POD: f"ps-{index}",
+        environment.MASTER_ADDRESS: master.address,
+        environment.FILES: str(files),
+        environment.HOST: "127.0.0.1",
+        environment.CORES: "1",
+    }
+    with (folder / f"ps-{index}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elastrec.trainers.parameter_server"], env=variables, stderr=log
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def connected_client(master: ScriptedMaster) -> ParameterClient:
+    client = ParameterClient(
+        plan_of_job(training_job().spec), worker="w-0", incarnation="a", token=TOKEN, layout=LAYOUT
+    )
+    client.connect(master.directive.routing, master.directive.generation)
+    return client
+
+
+def push_steps(client: ParameterClient, steps: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for _ in range(steps):
+        pulled = pull(client, random.integers(0, 1000, 60), dense=True)
+        rows = pulled.rows()[0]
+        gradient = random.normal(size=rows.shape).astype(np.float32)
+        client.push(pulled, [gradient], random.normal(size=18).astype(np.float32), 30)
+    client.flush()
+
+
+def pull(client: ParameterClient, ids: np.ndarray, *, dense: bool = False, read_only: bool = False):  # type: ignore
+    half = len(ids) // 2
+    routed = client.router.route(
+        ids, np.array([0, half]), np.array([half, len(ids)]), np.array([0, 1], np.int64)
+    )
+    return client.pull(routed, dense=dense, read_only=read_only)
+
+
+def everything(client: ParameterClient) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.tile(np.arange(1000), 2)
+    pulled = pull(client, ids, dense=True, read_only=True)
+    return pulled.rows()[0][pulled.routed.inverse], pulled.dense()
+
+
+def test_two_server_processes_train_save_lose_one_and_go_on_from_the_record_as_three(tmp_path: Path) -> None:
+    job = training_job()
+    master = ScriptedMaster(job, servers=2)
+    pods = ["ps-0", "ps-1"]
+    try:
+        with server_process(master, 0, tmp_path) as first, server_process(master, 1, tmp_path) as second:
+            addresses = master.wait_for_registrations(2)
+            directive = master.direct(generation=1, addresses=addresses, restore=RestoreOrder("r1", ""))
+            master.wait_until_reached(directive, pods)
+            client = connected_client(master)
+            client.init_dense(np.linspace(-1, 1, 18).astype(np.float32))
+            push_steps(client, steps=5, seed=1)
+            before = everything(client)
+
+            uri = new_record_uri(str(tmp_path / "store"), "clicks", "job-1", step=150)
+            directive = master.direct(mode=Mode.PAUSE, save=SaveOrder("s1", uri))
+            master.wait(lambda: all(master.heartbeats[pod].saved for pod in pods), "both parts are saved")
+            saved = [master.heartbeats[pod].saved for pod in pods]
+            parts = [PartManifest.from_json(part.manifest_json) for part in saved if part]
+            commit_record(
+                uri, parts, b"{}", job=job, job_id="job-1", kind="periodic", step=150, generation=1
+            )
+            rows = sum(usage.rows for pod in pods for usage in master.heartbeats[pod].tables)
+            stats = RpcClient(addresses[0], TOKEN).call(GetStats(), Stats)
+            assert 0 < sum(table.rows for table in stats.tables) < rows
+
+            # A master that restarted does not know the pods: they register again, state and all.
+            master.registered.clear()
+            master.known = False
+            master.wait(lambda: master.registered, "a server registers again")
+            assert next(iter(master.registered.values())).restored_order_id == "r1"
+
+            master.direct(mode=Mode.TRAIN)
+            push_steps(client, steps=3, seed=2)
+            after = everything(client)
+            assert not np.array_equal(after[0], before[0])
+            client.close()
+            second.send_signal(signal.SIGKILL)
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(15) == 0
+
+        master.registered.clear()
+        master.heartbeats.clear()
+        with (
+            server_process(master, 0, tmp_path),
+            server_process(master, 1, tmp_path),
+            server_process(master, 2, tmp_path) as third,
+        ):
+            pods = ["ps-0", "ps-1", "ps-2"]
+            addresses = master.wait_for_registrations(3)
+            directive = master.direct(generation=2, addresses=addresses, restore=RestoreOrder("r2", uri))
+            master.wait_until_reached(directive, pods)
+            client = connected_client(master)
+            client.init_dense(np.zeros(18, np.float32))
+            restored = everything(client)
+            np.testing.assert_array_equal(restored[0], before[0])
+            np.testing.assert_array_equal(restored[1], before[1])
+            assert before[0].shape == (2000, DIMENSION)
+            push_steps(client, steps=3, seed=2)
+            again = everything(client)
+            np.testing.assert_allclose(again[0], after[0], atol=1e-6)
+            np.testing.assert_allclose(again[1], after[1], atol=1e-6)
+            client.close()
+            master.direct(mode=Mode.EXIT)
+            assert third.wait(15) == 0
+    finally:
+        master.close()
+
+
+def test_a_server_without_its_environment_says_what_is_missing() -> None:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("ELASTREC_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "elastrec.trainers.parameter_server"],
+        env=variables,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"ELASTREC_MASTER_ADDRESS" in done.stderr
+
+
+def test_a_server_never_loads_torch() -> None:
+    code = "import sys, elastrec.trainers.parameter_server.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

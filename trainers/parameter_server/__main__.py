@@ -1,0 +1,77 @@
+"""`python -m elastrec.trainers.parameter_server`: one parameter server pod, told who it is by its environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+# Before numpy and numba start their threads.
+_CORES = max(1, int(float(os.environ.get("ELASTREC_CORES") or 1)))
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "ARROW_IO_THREADS"):
+    os.environ.setdefault(_name, str(_CORES))
+
+import structlog  # noqa: E402
+
+from elastrec.platform.specs import environment  # noqa: E402
+from elastrec.platform.specs.errors import ElastrecError  # noqa: E402
+from elastrec.platform.transport import TlsConfig  # noqa: E402
+from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod  # noqa: E402
+
+BAD_INPUT_EXIT_CODE = 2
+FAILURE_EXIT_CODE = 1
+
+
+def read_settings() -> PodSettings:
+    """The pod's settings from environment and files.
+
+    Raises:
+        ElastrecError: a variable or the token's file is missing, or the port is no number; names it.
+    """
+    needed = (environment.POD, environment.MASTER_ADDRESS, environment.FILES)
+    missing = [name for name in needed if not os.environ.get(name)]
+    if missing:
+        raise ElastrecError(f"the environment variables {missing} are missing; a cluster backend sets them for pods")
+    files = Path(os.environ[environment.FILES])
+    port = os.environ.get(environment.PORT) or "0"
+    if not port.isdecimal():
+        raise ElastrecError(f"{environment.PORT}: {port!r} is no port number")
+    try:
+        token = (files / environment.TOKEN_FILE).read_text().strip()
+    except OSError as error:
+        raise ElastrecError(f"the job's token cannot be read: {error}") from error
+    host = os.environ.get(environment.HOST) or "127.0.0.1"
+    return PodSettings(
+        pod=os.environ[environment.POD],
+        node=os.environ.get(environment.NODE, ""),
+        master_address=os.environ[environment.MASTER_ADDRESS],
+        host=host,
+        port=int(port),
+        token=token,
+        tls=TlsConfig.from_folder(files),
+        # Nobody else's business on a machine of one's own.
+        listen="127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0",
+    )
+
+
+def main() -> int:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log = structlog.get_logger(__name__)
+    try:
+        pod = ServerPod(read_settings())
+    except ElastrecError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_INPUT_EXIT_CODE
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: pod.stop())
+    try:
+        pod.run()
+    except ElastrecError as error:
+        log.error("server_failed", kind=type(error).__name__, reason=str(error))
+        return FAILURE_EXIT_CODE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,327 @@
+"""A parameter server as a pod: it registers with the master, beats, and does what its directive says.
+
+Two threads: one beats and never does anything long, so that a server which saves or restores for minutes is not taken
+for dead; the caller's thread restores and saves. A master that restarts (`known` false) finds the server's state
+intact: it is told the order that was restored, and asks for no other restore.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from elastrec.checkpoints.errors import DamagedRecordError
+from elastrec.platform.specs.errors import AuthenticationError, CheckpointError, ElastrecError, TransportError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig
+from elastrec.platform.transport.job_messages import (
+    Answer,
+    Directive,
+    Done,
+    Failed,
+    Heartbeat,
+    Mode,
+    Register,
+    Registered,
+    SavedPart,
+)
+from elastrec.trainers.parameter_server.messages import (
+    GetStats,
+    InitDense,
+    Join,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Stale,
+    Stats,
+)
+from elastrec.trainers.parameter_server.records import restore, save_part
+from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
+
+log = structlog.get_logger(__name__)
+
+_ATTEMPT_SECONDS = 5.0
+_EVICTION_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """What a server's pod was given.
+
+    Attributes:
+        host: name that others reach the pod by; port 0 lets the system choose.
+    """
+
+    pod: str
+    node: str
+    master_address: str
+    host: str
+    port: int
+    token: str = field(repr=False)
+    tls: TlsConfig | None = None
+    listen: str = "0.0.0.0"
+
+
+class _LateHandlers:
+    """Handlers of a server that does not exist yet: Stale until it does."""
+
+    def __init__(self) -> None:
+        self._server: ParameterServer | None = None
+        self._handlers: dict[type[Any], Any] = {}
+
+    def begin(self, server: ParameterServer) -> None:
+        self._handlers = server.array_handlers()
+        self._server = server
+
+    def answer(self, request: Any, arrays: list[Any]) -> tuple[Message, list[Any]]:
+        if self._server is None:
+            return Stale(epoch=-1, generation=-1, ready=False), []
+        answer: tuple[Message, list[Any]] = self._handlers[type(request)](request, arrays)
+        return answer
+
+    def stats(self, request: GetStats) -> Stats:
+        if self._server is None:
+            raise TransportError("the server has not registered with its master yet", retryable=True)
+        return self._server.stats(request)
+
+
+class ServerPod:
+    """One run of the process.
+
+    Args:
+        memory_bytes: measures the process's resident memory.
+    """
+
+    def __init__(self, settings: PodSettings, memory_bytes: Callable[[], int] | None = None) -> None:
+        self._settings = settings
+        self._memory_bytes = memory_bytes or _resident_bytes
+        self._master = RpcClient(settings.master_address, settings.token, settings.tls)
+        self.incarnation = uuid.uuid4().hex
+        self._changed = threading.Condition()
+        self._directive: Directive | None = None
+        self._reached_version = 0
+        self._restored_order_id = ""
+        self._saved: SavedPart | None = None
+        self._stopped = threading.Event()
+        self._beat_now = threading.Event()
+        self._failure: Exception | None = None
+        self._server: ParameterServer | None = None
+        self._address = ""
+
+    def stop(self) -> None:
+        """Ends `run` soon; only sets flags, so that a signal handler may call it."""
+        self._stopped.set()
+        self._beat_now.set()
+
+    def run(self) -> None:
+        """Serves until the directive is EXIT or `stop` was called.
+
+        Raises:
+            AuthenticationError: the master refuses the token.
+            CheckpointError: a record that must be restored is unusable; the master has been told.
+        """
+        # The address is needed to register, the job file to serve, and registering is what brings the job file.
+        handlers = _LateHandlers()
+        rpc = RpcServer(
+            {GetStats: handlers.stats},
+            token=self._settings.token,
+            array_handlers=dict.fromkeys((Pull, Push, InitDense, Join, Leave), handlers.answer),
+            host=self._settings.listen,
+            port=self._settings.port,
+            tls=self._settings.tls,
+            advertised_host=self._settings.host,
+        )
+        self._address = rpc.address
+        warm_kernels()
+        rpc.serve_in_background()
+        try:
+            registered = self._register()
+            if registered is None:
+                return
+            job = TrainingJob.model_validate_json(registered.job_json)
+            self._server = ParameterServer(self._settings.pod, job.spec)
+            handlers.begin(self._server)
+            beating = threading.Thread(target=self._beat, args=(job.spec.faults.heartbeat_interval,), daemon=True)
+            beating.start()
+            self._follow()
+            beating.join(_ATTEMPT_SECONDS)
+        finally:
+            rpc.shutdown()
+            self._master.close()
+
+    # The caller's thread: orders
+
+    def _follow(self) -> None:
+        assert self._server is not None
+        done: Directive | None = None
+        next_eviction = _EVICTION_SECONDS
+        while not self._stopped.is_set():
+            with self._changed:
+                if self._directive is done and self._failure is None:
+                    self._changed.wait(1.0)
+                    next_eviction -= 1.0
+                directive, failure = self._directive, self._failure
+            if failure is not None:
+                raise failure
+            assert directive is not None
+            if next_eviction <= 0:
+                self._server.evict()
+                next_eviction = _EVICTION_SECONDS
+            if directive is done:
+                continue
+            if directive.mode is Mode.EXIT:
+                log.info("exit", version=directive.version)
+                self._reached(directive)
+                break
+            self._obey(directive)
+            self._reached(directive)
+            done = directive
+        self._stopped.set()
+        self._beat_now.set()
+
+    def _obey(self, directive: Directive) -> None:
+        assert self._server is not None
+        order = directive.restore
+        if order is not None and order.order_id != self._restored_order_id:
+            try:
+                restore(self._server, order.uri, directive.routing, directive.generation)
+            except ElastrecError as error:
+                # A store may answer later, bytes that are wrong stay wrong.
+                damaged = isinstance(error, DamagedRecordError)
+                self._report_failure(f"the record {order.uri} could not be restored: {error}", retryable=not damaged)
+                raise
+            with self._changed:
+                self._restored_order_id, self._saved = order.order_id, None
+        self._server.adopt(directive.routing, directive.generation, directive.members)
+        if directive.save is None:
+            with self._changed:
+                self._saved = None
+        elif self._saved is None or self._saved.order_id != directive.save.order_id:
+            saved = self._save(directive.save.order_id, directive.save.uri)
+            with self._changed:
+                self._saved = saved
+
+    def _save(self, order_id: str, uri: str) -> SavedPart:
+        assert self._server is not None
+        try:
+            return SavedPart(order_id=order_id, manifest_json=save_part(self._server, uri).to_json())
+        except (CheckpointError, OSError) as error:
+            log.warning("part_not_saved", uri=uri, reason=str(error))
+            return SavedPart(order_id=order_id, manifest_json=b"", problem=f"{type(error).__name__}: {error}")
+
+    def _reached(self, directive: Directive) -> None:
+        with self._changed:
+            self._reached_version = max(self._reached_version, directive.version)
+        self._beat_now.set()
+
+    def _report_failure(self, reason: str, *, retryable: bool) -> None:
+        message = Failed(pod=self._settings.pod, incarnation=self.incarnation, retryable=retryable, reason=reason)
+        try:
+            self._master.call(message, Done, timeout_seconds=10.0, attempt_seconds=_ATTEMPT_SECONDS, remember=True)
+        except TransportError as error:
+            log.warning("failure_not_reported", reason=str(error))
+
+    # The beating thread
+
+    def _register(self) -> Registered | None:
+        """Registers, however long the master takes to answer; None when stopped meanwhile."""
+        message = Register(
+            pod=self._settings.pod,
+            role=Role.PARAMETER_SERVER,
+            incarnation=self.incarnation,
+            address=self._address,
+            node=self._settings.node,
+            restored_order_id=self._restored_order_id,
+        )
+        quiet = False
+        while not self._stopped.is_set():
+            try:
+                registered = self._master.call(message, Registered, timeout_seconds=_ATTEMPT_SECONDS)
+            except TransportError as error:
+                if not error.retryable:
+                    raise
+                if not quiet:
+                    log.warning("master_unreachable", master=self._settings.master_address, reason=str(error))
+                quiet = True
+                self._stopped.wait(0.2)
+                continue
+            self._take(registered.directive)
+            log.info("registered", rank=registered.rank, address=self._address, restored=self._restored_order_id)
+            return registered
+        return None
+
+    def _beat(self, interval_seconds: float) -> None:
+        quiet = False
+        try:
+            while True:
+                self._beat_now.wait(interval_seconds)
+                self._beat_now.clear()
+                stopping = self._stopped.is_set()
+                try:
+                    answer = self._master.call(
+                        self._heartbeat(), Answer, timeout_seconds=1.0 if stopping else _ATTEMPT_SECONDS
+                    )
+                    quiet = False
+                except AuthenticationError:
+                    raise
+                except TransportError as error:
+                    if not quiet:
+                        log.warning("master_unreachable", master=self._settings.master_address, reason=str(error))
+                    quiet = True
+                    self._stopped.wait(interval_seconds)
+                else:
+                    if not answer.known:
+                        self._register()
+                    elif answer.directive is not None:
+                        self._take(answer.directive)
+                if stopping:
+                    return
+        except ElastrecError as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _heartbeat(self) -> Heartbeat:
+        assert self._server is not None
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        with self._changed:
+            return Heartbeat(
+                pod=self._settings.pod,
+                incarnation=self.incarnation,
+                generation=self._server.generation,
+                reached_version=self._reached_version,
+                tables=self._server.usage(),
+                saved=self._saved,
+                restored_order_id=self._restored_order_id,
+                memory_bytes=self._memory_bytes(),
+                cpu_seconds=used.ru_utime + used.ru_stime,
+            )
+
+    def _take(self, directive: Directive) -> None:
+        with self._changed:
+            current = self._directive
+            if current is not None and (directive.version < current.version or directive == current):
+                return
+            self._directive = directive
+            self._changed.notify_all()
+        log.info(
+            "directive", version=directive.version, mode=str(directive.mode), generation=directive.generation,
+            epoch=directive.routing.epoch, members=len(directive.members),
+            save=directive.save.order_id if directive.save else "",
+            restore=directive.restore.order_id if directive.restore else "",
+        )  # fmt: skip
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -1,0 +1,111 @@
+"""A server's share of a checkpoint record: writing it, and reading whatever of a record belongs to a place.
+
+A record says nothing of servers: tables lie in sections per virtual bucket, dense parameters in runs by name. So a
+record written by three servers is restored by two, each taking its own buckets and its own slice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import structlog
+
+from elastrec.checkpoints import PartManifest, PartWriter, Record, SectionKind, open_record
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
+from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.trainers.parameter_server.server import ParameterServer, Place
+
+Array = np.ndarray[Any, Any]
+
+log = structlog.get_logger(__name__)
+
+
+def save_part(server: ParameterServer, uri: str) -> PartManifest:
+    """Writes the server's part of the record at `uri`; requests wait meanwhile, so the part is of one moment.
+
+    Raises:
+        CheckpointError, OSError: the store refused; the server is unharmed.
+    """
+    with server.changed:
+        if not server.ready or server.place is None:
+            raise CheckpointError(f"server {server.name} has nothing to save: it has not restored yet")
+        with PartWriter(uri, server.name, {"generation": server.generation}) as writer:
+            for store in server.stores:
+                for bucket in np.flatnonzero(server.place.owned):
+                    for table, arrays in store.export_bucket(int(bucket)):
+                        writer.write_table(table, int(bucket), arrays)
+            if server.dense is not None:
+                for run in server.dense.runs():
+                    writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
+            manifest = writer.finish()
+    log.info("part_saved", uri=uri, bytes=manifest.size_bytes, rows=sum(table.rows for table in manifest.tables))
+    return manifest
+
+
+def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation: int) -> None:
+    """Forgets everything and takes the server's buckets and dense slice from a record; `uri` empty: from nothing.
+
+    What the record holds beyond the job is left; tables of another dimension start anew; where the update rule is
+    another one, values are kept and the optimiser's state starts anew.
+
+    Raises:
+        CheckpointError: the record is missing or damaged; the server answers Stale from then on.
+    """
+    server.suspend()
+    if not uri:
+        server.start_empty(routing, generation)
+        log.info("restored_from_nothing", epoch=routing.epoch, generation=generation)
+        return
+    place = Place.under(routing, server.name)
+    record = open_record(uri)
+    if record.manifest.virtual_buckets == server.plan.virtual_buckets:
+        buckets: list[int] | None = np.flatnonzero(place.owned).tolist()
+    else:
+        buckets = None  # other buckets: every section may hold rows of ours
+    stores = server.empty_stores(place)
+    skipped = []
+    for store in stores:
+        for index in range(store.group.first_table, store.group.end_table):
+            name = server.plan.tables[index].name
+            saved = record.manifest.model.table(name)
+            if saved is None or saved.dimension != store.group.dimension:
+                skipped.append(name)
+                continue
+            keep_state = saved.optimizer == server.spec.optimizers.rows.kind
+            for _, arrays in record.read_many(record.sections(SectionKind.TABLE, name, buckets)):
+                store.import_rows(name, arrays, keep_state=keep_state, now_seconds=server.now_seconds())
+    source = _DenseOfRecord(server, record)
+    server.become(place, routing, generation, stores, source.slice_of(place), source)
+    log.info(
+        "restored", uri=uri, rows=sum(store.rows for store in stores), tables_new=skipped, epoch=routing.epoch,
+        generation=generation,
+    )  # fmt: skip
+
+
+class _DenseOfRecord:
+    """The dense parameters that a record holds, for slices of any layout."""
+
+    def __init__(self, server: ParameterServer, record: Record) -> None:
+        self._optimizer = server.spec.optimizers.dense
+        self._record = record
+        self._keep_state = record.manifest.model.dense_optimizer == self._optimizer.kind
+        self._layout = [Parameter(dense.name, tuple(dense.shape)) for dense in record.manifest.model.dense]
+
+    def slice_of(self, place: Place) -> DenseSlice | None:
+        """The place's slice in the record's own order, so that a save before any worker came loses nothing."""
+        if not self._layout:
+            return None
+        start, end = slice_bounds(layout_size(self._layout), place.server, place.servers)
+        dense = DenseSlice(self._layout, start, np.zeros(end - start, np.float32), self._optimizer)
+        missing = self(dense)
+        if missing:
+            raise CheckpointError(f"{self._record.uri}: the dense parameters {missing} are named but not held")
+        return dense
+
+    def __call__(self, dense: DenseSlice) -> list[str]:
+        known = {parameter.name: parameter for parameter in self._layout}
+        saved = {name: (known[name].shape, self._record.dense(name)) for name in dense.names() if name in known}
+        return dense.take(saved, keep_state=self._keep_state)

@@ -1,0 +1,37 @@
+"""Loads or compiles every kernel before the server says that it is there: a first request must not wait seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, TableSpec
+from elastrec.trainers.parameter_server.dense_slice import DenseSlice
+from elastrec.trainers.parameter_server.gradients import Gradient, GroupGradient, average
+from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.trainers.parameter_server.plan import make_plan
+from elastrec.trainers.parameter_server.row_store import RowStore
+
+
+def warm_kernels() -> None:
+    """Runs a tiny request of every kind through stores of their own, with read-only arrays as frames give them."""
+    settings = {"b": TableSpec(admit_after=2, evict_after=60.0)}
+    plan = make_plan({"a": 2, "b": 2}, settings=settings, virtual_buckets=64)
+    counts, ids = np.array([2], np.int32), np.array([3, 4], np.int64)
+    gradients, sightings = np.ones((2, 2), np.float32), np.array([2, 1], np.int32)
+    for array in (counts, ids, gradients, sightings):
+        array.flags.writeable = False
+    for kind in OptimizerKind:
+        rule = OptimizerSpec(kind=kind)
+        dense = DenseSlice([Parameter("w", (2,))], 0, np.zeros(2, np.float32), rule)
+        dense.apply(gradients[0])
+        for group in plan.groups:
+            store = RowStore(plan, group, rule, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64)
+            push = GroupGradient(counts, ids, gradients, sightings)
+            merged = average([Gradient([push], gradients[0], 1), Gradient([push], gradients[0], 1)]).groups[0]
+            store.push(counts, ids, sightings, gradients, 0.0)
+            store.push(merged.counts, merged.ids, merged.sightings, merged.gradients, 0.0)
+            store.pull(counts, ids, read_only=False)
+            saved = [(table, arrays) for bucket in range(64) for table, arrays in store.export_bucket(bucket)]
+            for table, arrays in saved:
+                store.import_rows(table, arrays, keep_state=True, now_seconds=0.0)
+            store.evict(1e6)
