@@ -11,10 +11,11 @@ import structlog
 
 from elastrec.checkpoints import PartManifest, commit_record, open_record, prune
 from elastrec.platform.clusters.protocol import Cluster, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, Effect, ResizePod
 from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
-from elastrec.platform.specs.errors import CheckpointError, ClusterError, TransportError
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError, TransportError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.security import TlsConfig
 
@@ -70,6 +71,20 @@ class Executor:
         """Carries an effect out soon."""
         if not self._stopping.is_set():
             self._pool.submit(self._run, effect)
+
+    def name_files(self, kind: str, start: int, length: int) -> None:
+        """Looks up which files hold a shard's rows and adds them to `failure_notes`, soon."""
+        self._pool.submit(self._name_files, kind, start, length)
+
+    def _name_files(self, kind: str, start: int, length: int) -> None:
+        uri = self._request.training_manifest if kind == "train" else self._request.evaluation_manifest
+        try:
+            places = read_manifest(uri).locate_rows(start, length)
+        except ElastrecError as error:
+            log.warning("files_of_poison_not_found", manifest=uri, reason=str(error))
+            return
+        lines = [f"  {file.uri} rows {first} to {first + rows - 1}" for file, first, rows in places]
+        self.failure_notes = "The shard's rows lie in\n" + "\n".join(lines)
 
     def statuses(self) -> dict[str, PodStatus]:
         """What the cluster said last, by pod name."""

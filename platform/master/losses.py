@@ -208,9 +208,7 @@ def _take_back(
             epoch, index, start, length = queue.locate(number)
             kind = "training" if queue.kind == "train" else "evaluation"
             where = f"{kind} shard {index} of epoch {epoch} (rows {start} to {start + length - 1})"
-            effects.append(
-                Decided(decision="shard_poisoned", inputs={"kind": queue.kind, "start": start, "length": length})
-            )
+            state.poisoned = (queue.kind, start, length)
             state.fail(
                 f"{where} failed {queue.failures[number]} times and is taken for poison; the last time "
                 f"{member.name}: {reason}",

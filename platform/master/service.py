@@ -460,6 +460,8 @@ class JobService:
         if self.state.phase.is_final and not self._has_reported_end:
             self._has_reported_end = True
             self._report()
+            if self.state.poisoned is not None:
+                self._executor.name_files(*self.state.poisoned)
 
     def _report(self) -> None:
         if self._on_report is not None:

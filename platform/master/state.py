@@ -70,6 +70,7 @@ class JobState(msgspec.Struct, kw_only=True):
         routing_epoch: grows with every change of the servers or their addresses.
         evaluation_sketch: merged over the completed evaluation shards.
         reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
+        poisoned: kind, first row and length of the shard that failed the job.
         owner: the only observer that may stop the job; empty: anybody.
         exit_deadline: when pods that have not left by themselves are deleted.
         time: of the last event.
@@ -86,6 +87,7 @@ class JobState(msgspec.Struct, kw_only=True):
     reason: str = ""
     failure: str = ""
     owner: str = ""
+    poisoned: tuple[str, int, int] | None = None
     exit_deadline: float | None = None
     time: float = 0.0
 
@@ -147,7 +149,10 @@ class JobState(msgspec.Struct, kw_only=True):
         elif phases.save is not None:
             mode = Mode.PAUSE
         save = restore = None
+        members: list[str] = []
         if member is not None and member.role is Role.PARAMETER_SERVER and mode is not Mode.EXIT:
+            # Servers keep the steps in time; to a thousand workers the list would be most of each answer.
+            members = self.synchronous_members()
             restore = phases.restore
             if phases.save is not None and phases.save.stage != PAUSING:
                 save = SaveOrder(phases.save.order_id, phases.save.uri)
@@ -156,7 +161,7 @@ class JobState(msgspec.Struct, kw_only=True):
             mode=mode,
             generation=phases.generation,
             routing=self.routing(),
-            members=self.synchronous_members(),
+            members=members,
             save=save,
             restore=restore,
         )

@@ -61,7 +61,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: a pod reports the highest version that it has reached (see Heartbeat.reached_version).
         generation: grows with every rollback; leases and pushes of an older one are void.
-        members: names of the workers that count in bsp and ssp.
+        members: names of the workers that count in bsp and ssp; told to servers only.
     """
 
     version: int

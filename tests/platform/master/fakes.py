@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -56,7 +57,7 @@ def launch(store: str, training_job: TrainingJob, rows: int = 1000, evaluation_r
     return LaunchRequest.of(
         training_job,
         job_id="clicks-1",
-        training_manifest="file:///train.json",
+        training_manifest=f"file://{Path(store).parent}/train.json",
         training_rows=rows,
         evaluation_manifest="file:///evaluate.json",
         evaluation_rows=evaluation_rows,

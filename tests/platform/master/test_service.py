@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from elastrec.platform.clusters.protocol import PodSpec
+from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
 from elastrec.platform.master.service import JobService
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
@@ -178,7 +179,13 @@ def test_a_users_bug_fails_the_job_at_once_with_its_traceback(stage: Callable[..
     assert "division by zero" in status.failure and "Traceback" in status.failure
 
 
-def test_a_poison_shard_fails_the_job_and_is_named(stage: Callable[..., Stage]):
+def test_a_poison_shard_fails_the_job_and_is_named_with_its_file(stage: Callable[..., Stage], tmp_path: Path):
+    files = [
+        DataFile(uri=f"file:///data/day=1/{name}", partition="day=1", rows=rows, bytes=1, row_group_rows=[rows])
+        for name, rows in (("part-1.parquet", 10), ("part-0.parquet", 990))
+    ]
+    manifest = DataManifest(files=files, rows=1000, bytes=2, digest="0", schema_fingerprint="0", partitions=["day=1"])
+    write_manifest(manifest, f"file://{tmp_path}/train.json")
     s = stage(job(faults={"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "shard_attempts": 3}))
 
     def poisonous(pod: ScriptedPod, shard: Any) -> None:
@@ -187,6 +194,7 @@ def test_a_poison_shard_fails_the_job_and_is_named(stage: Callable[..., Stage]):
 
     s.fail_on = poisonous
     s.wait_for(Phase.FAILED)
+    s.wait(lambda: "/day=1/part-0.parquet rows 130 to 149" in s.call(GetStatus(), Status).failure)
     assert "training shard 7 of epoch 0 (rows 140 to 159) failed 3 times" in s.service.state.failure
     assert "bad row" in s.service.state.failure
 
