@@ -22,6 +22,7 @@ from elastrec.platform.transport.security import TlsConfig
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _ANSWER_SECONDS = 2.0
+_FIND_SECONDS = 15.0
 _TICK_SECONDS = 0.02
 _MEMORY_SHARE = 0.9
 
@@ -55,7 +56,7 @@ def start_agent(
             # Owned but silent: an agent that is just ending or dying; its lock goes last.
             if state.is_owned():
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"the node agent in {state.folder} does not answer; see {state.log}")
+                    raise _silent(state)
                 time.sleep(_TICK_SECONDS)
                 continue
             total = PodSize(
@@ -79,10 +80,23 @@ def start_agent(
 
 
 def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> LocalCluster | None:
-    """The cluster of a folder if its agent is running, else None."""
+    """The cluster of a folder if its agent is running, else None.
+
+    Raises:
+        ClusterError: an agent holds the folder but does not answer.
+    """
     if not Path(state_folder).is_dir():
         return None
-    return _connect(StateFolder(Path(state_folder)), tls_folder)
+    state = StateFolder(Path(state_folder))
+    deadline = time.monotonic() + _FIND_SECONDS
+    while state.is_owned():
+        cluster = _connect(state, tls_folder)
+        if cluster is not None:
+            return cluster
+        if time.monotonic() > deadline:
+            raise _silent(state)
+        time.sleep(_TICK_SECONDS)
+    return None
 
 
 def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> None:
@@ -101,6 +115,10 @@ def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> N
                 raise ClusterError(f"the node agent in {state.folder} does not end; see {state.log}")
         finally:
             os.close(agent)
+
+
+def _silent(state: StateFolder) -> ClusterError:
+    return ClusterError(f"the node agent in {state.folder} does not answer; see {state.log}")
 
 
 def _left_pods(state: StateFolder) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,9 @@ import msgspec
 
 from elastrec.platform.clusters.local.messages import AgentInfo
 from elastrec.platform.specs.errors import ClusterError
+
+_LOOK_SECONDS = 1.0
+_TICK_SECONDS = 0.02
 
 
 class StateFolder:
@@ -27,16 +32,19 @@ class StateFolder:
         self.log = self.folder / "agent.log"
 
     @contextmanager
-    def _locked(self, name: str, *, wait: bool) -> Iterator[None]:
+    def _locked(self, name: str, kind: int, wait_seconds: float | None) -> Iterator[None]:
+        """Holds a lock; raises BlockingIOError when it is not to be had in time (None: waits for ever)."""
         descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise ClusterError(
-                    f"state: {self.folder} is in use by another node agent ({self.agent()}); "
-                    "stop that or use another folder"
-                ) from None
+            deadline = time.monotonic() + (wait_seconds or 0.0)
+            while True:
+                try:
+                    fcntl.flock(descriptor, kind if wait_seconds is None else kind | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise
+                    time.sleep(_TICK_SECONDS)
             yield
         finally:
             os.close(descriptor)
@@ -48,21 +56,30 @@ class StateFolder:
         Raises:
             ClusterError: another agent holds it.
         """
-        with self._locked("agent.lock", wait=False):
+        with contextlib.ExitStack() as stack:
+            try:
+                # Longer than anybody needs to look whether the folder is owned.
+                stack.enter_context(self._locked("agent.lock", fcntl.LOCK_EX, _LOOK_SECONDS))
+            except BlockingIOError:
+                raise ClusterError(
+                    f"state: {self.folder} is in use by another node agent ({self.agent()}); "
+                    "stop that or use another folder"
+                ) from None
             yield
 
     @contextmanager
     def starting(self) -> Iterator[None]:
         """Held by whoever starts or stops an agent here; waits for others who do."""
-        with self._locked("start.lock", wait=True):
+        with self._locked("start.lock", fcntl.LOCK_EX, None):
             yield
 
     def is_owned(self) -> bool:
         """Whether an agent is running here (or is just ending)."""
         try:
-            with self.owned():
+            # Shared: two who look at the same time do not take each other for an agent.
+            with self._locked("agent.lock", fcntl.LOCK_SH, 0.0):
                 return False
-        except ClusterError:
+        except BlockingIOError:
             return True
 
     def agent(self) -> AgentInfo | None:
