@@ -7,6 +7,7 @@ standard output, after `RESULT_PREFIX`.
 from __future__ import annotations
 
 import msgspec
+
 from elastrec.platform.specs.errors import JobFailedError
 
 EXPORT_FILE = "export.json"

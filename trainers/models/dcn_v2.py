@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from elastrec.trainers.models import options
-from elastrec.trainers.models.parts import pooled_rows
-from elastrec.trainers.models.schema import FeatureSchema
 from torch import Tensor, nn
 from torchrec.modules.crossnet import CrossNet, LowRankCrossNet
 from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from elastrec.trainers.models import options
+from elastrec.trainers.models.parts import pooled_rows
+from elastrec.trainers.models.schema import FeatureSchema
 
 
 class DcnV2(nn.Module):

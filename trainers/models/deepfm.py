@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastrec.trainers.models import options
-from elastrec.trainers.models.parts import DenseFields, FirstOrder, LogitMLP, pooled_rows
-from elastrec.trainers.models.schema import FeatureSchema
 from torch import Tensor, nn
 from torchrec.modules.deepfm import DeepFM as DeepPart
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from elastrec.trainers.models import options
+from elastrec.trainers.models.parts import DenseFields, FirstOrder, LogitMLP, pooled_rows
+from elastrec.trainers.models.schema import FeatureSchema
 
 
 def second_order(fields_BND: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ import inspect
 import traceback
 
 import torch
+from torch import nn
+
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import BUILT_IN_MODELS, ModelSpec
 from elastrec.trainers.models.schema import FeatureSchema
-from torch import nn
 
 _BUILT_IN = {
     "wide_and_deep": "elastrec.trainers.models.wide_and_deep:WideAndDeep",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrec.platform.specs.job import TrainingJob
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+
+from elastrec.platform.specs.job import TrainingJob
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
 from elastrec.trainers.models import options
 from elastrec.trainers.models.parts import DenseFields, FirstOrder, LogitMLP, pooled_rows
 from elastrec.trainers.models.schema import FeatureSchema
-from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class CompressedInteractionNetwork(nn.Module):

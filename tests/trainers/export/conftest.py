@@ -77,10 +77,10 @@ def build(folder: Path, architecture: str = "dlrm", name: str = "tiny") -> Finis
         partitioning=Partitioning.NONE,
         dense=(DenseFeature(name="price"),),
         sparse=(
-            SparseFeature(name="user", table="items", pooling="mean"),
-            SparseFeature(name="city", encoding="string"),
+            SparseFeature(name="user", table="goods", pooling="mean"),
+            SparseFeature(name="city", encoding="hexadecimal"),
             SparseFeature(name="device", encoding="hexadecimal"),
-            SparseFeature(name="history", table="items", pooling="mean", is_list=True),
+            SparseFeature(name="history", table="goods", pooling="mean", is_list=True),
         ),
     )
     job = TrainingJob(
@@ -141,7 +141,8 @@ def trained(job: TrainingJob, folder: Path) -> tuple[str, MappedCollection, torc
                 flat = value.detach().numpy().reshape(-1)
                 half = len(flat) // 2
                 start, end = (0, half) if part == 0 else (half, len(flat))
-                writer.write_dense(key, tuple(value.shape), start, {"value": flat[start:end]})
+                if start < end:
+                    writer.write_dense(key, tuple(value.shape), start, {"value": flat[start:end]})
             manifests.append(writer.finish())
     commit_record(uri, manifests, b"{}", job=job, job_id="job-1", kind="final", step=1, generation=0)
     return uri, collection, model
