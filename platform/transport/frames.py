@@ -18,7 +18,8 @@ from elastrec.platform.specs.errors import TransportError
 
 MAXIMUM_ARRAYS = 12
 FRAME_SCHEMA = pa.schema([pa.field(f"a{index}", pa.large_binary()) for index in range(MAXIMUM_ARRAYS)])
-_NULL = pa.array([None], pa.large_binary())
+# Not pa.array: it imports pandas, 0.3 s and 40 MB in every process that speaks.
+_NULL = pa.nulls(1, pa.large_binary())
 _ALLOWED_DTYPES = frozenset({"i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1"})
 
 Array = np.ndarray[Any, Any]
