@@ -234,13 +234,16 @@ class JobService:
         with self._lock:
             self._last_seen[message.pod] = self._clock()
             member = self.state.membership.members.get(message.pod)
-            return Registered(
-                job_json=self._job_json,
-                rank=member.index if member else -1,
-                training_manifest=self.request.training_manifest,
-                evaluation_manifest=self.request.evaluation_manifest,
-                directive=self.state.directive(message.pod),
-            )
+            directive = self.state.directive(message.pod)
+            sequence = self.journal.last
+        self._wait(sequence)
+        return Registered(
+            job_json=self._job_json,
+            rank=member.index if member else -1,
+            training_manifest=self.request.training_manifest,
+            evaluation_manifest=self.request.evaluation_manifest,
+            directive=directive,
+        )
 
     def heartbeat(self, message: Heartbeat) -> msgspec.Struct:
         """Life sign; only what changes the state is journalled."""
