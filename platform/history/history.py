@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -81,6 +83,8 @@ class History:
 
     @cached_property
     def _client(self) -> MlflowClient:
+        # mlflow prints a link at the end of every run, which is no part of a command's output.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
         from mlflow.tracking import MlflowClient
 
@@ -132,7 +136,12 @@ class History:
             with self._explained(f"create the run of job {prepared.job_id}"):
                 attempt = len(self._runs(prepared.job_id)) + 1
                 name = prepared.job_id if attempt == 1 else f"{prepared.job_id} (attempt {attempt})"
-                tags = {TAG_JOB_ID: prepared.job_id, "elastrec.attempt": str(attempt), "mlflow.source.name": "elastrec"}
+                tags = {
+                    TAG_JOB_ID: prepared.job_id,
+                    "elastrec.attempt": str(attempt),
+                    "mlflow.source.name": "elastrec",
+                    "mlflow.user": _user(),
+                }
                 created = self._client.create_run(self._experiment_id, run_name=name, tags=tags)
                 # MLflow has no unique tags: the earlier of two racing runs stays.
                 run = self._live_run(prepared.job_id) or created
@@ -230,7 +239,9 @@ class History:
         """Writes where the job is, as tags; `finish_run` closes the run."""
         from mlflow.entities import RunTag
 
-        tags = [RunTag(TAG_PHASE, phase.value), RunTag(TAG_REASON, reason[:_LONGEST_REASON])]
+        tags = [RunTag(TAG_PHASE, phase.value)]
+        if reason:
+            tags.append(RunTag(TAG_REASON, reason[:_LONGEST_REASON]))
         with self._explained(f"write the phase of run {run_id}"):
             self._client.log_batch(run_id, tags=tags)
 
@@ -396,6 +407,14 @@ class History:
             return ""
         runs, experiments = (quote(json.dumps(ids)) for ids in (list(run_ids), [self._experiment_id]))
         return f"{self._ui}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # Containers often run under a number that no user database knows.
+        return f"uid {os.getuid()}"
 
 
 def _note(prepared: Prepared) -> str:

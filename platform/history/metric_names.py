@@ -1,7 +1,8 @@
 """Every metric that a job's run has in MLflow, with its unit. The one place where these names are written.
 
 Series of a running job have the samples trained so far as their step and the time of measurement as their timestamp,
-so that MLflow's charts show them over samples (axis "Step") or over elapsed time (axis "Relative time").
+so that MLflow's charts show them over samples (axis "Step") or over elapsed time (axis "Relative time"). `{pod}` is a
+pod's place in its job (`worker-0`), which is MLflow's node id too.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ DESCRIPTIONS = {
     SERVERS_RUNNING: "parameter servers that are up",
     BATCH_SECONDS: "mean seconds of a worker's step in the last window",
     PHASE_SECONDS: "mean seconds per step that a worker spent in wait, pull, compute or push",
-    MEMORY_BYTES: "bytes in use by a pod (MLflow's node id is the pod's name)",
+    MEMORY_BYTES: "bytes in use by a pod",
     CPU_CORES: "cores in use by a pod since the last measurement",
     EVALUATION_AUC: "area under the ROC curve on the evaluation rows, which were never trained on",
     EVALUATION_NORMALIZED_ENTROPY: "normalised entropy on the evaluation rows",
@@ -95,9 +96,16 @@ DESCRIPTIONS = {
 }
 """Meaning and unit by name; `{}` stands for the changing part."""
 
+_PLACE = re.compile(r"(?:^|-)((?:master|worker|ps|evaluator)(?:-\d+)*)$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_\-. :]")
 
 
 def named(template: str, **parts: str) -> str:
     """A name with its changing parts filled in; characters that MLflow refuses become `_`."""
     return template.format(**{key: _UNSAFE.sub("_", value) for key, value in parts.items()})
+
+
+def place(pod: str) -> str:
+    """A pod's name without that of its job (`worker-0`), so that the series of two jobs lie side by side."""
+    found = _PLACE.search(pod)
+    return found.group(1) if found else pod

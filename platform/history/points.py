@@ -55,9 +55,9 @@ def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
         values |= {names.AUC: metrics.auc, names.NORMALIZED_ENTROPY: metrics.normalized_entropy}
     for pod in metrics.pods:
         if pod.role is Role.WORKER and pod.batch_seconds:
-            values[names.named(names.BATCH_SECONDS, pod=pod.name)] = pod.batch_seconds
+            values[names.named(names.BATCH_SECONDS, pod=names.place(pod.name))] = pod.batch_seconds
             for part, seconds in pod.phase_seconds.items():
-                values[names.named(names.PHASE_SECONDS, pod=pod.name, part=part)] = seconds
+                values[names.named(names.PHASE_SECONDS, pod=names.place(pod.name), part=part)] = seconds
     return [Point(name, value, step, unix_seconds) for name, value in values.items() if value is not None]
 
 
@@ -183,8 +183,10 @@ class CostMeter:
             self._cpu[pod.uid] = (pod.cpu_seconds, unix_seconds)
             if unix_seconds > then:
                 cores = max(0.0, pod.cpu_seconds - cpu_seconds) / (unix_seconds - then)
-                found.append(Point(names.named(names.CPU_CORES, pod=pod.name), cores, samples_trained, unix_seconds))
+                found.append(
+                    Point(names.named(names.CPU_CORES, pod=names.place(pod.name)), cores, samples_trained, unix_seconds)
+                )
             if pod.memory_bytes:
-                name = names.named(names.MEMORY_BYTES, pod=pod.name)
+                name = names.named(names.MEMORY_BYTES, pod=names.place(pod.name))
                 found.append(Point(name, float(pod.memory_bytes), samples_trained, unix_seconds))
         return found

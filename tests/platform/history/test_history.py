@@ -154,7 +154,12 @@ def test_a_reporter_over_http_fills_the_series_and_nan_is_kept(
 
 
 def test_a_finished_job_has_its_pictures_status_and_reason(
-    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation, tmp_path: Path
+    history: History,
+    client: MlflowClient,
+    make_prepared: MakePrepared,
+    allocation: Allocation,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     run_id = history.start_run(make_prepared(), allocation)
     for samples in range(100, 2000, 100):
@@ -172,6 +177,7 @@ def test_a_finished_job_has_its_pictures_status_and_reason(
         data = Path(client.download_artifacts(run_id, picture, str(tmp_path))).read_bytes()
         assert data.startswith(b"\x89PNG") and len(data) > 5000
     assert client.get_run(run_id).info.status == "FINISHED"
+    assert "View run" not in capfd.readouterr().out
     with pytest.raises(HistoryError, match="Training is not allowed"):
         history.finish_run(run_id, Phase.TRAINING)
 

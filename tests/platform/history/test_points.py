@@ -72,6 +72,20 @@ def test_names_hold_only_what_mlflow_takes() -> None:
     assert names.named(names.BATCH_SECONDS, pod="a/b#c d") == "batch_seconds/a_b_c d"
 
 
+@pytest.mark.parametrize(
+    ("pod_name", "place"),
+    [
+        ("clicks-20260101-worker-0", "worker-0"),
+        ("clicks-20260101-ps-3-1", "ps-3-1"),
+        ("worker-bee-20260101-worker-12", "worker-12"),
+        ("clicks-master", "master"),
+        ("something-else", "something-else"),
+    ],
+)
+def test_series_of_two_jobs_have_the_same_names(pod_name: str, place: str) -> None:
+    assert names.place(pod_name) == place
+
+
 def test_every_name_has_a_description() -> None:
     written = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
     assert written == set(names.DESCRIPTIONS)
