@@ -175,7 +175,7 @@ def ids_of(batch: pa.RecordBatch) -> JaggedIds:
     if scalar:
         ids_FB = np.empty((len(keys), rows), np.int64)
         for f, column in enumerate(columns):
-            ids_FB[f] = np.asarray(column)
+            ids_FB[f] = column.to_numpy()
         return JaggedIds(keys, ids_FB.reshape(-1), np.ones((len(keys), rows), np.int32), True)
     lengths_FB = np.ones((len(keys), rows), np.int32)
     values = []

@@ -55,8 +55,9 @@ class ClickMaker:
         self._users = range(third)
         self._items = range(third, min(2 * third, spec.sparse))
         self._fixed = [self._fixed_size(f) for f in range(spec.sparse)]
-        final = [self._vocabulary(f, rows) for f in range(spec.sparse)]
-        list_final = [self._vocabulary(-1, rows)] * spec.lists
+        largest = max(rows, _SAMPLE_ROWS)
+        final = [self._vocabulary(f, largest) for f in range(spec.sparse)]
+        list_final = [self._vocabulary(-1, largest)] * spec.lists
         pairs = [(a, b) for a, b in ((1, third + 1), (2, third + 2), (1, 2 * third)) if b < spec.sparse and a < third]
         self._teacher = Teacher(spec.seed, final, list_final, spec.dense, pairs, spec.drift_radians)
         rng = np.random.default_rng([spec.seed, 5])

@@ -237,7 +237,7 @@ def _assigned(
     pieces: Iterator[tuple[pa.Table, NDArray[np.int64]]],
 ) -> Iterator[tuple[list[tuple[Partition, NDArray[np.int64]]], pa.Table]]:
     """For each piece: its partitions with the indexes of their rows."""
-    cuts: NDArray[np.int64] | None = None
+    cuts = np.empty(0, np.int64)
     if isinstance(layout, ByFractions):
         shares = np.cumsum(layout.fractions)[:-1] / sum(layout.fractions)
         if layout.by_time:
@@ -335,7 +335,7 @@ def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:
     if match is None:
         raise DataError(f"label rule: {text!r} is not allowed; allowed: a column, one of >= <= > < ==, and a number")
     rule = _Rule(match[1], match[2], float(match[3]))
-    if rule.column in {feature.name for feature in (*source.dense, *source.sparse)}:
+    if rule.column in set(_features(source)):
         raise DataError(
             f"label rule: the column {rule.column!r} is a feature, too, and would give the label away; "
             "remove it from data.dense and data.sparse"
@@ -343,10 +343,13 @@ def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:
     return rule
 
 
+def _features(source: TrainingData) -> tuple[str, ...]:
+    return (*(feature.name for feature in source.dense), *(feature.name for feature in source.sparse))
+
+
 def _check_layout(source: TrainingData, layout: Layout) -> None:
-    for feature in (*source.dense, *source.sparse):
-        if feature.name == DENSE:
-            raise DataError(f"feature name {DENSE!r} is reserved; rename the column")
+    if DENSE in _features(source):
+        raise DataError(f"feature name {DENSE!r} is reserved; rename the column")
     timed = isinstance(layout, ByTime) or (isinstance(layout, ByFractions) and layout.by_time)
     if timed and source.timestamp is None:
         raise DataError("data.timestamp: is needed to split by time; name the column of seconds since the epoch")

@@ -21,7 +21,7 @@ def locate(uri: str) -> tuple[pafs.FileSystem, str]:
     if "://" not in uri:
         return pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
     try:
-        return pafs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
+        return pafs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{uri}: cannot be opened ({error}); allowed: a local path or a URI such as s3://bucket/folder"
@@ -64,7 +64,7 @@ def read_bytes(uri: str) -> bytes:
     filesystem, path = locate(uri)
     try:
         with filesystem.open_input_file(path) as stream:
-            return stream.read()  # type: ignore[no-any-return]
+            return stream.read()
     except OSError as error:
         raise DataError(f"{uri}: cannot be read ({error})") from error
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from elastrec.platform.data.encode import EncodedRows, RowEncoder
 from elastrec.platform.data.manifest import DataManifest
@@ -78,7 +79,7 @@ class ShardReader:
             raise DataError(f"offset: {offset} is not allowed; allowed: 0 to the shard's length {length}")
         if batch_size < 1:
             raise DataError(f"batch_size: {batch_size} is not allowed; allowed: 1 and above")
-        pending: list[tuple[pa.RecordBatch, np.ndarray]] = []
+        pending: list[tuple[pa.RecordBatch, NDArray[np.bool_]]] = []
         held, position, passed = 0, offset, 0
         for first, count, rng in _windows(length, seed if shuffle else None):
             if passed + count <= offset:
@@ -86,14 +87,9 @@ class ShardReader:
                 continue
             begin = max(0, offset - passed)
             passed += count
-            batch, bad_B = self._window(start + first, count)
-            if rng is not None:
-                order = rng.permutation(count)[begin:]
-                batch, bad_B = batch.take(pa.array(order)), bad_B[order]
-            else:
-                batch, bad_B = batch.slice(begin), bad_B[begin:]
-            pending.append((batch, bad_B))
-            held += len(bad_B)
+            batch, bad_B = self._window(start + first, count, None if rng is None else rng.permutation(count))
+            pending.append((batch.slice(begin), bad_B[begin:]))
+            held += count - begin
             while held >= batch_size or (held and passed == length):
                 taken = min(batch_size, held)
                 position += taken
@@ -109,7 +105,9 @@ class ShardReader:
         """Let go of open files and cached rows."""
         self._raw.close()
 
-    def _window(self, start: int, count: int) -> tuple[pa.RecordBatch, np.ndarray]:
+    def _window(
+        self, start: int, count: int, order: NDArray[np.int64] | None
+    ) -> tuple[pa.RecordBatch, NDArray[np.bool_]]:
         batches, bad = [], []
         for piece in self._raw.read(start, count):
             try:
@@ -119,8 +117,9 @@ class ShardReader:
             self._ledger.judge(piece.file.uri, piece.first_row, encoded)
             batches.append(encoded.batch)
             bad.append(encoded.bad_B)
-        if len(batches) == 1:
-            return batches[0], bad[0]
+        if order is not None:
+            bad_B = np.concatenate(bad)
+            return _reordered(batches, order), bad_B[order] if bad_B.any() else bad_B
         return pa.concat_batches(batches), np.concatenate(bad)
 
 
@@ -168,7 +167,32 @@ def _windows(length: int, seed: int | None) -> Iterator[tuple[int, int, np.rando
         yield starts[index], min(WINDOW_ROWS, length - starts[index]), rng
 
 
-def _first_rows(pending: list[tuple[pa.RecordBatch, np.ndarray]], count: int) -> pa.RecordBatch:
+def _reordered(batches: list[pa.RecordBatch], order: NDArray[np.int64]) -> pa.RecordBatch:
+    """The batches' rows in another order; row k of the result is row order[k] of all of them.
+
+    Each piece is written straight to its rows' new places: joining first and picking afterwards would copy twice.
+    """
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    places = np.split(place, np.cumsum([batch.num_rows for batch in batches])[:-1])
+    columns = []
+    for index, kind in enumerate(batches[0].schema.types):
+        parts = [batch.column(index) for batch in batches]
+        if pa.types.is_list(kind):
+            columns.append(pa.concat_arrays(parts).take(pa.array(order)))
+            continue
+        fixed = pa.types.is_fixed_size_list(kind)
+        shape = (-1, kind.list_size) if fixed else (-1,)
+        flat = [np.asarray(part.flatten() if fixed else part).reshape(shape) for part in parts]
+        mixed = np.empty((len(order), *flat[0].shape[1:]), flat[0].dtype)
+        for part, to in zip(flat, places, strict=True):
+            mixed[to] = part
+        values = pa.array(mixed.reshape(-1))
+        columns.append(pa.FixedSizeListArray.from_arrays(values, kind.list_size) if fixed else values)
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
+def _first_rows(pending: list[tuple[pa.RecordBatch, NDArray[np.bool_]]], count: int) -> pa.RecordBatch:
     """Take `count` positions from the front, without their bad rows."""
     parts = []
     while count:

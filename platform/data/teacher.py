@@ -84,7 +84,7 @@ class Teacher:
         self._shares = np.array(
             [math.sqrt(s / sum(present)) / sd if s else 0.0 for s, sd in zip(present, deviations, strict=True)]
         )
-        raw = np.sort(sum(share * part for share, part in zip(self._shares, parts, strict=True)).astype(np.float64))
+        raw = np.sort(np.tensordot(self._shares, np.stack(parts), 1))
         low, high = 0.0, 12.0
         for _ in range(24):
             self.scale = (low + high) / 2

@@ -1,0 +1,144 @@
+"""Conversion: the same batches from the result as from the source, whole or not at all."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from elastrec.platform.data import (
+    ByFractions,
+    ByRows,
+    ByTime,
+    GenerateSpec,
+    ShardReader,
+    build_manifest,
+    convert,
+    generate,
+    training_data_for,
+)
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import DataError
+from tests.platform.data.rows import write_lines
+
+
+def _ratings(path: Path, *lines: str) -> TrainingData:
+    write_lines(path, "user,item,stars,when", *lines)
+    return TrainingData.model_validate(
+        {
+            "path": str(path),
+            "format": "csv",
+            "partitioning": "none",
+            "sparse": ({"name": "user"}, {"name": "item", "encoding": "string"}),
+            "timestamp": "when",
+        }
+    )
+
+
+def _users(root: Path, folder: str) -> list[int | None]:
+    return [u for part in sorted((root / folder).iterdir()) for u in pq.read_table(part)["user"].to_pylist()]
+
+
+def test_a_log_cut_by_time_puts_later_rows_into_the_later_day(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4.0,500", "2,b,3.5,100", "3,c,5,400", "4,d,1,200", "5,e,4,300")
+    out = tmp_path / "out"
+    report = convert(source, str(out), layout=ByFractions(by_time=True), label_rule="stars >= 4")
+    assert report.partitions == {"day=2026-01-01": 4, "day=2026-01-02": 1}
+    assert _users(out, "day=2026-01-01") == [2, 3, 4, 5]
+    assert _users(out, "day=2026-01-02") == [1]
+    first = pq.read_table(out / "day=2026-01-01" / "part-00000.parquet")
+    assert first["label"].to_pylist() == [0, 1, 0, 1]
+
+
+def test_timestamps_choose_day_or_hour(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,1767229200", "2,b,4,1767225600", "3,c,4,1767312000")
+    days = convert(source, str(tmp_path / "d"), layout=ByTime(), label_rule="stars>=4")
+    assert days.partitions == {"day=2026-01-01": 2, "day=2026-01-02": 1}
+    hours = convert(source, str(tmp_path / "h"), layout=ByTime(unit="hour"), label_rule="stars>=4")
+    assert list(hours.partitions) == ["day=2026-01-01/hour=00", "day=2026-01-01/hour=01", "day=2026-01-02/hour=00"]
+    assert build_manifest(hours.data).rows == 3
+
+
+def test_rows_and_shares_cut_in_the_order_of_the_file(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", *(f"{i},a,4,{i}" for i in range(10)))
+    by_rows = convert(source, str(tmp_path / "a"), layout=ByRows(rows=4, start=date(2026, 3, 1)), label_rule="stars>=4")
+    assert by_rows.partitions == {"day=2026-03-01": 4, "day=2026-03-02": 4, "day=2026-03-03": 2}
+    shares = convert(source, str(tmp_path / "b"), layout=ByFractions(fractions=(0.5, 0.3, 0.2)), label_rule="stars>=4")
+    assert list(shares.partitions.values()) == [5, 3, 2]
+    assert _users(tmp_path / "b", "day=2026-01-02") == [5, 6, 7]
+
+
+def test_batches_from_the_result_are_those_from_the_source(tmp_path: Path) -> None:
+    for format in ("csv", "criteo_tsv"):
+        criteo = {"dense": 13, "sparse": 26, "lists": 0} if format == "criteo_tsv" else {"dense": 2, "sparse": 3}
+        spec = GenerateSpec.model_validate(
+            {"path": str(tmp_path / format), "format": format, "days": 2, "rows_per_day": 700, **criteo}
+        )
+        generate(spec)
+        source = training_data_for(spec)
+        report = convert(source, str(tmp_path / f"{format}-out"), layout=ByRows(rows=700))
+        ours, theirs = (
+            list(ShardReader(of, build_manifest(of)).read(0, 1_400, seed=1, shuffle=True, batch_size=256))
+            for of in (report.data, source)
+        )
+        assert ours == theirs
+
+
+def test_converting_again_changes_nothing_and_other_data_is_not_overwritten(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,1", "2,b,3,2")
+    out = str(tmp_path / "out")
+    report = convert(source, out, layout=ByRows(rows=2), label_rule="stars>=4")
+    stamp = (tmp_path / "out" / "_converted.json").stat().st_mtime_ns
+    assert convert(source, out, layout=ByRows(rows=2), label_rule="stars>=4") == report
+    assert (tmp_path / "out" / "_converted.json").stat().st_mtime_ns == stamp
+    with pytest.raises(DataError, match="another conversion"):
+        convert(source, out, layout=ByRows(rows=1), label_rule="stars>=4")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("x")
+    with pytest.raises(DataError, match="were not converted"):
+        convert(source, str(tmp_path / "mine"), layout=ByRows(rows=2), label_rule="stars>=4")
+
+
+def test_a_failure_leaves_no_trace(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "in" / "r.csv", "1,a,4,1", "x,b,3,2")
+    with pytest.raises(DataError, match=r"r\.csv: row 1, column 'user': found 'x'"):
+        convert(source, str(tmp_path / "out"), layout=ByRows(rows=2), label_rule="stars>=4")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_skipped_rows_are_counted_and_left_out(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,1", "x,b,3,2", "3,c,,3", "4,d,1,4")
+    source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 2})})
+    report = convert(source, str(tmp_path / "out"), layout=ByRows(rows=10), label_rule="stars>=4")
+    assert (report.rows, report.skipped_rows) == (2, 2)
+    assert _users(tmp_path / "out", "day=2026-01-01") == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("layout", "rule", "says"),
+    [
+        (ByRows(rows=0), "stars>=4", "rows: 0"),
+        (ByFractions(fractions=(1.0, -1.0)), "stars>=4", "fractions"),
+        (ByRows(rows=1), "stars ~ 4", "label rule: 'stars ~ 4'"),
+        (ByRows(rows=1), "user>=4", "is a feature"),
+        (ByRows(rows=1), "votes>=4", r"\['votes'\] are missing"),
+    ],
+)
+def test_layouts_and_rules_that_do_not_fit_are_refused(
+    tmp_path: Path, layout: ByRows | ByFractions, rule: str, says: str
+) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,1")
+    with pytest.raises(DataError, match=says):
+        convert(source, str(tmp_path / "out"), layout=layout, label_rule=rule)
+
+
+def test_splitting_by_time_needs_a_timestamp(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,soon")
+    with pytest.raises(DataError, match=r"row 0, column 'when': found soon"):
+        convert(source, str(tmp_path / "out"), layout=ByTime(), label_rule="stars>=4")
+    with pytest.raises(DataError, match=r"data\.timestamp: is needed"):
+        convert(
+            source.model_copy(update={"timestamp": None}), str(tmp_path / "out"), layout=ByTime(), label_rule="stars>=4"
+        )

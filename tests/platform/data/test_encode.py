@@ -1,0 +1,140 @@
+"""RowEncoder: every way a value may be written, against plain Python."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrec.platform.data import MISSING_ID, RowEncoder
+from elastrec.platform.specs.errors import DataError
+from tests.platform.data.rows import data
+
+
+def _encode(values: pa.Array, feature: dict[str, object], **more: object) -> tuple[list[object], list[bool]]:
+    of = data(Path(), dense=(), sparse=({"name": "f", **feature},))
+    encoded = RowEncoder(of, **more).encode(pa.table({"f": values}), with_label=False)  # type: ignore[arg-type]
+    assert encoded.batch.schema.names == ["f"]
+    return encoded.batch.column("f").to_pylist(), encoded.bad_B.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.text("0123456789abcdefABCDEFgx", max_size=18)), max_size=12), st.integers(0, 3))
+def test_hexadecimal_ids_are_those_of_python(texts: list[str | None], skip: int) -> None:
+    ids, bad = _encode(pa.array(texts, pa.string()).slice(skip), {"encoding": "hexadecimal"})
+    for text, found, wrong in zip(texts[skip:], ids, bad, strict=True):
+        fits = text is None or (len(text) <= 16 and "g" not in text and "x" not in text)
+        assert wrong is not fits
+        if not text:
+            assert found == MISSING_ID
+        elif fits:
+            assert found == np.uint64(int(text, 16)).astype(np.int64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.integers(0, 2**32 - 1)), min_size=1, max_size=20), st.integers(0, 5))
+def test_columns_of_eight_digits_take_the_fast_way_to_the_same_ids(numbers: list[int | None], at: int) -> None:
+    texts = [None if n is None else f"{n:08x}" for n in numbers]
+    expected = [MISSING_ID if n is None else n for n in numbers]
+    assert _encode(pa.array(texts, pa.string()), {"encoding": "hexadecimal"}) == (expected, [False] * len(numbers))
+    texts[at % len(texts)] = "12345x78"
+    _, bad = _encode(pa.array(texts), {"encoding": "hexadecimal"})
+    assert bad == [i == at % len(texts) for i in range(len(texts))]
+
+
+def test_hidden_bytes_below_empty_fields_do_not_shift_the_others() -> None:
+    whole = pa.array(["0000000a", "zzz", "0000000b"])
+    masked = pa.StringArray.from_buffers(3, *whole.buffers()[1:], null_bitmap=pa.py_buffer(b"\x05"))
+    assert _encode(masked, {"encoding": "hexadecimal"}) == ([10, MISSING_ID, 11], [False] * 3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([5, None, -7], pa.int32()),
+        pa.array([5.0, None, -7.0]),
+        pa.array(["5.0", "", "-7"]),
+        pa.array([" +5", None, "-7.00 "]),
+        pa.array([b"5", None, b"-7"]),
+        pa.array(["5", None, "-7"]).dictionary_encode(),
+    ],
+)
+def test_integers_are_read_however_they_are_written(values: pa.Array) -> None:
+    assert _encode(values, {}) == ([5, MISSING_ID, -7], [False] * 3)
+
+
+def test_all_64_bits_of_unsigned_ids_count() -> None:
+    top = 2**64 - 1
+    assert _encode(pa.array([top, 1], pa.uint64()), {})[0] == [-1, 1]
+    assert _encode(pa.array([str(top), None, "1.0", str(2**64)]), {}) == (
+        [-1, MISSING_ID, 1, 0],
+        [False, False, False, True],
+    )
+
+
+@pytest.mark.parametrize("value", [5.5, float("nan"), float("inf"), 1e300])
+def test_a_float_that_is_no_exact_integer_is_bad(value: float) -> None:
+    assert _encode(pa.array([1.0, value]), {})[1] == [False, True]
+
+
+@pytest.mark.parametrize("as_dictionary", [False, True])
+def test_text_ids_are_xxh3_of_their_utf8_bytes(as_dictionary: bool) -> None:
+    values = pa.array(["Zürich", None, "a", "Zürich"])
+    zurich, a = (np.uint64(xxhash.xxh3_64_intdigest(t.encode())).astype(np.int64) for t in ("Zürich", "a"))
+    ids, bad = _encode(values.dictionary_encode() if as_dictionary else values, {"encoding": "string"})
+    assert ids == [zurich, MISSING_ID, a, zurich] and not any(bad)
+
+
+def test_text_where_hexadecimal_or_text_needs_it_and_numbers_come_is_refused() -> None:
+    for encoding in ("hexadecimal", "string"):
+        with pytest.raises(DataError, match=f"'f': found int64, expected text for the encoding {encoding}"):
+            _encode(pa.array([1]), {"encoding": encoding})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 99)), max_size=6)), max_size=8),
+    st.integers(1, 4),
+)
+def test_lists_keep_their_last_ids_and_drop_empty_ones(lists: list[list[int | None] | None], most: int) -> None:
+    expected = [[v % 10 for v in row or [] if v is not None][-most:] for row in lists]
+    feature = {"is_list": True, "max_length": most}
+    for kind in (pa.list_(pa.int64()), pa.large_list(pa.int32())):
+        assert _encode(pa.array(lists, kind), feature, hash_sizes={"f": 10})[0] == expected
+    texts = ["|".join("" if v is None else str(v) for v in row or []) for row in lists]
+    assert _encode(pa.array(texts, pa.string()), feature, hash_sizes={"f": 10})[0] == expected
+
+
+def test_a_hash_size_bounds_missing_and_negative_ids_too() -> None:
+    ids, _ = _encode(pa.array([-1, None, 12]), {}, hash_sizes={"f": 10})
+    assert ids == [9, MISSING_ID % 10, 2]
+
+
+def test_dense_values_are_filled_then_transformed() -> None:
+    of = data(
+        Path(),
+        dense=(
+            {"name": "a"},
+            {"name": "b", "transform": "none", "missing": -1.5},
+            {"name": "c", "transform": "standardize", "mean": 10, "scale": 4},
+        ),
+        sparse=({"name": "f"},),
+    )
+    rows = pa.table(
+        {"a": pa.array([3, -3, None]), "b": ["2.5", "", "1e2"], "c": pa.array([12.0, 10.0, 2.0]), "f": [1, 2, 3]}
+    )
+    encoded = RowEncoder(of).encode(rows, with_label=False)
+    dense = np.array(encoded.batch.column("dense").to_pylist())
+    expected = [[math.log1p(3), 2.5, 0.5], [-math.log1p(3), -1.5, 0.0], [0.0, 100.0, -2.0]]
+    assert dense == pytest.approx(np.array(expected, np.float32))
+
+
+def test_a_missing_column_is_named_beside_those_found() -> None:
+    with pytest.raises(DataError, match="column 'f' is missing; found: g"):
+        RowEncoder(data(Path(), dense=(), sparse=({"name": "f"},))).encode(pa.table({"g": [1]}), with_label=False)
