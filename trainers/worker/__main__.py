@@ -14,7 +14,21 @@ from elastrec.trainers.threads import prepare_process
 # Before numpy and torch are imported: they read these settings once.
 prepare_process(os.environ, sys.orig_argv)
 
-from elastrec.trainers.worker.process import main  # noqa: E402
+from elastrec.platform.specs.errors import ElastrecError  # noqa: E402
+from elastrec.trainers.worker.identity import Identity  # noqa: E402
+
+
+def main() -> int:
+    """Finds out who this pod is before it pays for torch; returns the exit code."""
+    try:
+        identity = Identity.read()
+    except ElastrecError as error:
+        sys.stderr.write(f"the worker cannot start: {error}\n")
+        return 2
+    from elastrec.trainers.worker.process import run_worker
+
+    return run_worker(identity)
+
 
 if __name__ == "__main__":
     sys.exit(main())

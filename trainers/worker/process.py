@@ -33,15 +33,10 @@ log = structlog.get_logger(__name__)
 EXIT_DONE, EXIT_RETRY, EXIT_JOB_FAILS = 0, 1, 2
 
 
-def main() -> int:
+def run_worker(identity: Identity) -> int:
     """Runs one worker until the master says EXIT or SIGTERM comes; returns the exit code."""
     configure_logging()
     torch.set_num_threads(granted_threads(os.environ))
-    try:
-        identity = Identity.read()
-    except ElastrecError as error:
-        log.error("worker_cannot_start", reason=str(error))
-        return EXIT_JOB_FAILS
     structlog.contextvars.bind_contextvars(pod=identity.pod)
     process = psutil.Process()
     session = Session(identity, memory_bytes=lambda: int(process.memory_info().rss))

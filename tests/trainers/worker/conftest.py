@@ -11,10 +11,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.data import DenseFeature, Partitioning, SparseFeature, TrainingData
+from elastrec.platform.specs.job import (
+    CheckpointSpec,
+    Consistency,
+    FaultTolerance,
+    JobSpec,
+    Metadata,
+    ModelSpec,
+    Training,
+    TrainingJob,
+)
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcServer, new_token
 from elastrec.platform.transport.job_messages import (
@@ -38,6 +51,47 @@ from elastrec.platform.transport.job_messages import (
 )
 
 # What the stand-in leaves out: journal, timeouts, replacements. It keeps the protocol's promises and no more.
+
+
+ROWS, BATCH = 900, 50
+
+
+def make_job(folder: Path, mode: str = "bsp", precision: str = "float32", architecture: str = "dlrm") -> TrainingJob:
+    (folder / "data").mkdir(parents=True)
+    generator = np.random.default_rng(2)
+    user = generator.integers(0, 60, ROWS)
+    item = generator.integers(0, 30, ROWS)
+    label = (generator.random(ROWS) < 1 / (1 + np.exp(-(user % 5 - 2.0) - (item % 3 - 1.0)))).astype(np.int64)
+    table = pa.table(
+        {
+            "label": label,
+            "x": generator.normal(size=ROWS),
+            "user": user,
+            "item": item,
+            "history": [list(generator.integers(0, 30, n)) for n in generator.integers(0, 3, ROWS)],
+        }
+    )
+    pq.write_table(table, folder / "data" / "part-0.parquet")
+    data = TrainingData(
+        path=str(folder / "data"),
+        partitioning=Partitioning.NONE,
+        dense=(DenseFeature(name="x", transform="none"),),
+        sparse=(
+            SparseFeature(name="user"),
+            SparseFeature(name="item", table="item"),
+            SparseFeature(name="history", table="item", is_list=True),
+        ),
+    )
+    return TrainingJob(
+        metadata=Metadata(name="tiny"),
+        spec=JobSpec(
+            model=ModelSpec(architecture=architecture, embedding_dimension=4, precision=precision),
+            data=data,
+            training=Training(batch_size=BATCH, seed=11, consistency=Consistency(mode=mode)),
+            checkpoint=CheckpointSpec(store=str(folder / "store")),
+            faults=FaultTolerance(heartbeat_interval=0.02),
+        ),
+    )
 
 
 class ScriptedMaster:
@@ -93,7 +147,7 @@ class ScriptedMaster:
         self.server = self._serve(self.server.port)
 
     def routing(self) -> RoutingTable:
-        names = sorted(self.addresses)
+        names = [f"ps-{index}" for index in range(self.servers)]
         buckets = self.job.spec.resources.virtual_buckets
         ready = [self.addresses[name] if self.restored.get(name) == self.restore.order_id else "" for name in names]
         return RoutingTable(
@@ -104,7 +158,7 @@ class ScriptedMaster:
         )
 
     def ready(self) -> bool:
-        return len(self.addresses) == self.servers and all(self.routing().addresses)
+        return all(self.routing().addresses)
 
     def directive(self, role: Role) -> Directive:
         mode = self.worker_mode if role is Role.WORKER else self.server_mode
@@ -151,7 +205,7 @@ class ScriptedMaster:
             if message.restored_order_id and self.restored.get(message.pod) != message.restored_order_id:
                 self.restored[message.pod] = message.restored_order_id
                 self.version += 1
-            if message.saved is not None:
+            if message.saved is not None and self.save is not None and message.saved.order_id == self.save.order_id:
                 self.saved[message.pod] = message.saved
             if message.generation == self.generation:
                 for progress in message.progress:
@@ -313,3 +367,11 @@ def scripted_master() -> Iterator[MasterFactory]:
     yield make
     for master in made:
         master.close()
+
+
+@pytest.fixture
+def tiny_job(tmp_path: Path) -> Callable[..., TrainingJob]:
+    def make(**options: str) -> TrainingJob:
+        return make_job(tmp_path / "job", **options)
+
+    return make

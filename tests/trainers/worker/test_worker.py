@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -17,15 +15,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.specs.data import DenseFeature, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.job import (
-    CheckpointSpec,
-    Consistency,
-    FaultTolerance,
-    JobSpec,
-    Metadata,
-    ModelSpec,
-    Training,
     TrainingJob,
 )
 from elastrec.platform.transport import RpcServer
@@ -41,45 +31,7 @@ from elastrec.trainers.worker.predictions import read_predictions
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.work import Worker
 
-ROWS, SHARD, BATCH = 900, 250, 50
-
-
-def make_job(folder: Path, mode: str = "bsp", precision: str = "float32", architecture: str = "dlrm") -> TrainingJob:
-    (folder / "data").mkdir(parents=True)
-    generator = np.random.default_rng(2)
-    user = generator.integers(0, 60, ROWS)
-    item = generator.integers(0, 30, ROWS)
-    label = (generator.random(ROWS) < 1 / (1 + np.exp(-(user % 5 - 2.0) - (item % 3 - 1.0)))).astype(np.int64)
-    table = pa.table(
-        {
-            "label": label,
-            "x": generator.normal(size=ROWS),
-            "user": user,
-            "item": item,
-            "history": [list(generator.integers(0, 30, n)) for n in generator.integers(0, 3, ROWS)],
-        }
-    )
-    pq.write_table(table, folder / "data" / "part-0.parquet")
-    data = TrainingData(
-        path=str(folder / "data"),
-        partitioning=Partitioning.NONE,
-        dense=(DenseFeature(name="x", transform="none"),),
-        sparse=(
-            SparseFeature(name="user"),
-            SparseFeature(name="item", table="item"),
-            SparseFeature(name="history", table="item", is_list=True),
-        ),
-    )
-    return TrainingJob(
-        metadata=Metadata(name="tiny"),
-        spec=JobSpec(
-            model=ModelSpec(architecture=architecture, embedding_dimension=4, precision=precision),
-            data=data,
-            training=Training(batch_size=BATCH, seed=11, consistency=Consistency(mode=mode)),
-            checkpoint=CheckpointSpec(store=str(folder / "store")),
-            faults=FaultTolerance(heartbeat_interval=0.02),
-        ),
-    )
+ROWS, SHARD, BATCH = 900, 250, 50  # as in the fixture `tiny_job`
 
 
 class Setting:
@@ -147,11 +99,13 @@ class Setting:
 
 
 @pytest.fixture
-def setting(scripted_master: Callable[..., object], tmp_path: Path) -> Iterator[Callable[..., Setting]]:
+def setting(
+    scripted_master: Callable[..., object], tiny_job: Callable[..., TrainingJob], tmp_path: Path
+) -> Iterator[Callable[..., Setting]]:
     made: list[Setting] = []
 
     def make(servers: int = 1, **options: str) -> Setting:
-        made.append(Setting(make_job(tmp_path / f"job-{len(made)}", **options), scripted_master, tmp_path, servers))
+        made.append(Setting(tiny_job(**options), scripted_master, tmp_path, servers))
         return made[-1]
 
     yield make

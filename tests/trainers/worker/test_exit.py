@@ -1,0 +1,39 @@
+"""Which errors come back in a new process, and the settings that a pod's process starts with."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrec.platform.specs.errors import CheckpointError, DataError, JobFailedError, SpecError, TransportError
+from elastrec.trainers.threads import granted_threads, process_settings
+from elastrec.trainers.worker.process import is_retryable
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [
+        (SpecError([]), False),
+        (DataError("bad row"), False),
+        (JobFailedError("loss is nan"), False),
+        (NameError("a user's bug"), False),
+        (RuntimeError("shapes"), False),
+        (TransportError("gone"), True),
+        (CheckpointError("disk full"), True),
+        (OSError("disk full"), True),
+        (MemoryError(), True),
+    ],
+)
+def test_only_errors_that_another_process_may_escape_are_retryable(error: Exception, retryable: bool) -> None:
+    assert is_retryable(error) is retryable
+
+
+@pytest.mark.parametrize(("cores", "threads"), [("0.3", 1), ("1", 1), ("1.5", 2), ("4.0", 4)])
+def test_threads_follow_the_granted_cores(cores: str, threads: int) -> None:
+    assert granted_threads({"ELASTREC_CORES": cores}) == threads
+
+
+def test_settings_that_somebody_made_are_left_alone() -> None:
+    settings = process_settings({"ELASTREC_CORES": "2", "OMP_NUM_THREADS": "7"})
+    assert "OMP_NUM_THREADS" not in settings
+    assert settings["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert settings["MKL_NUM_THREADS"] == "2"

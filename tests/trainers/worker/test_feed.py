@@ -1,0 +1,123 @@
+"""Leases become minibatches in order; what was not acknowledged is read again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+
+from elastrec.platform.specs.errors import DataError
+from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard
+from elastrec.trainers.worker.feed import Feed, FeedError, Finished, Item, Waiting
+
+
+@dataclass(frozen=True)
+class Piece:
+    batch: pa.RecordBatch
+    end_offset: int
+
+
+def shard(index: int, length: int = 40) -> Shard:
+    return Shard(
+        kind="train", epoch=0, index=index, start=index * length, length=length, offset=0, attempt=1, seed=0,
+        shuffle=False,
+    )  # fmt: skip
+
+
+def read(found: Shard) -> Iterator[Piece]:
+    for begin in range(found.offset, found.length, 10):
+        rows = list(range(found.start + begin, found.start + begin + 10))
+        yield Piece(pa.RecordBatch.from_pydict({"row": rows}), begin + 10)
+
+
+def leases(answers: list[Leased]) -> Callable[[int, Callable[[], bool]], Leased | None]:
+    def lease(count: int, cancelled: Callable[[], bool]) -> Leased | None:
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    return lease
+
+
+def granted(*shards: Shard) -> Leased:
+    return Leased(state=LeaseState.GRANTED, shards=list(shards))
+
+
+DONE = Leased(state=LeaseState.DONE)
+
+
+def items_of(feed: Feed, until: type) -> list[Item]:
+    found = []
+    while True:
+        entry = feed.next(10)
+        if isinstance(entry, until):
+            return found
+        if isinstance(entry, Item):
+            found.append(entry)
+
+
+def rows_of(items: list[Item]) -> list[int]:
+    return [row for item in items for row in item.batch.column("row").to_pylist()]
+
+
+def test_all_rows_come_in_the_order_of_the_leases() -> None:
+    feed = Feed(leases([granted(shard(0)), granted(shard(2), shard(1)), DONE]), read)
+    items = items_of(feed, Finished)
+    assert rows_of(items) == [*range(40), *range(80, 120), *range(40, 80)]
+    feed.close()
+
+
+def test_a_rewound_feed_begins_at_the_acknowledged_rows() -> None:
+    feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read)
+    first = feed.next(10)
+    assert isinstance(first, Item)
+    feed.acknowledge(first.shard, 10)
+    assert isinstance(feed.next(10), Item)  # this one is lost
+    feed.rewind()
+    assert rows_of(items_of(feed, Finished)) == [*range(10, 80)]
+    feed.close()
+
+
+def test_a_completed_shard_is_not_read_again() -> None:
+    feed = Feed(leases([granted(shard(0)), DONE]), read)
+    for item in items_of(feed, Finished):
+        feed.acknowledge(item.shard, item.end_offset)
+    feed.rewind()
+    assert items_of(feed, Finished) == []
+    feed.close()
+
+
+def test_waiting_is_told_and_shards_may_come_after_it() -> None:
+    wait = Leased(state=LeaseState.WAIT, wait_seconds=0.01)
+    feed = Feed(leases([wait, granted(shard(3)), DONE]), read)
+    assert items_of(feed, Waiting) == []
+    assert len(items_of(feed, Finished)) == 4
+    feed.close()
+
+
+def test_a_shard_that_cannot_be_read_is_named_with_its_place() -> None:
+    def broken(found: Shard) -> Iterator[Piece]:
+        yield from list(read(found))[:2]
+        raise DataError("part-7.parquet: truncated")
+
+    feed = Feed(leases([granted(shard(5))]), broken)
+    with pytest.raises(FeedError) as caught:
+        items_of(feed, Finished)
+    assert (caught.value.progress.index, caught.value.progress.offset) == (5, 20)
+    assert "part-7" in str(caught.value.__cause__)
+    feed.close()
+
+
+def test_a_full_feed_can_be_closed() -> None:
+    reading = threading.Event()
+
+    def endless(found: Shard) -> Iterator[Piece]:
+        while True:
+            reading.set()
+            yield next(read(found))
+
+    feed = Feed(leases([granted(shard(0))]), endless)
+    assert reading.wait(10)
+    feed.close()
+    assert not any(thread.name == "feed" for thread in threading.enumerate())
