@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Asset, PartitionedAssetTimetable
 
@@ -25,7 +23,6 @@ with DAG(
     description="Start daily_retraining for a day of the click log as soon as it is complete.",
     doc_md=DOCUMENTATION,
     schedule=PartitionedAssetTimetable(assets=Asset(CLICK_LOG_ASSET)),
-    start_date=datetime(2026, 1, 1),
     catchup=False,
     tags=["elastrec", "training"],
 ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG, CronTriggerTimetable
@@ -44,7 +44,7 @@ with DAG(
     description="Train on yesterday, evaluate on the newest day, publish what passes the gate.",
     doc_md=DOCUMENTATION,
     schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", interval=timedelta(days=2)),
-    start_date=datetime(2026, 1, 1),
+    # No start date: the first scheduled run is the next one, not the last before the DAG was switched on.
     catchup=False,
     max_active_runs=2,
     render_template_as_native_obj=True,

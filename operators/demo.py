@@ -37,10 +37,11 @@ _STEP_WORDS = {
     "warm_start": "choose start-up sizes",
     "launch": "start the job",
     "offline_phase": "train and evaluate",
-    "evaluate_and_gate": "export the model, compare it with the champion",
+    "evaluate_and_gate": "export the model, pass the gate",
     "register": "register the model",
     "finish": "remove the job from the cluster",
 }
+_TOLD_STATES = ("running", "success", "failed", "up_for_retry", "upstream_failed")
 _DAG_SECONDS = 120.0
 
 
@@ -119,22 +120,22 @@ def run_dag(stack: ServiceStack, clicks: Path, console: Console) -> Outcome:
     begin = time.monotonic()
     conf = {"job_file": JOB_FILE, "overrides": {"spec.data.path": str(clicks.absolute())}}
     run_id = airflow.trigger(settings.DAG_ID, conf)
-    console.print(f"Airflow  {stack.log_in_url}", soft_wrap=True)
-    console.print(f"MLflow   {stack.mlflow_url}/?workflowType=machine_learning", soft_wrap=True)
-    console.print(f"run      {run_id}", soft_wrap=True)
+    _print_addresses(console, stack)
+    console.print(f"DAG run     {run_id}", soft_wrap=True)
     platform = Platform.connect(stack.cluster_config(), stack.mlflow_url, str(stack.home / "work"))
     shown: dict[str, str] = {}
+    # A deferred task runs twice; once is enough to tell.
+    told: set[tuple[str, str]] = set()
     with JobProgress(console=console) as progress:
         while True:
             state = airflow.run_state(settings.DAG_ID, run_id)
             tasks = airflow.tasks(settings.DAG_ID, run_id)
             for task_id, words in _STEP_WORDS.items():
-                now = str(tasks.get(task_id, {}).get("state") or "")
-                if now == shown.get(task_id, ""):
-                    continue
+                before, now = shown.get(task_id, ""), str(tasks.get(task_id, {}).get("state") or "")
                 shown[task_id] = now
-                if now in ("running", "success", "failed", "upstream_failed", "up_for_retry"):
-                    progress.say(f"{time.monotonic() - begin:6.1f} s  {task_id:<18} {now:<10} {words}")
+                if now != before and now in _TOLD_STATES and (task_id, now) not in told:
+                    told.add((task_id, now))
+                    progress.say(f"{time.monotonic() - begin:6.1f} s  {task_id:<18} {now:<12} {words}")
             if shown.get("offline_phase") in ("running", "deferred"):
                 _show_job(airflow, platform, run_id, progress)
             if state in ("success", "failed"):
@@ -160,11 +161,15 @@ def show(console: Console, stack: ServiceStack, outcome: Outcome, truth: Generat
     champion = ", champion" if registered["is_champion"] else ""
     table.add_row("model", f"{registered['name']} version {registered['version']}{champion}")
     table.add_row("gate", str(outcome.decision["reason"]))
-    table.add_row("MLflow run", outcome.run_url)
-    table.add_row("Airflow", stack.log_in_url)
-    table.add_row("MLflow", f"{stack.mlflow_url}/?workflowType=machine_learning")
     console.print()
     console.print(table)
+    console.print(f"MLflow run  {outcome.run_url}", soft_wrap=True)
+    _print_addresses(console, stack)
+
+
+def _print_addresses(console: Console, stack: ServiceStack) -> None:
+    console.print(f"Airflow     {stack.log_in_url}", soft_wrap=True)
+    console.print(f"MLflow      {stack.mlflow_url}/?workflowType=machine_learning", soft_wrap=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

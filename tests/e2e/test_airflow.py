@@ -66,7 +66,9 @@ def wait(ready: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def job(log: GenerateReport, name: str, **changes: Any) -> dict[str, Any]:
-    return {**job_content(log, **changes), "metadata": {"name": name}}
+    """One worker and one server: as few processes as a job can have."""
+    resources = {"worker": {"memory": "2Gi"}, "parameter_server": {"memory": "1Gi"}, "evaluator": {"memory": "3Gi"}}
+    return {**job_content(log, **{"resources": resources, **changes}), "metadata": {"name": name}}
 
 
 def slow_job(log: GenerateReport, name: str) -> dict[str, Any]:
@@ -138,11 +140,11 @@ def test_killed_scheduler_and_triggerer_and_a_cleared_task_attach_to_the_same_jo
     for name in ("triggerer", "scheduler"):
         stack.kill(name)
         stack.start_airflow(name)
+    wait(lambda: first_try(airflow, run_id).count("starting") == 2, 90, "the new triggerer to watch the job")
     airflow.clear(DAG_ID, run_id, ["offline_phase"])
-    wait(lambda: "as daily_retraining" in second_try(airflow, run_id), 120, "the second try")
-    wait(lambda: task_state(airflow, run_id, "offline_phase") == "deferred", 60, "the second try to wait")
-    # Long enough for the first try's trigger to have been told of the clear.
-    wait(lambda: "left running" in logs(airflow, run_id, "offline_phase"), 60, "the first trigger's farewell")
+    wait(lambda: "left running" in first_try(airflow, run_id), 60, "the first trigger to be told of the clear")
+    wait(lambda: attempts(airflow, run_id) == 2, 90, "the second try")
+    wait(lambda: task_state(airflow, run_id, "offline_phase") == "deferred", 90, "the second try to wait")
     after = master(cluster, job_id)
     assert after is not None
     assert (after.uid, after.restarts) == (before.uid, before.restarts)
@@ -153,10 +155,12 @@ def test_killed_scheduler_and_triggerer_and_a_cleared_task_attach_to_the_same_jo
     assert finished(airflow, run_id) == "failed"
 
 
-def second_try(airflow: AirflowClient, run_id: str) -> str:
-    if int(airflow.tasks(DAG_ID, run_id)["offline_phase"]["try_number"]) < 2:
-        return ""
-    return airflow.log(DAG_ID, run_id, "offline_phase", 2)
+def attempts(airflow: AirflowClient, run_id: str) -> int:
+    return int(airflow.tasks(DAG_ID, run_id)["offline_phase"]["try_number"])
+
+
+def first_try(airflow: AirflowClient, run_id: str) -> str:
+    return airflow.log(DAG_ID, run_id, "offline_phase", 1)
 
 
 def test_a_bug_in_the_users_model_fails_the_task_once_with_its_traceback_in_the_log(
