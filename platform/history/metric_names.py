@@ -96,7 +96,7 @@ DESCRIPTIONS = {
 }
 """Meaning and unit by name; `{}` stands for the changing part."""
 
-_PLACE = re.compile(r"(?:^|-)((?:master|worker|ps|evaluator)(?:-\d+)*)$")
+_PLACE = re.compile(r"(?:^|-)((?:master|worker|ps|evaluator)(?:-\d+)?)(?:-r\d+)?$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_\-. :]")
 
 
@@ -106,6 +106,9 @@ def named(template: str, **parts: str) -> str:
 
 
 def place(pod: str) -> str:
-    """A pod's name without that of its job (`worker-0`), so that the series of two jobs lie side by side."""
+    """A pod's place in its job: `worker-0` of `clicks-20260101-worker-0-r1`.
+
+    So the series of two jobs lie side by side, and a replacement goes on with its predecessor's.
+    """
     found = _PLACE.search(pod)
     return found.group(1) if found else pod

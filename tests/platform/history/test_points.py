@@ -76,7 +76,7 @@ def test_names_hold_only_what_mlflow_takes() -> None:
     ("pod_name", "place"),
     [
         ("clicks-20260101-worker-0", "worker-0"),
-        ("clicks-20260101-ps-3-1", "ps-3-1"),
+        ("clicks-20260101-ps-3-r1", "ps-3"),
         ("worker-bee-20260101-worker-12", "worker-12"),
         ("clicks-master", "master"),
         ("something-else", "something-else"),

@@ -1,0 +1,87 @@
+"""The way to one experiment of an MLflow server: client, errors in our words, links for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from elastrec.platform.specs.errors import HistoryError
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+
+class Connection:
+    """mlflow is imported, and the server asked, at the first use.
+
+    Args:
+        tracking_uri: `http(s)://...`, or `sqlite:///file`.
+        experiment: name; created when it does not exist.
+        ui_url: where people open MLflow, if that is not the tracking URI.
+    """
+
+    def __init__(self, tracking_uri: str, experiment: str, ui_url: str = "") -> None:
+        self._tracking_uri = tracking_uri
+        self._experiment = experiment
+        self._ui = (ui_url or (tracking_uri if tracking_uri.startswith("http") else "")).rstrip("/")
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        # mlflow prints a link at the end of every run, which is no part of a command's output.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        import mlflow
+        from mlflow.tracking import MlflowClient
+
+        if not self._tracking_uri.startswith("http"):
+            # mlflow's database store looks models up through the process-wide URI.
+            mlflow.set_tracking_uri(self._tracking_uri)
+        return MlflowClient(self._tracking_uri, registry_uri=self._tracking_uri)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}") from error
+        except OSError as error:
+            raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}; is it running?") from error
+
+    @cached_property
+    def _experiment_id(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        with self._explained(f"open the experiment {self._experiment!r}"):
+            found = self._client.get_experiment_by_name(self._experiment)
+            if found is None:
+                try:
+                    return str(self._client.create_experiment(self._experiment))
+                except MlflowException as error:
+                    if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                        raise
+                    found = self._client.get_experiment_by_name(self._experiment)
+        if found is None or found.lifecycle_stage != "active":
+            raise HistoryError(
+                f"experiment: {self._experiment!r} was deleted in MLflow; restore it there "
+                "(mlflow experiments restore) or name another in spec.history.experiment"
+            )
+        return str(found.experiment_id)
+
+    def run_url(self, run_id: str) -> str:
+        """Page of a run; empty when nobody serves MLflow's pages (a database file as tracking URI)."""
+        if not self._ui:
+            return ""
+        return f"{self._ui}/#/experiments/{self._experiment_id}/runs/{run_id}?workflowType=machine_learning"
+
+    def compare_url(self, run_ids: Iterable[str]) -> str:
+        """Page that shows runs side by side; empty when nobody serves MLflow's pages."""
+        if not self._ui:
+            return ""
+        runs, experiments = (quote(json.dumps(ids)) for ids in (list(run_ids), [self._experiment_id]))
+        return f"{self._ui}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning"
