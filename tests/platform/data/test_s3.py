@@ -1,0 +1,56 @@
+"""Data and manifests on an S3 store, through pyarrow's file systems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from elastrec.platform.data import (
+    ByRows,
+    GenerateSpec,
+    ShardReader,
+    build_manifest,
+    convert,
+    generate,
+    read_manifest,
+    training_data_for,
+    write_manifest,
+)
+from moto.server import ThreadedMotoServer
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    boto3.client("s3").create_bucket(Bucket="clicks")
+    try:
+        yield "s3://clicks"
+    finally:
+        server.stop()
+
+
+def test_a_log_in_a_bucket_is_generated_listed_read_and_converted(bucket: str, tmp_path: Path) -> None:
+    local, remote = (
+        GenerateSpec(path=path, days=2, rows_per_day=300, dense=2, sparse=3)
+        for path in (str(tmp_path / "log"), f"{bucket}/log")
+    )
+    assert generate(remote).days == generate(local).days
+    manifest = build_manifest(training_data_for(remote))
+    write_manifest(manifest, f"{bucket}/manifests/a.json")
+    assert read_manifest(f"{bucket}/manifests/a.json") == manifest
+    assert manifest.partitions == ["day=2026-01-01", "day=2026-01-02"]
+    ours, theirs = (
+        list(ShardReader(of, build_manifest(of)).read(0, 600, seed=1, shuffle=True, batch_size=128))
+        for of in (training_data_for(remote), training_data_for(local))
+    )
+    assert ours == theirs
+    report = convert(training_data_for(remote), f"{bucket}/converted", layout=ByRows(rows=200))
+    assert build_manifest(report.data).rows == 600
