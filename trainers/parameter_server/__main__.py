@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -55,7 +56,20 @@ def read_settings() -> PodSettings:
     )
 
 
+def keep_freed_memory() -> None:
+    """Lets glibc reuse the buffers of one request for the next, instead of giving their pages back and faulting again.
+
+    Frees the server from what MALLOC_MMAP_THRESHOLD_ in its environment would otherwise have to say.
+    """
+    trim_threshold, mmap_threshold, largest = -1, -3, 2**31 - 1
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(mmap_threshold, largest)
+        libc.mallopt(trim_threshold, largest)
+
+
 def main() -> int:
+    keep_freed_memory()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     log = structlog.get_logger(__name__)
     try:

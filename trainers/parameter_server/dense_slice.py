@@ -36,13 +36,14 @@ def layout_size(layout: Sequence[Parameter]) -> int:
     return sum(math.prod(parameter.shape) for parameter in layout)
 
 
-@njit(cache=True, nogil=True)
+# A check for division by zero in the loop would keep it from being vectorised.
+@njit(cache=True, nogil=True, error_model="numpy")
 def _sgd(values, gradient, rate, decay):  # type: ignore[no-untyped-def]
     for i in range(values.shape[0]):
         values[i] -= rate * (gradient[i] + decay * values[i])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _adagrad(values, gradient, sums, rate, epsilon, decay):  # type: ignore[no-untyped-def]
     for i in range(values.shape[0]):
         g = gradient[i] + decay * values[i]
@@ -50,7 +51,7 @@ def _adagrad(values, gradient, sums, rate, epsilon, decay):  # type: ignore[no-u
         values[i] -= rate * g / (np.sqrt(sums[i]) + epsilon)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _adam(values, gradient, first, second, step, root, epsilon, decay, beta1, beta2):  # type: ignore[no-untyped-def]
     one = np.float32(1.0)
     for i in range(values.shape[0]):

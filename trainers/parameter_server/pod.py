@@ -191,6 +191,10 @@ class ServerPod:
 
     def _obey(self, directive: Directive) -> None:
         assert self._server is not None
+        if self._settings.pod not in directive.routing.servers:
+            # Not yet, or no longer: a later routing table gives this server its buckets.
+            self._server.suspend()
+            return
         order = directive.restore
         if order is not None and order.order_id != self._restored_order_id:
             try:

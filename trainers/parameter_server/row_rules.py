@@ -29,7 +29,7 @@ def _sgd(rows, gradients, values, versions, version, rate, decay):  # type: igno
             versions[row] = version
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def _adagrad(rows, gradients, values, state, versions, version, rate, epsilon, decay):  # type: ignore[no-untyped-def]
     dimension = values.shape[1]
     share = np.float32(1.0) / np.float32(dimension)
@@ -47,7 +47,7 @@ def _adagrad(rows, gradients, values, state, versions, version, rate, epsilon, d
             versions[row] = version
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _adam(  # type: ignore[no-untyped-def]
     rows, gradients, values, state, versions, version, rate, epsilon, decay, beta1, beta2
 ):

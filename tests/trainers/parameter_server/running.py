@@ -98,9 +98,7 @@ class ScriptedMaster:
             generation=0,
             routing=routing_of([""] * servers, buckets=job.spec.resources.virtual_buckets),
         )
-        self._rpc = RpcServer(
-            {Register: self._register, Heartbeat: self._heartbeat, Failed: self._failed}, token=TOKEN
-        )
+        self._rpc = RpcServer({Register: self._register, Heartbeat: self._heartbeat, Failed: self._failed}, token=TOKEN)
         self.address = self._rpc.address
         self._rpc.serve_in_background()
 
@@ -134,7 +132,7 @@ class ScriptedMaster:
             self.changed.notify_all()
         return Done()
 
-    def wait(self, fact: Any, what: str, seconds: float = 60.0) -> None:
+    def wait(self, fact: Any, what: str, seconds: float = 30.0) -> None:
         with self.changed:
             assert self.changed.wait_for(fact, seconds), f"not within {seconds} s: {what}"
 
