@@ -5,6 +5,7 @@ Legend of shapes: B batch, I dense features, F sparse features, L ids of all fea
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterable, Iterator
@@ -126,8 +127,12 @@ class Prefetched(Generic[T]):
         """Stop the thread and wait for it; idempotent."""
         self._stopped.set()
         self._done = True
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is threading.current_thread():
+            return
+        self._thread.join()
+        # Whoever still waits for an item in another thread is told that there will be none.
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait((None, StopIteration()))
 
     def __enter__(self) -> Prefetched[T]:
         return self

@@ -20,14 +20,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from elastrec.platform.data.encode import DENSE, MISSING_ID, RowEncoder
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
-from elastrec.platform.data.manifest import DataManifest, build_manifest
+from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.data.numbers import as_float64, combined
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.raw import RawReader, RawRows
 from elastrec.platform.data.reader import BadRowLedger
+from elastrec.platform.data.survey import build_manifest
 from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
@@ -123,7 +125,8 @@ def convert(
     _check_layout(source, layout)
     # The rule's column takes the label's place while reading.
     reading = source if rule is None else source.model_copy(update={"label": rule.column})
-    manifest = build_manifest(reading)
+    # Every row is looked at anyway, with the label that the rule makes.
+    manifest = build_manifest(reading, try_rows=False)
     existing = _existing(destination)
     if existing is not None:
         same = (manifest.digest, manifest.schema_fingerprint, layout, label_rule)
@@ -369,7 +372,10 @@ def _existing(destination: str) -> ConvertReport | None:
         raise DataError(f"{destination}: is a file; choose a folder")
     record = join(destination, RECORD_NAME)
     if filesystem.get_file_info(locate(record)[1]).type == pafs.FileType.File:
-        return ConvertReport.model_validate_json(read_bytes(record))
+        try:
+            return ConvertReport.model_validate_json(read_bytes(record))
+        except ValidationError as error:
+            raise DataError(f"{record}: cannot be read ({error}); remove the folder and convert again") from error
     if filesystem.get_file_info(pafs.FileSelector(path)):
         raise DataError(f"{destination}: holds files that were not converted; choose another folder or remove it")
     return None

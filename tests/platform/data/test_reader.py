@@ -161,7 +161,10 @@ def _bad_file(path: Path) -> Path:
 
 
 def test_a_bad_row_fails_with_file_row_column_found_and_expected(tmp_path: Path) -> None:
-    shards = _reader(data(_bad_file(tmp_path), format="csv"))
+    of = data(_bad_file(tmp_path), format="csv")
+    with pytest.raises(DataError, match=r"a\.csv: row 1, column 'label'"):
+        build_manifest(of)
+    shards = ShardReader(of, build_manifest(of, try_rows=False))
     for start, says in (
         (1, "row 1, column 'label': found '?2.*expected 0 or 1"),
         (2, "row 2, column 'number': found 'abc', expected a finite number"),
@@ -199,12 +202,12 @@ def test_the_users_transform_sees_raw_rows(log: TrainingData) -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("half", "made 1 rows of 2"), ("without_label", r"no columns \['label'\]"), ("nothing", "returned NoneType")],
+    [("half", "made 50 rows of 100"), ("without_label", r"no columns \['label'\]"), ("nothing", "returned NoneType")],
 )
 def test_an_unusable_result_of_the_transform_is_refused(log: TrainingData, name: str, says: str) -> None:
     of = log.model_copy(update={"transform": f"tests.platform.data.transforms:{name}"})
     with pytest.raises(DataError, match=says):
-        _rows(_reader(of), 0, 2)
+        build_manifest(of)
 
 
 def test_a_transform_that_cannot_be_imported_is_named(log: TrainingData) -> None:
@@ -225,3 +228,10 @@ def test_reserved_feature_names_and_unknown_tables_are_refused(log: TrainingData
         ShardReader(data(Path(log.path), sparse=({"name": "dense"},)), build_manifest(log))
     with pytest.raises(SpecError, match=r"\['other'\].*row, many"):
         _reader(log, hash_sizes={"other": 5})
+
+
+def test_a_column_with_the_wrong_encoding_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.csv", "label,number,row,many", *("1,2,68fd1e64,",) * 3)
+    of = data(tmp_path, format="csv", bad_rows={"policy": "skip", "at_most": 1_000})
+    with pytest.raises(DataError, match="column 'row': found '68fd1e64', expected 64-bit integers"):
+        build_manifest(of)

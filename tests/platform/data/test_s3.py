@@ -7,6 +7,8 @@ from pathlib import Path
 
 import boto3
 import pytest
+from moto.server import ThreadedMotoServer
+
 from elastrec.platform.data import (
     ByRows,
     GenerateSpec,
@@ -18,7 +20,6 @@ from elastrec.platform.data import (
     training_data_for,
     write_manifest,
 )
-from moto.server import ThreadedMotoServer
 
 
 @pytest.fixture
