@@ -1,0 +1,167 @@
+"""One server's handlers, called as the transport calls them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastrec.platform.specs.errors import TransportError
+from elastrec.trainers.parameter_server.messages import (
+    Applied,
+    GetStats,
+    InitDense,
+    Join,
+    Leave,
+    Parameter,
+    Pull,
+    Push,
+    Rows,
+    Stale,
+    Stamp,
+)
+from elastrec.trainers.parameter_server.server import ParameterServer
+from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
+
+SGD = {"rows": {"kind": "sgd", "learning_rate": 1.0}, "dense": {"kind": "sgd", "learning_rate": 1.0}}
+LAYOUT = [Parameter("w", (2,))]
+
+
+def server_of(mode: str = "async", staleness: int = 0) -> ParameterServer:
+    spec = job_spec(optimizers=SGD, training={"consistency": {"mode": mode, "staleness": staleness}})
+    server = ParameterServer("ps-0", spec, capacity_rows=1000)
+    server.start_empty(routing_of(["here:1"]), 1)
+    server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
+    return server
+
+
+def stamp(worker: str, *, epoch: int = 1, generation: int = 1, incarnation: str = "i") -> Stamp:
+    return Stamp(worker, incarnation, epoch, generation)
+
+
+def pull(server: ParameterServer, worker: str, ids: list[int]) -> Any:
+    message = Pull(stamp=stamp(worker), dense=True)
+    return server.pull(message, [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)])
+
+
+def push(
+    server: ParameterServer,
+    worker: str,
+    sequence: int,
+    ids: list[int],
+    value: float,
+    samples: int = 1,
+    **names: Any,
+) -> Any:
+    arrays = [
+        np.array([len(ids), 0], np.int32),
+        np.array(ids, np.int64),
+        np.full(len(ids) * DIMENSION, value, np.float32),
+        np.empty(0, np.int32),
+        np.full(2, value, np.float32),
+    ]
+    return server.push(Push(stamp=stamp(worker, **names), sequence=sequence, samples=samples), arrays)
+
+
+def test_a_repeated_push_is_applied_once_and_a_new_process_counts_anew() -> None:
+    server = server_of()
+    start = pull(server, "a", [5])[1][0]
+    for _ in range(3):
+        assert push(server, "a", 0, [5], 0.25)[0] == Applied(sequence=0)
+    np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.25, atol=1e-6)
+    push(server, "a", 0, [5], 0.25, incarnation="another")
+    np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.5, atol=1e-6)
+
+
+def test_other_epochs_and_generations_are_told_what_is_current() -> None:
+    server = server_of()
+    for names in ({"epoch": 2}, {"generation": 0}):
+        answer, _ = push(server, "a", 0, [5], 1.0, **names)
+        assert answer == Stale(epoch=1, generation=1, ready=True)
+    assert server.stats(GetStats()).pushes == 0
+
+
+def test_requests_that_would_mislead_a_kernel_are_refused() -> None:
+    server = server_of()
+    ids, counts = np.array([1, 2], np.int64), np.array([2, 0], np.int32)
+    for arrays in (
+        [np.array([3, 0], np.int32), ids],
+        [np.array([3, -1], np.int32), ids],
+        [np.array([2], np.int32), ids],
+        [counts, ids.astype(np.int32)],
+        [counts.astype(np.int64), ids],
+        [counts],
+    ):
+        with pytest.raises(TransportError):
+            server.pull(Pull(stamp=stamp("a")), arrays)
+    gradients, none, dense = np.ones(2 * DIMENSION, np.float32), np.empty(0, np.int32), np.ones(2, np.float32)
+    for arrays in (
+        [counts, ids, gradients[:-1], none, dense],
+        [counts, ids, gradients, np.ones(1, np.int32), dense],
+        [counts, ids, gradients, none, np.ones(3, np.float32)],
+        [counts, ids, gradients.astype(np.float64), none, dense],
+    ):
+        with pytest.raises(TransportError):
+            server.push(Push(stamp=stamp("a"), sequence=0, samples=1), arrays)
+    assert server.stats(GetStats()).tables[0].rows == 0
+
+
+def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_lets_all_go_on() -> None:
+    server = server_of("bsp")
+    server.join(Join(stamp=stamp("a")), [])
+    server.join(Join(stamp=stamp("b")), [])
+    start = pull(server, "a", [1, 2, 3])[1][0].reshape(3, DIMENSION)
+    answers: list[Any] = []
+    first = threading.Thread(target=lambda: answers.append(push(server, "a", 0, [1, 2], 1.0, samples=30)))
+    first.start()
+    answers.append(push(server, "b", 0, [2, 3], 2.0, samples=10))
+    first.join(10)
+    assert answers == [(Applied(sequence=0), []), (Applied(sequence=0), [])]
+    rows, dense = pull(server, "b", [1, 2, 3])[1]
+    expected = start - np.array([[0.75], [0.75 + 0.5], [0.5]], np.float32)
+    np.testing.assert_allclose(rows.reshape(3, DIMENSION), expected, atol=1e-6)
+    np.testing.assert_allclose(dense, [-1.25, -1.25])
+    assert server.stats(GetStats()).rounds == 1
+
+
+def test_a_worker_that_leaves_or_dies_holds_nobody_up() -> None:
+    server = server_of("bsp")
+    for worker in ("a", "b", "c"):
+        server.join(Join(stamp=stamp(worker)), [])
+    server.leave(Leave(stamp=stamp("c")), [])
+    waiting = threading.Thread(target=push, args=(server, "a", 0, [1], 1.0))
+    waiting.start()
+    server.adopt(routing_of(["here:1"]), 1, ["a"])
+    for _ in range(3):
+        server.adopt(routing_of(["here:1"]), 1, ["a"])
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert server.stats(GetStats()).members == ["a"]
+
+
+def test_an_ssp_pull_waits_for_the_slowest_worker() -> None:
+    server = server_of("ssp", 1)
+    server.join(Join(stamp=stamp("b")), [])
+    for step in range(2):
+        assert isinstance(pull(server, "a", [1])[0], Rows)
+        push(server, "a", step, [1], 1.0)
+    answers: list[Any] = []
+    ahead = threading.Thread(target=lambda: answers.append(pull(server, "a", [1])[0]))
+    ahead.start()
+    ahead.join(0.2)
+    assert ahead.is_alive()
+    push(server, "b", 0, [], 0.0, samples=0)
+    ahead.join(10)
+    assert isinstance(answers[0], Rows)
+
+
+def test_the_first_workers_dense_values_win_and_another_network_is_refused() -> None:
+    server = server_of()
+    server.init_dense(InitDense(stamp=stamp("b"), layout=LAYOUT), [np.ones(2, np.float32)])
+    assert not pull(server, "a", [1])[1][1].any()
+    push(server, "a", 0, [1], 1.0)
+    other = [Parameter("w", (3,))]
+    with pytest.raises(TransportError, match="other dense parameters"):
+        server.init_dense(InitDense(stamp=stamp("b"), layout=other), [np.ones(3, np.float32)])
