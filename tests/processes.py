@@ -15,6 +15,13 @@ from typing import Any, TypeVar
 
 import psutil
 
+from elastrec.platform.clusters import config_of
+from elastrec.platform.clusters.local import find_agent
+from elastrec.platform.jobs import Platform
+from elastrec.platform.jobs import jobs as observe_all
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import TrainingMetrics
+
 T = TypeVar("T")
 
 
@@ -65,9 +72,23 @@ class Elastrec:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    def jobs(self) -> list[dict[str, Any]]:
-        done = self.call("status", "--output", "json")
-        return json.loads(done.stdout) if done.returncode == 0 else []
+    def jobs(self) -> list[TrainingMetrics]:
+        """The jobs of the cluster, asked in this process: a command would take too long to catch a quick job."""
+        cluster = find_agent(self.home / "agent")
+        if cluster is None:
+            return []
+        platform = Platform.connect(config_of(cluster), "", str(self.home / "work"))
+        try:
+            return [observation.metrics for observation in observe_all(platform)]
+        except ClusterError:
+            return []  # a job ended between two questions
+        finally:
+            cluster.close()
+
+    def start_agent(self) -> None:
+        # More than the machine has: quotas would make every process start slowly.
+        started = self.call("agent", "start", "--cores", "8")
+        assert started.returncode == 0, started.stderr
 
     def close(self) -> None:
         self.call("agent", "stop")
@@ -103,6 +124,7 @@ def elastrec_at(home: Path) -> Iterator[Elastrec]:
     home.mkdir(parents=True, exist_ok=True)
     command_line = Elastrec(home)
     try:
+        command_line.start_agent()
         yield command_line
     finally:
         command_line.close()

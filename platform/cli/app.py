@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any
 
@@ -84,8 +85,9 @@ def configure_logs(verbose: bool) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    if not verbose:
+        # MLflow sets up loggers of its own when it is imported.
+        os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -333,7 +333,7 @@ class JobService:
             elapsed = self.state.phases.since if self.state.phase.is_final else self.now()
             return training_metrics(
                 self.state,
-                self.job.metadata.name,
+                self.request.job_id,
                 elapsed,
                 self._window,
                 self._monitor.pods,
@@ -435,7 +435,8 @@ class JobService:
         with self._lock:
             members = self.state.membership.members
             self._last_seen = {pod: seen for pod, seen in self._last_seen.items() if pod in members}
-            for gone in self._monitor.pods.keys() - members.keys():
+            # What pods did is still read when the job is over.
+            for gone in self._monitor.pods.keys() - members.keys() if not self.state.phase.is_final else ():
                 self._monitor.forget(gone)
             for name, member in members.items():
                 seconds = now - self._last_seen.setdefault(name, now)

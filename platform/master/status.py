@@ -23,7 +23,7 @@ def training_metrics(
     """The job at this moment.
 
     Args:
-        name: of the job, as in its file.
+        name: the job's id.
         window: the last one in which something was trained.
         samples, cluster: by pod name; what heartbeats and the cluster said last.
     """
@@ -31,7 +31,9 @@ def training_metrics(
     evaluated = final is not None and state.phase is Phase.SUCCEEDED
     auc = final.auc() if evaluated and final else window.auc if window else None
     entropy = final.normalized_entropy() if evaluated and final else window.normalized_entropy if window else None
-    members = sorted(state.membership.members.values(), key=lambda m: (m.role, m.index))
+    present = list(state.membership.members.values())
+    gone = list(state.membership.left.values()) if state.phase.is_final else []
+    members = sorted((*present, *gone), key=lambda m: (m.role, m.index))
     training_seconds = state.phases.time_in_phases(elapsed_seconds).get(Phase.TRAINING, 0.0)
     mean_speed = state.training.samples / training_seconds if training_seconds else 0.0
     is_training = state.phase is Phase.TRAINING
@@ -54,13 +56,18 @@ def training_metrics(
         evaluation_samples=final.rows if final else 0,
         generation=state.phases.generation,
         checkpoint=state.phases.record.uri if state.phases.record else None,
-        pods=tuple(_pod(member, samples.get(member.name), cluster.get(member.name)) for member in members),
+        pods=tuple(
+            _pod(member, samples.get(member.name), cluster.get(member.name), is_gone=member in gone)
+            for member in members
+        ),
     )
 
 
-def _pod(member: Member, sample: PodSample | None, status: PodStatus | None) -> PodMetrics:
+def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, is_gone: bool) -> PodMetrics:
     sample = sample or PodSample()
-    if member.is_registered:
+    if is_gone:
+        condition = "Gone"
+    elif member.is_registered:
         condition = "Leaving" if member.retiring else "Running"
     else:
         condition = "Starting" if status and status.phase is PodPhase.RUNNING else "Pending"

@@ -54,6 +54,7 @@ class TrainingMetrics(Spec):
     """The state of one job at one moment."""
 
     job: str
+    """The job's id: its name and what makes this run this run."""
     phase: Phase
     reason: str = ""
     elapsed_seconds: float = 0.0

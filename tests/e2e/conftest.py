@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
 
 ROWS_PER_DAY = 60_000
@@ -27,9 +28,9 @@ def job_content(log: GenerateReport, **changes: Any) -> dict[str, Any]:
         "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
         "training": {"batch_size": 256, "batches_per_shard": 20, "seed": 1},
         "resources": {
-            "master": {"cores": 0.25, "memory": "512Mi"},
-            "worker": {"count": 2, "cores": 0.5, "memory": "2Gi"},
-            "parameter_server": {"count": 2, "cores": 0.25, "memory": "1Gi"},
+            "master": {"cores": 1, "memory": "512Mi"},
+            "worker": {"count": 2, "cores": 1, "memory": "2Gi"},
+            "parameter_server": {"count": 2, "cores": 1, "memory": "1Gi"},
             "evaluator": {"cores": 1.0, "memory": "3Gi"},
         },
         "checkpoint": {"interval": "5s"},

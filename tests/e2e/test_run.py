@@ -11,8 +11,8 @@ import mlflow
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from elastrec.platform.data.generator import GenerateReport
 
+from elastrec.platform.data.generator import GenerateReport
 from tests.e2e.conftest import ROWS_PER_DAY, write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
@@ -99,6 +99,7 @@ def test_a_bug_in_the_users_model_fails_the_job_at_once_with_its_traceback(
     file = write_job(elastrec.home, click_log, model={"architecture": "my_models:Broken", "embedding_dimension": 8})
     # The agent's own environment is that of its start: one that knows the module's folder is needed.
     elastrec.close()
+    elastrec.start_agent()
     done = elastrec.call("run", str(file), "--from", "2026-01-01", timeout_seconds=120)
     assert done.returncode == 1
     assert "planted bug" in done.stderr and "my_models.py" in done.stderr
@@ -109,7 +110,7 @@ def test_stop_ends_a_running_job_and_removes_its_pods(elastrec: Elastrec, click_
     file = write_job(elastrec.home, click_log)
     running = elastrec.start("run", str(file), "--from", "2026-01-01", "--set", "spec.training.epochs=50")
     try:
-        job = wait_for(lambda: next((j["job"] for j in elastrec.jobs() if j["samples_trained"]), None), 90, "training")
+        job = wait_for(lambda: next((j.job for j in elastrec.jobs() if j.samples_trained), None), 90, "training")
         table = elastrec.call("status")
         assert job in table.stdout and "Training" in table.stdout
         assert elastrec.call("logs", job).returncode == 0

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
 
+from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
 from tests.e2e.conftest import write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
 ROWS = 200_000
-BATCH, BATCHES = 256, 20
+BATCH, BATCHES, EPOCHS = 256, 20, 3
+TRAINING = {"batch_size": BATCH, "batches_per_shard": BATCHES, "epochs": EPOCHS, "seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,11 @@ def train(elastrec: Elastrec, file: Path, kill: str) -> dict[str, Any]:
     running = elastrec.start("run", str(file), "--output", "json")
     try:
         if kill:
-            job = wait_for(
-                lambda: next(
-                    (j["job"] for j in elastrec.jobs() if j["shards_done"] * 4 >= j["shards_total"] > 0), None
-                ),
-                120,
-                "a quarter of the shards",
-            )
+
+            def a_quarter_is_trained() -> str | None:
+                return next((j.job for j in elastrec.jobs() if j.shards_done * 4 >= j.shards_total > 0), None)
+
+            job = wait_for(a_quarter_is_trained, 120, "a quarter of the shards")
             victims = pod_processes(job, kill, elastrec.home)
             assert victims
             victims[0].kill()
@@ -56,7 +55,7 @@ def train(elastrec: Elastrec, file: Path, kill: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(elastrec: Elastrec, log: GenerateReport) -> dict[str, Any]:
-    file = write_job(elastrec.home, log, continual={"start_from": "nothing"})
+    file = write_job(elastrec.home, log, continual={"start_from": "nothing"}, training=TRAINING)
     return train(elastrec, file, "")
 
 
@@ -65,11 +64,11 @@ def undisturbed(elastrec: Elastrec, log: GenerateReport) -> dict[str, Any]:
 def test_a_killed_process_costs_no_sample_and_hardly_any_quality(
     elastrec: Elastrec, log: GenerateReport, undisturbed: dict[str, Any], victim: str
 ) -> None:
-    file = write_job(elastrec.home, log, continual={"start_from": "nothing"})
+    file = write_job(elastrec.home, log, continual={"start_from": "nothing"}, training=TRAINING)
     outcome = train(elastrec, file, victim)
-    assert outcome["shards_done"] == outcome["shards_total"] == math.ceil(ROWS / (BATCH * BATCHES))
-    assert outcome["samples_trained"] >= outcome["samples_total"] == ROWS
+    assert outcome["shards_done"] == outcome["shards_total"] == EPOCHS * math.ceil(ROWS / (BATCH * BATCHES))
+    assert outcome["samples_trained"] >= outcome["samples_total"] == EPOCHS * ROWS
     assert abs(outcome["auc"] - undisturbed["auc"]) < 0.003
     if victim == "master":
         # Pods outlive their master: nothing is trained twice.
-        assert outcome["samples_trained"] == ROWS
+        assert outcome["samples_trained"] == EPOCHS * ROWS
