@@ -21,6 +21,17 @@ from elastrec.platform.specs.metrics import TrainingMetrics
 log = structlog.get_logger(__name__)
 _WAITING_REPORTS = 64
 _CALIBRATION_GROUPS = 20
+# What history does not derive from TrainingMetrics and from the cluster itself.
+_OWN_TOTALS = frozenset(
+    {
+        "samples_repeated",
+        "shards_repeated",
+        "records",
+        "records_failed",
+        "worker_losses",
+        "parameter_server_losses",
+    }
+)
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -88,7 +99,11 @@ class HistorySink:
             self._has_ended = True
             points += final_points(report.metrics, now)
             points += self._meter.points(step, now)
-            points += [Point(f"total/{name}", value, step, now) for name, value in report.totals.items()]
+            points += [
+                Point(f"total/{name}", value, step, now)
+                for name, value in report.totals.items()
+                if name in _OWN_TOTALS or name.startswith("phase_")
+            ]
             points += _calibration(report.evaluation_sketch, now)
         self._reporter.log(points)
 

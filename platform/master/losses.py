@@ -133,6 +133,7 @@ def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
         return
     size = state.plan.servers if not servers else servers[0]
     for server in servers[state.wanted_servers :]:
+        server.retiring = True
         dismiss(state, server, effects, delete=True, grace_seconds=_RETIRED_GRACE_SECONDS)
     for index in range(len(servers), state.wanted_servers):
         effects.append(state.membership.add(Role.PARAMETER_SERVER, index, size.cores, size.memory_bytes, state.time))

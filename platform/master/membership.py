@@ -57,6 +57,7 @@ class Membership(msgspec.Struct, kw_only=True):
 
     Attributes:
         members: by pod name; exactly one per place.
+        left: the last pod of each place that is empty now, by `role/index`; shown when the job is over.
         condemned: pods that are being deleted; they hold no place.
         corpses: pods that ended by themselves and are kept for their logs until the job ends.
         losses: replaced pods and restarted processes by role, held against the restart budget.
@@ -64,6 +65,7 @@ class Membership(msgspec.Struct, kw_only=True):
 
     job_id: str
     members: dict[str, Member] = {}
+    left: dict[str, Member] = {}
     condemned: list[str] = []
     corpses: list[str] = []
     losses: dict[str, int] = {}
@@ -87,6 +89,7 @@ class Membership(msgspec.Struct, kw_only=True):
         while name in self.condemned or name in self.corpses or name in self.members:
             restart += 1
             name = pod_name(self.job_id, role, index, restart)
+        self.left.pop(f"{role}/{index}", None)
         self.members[name] = Member(
             name=name,
             role=role,
@@ -101,6 +104,8 @@ class Membership(msgspec.Struct, kw_only=True):
     def remove(self, name: str, time: float, *, delete: bool) -> Member:
         """Takes a pod's place away; it is to be deleted, or has ended and is kept for its logs."""
         member = self.members.pop(name)
+        if not member.retiring:
+            self.left[f"{member.role}/{member.index}"] = member
         spent = self.usage.setdefault(member.role, Usage())
         seconds = max(0.0, time - member.created)
         spent.core_seconds += member.cores * seconds

@@ -120,6 +120,9 @@ def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callab
     assert metrics.checkpoint is not None
     s.wait(s.service.state.is_swept)
     assert not s.cluster.pods
+    pods = s.metrics().pods
+    assert [pod.name for pod in pods] == ["clicks-1-ps-0", "clicks-1-ps-1", "clicks-1-worker-0", "clicks-1-worker-1"]
+    assert {pod.state for pod in pods} == {"Gone"} and sum(pod.samples for pod in pods) == 1100
     assert s.call(FinishJob()).accepted
 
 

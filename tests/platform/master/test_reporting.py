@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodStatus
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.history.points import Point
+from elastrec.platform.history.reporter import Reporter
+from elastrec.platform.master.history_sink import HistorySink, Report
+from elastrec.platform.master.monitor import WINDOW_SECONDS, Monitor
+from elastrec.platform.master.state import JobState
+from elastrec.platform.master.status import totals, training_metrics
+from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.transport.job_messages import Heartbeat, WindowMetrics
+from tests.platform.master.fakes import FakeCluster
+from tests.platform.master.test_state import World, plan, running
+
+
+def beat(pod: str, **metrics: Any) -> Heartbeat:
+    window = WindowMetrics(**metrics)
+    return Heartbeat(pod=pod, incarnation="i", generation=0, reached_version=0, metrics=window, memory_bytes=7)
+
+
+def coarse(predictions: list[float], labels: list[int]) -> bytes:
+    sketch = BinaryMetricsSketch.coarse()
+    sketch.update(np.array(predictions), np.array(labels, np.float32))
+    return sketch.encode()
+
+
+def test_a_window_adds_up_the_heartbeats_of_all_workers():
+    monitor = Monitor(0.0)
+    monitor.add(beat("a", samples=60, steps=2, loss_sum=30.0, compute_seconds=0.4, sketch=coarse([0.1, 0.9], [0, 1])))
+    monitor.add(beat("b", samples=40, steps=4, loss_sum=40.0, pull_seconds=0.4, sketch=coarse([0.8, 0.2], [0, 1])))
+    assert monitor.close_window(WINDOW_SECONDS - 0.1) is None
+    window = monitor.close_window(WINDOW_SECONDS)
+    assert window is not None
+    assert window.samples_per_second == 100 / WINDOW_SECONDS and window.loss == pytest.approx(0.7)
+    assert window.auc == pytest.approx(0.75, abs=0.01)
+    assert window.batch_seconds == pytest.approx({"a": 0.2, "b": 0.1})
+    assert monitor.pods["b"].phase_seconds["pull"] == pytest.approx(0.1)
+
+
+def test_a_damaged_sketch_of_a_window_costs_only_itself():
+    monitor = Monitor(0.0)
+    monitor.add(beat("a", samples=10, steps=1, loss_sum=5.0, sketch=b"rubbish"))
+    window = monitor.close_window(WINDOW_SECONDS)
+    assert window is not None and window.auc is None and window.loss == 0.5
+
+
+def test_a_pod_that_does_not_fit_is_the_reason_why_a_job_waits():
+    state = World(plan()).state
+    status = PodStatus(
+        name="j-ps-0",
+        uid="1",
+        job="j",
+        role=Role.PARAMETER_SERVER,
+        phase=PodPhase.PENDING,
+        size=PodSize(1, 1),
+        reason="Unschedulable",
+        message="insufficient cpu: asked 1.0, free 0.5",
+    )
+    metrics = training_metrics(state, "clicks", 1.0, None, {}, {"j-ps-0": status})
+    assert metrics.reason == "j-ps-0 waits: Unschedulable: insufficient cpu: asked 1.0, free 0.5"
+    assert metrics.pods[0].state == "Pending" and "insufficient cpu" in metrics.pods[0].reason
+
+
+def test_totals_tell_repeats_losses_costs_and_time_per_phase():
+    world = running()
+    world.time += 10.0
+    world.kill("j-worker-0")
+    world.run_fairly()
+    found = totals(world.state, world.time)
+    assert found["samples_repeated"] == found["samples_trained"] - 130
+    assert found["worker_losses"] == 1 and found["shards_repeated"] >= 1
+    # Two workers of one core for at least ten seconds.
+    assert found["worker_core_seconds"] >= 20.0
+    assert found["phase_training_seconds"] >= 10.0
+
+
+class Slow:
+    """A tracking server that takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self.open = threading.Event()
+
+    def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None:
+        if not self.open.is_set():
+            raise HistoryError("away")
+        self.points += points
+
+
+def metrics(phase: Phase) -> TrainingMetrics:
+    pod = PodMetrics(name="w", role=Role.WORKER, state="Running", batch_seconds=0.1)
+    return TrainingMetrics(job="clicks", phase=phase, samples_trained=50, samples_per_second=5.0, loss=0.4, pods=(pod,))
+
+
+def test_history_gets_the_series_and_the_totals_even_if_its_server_was_away():
+    server, sketch = Slow(), BinaryMetricsSketch()
+    sketch.update(np.linspace(0.01, 0.99, 100), (np.arange(100) > 50).astype(np.float32))
+    sink = HistorySink(Reporter("", "run", sink=server, interval_seconds=0.01), FakeCluster(), "clicks-1")
+    sink.put(Report(metrics(Phase.TRAINING), {}, b""))
+    sink.put(
+        Report(metrics(Phase.SUCCEEDED), {"samples_repeated": 3.0, "phase_training_seconds": 9.0}, sketch.encode())
+    )
+    sink.put(Report(metrics(Phase.SUCCEEDED), {"samples_repeated": 4.0}, b""))
+    server.open.set()
+    sink.close()
+    values = {point.name: point.value for point in server.points}
+    assert values["loss"] == 0.4 and values["total/samples_repeated"] == 3.0
+    assert values["total/phase_training_seconds"] == 9.0
+    assert any(name.startswith("calibration/") for name in values)
+
+
+def test_reports_never_wait_for_history():
+    sink = HistorySink(Reporter("", "run", sink=Slow()), FakeCluster(), "clicks-1")
+    for _ in range(500):
+        sink.put(Report(metrics(Phase.TRAINING), {}, b""))
+    sink.close(deadline_seconds=0.5)
+
+
+def test_a_new_state_has_metrics_without_any_heartbeat():
+    found = training_metrics(JobState.new(plan()), "clicks", 0.0, None, {}, {})
+    assert found.phase is Phase.PENDING and found.loss is None and not found.evaluated
