@@ -23,11 +23,10 @@ from elastrec.platform.data.generator import (
     read_report,
     training_data_for,
 )
-from elastrec.platform.data.manifest import DataFile, DataManifest, read_manifest, write_manifest
+from elastrec.platform.data.manifest import DataFile, DataManifest, build_manifest, read_manifest, write_manifest
 from elastrec.platform.data.partitions import Partition, existing_partitions, partitions_between
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.data.sketch import BinaryMetricsSketch, Calibration
-from elastrec.platform.data.survey import build_manifest
 
 __all__ = [
     "MISSING_ID",

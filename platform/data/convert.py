@@ -24,12 +24,11 @@ from pydantic import ValidationError
 
 from elastrec.platform.data.encode import DENSE, MISSING_ID, RowEncoder
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
-from elastrec.platform.data.manifest import DataManifest
+from elastrec.platform.data.manifest import DataManifest, build_manifest
 from elastrec.platform.data.numbers import as_float64, combined
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.raw import RawReader, RawRows
 from elastrec.platform.data.reader import BadRowLedger
-from elastrec.platform.data.survey import build_manifest
 from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
@@ -323,6 +322,7 @@ def _data_of(source: TrainingData, destination: str, layout: Layout) -> Training
     return source.model_copy(
         update={
             "path": join(destination),
+            "evaluation_path": None,
             "format": FileFormat.PARQUET,
             "partitioning": Partitioning.HOUR if hourly else Partitioning.DAY,
             "sparse": tuple(feature.model_copy(update={"encoding": "integer"}) for feature in source.sparse),

@@ -1,77 +1,89 @@
-"""DataManifest: the exact rows of a job's data, numbered, with what random access needs.
+"""Manifests: the exact rows of a job's data, listed and checked once, before anything starts.
 
-Rows are numbered over the files in the manifest's order; a shard is a contiguous range of these numbers. A manifest is
-written once, before anything starts, and every pod reads the same one.
+Rows are numbered over the files in the manifest's order; a shard is a contiguous range of these numbers. Every pod
+reads the same manifest.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
 
-from elastrec.platform.data.files import read_bytes, write_bytes
-from elastrec.platform.data.text import TextLayout
+from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.data.entries import MANIFEST_VERSION, DataFile, DataManifest
+from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
+from elastrec.platform.data.partitions import Partition, existing_partitions
+from elastrec.platform.data.raw import RawReader
+from elastrec.platform.data.text import scan_text
+from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
 
-MANIFEST_VERSION = 1
+__all__ = ["DataFile", "DataManifest", "build_manifest", "read_manifest", "write_manifest"]
+
+_FILES_AT_ONCE = 4
+_TRIED_ROWS = 1_000
 
 
-class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file.
+def build_manifest(
+    data: TrainingData, partitions: Sequence[Partition] | None = None, *, try_rows: bool = True
+) -> DataManifest:
+    """List, validate and count every file of the partitions (default: all that exist).
 
-    Attributes:
-        uri: absolute local path or URI.
-        partition: `day=2026-01-31`, or empty.
-        row_group_rows: rows of each row group (Parquet).
-        text: layout and row offsets (text files).
+    Types are checked in every file; beyond that, the first rows are encoded (after the user's transform) of every text
+    file and of the first Parquet file, so that a wrong encoding is found before anything starts.
+
+    Args:
+        try_rows: whether to encode first rows.
+
+    Raises:
+        DataError: a partition is missing or holds no rows, a file is empty or broken, or a column is missing or has
+            the wrong type; the message names file, column, what was found and what was expected.
     """
-
-    uri: str
-    partition: str
-    rows: int
-    bytes: int
-    row_group_rows: list[int] = []
-    text: TextLayout | None = None
-
-
-class DataManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Ordered files whose rows are numbered from 0.
-
-    Attributes:
-        digest: xxh3-128 over the files' names, sizes, modification times and row counts.
-        schema_fingerprint: xxh3-64 over the columns that the job reads, their encodings and types.
-        partitions: those covered, oldest first; empty for unpartitioned data.
-    """
-
-    version: int = MANIFEST_VERSION
-    files: list[DataFile]
-    rows: int
-    bytes: int
-    digest: str
-    schema_fingerprint: str
-    partitions: list[str]
-
-    def locate_rows(self, start: int, length: int) -> list[tuple[DataFile, int, int]]:
-        """(file, first row in the file, number of rows) of a range of the manifest's rows, in order.
-
-        Raises:
-            DataError: the range is empty or reaches beyond the manifest.
-        """
-        if start < 0 or length < 1 or start + length > self.rows:
-            raise DataError(f"rows {start} to {start + length} are outside the manifest's {self.rows} rows")
-        begins = [0]
-        for file in self.files:
-            begins.append(begins[-1] + file.rows)
-        found = []
-        index = bisect_right(begins, start) - 1
-        while length:
-            first = start - begins[index]
-            taken = min(length, self.files[index].rows - first)
-            if taken:
-                found.append((self.files[index], first, taken))
-            start, length, index = start + taken, length - taken, index + 1
-        return found
+    if data.partitioning is Partitioning.NONE:
+        if partitions is not None:
+            raise DataError("partitions: the data has data.partitioning none; allowed: no choice of partitions")
+        roots = [("", data.path)]
+    else:
+        chosen = sorted(set(existing_partitions(data) if partitions is None else partitions))
+        if not chosen:
+            raise DataError(f"{data.path}: holds no partition; expected folders such as day=2026-01-31")
+        roots = [(partition.folder, join(data.path, partition.folder)) for partition in chosen]
+    found = []
+    for partition, root in roots:
+        try:
+            files = list_files(root)
+        except DataError as error:
+            if not partition:
+                raise
+            names = [existing.folder for existing in existing_partitions(data)]
+            there = f"from {names[0]} to {names[-1]} ({len(names)})" if names else "none"
+            raise DataError(f"{data.path}: the partition {partition} is missing; partitions there: {there}") from error
+        if not files:
+            raise DataError(f"{root}: the folder holds no files; expected {data.format} files")
+        found += [(partition, uri, info) for uri, info in files]
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        described = list(pool.map(lambda item: _describe(data, *item), found))
+    digest = xxhash.xxh3_128()
+    root_uri = join(data.path)
+    for (file, _), (_, uri, info) in zip(described, found, strict=True):
+        name = uri[len(root_uri) :].lstrip("/") or uri.rsplit("/", 1)[-1]
+        digest.update(f"{name}\0{info.size}\0{info.mtime_ns}\0{file.rows}\n".encode())
+    manifest = DataManifest(
+        files=[file for file, _ in described],
+        rows=sum(file.rows for file, _ in described),
+        bytes=sum(file.bytes for file, _ in described),
+        digest=digest.hexdigest(),
+        schema_fingerprint=_fingerprint(data, described[0][1]),
+        partitions=[partition for partition, _ in roots if partition],
+    )
+    if try_rows:
+        _try_rows(data, manifest)
+    return manifest
 
 
 def write_manifest(manifest: DataManifest, uri: str) -> None:
@@ -98,3 +110,86 @@ def read_manifest(uri: str) -> DataManifest:
             f"{uri}: manifest version {manifest.version} is not known; known: {MANIFEST_VERSION}; build it again"
         )
     return manifest
+
+
+def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
+    """Encode the first rows of some files.
+
+    Raises:
+        DataError: a row is bad although none may be, or all of a file's first rows are.
+    """
+    encoder, raw = RowEncoder(data), RawReader(data, manifest)
+    start = 0
+    for index, file in enumerate(manifest.files):
+        if index == 0 or file.text is not None:
+            piece = next(raw.read(start, min(file.rows, _TRIED_ROWS)))
+            try:
+                encoded = encoder.encode(piece.table)
+            except DataError as error:
+                raise DataError(f"{file.uri}: {error}") from error
+            bad = encoded.first_bad
+            if bad is not None and (data.bad_rows.policy == "fail" or encoded.bad_B.all()):
+                raise DataError(
+                    f"{file.uri}: row {bad.row}, column {bad.column!r}: found {bad.found}, expected {bad.expected}; "
+                    "correct the column's encoding in the job file, mend the file, or allow such rows with "
+                    "data.bad_rows.policy: skip"
+                )
+        start += file.rows
+    raw.close()
+
+
+def _describe(data: TrainingData, partition: str, uri: str, info: object) -> tuple[DataFile, list[str]]:
+    """The entry of one file and the types of the columns that are read."""
+    size: int = info.size  # type: ignore[attr-defined]
+    if not size:
+        raise DataError(f"{uri}: the file is empty; remove it or write its rows")
+    if data.format is FileFormat.PARQUET:
+        file, names, types = _describe_parquet(data, partition, uri, size)
+    else:
+        if uri.endswith((".gz", ".bz2", ".zst", ".lz4")):
+            raise DataError(
+                f"{uri}: compressed text has no random access; unpack it, or turn it into Parquet with "
+                "`elastrec data convert`"
+            )
+        layout, rows = scan_text(data, uri)
+        file = DataFile(partition=partition, uri=uri, rows=rows, bytes=size, text=layout)
+        names, types = layout.columns, ["text"] * len(layout.columns)
+    if not file.rows:
+        raise DataError(f"{uri}: the file holds no rows; remove it or write its rows")
+    needed = RowEncoder(data).columns
+    if data.transform is None:
+        missing = [name for name in needed if name not in names]
+        if missing:
+            raise DataError(
+                f"{uri}: the columns {missing} are missing; found: {', '.join(names)}; correct the names in the job "
+                "file's data section"
+            )
+    return file, [f"{name}:{kind}" for name, kind in zip(names, types, strict=True) if name in needed]
+
+
+def _describe_parquet(data: TrainingData, partition: str, uri: str, size: int) -> tuple[DataFile, list[str], list[str]]:
+    filesystem, path = locate(uri)
+    try:
+        with filesystem.open_input_file(path) as stream:
+            parquet = pq.ParquetFile(stream)
+            metadata, schema = parquet.metadata, parquet.schema_arrow
+            groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{uri}: is no readable Parquet file ({error}); write it again or correct data.format"
+        ) from error
+    if data.transform is None:
+        try:
+            # No rows are enough to find a type that can never fit.
+            present = [field for field in schema if field.name in RowEncoder(data).columns]
+            if len(present) == len(RowEncoder(data).columns):
+                RowEncoder(data).encode(pa.schema(present).empty_table())
+        except DataError as error:
+            raise DataError(f"{uri}: {error}") from error
+    file = DataFile(partition=partition, uri=uri, rows=metadata.num_rows, bytes=size, row_group_rows=groups)
+    return file, schema.names, [str(field.type) for field in schema]
+
+
+def _fingerprint(data: TrainingData, types: list[str]) -> str:
+    spec = data.model_dump_json(include={"label", "dense", "sparse", "transform"})
+    return xxhash.xxh3_64_hexdigest(f"{spec}\n{sorted(types)}".encode())

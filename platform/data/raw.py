@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.data.entries import DataFile, DataManifest
 from elastrec.platform.data.files import locate
-from elastrec.platform.data.manifest import DataFile, DataManifest
 from elastrec.platform.data.numbers import as_float64
 from elastrec.platform.data.text import INDEX_ROWS, TextLayout, parse_strings, parse_typed, row_starts
 from elastrec.platform.specs.data import TrainingData

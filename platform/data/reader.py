@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from elastrec.platform.data.encode import EncodedRows, RowEncoder
-from elastrec.platform.data.manifest import DataManifest
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.raw import RawReader
 from elastrec.platform.specs.data import BadRows, TrainingData
 from elastrec.platform.specs.errors import DataError

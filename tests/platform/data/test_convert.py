@@ -44,7 +44,9 @@ def _users(root: Path, folder: str) -> list[int | None]:
 def test_a_log_cut_by_time_puts_later_rows_into_the_later_day(tmp_path: Path) -> None:
     source = _ratings(tmp_path / "r.csv", "1,a,4.0,500", "2,b,3.5,100", "3,c,5,400", "4,d,1,200", "5,e,4,300")
     out = tmp_path / "out"
+    source = source.model_copy(update={"evaluation_path": source.path})
     report = convert(source, str(out), layout=ByFractions(by_time=True), label_rule="stars >= 4")
+    assert TrainingData.model_validate(report.data.model_dump()) == report.data
     assert report.partitions == {"day=2026-01-01": 4, "day=2026-01-02": 1}
     assert _users(out, "day=2026-01-01") == [2, 3, 4, 5]
     assert _users(out, "day=2026-01-02") == [1]

@@ -1,0 +1,69 @@
+"""What a data manifest consists of: files, and their rows numbered one after the other."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import msgspec
+
+from elastrec.platform.data.text import TextLayout
+from elastrec.platform.specs.errors import DataError
+
+MANIFEST_VERSION = 1
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file.
+
+    Attributes:
+        uri: absolute local path or URI.
+        partition: `day=2026-01-31`, or empty.
+        row_group_rows: rows of each row group (Parquet).
+        text: layout and row offsets (text files).
+    """
+
+    uri: str
+    partition: str
+    rows: int
+    bytes: int
+    row_group_rows: list[int] = []
+    text: TextLayout | None = None
+
+
+class DataManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Ordered files whose rows are numbered from 0.
+
+    Attributes:
+        digest: xxh3-128 over the files' names, sizes, modification times and row counts.
+        schema_fingerprint: xxh3-64 over the columns that the job reads, their encodings and types.
+        partitions: those covered, oldest first; empty for unpartitioned data.
+    """
+
+    version: int = MANIFEST_VERSION
+    files: list[DataFile]
+    rows: int
+    bytes: int
+    digest: str
+    schema_fingerprint: str
+    partitions: list[str]
+
+    def locate_rows(self, start: int, length: int) -> list[tuple[DataFile, int, int]]:
+        """(file, first row in the file, number of rows) of a range of the manifest's rows, in order.
+
+        Raises:
+            DataError: the range is empty or reaches beyond the manifest.
+        """
+        if start < 0 or length < 1 or start + length > self.rows:
+            raise DataError(f"rows {start} to {start + length} are outside the manifest's {self.rows} rows")
+        begins = [0]
+        for file in self.files:
+            begins.append(begins[-1] + file.rows)
+        found = []
+        index = bisect_right(begins, start) - 1
+        while length:
+            first = start - begins[index]
+            taken = min(length, self.files[index].rows - first)
+            if taken:
+                found.append((self.files[index], first, taken))
+            start, length, index = start + taken, length - taken, index + 1
+        return found
