@@ -12,13 +12,14 @@ from typing import Any
 import mlflow
 import mlflow.pyfunc
 import pandas as pd
+import pyarrow as pa
 import structlog
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.trainers.export.signature import signature
+from elastrec.trainers.export.signature import raw_frame, signature
 
 log = structlog.get_logger(__name__)
 
@@ -35,8 +36,13 @@ def use_tracking(tracking_uri: str) -> None:
         mlflow.set_tracking_uri(tracking_uri)
 
 
-def save(job: TrainingJob, artifact: Path, folder: Path, example: pd.DataFrame | None) -> None:
-    """Writes an MLflow model that `mlflow.pyfunc.load_model(folder)` loads without any server."""
+def save(job: TrainingJob, artifact: Path, folder: Path, example: pa.Table | None) -> None:
+    """Writes an MLflow model that `mlflow.pyfunc.load_model(folder)` loads without any server.
+
+    Args:
+        artifact: folder that `write_artifact` filled.
+        example: a few raw rows; they give the signature its types.
+    """
     mlflow.pyfunc.save_model(str(folder), **_contents(job, artifact, example))
 
 
@@ -55,7 +61,7 @@ def load(uri: str) -> Any:
 def log_model(
     job: TrainingJob,
     artifact: Path,
-    example: pd.DataFrame | None,
+    example: pa.Table | None,
     *,
     tracking_uri: str,
     run_id: str,
@@ -86,16 +92,16 @@ def log_model(
     return str(info.model_uri)
 
 
-def _contents(job: TrainingJob, artifact: Path, example: pd.DataFrame | None) -> dict[str, Any]:
+def _contents(job: TrainingJob, artifact: Path, example: pa.Table | None) -> dict[str, Any]:
     contents: dict[str, Any] = {
         "loader_module": LOADER_MODULE,
         "data_path": str(artifact),
-        "signature": signature(job.spec.data),
+        "signature": signature(job.spec.data, example),
         # Named here: inferring them would load the model in yet another process.
         "pip_requirements": [f"{name}=={version(name)}" for name in _REQUIREMENTS],
     }
     if example is not None and contents["signature"] is not None:
-        contents["input_example"] = example
+        contents["input_example"] = raw_frame(job.spec.data, example)
     if code := users_code(job):
         contents["code_paths"] = code
     return contents

@@ -6,7 +6,7 @@ import math
 import tempfile
 from pathlib import Path
 
-import pandas as pd
+import pyarrow as pa
 import structlog
 
 from elastrec.checkpoints import open_record
@@ -20,7 +20,6 @@ from elastrec.trainers.export.artifact import write_artifact
 from elastrec.trainers.export.check import Checked, check_against_trainer
 from elastrec.trainers.export.comparison import Comparison, compare_on
 from elastrec.trainers.export.scorer import Scorer
-from elastrec.trainers.export.signature import raw_frame
 from elastrec.trainers.worker.predictions import read_predictions
 
 log = structlog.get_logger(__name__)
@@ -71,13 +70,13 @@ def export(request: ExportRequest, work: Path) -> ExportResult:
     return result
 
 
-def _example(job: TrainingJob, manifest: DataManifest | None) -> pd.DataFrame | None:
+def _example(job: TrainingJob, manifest: DataManifest | None) -> pa.Table | None:
     if manifest is None or not manifest.rows:
         return None
     reader = ShardReader(job.spec.data, manifest)
     raw = next(reader.read_raw(0, min(_EXAMPLE_ROWS, manifest.rows)))
     reader.close()
-    return raw_frame(job.spec.data, raw)
+    return raw
 
 
 def _check(

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from mlflow.models import ModelSignature
-from mlflow.types.schema import Array, ColSpec, DataType, Schema
+from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Schema
 
 from elastrec.platform.data.encode import MISSING_ID
 from elastrec.platform.specs.data import SparseFeature, TrainingData
@@ -20,23 +20,37 @@ def feature_columns(data: TrainingData) -> list[str]:
     return [feature.name for feature in (*data.dense, *data.sparse)]
 
 
-def signature(data: TrainingData) -> ModelSignature | None:
-    """Dense columns are doubles (NaN: empty), ids are longs or strings, lists are arrays of them.
+def signature(data: TrainingData, rows: pa.Table | None) -> ModelSignature | None:
+    """Types of the raw columns: as loose as pandas makes them, as strict as they can be told.
 
-    An empty integer id is `MISSING_ID`, because a pandas column of longs has no empty value. With a transform of the
-    user's the raw columns are only known to that transform: no signature.
+    A pandas column of whole numbers is int64 or float64 depending on whether a value is missing in this very frame,
+    and MLflow converts neither into the other: such columns are `any`, and the encoder judges each value. Ids above
+    2^53 must not go through float64: use the nullable type Int64. With a user's transform only that transform knows
+    the raw columns: no signature.
+
+    Args:
+        rows: some raw rows, for the types in which numbers are stored.
     """
     if data.transform:
         return None
-    columns = [ColSpec(DataType.double, feature.name) for feature in data.dense]
-    for feature in data.sparse:
-        element = DataType.long if feature.encoding == "integer" else DataType.string
-        columns.append(ColSpec(Array(element) if feature.is_list else element, feature.name))
+    columns = []
+    for feature in data.dense:
+        is_float = rows is not None and pa.types.is_floating(rows.schema.field(feature.name).type)
+        columns.append(ColSpec(DataType.double if is_float else AnyType(), feature.name))
+    for sparse in data.sparse:
+        element = DataType.long if sparse.encoding == "integer" else DataType.string
+        if sparse.is_list:
+            columns.append(ColSpec(Array(element), sparse.name, required=False))
+        else:
+            columns.append(ColSpec(AnyType() if sparse.encoding == "integer" else element, sparse.name))
     return ModelSignature(inputs=Schema(columns), outputs=Schema([ColSpec(DataType.float, PROBABILITY)]))
 
 
 def raw_frame(data: TrainingData, rows: pa.Table) -> pd.DataFrame:
-    """Raw rows as a frame in the signature's types; with a user's transform, the columns as they are."""
+    """Raw rows as a frame of one dtype per column, whatever is missing; with a user's transform, as they are.
+
+    An empty integer id becomes `MISSING_ID`, which the encoder would make of it anyway.
+    """
     if data.transform:
         return rows.drop_columns([data.label] if data.label in rows.schema.names else []).to_pandas()
     columns: dict[str, object] = {}

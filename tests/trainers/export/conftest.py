@@ -78,7 +78,7 @@ def build(folder: Path, architecture: str = "dlrm", name: str = "tiny") -> Finis
         dense=(DenseFeature(name="price"),),
         sparse=(
             SparseFeature(name="user", table="goods", pooling="mean"),
-            SparseFeature(name="city", encoding="hexadecimal"),
+            SparseFeature(name="city", encoding="string"),
             SparseFeature(name="device", encoding="hexadecimal"),
             SparseFeature(name="history", table="goods", pooling="mean", is_list=True),
         ),

@@ -48,6 +48,12 @@ def test_the_logged_model_predicts_what_the_trainer_predicted(finished, tracking
     trained = np.concatenate([item.prediction for item in read_predictions(finished.request.predictions_uri)])
     np.testing.assert_allclose(loaded.predict(frame)["probability"], trained, atol=1e-6)
 
+    # A frame as pandas reads the files: a column of ids with holes is float64.
+    as_read = finished.raw.drop_columns(["label"]).to_pandas()
+    np.testing.assert_allclose(loaded.predict(as_read)["probability"], trained, atol=1e-6)
+    whole = as_read[as_read["user"].notna()].astype({"user": "int64"})
+    np.testing.assert_allclose(loaded.predict(whole)["probability"], trained[whole.index], atol=1e-6)
+
     client = mlflow.MlflowClient(uri)
     model = client.get_logged_model(first.model_uri.removeprefix("models:/"))
     metrics = {metric.key: metric.value for metric in model.metrics}
