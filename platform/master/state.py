@@ -11,14 +11,12 @@ from typing import Any
 
 import msgspec
 
-from elastrec.platform.master import losses, saving
+from elastrec.platform.master import leasing, losses, saving, shape
 from elastrec.platform.master.effects import (
-    AnswerLease,
     Decided,
     DeletePod,
     Effect,
     RecordAttempt,
-    ResizePod,
 )
 from elastrec.platform.master.events import (
     Begun,
@@ -40,7 +38,7 @@ from elastrec.platform.master.events import (
     StopAsked,
     Ticked,
 )
-from elastrec.platform.master.membership import Member, Membership, creation
+from elastrec.platform.master.membership import Membership, creation
 from elastrec.platform.master.phases import COMMITTING, PAUSING, Phases
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.shards import Ended, ShardQueue
@@ -48,12 +46,10 @@ from elastrec.platform.master.sketches import merge_sketches
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import (
     Directive,
-    LeaseState,
     Mode,
     RestoreOrder,
     RoutingTable,
     SaveOrder,
-    Shard,
     ShardProgress,
 )
 
@@ -195,35 +191,6 @@ class JobState(msgspec.Struct, kw_only=True):
             )
         )
 
-    def worker_of(self, event: ShardsAsked) -> Member | None:
-        """The worker that asks, None when it or its generation does not count any more."""
-        member = self.membership.members.get(event.pod)
-        known = member is not None and member.incarnation == event.incarnation and not member.retiring
-        return member if known and event.generation == self.phases.generation else None
-
-    def may_lease(self, event: ShardsAsked) -> bool:
-        """Whether shards of that kind are handed out now."""
-        wanted = Phase.TRAINING if event.kind == "train" else Phase.EVALUATING
-        return self.phase is wanted and self.phases.save is None and event.count > 0
-
-    def answer_unchanged(self, event: ShardsAsked) -> AnswerLease | None:
-        """The answer to a request that changes nothing, so that polling is not journalled; None: it changes something.
-
-        A repeated request is such a one: it gets the shards of the first answer.
-        """
-        member = self.worker_of(event)
-        if member is None:
-            return AnswerLease(state=LeaseState.STALE)
-        queue = self.queue(event.kind)
-        if any(self.queue(report.kind).is_news(event.pod, report) for report in event.progress):
-            return None
-        may_lease = self.may_lease(event)
-        if may_lease and queue.would_change(event.pod, event.request_id):
-            return None
-        shards = queue.lease(event.pod, event.request_id, event.count, self.time) if may_lease else []
-        starved = may_lease and not shards and event.pod not in queue.held
-        return None if starved != member.starved else _lease_answer(queue, shards)
-
     def is_swept(self) -> bool:
         """Whether the job is over and no pod of it is left but those kept for their logs."""
         return self.phase.is_final and not self.membership.members and not self.membership.condemned
@@ -344,29 +311,6 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
         save.parts.setdefault(event.pod, event.saved)
 
 
-def _asked(state: JobState, event: ShardsAsked, effects: list[Effect]) -> None:
-    member = state.worker_of(event)
-    if member is None:
-        effects.append(AnswerLease(state=LeaseState.STALE))
-        return
-    state.take_progress(event.pod, event.generation, event.progress, effects)
-    queue = state.queue(event.kind)
-    may_lease = state.may_lease(event)
-    shards = queue.lease(event.pod, event.request_id, event.count, state.time) if may_lease else []
-    starved = may_lease and not shards and event.pod not in queue.held
-    if starved != member.starved:
-        # A worker that has run dry must not be waited for by the others in bsp and ssp.
-        member.starved = starved
-        state.phases.version += state.plan.is_synchronous
-    effects.append(_lease_answer(queue, shards))
-
-
-def _lease_answer(queue: ShardQueue, shards: list[Shard]) -> AnswerLease:
-    if shards:
-        return AnswerLease(state=LeaseState.GRANTED, shards=shards)
-    return AnswerLease(state=LeaseState.DONE if queue.is_done else LeaseState.WAIT)
-
-
 def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:
     for names in (state.membership.condemned, state.membership.corpses):
         if event.pod in names:
@@ -403,56 +347,12 @@ def _save_asked(state: JobState, event: SaveAsked, effects: list[Effect]) -> Non
     state.phases.save_asked = True
 
 
-def _shape(state: JobState, event: ShapeAsked, effects: list[Effect]) -> None:
-    if state.phase.is_final:
-        return
-    effects.append(
-        Decided(
-            decision="shape_asked",
-            inputs={name: value for name, value in msgspec.structs.asdict(event).items() if value is not None},
-        )
-    )
-    for role, cores in ((Role.WORKER, event.worker_cores), (Role.PARAMETER_SERVER, event.parameter_server_cores)):
-        for member in state.membership.members.values():
-            if cores is not None and member.role is role and member.cores != cores:
-                _resize(state, member, cores, effects)
-    if event.workers is not None:
-        _set_workers(state, event.workers, event.worker_cores, effects)
-    if event.parameter_servers is not None and event.parameter_servers != len(state.membership.servers()):
-        # Rows change their owners only while everybody stands still on a complete record.
-        state.wanted_servers = event.parameter_servers
-        state.phases.save_asked = True
-
-
-def _resize(state: JobState, member: Member, cores: float, effects: list[Effect]) -> None:
-    spent = state.membership.spent(member.role, state.time)
-    state.membership.usage[member.role] = spent
-    for other in state.membership.members.values():
-        if other.role is member.role:
-            other.created = state.time
-    member.cores = cores
-    effects.append(ResizePod(name=member.name, cores=cores, memory_bytes=member.memory_bytes))
-
-
-def _set_workers(state: JobState, wanted: int, cores: float | None, effects: list[Effect]) -> None:
-    staying = sorted((w for w in state.membership.workers() if not w.retiring), key=lambda worker: worker.index)
-    for worker in staying[wanted:]:
-        worker.retiring = True
-    taken = {worker.index for worker in state.membership.workers()}
-    free = (index for index in range(len(taken) + wanted) if index not in taken)
-    places = state.plan.workers
-    size = cores or (staying[0].cores if staying else places.cores)
-    for _ in range(wanted - len(staying)):
-        effects.append(state.membership.add(Role.WORKER, next(free), size, places.memory_bytes, state.time))
-    state.phases.version += 1
-
-
 _HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     Begun: _begun,
     Restarted: _restarted,
     PodRegistered: _registered,
     PodReported: _reported,
-    ShardsAsked: _asked,
+    ShardsAsked: leasing.shards_asked,
     PodFailed: losses.pod_failed,
     PodSilent: losses.pod_silent,
     PodGone: losses.pod_gone,
@@ -463,6 +363,6 @@ _HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     StopAsked: _stop,
     OwnerChanged: _owner_changed,
     SaveAsked: _save_asked,
-    ShapeAsked: _shape,
+    ShapeAsked: shape.shape_asked,
     Ticked: losses.ticked,
 }

@@ -1,0 +1,70 @@
+"""Who gets shards, when, and what is answered when there are none. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastrec.platform.master.effects import AnswerLease, Effect
+from elastrec.platform.master.events import ShardsAsked
+from elastrec.platform.master.membership import Member
+from elastrec.platform.master.shards import ShardQueue
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport.job_messages import LeaseState, Shard
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.state import JobState
+
+
+def _worker_of(state: JobState, event: ShardsAsked) -> Member | None:
+    """The worker that asks, None when it or its generation does not count any more."""
+    member = state.membership.members.get(event.pod)
+    known = member is not None and member.incarnation == event.incarnation and not member.retiring
+    return member if known and event.generation == state.phases.generation else None
+
+
+def _may_lease(state: JobState, event: ShardsAsked) -> bool:
+    """Whether shards of that kind are handed out now."""
+    wanted = Phase.TRAINING if event.kind == "train" else Phase.EVALUATING
+    return state.phase is wanted and state.phases.save is None and event.count > 0
+
+
+def answer_unchanged(state: JobState, event: ShardsAsked) -> AnswerLease | None:
+    """The answer to a request that changes nothing, so that polling is not journalled; None: it changes something.
+
+    A repeated request is such a one: it gets the shards of the first answer.
+    """
+    member = _worker_of(state, event)
+    if member is None:
+        return AnswerLease(state=LeaseState.STALE)
+    queue = state.queue(event.kind)
+    if any(state.queue(report.kind).is_news(event.pod, report) for report in event.progress):
+        return None
+    may_lease = _may_lease(state, event)
+    if may_lease and queue.would_change(event.pod, event.request_id):
+        return None
+    shards = queue.lease(event.pod, event.request_id, event.count, state.time) if may_lease else []
+    starved = may_lease and not shards and event.pod not in queue.held
+    return None if starved != member.starved else _lease_answer(queue, shards)
+
+
+def shards_asked(state: JobState, event: ShardsAsked, effects: list[Effect]) -> None:
+    member = _worker_of(state, event)
+    if member is None:
+        effects.append(AnswerLease(state=LeaseState.STALE))
+        return
+    state.take_progress(event.pod, event.generation, event.progress, effects)
+    queue = state.queue(event.kind)
+    may_lease = _may_lease(state, event)
+    shards = queue.lease(event.pod, event.request_id, event.count, state.time) if may_lease else []
+    starved = may_lease and not shards and event.pod not in queue.held
+    if starved != member.starved:
+        # A worker that has run dry must not be waited for by the others in bsp and ssp.
+        member.starved = starved
+        state.phases.version += state.plan.is_synchronous
+    effects.append(_lease_answer(queue, shards))
+
+
+def _lease_answer(queue: ShardQueue, shards: list[Shard]) -> AnswerLease:
+    if shards:
+        return AnswerLease(state=LeaseState.GRANTED, shards=shards)
+    return AnswerLease(state=LeaseState.DONE if queue.is_done else LeaseState.WAIT)

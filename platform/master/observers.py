@@ -1,0 +1,125 @@
+"""What observers may ask and tell a master: the CLI, Airflow's operators and triggers."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from elastrec.platform.master import events
+from elastrec.platform.master.effects import Effect
+from elastrec.platform.master.executor import Executor
+from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.monitor import Monitor, Window
+from elastrec.platform.master.state import JobState
+from elastrec.platform.master.status import totals, training_metrics
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.platform.transport.job_messages import (
+    ChangeShape,
+    Done,
+    FinishJob,
+    GetStatus,
+    SaveNow,
+    Status,
+    StopJob,
+    TakeOver,
+)
+
+
+class ObserverCalls(abc.ABC):
+    """The observers' half of a JobService, which owns everything named here."""
+
+    request: LaunchRequest
+    state: JobState
+    job: TrainingJob
+    _lock: threading.RLock
+    _finished: threading.Event
+    _window: Window | None
+    _monitor: Monitor
+    _executor: Executor
+
+    @abc.abstractmethod
+    def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
+        """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
+
+    @abc.abstractmethod
+    def now(self) -> float:
+        """Seconds on the job's clock."""
+
+    def metrics(self) -> TrainingMetrics:
+        """The job at this moment."""
+        with self._lock:
+            elapsed = self.state.phases.since if self.state.phase.is_final else self.now()
+            return training_metrics(
+                self.state,
+                self.request.job_id,
+                elapsed,
+                self._window,
+                self._monitor.pods,
+                self._executor.statuses(),
+            )
+
+    def totals(self) -> dict[str, float]:
+        """What the job did and cost until now (see `status.totals`)."""
+        with self._lock:
+            return totals(self.state, self.state.phases.since if self.state.phase.is_final else self.now())
+
+    def status(self, message: GetStatus) -> Status:
+        """For observers."""
+        return Status(metrics_json=self.metrics().model_dump_json().encode(), failure=self._failure())
+
+    def _failure(self) -> str:
+        with self._lock:
+            failure = self.state.failure
+        notes = self._executor.failure_notes
+        return f"{failure}\n\n{notes}" if failure and notes else failure
+
+    def stop_job(self, message: StopJob) -> Done:
+        """Stops the job unless somebody else owns it now."""
+        with self._lock:
+            owner = self.state.owner
+            if message.owner and owner and message.owner != owner:
+                return Done(accepted=False, reason=f"the job was taken over by {owner}")
+            if self.state.phase.is_final:
+                return Done()
+        self.submit(lambda now: events.StopAsked(time=now, reason=message.reason))
+        return Done()
+
+    def take_over(self, message: TakeOver) -> Done:
+        """Makes somebody the job's owner."""
+        self.submit(lambda now: events.OwnerChanged(time=now, owner=message.owner))
+        return Done()
+
+    def save_now(self, message: SaveNow) -> Done:
+        """Asks for a record as soon as possible."""
+        if self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+        self.submit(lambda now: events.SaveAsked(time=now))
+        return Done()
+
+    def change_shape(self, message: ChangeShape) -> Done:
+        """Changes the number or size of pods of the running job."""
+        buckets = self.state.plan.virtual_buckets
+        if self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+        if message.workers is not None and not 1 <= message.workers <= 10_000:
+            return Done(accepted=False, reason=f"workers: {message.workers} is not allowed; allowed: 1 to 10000")
+        if message.parameter_servers is not None and not 1 <= message.parameter_servers <= buckets:
+            given = message.parameter_servers
+            return Done(accepted=False, reason=f"parameter_servers: {given} is not allowed; allowed: 1 to {buckets}")
+        for name in ("worker_cores", "parameter_server_cores"):
+            cores = getattr(message, name)
+            if cores is not None and cores <= 0:
+                return Done(accepted=False, reason=f"{name}: {cores} is not allowed; allowed: above 0")
+        self.submit(lambda now: events.ShapeAsked(time=now, **msgspec.structs.asdict(message)))
+        return Done()
+
+    def finish_job(self, message: FinishJob) -> Done:
+        """The result has been read: the master may go."""
+        if not self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}; stop it first")
+        self._finished.set()
+        return Done()
