@@ -24,7 +24,13 @@ ALLOWED = {
     "platform.transport": ("platform.transport", "platform.specs"),
     "platform.data": ("platform.data", "platform.specs", "platform.transport"),
     "platform.clusters": ("platform.clusters", "platform.specs", "platform.transport"),
-    "platform.history": ("platform.history", "platform.specs", "platform.data", "platform.jobs.types"),
+    "platform.history": (
+        "platform.history",
+        "platform.specs",
+        "platform.data",
+        "platform.jobs.types",
+        "platform.clusters.protocol",
+    ),
 }
 
 
@@ -73,9 +79,9 @@ def test_the_platform_folder_is_no_package_that_shadows_the_standard_library() -
         "elastrec.platform.clusters.local.agent",
         "elastrec.platform.cli.run_command",
         "elastrec.platform.data",
-        "elastrec.trainers.parameter_server.process",
+        "elastrec.trainers.parameter_server.pod",
         "elastrec.checkpoints",
-        "elastrec.operators.operators",
+        "elastrec.operators.training",
     ],
 )
 def test_the_light_processes_never_load_torch(module: str) -> None:

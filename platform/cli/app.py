@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import structlog
+
 from elastrec.platform.specs.errors import DataError, ElastrecError, SpecError
 
 EXIT_FAILED = 1

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 
 import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
 from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, output_option
 from elastrec.platform.clusters.protocol import PodStatus
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 from elastrec.platform.specs.quantities import format_bytes
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 
 def _age(pod: PodStatus) -> str:

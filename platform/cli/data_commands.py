@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
+
 from elastrec.platform.cli.options import echo_json, output_option, parse_overrides
 from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.loading import validate
+
+if TYPE_CHECKING:
+    from elastrec.platform.data.convert import Layout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -111,7 +116,11 @@ def generate(
     help="YAML of a TrainingData (or a job file, whose spec.data is taken) that says how SOURCE is read.",
 )  # fmt: skip
 @click.option("--label-rule", metavar="RULE", help="Derive the label, for example 'rating>=4'.")
-@click.option("--by-time", is_flag=True, help="One partition per day of the timestamp column.")
+@click.option(
+    "--by-time",
+    is_flag=True,
+    help="One partition per day of the timestamp column; with --fractions: cut where that share of the time order is.",
+)
 @click.option("--fractions", metavar="F,F,...", help="Consecutive days of these fractions of the rows, e.g. 0.8,0.2.")
 @click.option("--rows-per-day", type=int, help="Consecutive days of so many rows.")
 @click.option("--start", default="2026-01-01", show_default=True, metavar="DATE", help="First day, unless --by-time.")
@@ -132,29 +141,37 @@ def convert(
     Writes DESTINATION/job.yaml as well. Nothing is left behind when the conversion fails; an equal conversion that is
     already there is kept.
     """
-    from elastrec.platform.cli.converting import conversion, run_conversion
+    from elastrec.platform.data.convert import convert as make
 
+    layout = _layout(by_time, fractions, rows_per_day, start)
     described = _description(description, source)
-    plan = conversion(
-        described,
-        destination,
-        label_rule=label_rule,
-        by_time=by_time,
-        fractions=fractions,
-        rows_per_day=rows_per_day,
-        start=start,
-    )
     progress, advance = _bar("converting")
     with progress:
-        report, converted = run_conversion(plan, advance)
-    job_file = _write_job(destination, converted)
+        report = make(described, destination, layout=layout, label_rule=label_rule, progress=advance)
+    job_file = _write_job(destination, report.data)
     if output == "json":
-        echo_json({**report, "job_file": job_file})
+        echo_json({**report.model_dump(mode="json"), "job_file": job_file})
         return
-    for folder, rows in report["partitions"].items():
+    for folder, rows in report.partitions.items():
         click.echo(f"{folder}: {rows:,} rows")
+    if report.skipped_rows:
+        click.echo(f"skipped: {report.skipped_rows:,} bad rows")
     if job_file:
         click.echo(f"train on it: elastrec run {job_file}")
+
+
+def _layout(by_time: bool, fractions: str | None, rows_per_day: int | None, start: str) -> Layout:
+    from elastrec.platform.data.convert import ByFractions, ByRows, ByTime
+
+    if (fractions and rows_per_day) or not (by_time or fractions or rows_per_day):
+        allowed = "--by-time, --fractions (with or without --by-time) or --rows-per-day"
+        raise SpecError([FieldProblem("layout", "not clear", allowed)], "the command line")
+    if fractions:
+        parts = fractions.split(",")
+        return validate(ByFractions, {"fractions": parts, "by_time": by_time, "start": start}, "the command line")
+    if rows_per_day:
+        return validate(ByRows, {"rows": rows_per_day, "start": start}, "the command line")
+    return ByTime()
 
 
 def _description(file: str, source: str) -> TrainingData:

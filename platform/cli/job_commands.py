@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 import yaml
+
 from elastrec.platform.cli.options import echo_json, job_options, output_option, parse_interval, parse_overrides
 from elastrec.platform.specs.crd import custom_resource_definition, job_json_schema
 from elastrec.platform.specs.loading import dump_job, load_job

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 import yaml
+
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 

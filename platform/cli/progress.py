@@ -6,10 +6,11 @@ import sys
 import time
 from types import TracebackType
 
-from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 
 _PLAIN_LINE_EVERY_SECONDS = 5.0
 

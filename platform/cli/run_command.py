@@ -6,6 +6,7 @@ import time
 import uuid
 
 import click
+
 from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, job_options, output_option, parse_interval, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
