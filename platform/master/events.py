@@ -137,7 +137,7 @@ class Ticked(_Event, frozen=True, kw_only=True):
 
 
 class Restarted(_Event, frozen=True, kw_only=True):
-    """A new master process has taken over; all deadlines begin anew."""
+    """A new master process has taken over, or the old one stood still: nobody is blamed for the time between."""
 
 
 Event = (

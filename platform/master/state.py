@@ -255,8 +255,6 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
     phases = state.phases
     state.training.rearm(event.time)
     state.evaluation.rearm(event.time)
-    if phases.next_save is not None:
-        phases.next_save = event.time + state.plan.save_interval_seconds
     if phases.save is not None:
         phases.save.deadline = event.time + state.plan.lease_seconds
         if phases.save.stage == COMMITTING:

@@ -463,3 +463,15 @@ def test_a_state_is_a_plain_value():
     world = running()
     assert decode_state(encode_state(world.state)) == world.state
     assert msgspec.msgpack.decode(encode_state(world.state))["plan"]["job_id"] == "j"
+
+
+def test_a_restart_blames_nobody_and_postpones_no_record():
+    world = running()
+    due = world.state.phases.next_save
+    world.time += 59.0
+    effects = world.tell(events.Restarted(time=world.time))
+    assert world.state.phases.next_save == due
+    # Creating is idempotent: what exists is found again, what does not is made.
+    assert {effect.name for effect in effects if isinstance(effect, CreatePod)} == set(world.state.membership.members)
+    world.time += 59.0
+    assert all(deadline > world.time for deadline in world.state.training.deadlines.values())
