@@ -17,6 +17,8 @@ from elastrec.operators.training import (
 )
 
 JOBS = Path(__file__).parent / "jobs"
+# The first scheduled run is the next one, not the one that was missed just before the DAG was switched on.
+NEVER_LATE = timedelta(0)
 
 DOCUMENTATION = """
 ### Daily retraining
@@ -43,8 +45,7 @@ with DAG(
     dag_id="daily_retraining",
     description="Train on yesterday, evaluate on the newest day, publish what passes the gate.",
     doc_md=DOCUMENTATION,
-    schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", interval=timedelta(days=2)),
-    # No start date: the first scheduled run is the next one, not the last before the DAG was switched on.
+    schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", interval=timedelta(days=2), run_immediately=NEVER_LATE),
     catchup=False,
     max_active_runs=2,
     render_template_as_native_obj=True,

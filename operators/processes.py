@@ -95,7 +95,13 @@ def stop_sessions(leaders: Sequence[int], grace_seconds: float = 10.0) -> None:
                 os.kill(pid, signal.SIGTERM)
     everyone = [process for found in members.values() for process in found]
     psutil.wait_procs(everyone, timeout=grace_seconds)
-    left = [process for leader in leaders for process in session_members(leader)]
+    for leader in leaders:
+        kill_session(leader)
+
+
+def kill_session(leader: int) -> None:
+    """Ends every process of a session at once, as `kill -9` does."""
+    left = session_members(leader)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -77,7 +77,7 @@ class AirflowClient:
         """The log of one try of a task as text."""
         place = f"{self._run(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}"
         found = self.call("GET", f"{place}?full_content=true")["content"]
-        return "\n".join(line if isinstance(line, str) else str(line.get("event", "")) for line in found)
+        return "\n".join(_log_lines(found))
 
     def clear(self, dag_id: str, run_id: str, task_ids: list[str]) -> None:
         """Clears tasks of a run and what comes after them, as the button does."""
@@ -117,3 +117,13 @@ class AirflowClient:
     @staticmethod
     def _run(dag_id: str, run_id: str) -> str:
         return f"/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}"
+
+
+def _log_lines(content: list[Any]) -> Iterator[str]:
+    for line in content:
+        if isinstance(line, str):
+            yield line
+            continue
+        yield str(line.get("event", ""))
+        for error in line.get("error_detail") or ():
+            yield f"{error.get('exc_type')}: {error.get('exc_value')}"

@@ -27,6 +27,7 @@ from elastrec.operators.processes import (
     ServiceError,
     end_forgotten,
     hold,
+    kill_session,
     remember,
     start_service,
     stop_sessions,
@@ -157,7 +158,7 @@ class ServiceStack:
     def kill(self, name: str) -> None:
         """Ends one service and all its children as `kill -9` does; for tests of what survives that."""
         service = self.services.pop(name)
-        stop_sessions([service.process.pid], grace_seconds=0.0)
+        kill_session(service.process.pid)
         service.process.wait()
 
     def cluster_config(self) -> ClusterConfig:
