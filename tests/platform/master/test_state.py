@@ -468,7 +468,7 @@ def test_a_state_is_a_plain_value():
 def test_a_restart_blames_nobody_and_postpones_no_record():
     world = running()
     due = world.state.phases.next_save
-    world.time += 59.0
+    world.time += 19.0
     effects = world.tell(events.Restarted(time=world.time))
     assert world.state.phases.next_save == due
     # Creating is idempotent: what exists is found again, what does not is made.
