@@ -9,7 +9,7 @@ tables/<i>.values.npy  their rows, float32 [N, R], in the order of the ids; memo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,3 @@ class Artifact:
         rows = np.asarray(values[position])
         rows[~held] = 0.0
         return rows, held
-
-    def table_names(self) -> Iterator[str]:
-        return iter(self._tables)

@@ -35,6 +35,7 @@ def run(worker: Worker) -> None:
         Exception: whatever the user's model or transform raised.
     """
     session = worker.session
+    told = ""
     while (directive := session.directive).mode is not Mode.EXIT:
         try:
             if directive.mode in (Mode.TRAIN, Mode.EVALUATE):
@@ -46,7 +47,9 @@ def run(worker: Worker) -> None:
         except AuthenticationError:
             raise
         except TransportError as error:
-            log.warning("step_dropped", reason=str(error), generation=directive.generation)
+            if str(error) != told:  # a server that stays away would fill the log
+                log.warning("step_dropped", reason=str(error), generation=directive.generation)
+                told = str(error)
             worker.drop()
             # A rolled-back job comes with a new directive; after a passing fault the same one is tried again.
             session.wait_for_change(directive, _PATIENCE_SECONDS)

@@ -7,11 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from elastrec.platform.specs.job import ModelSpec
-from elastrec.trainers.models import FeatureSchema, build_model
+from torchrec.models.dlrm import InteractionArch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from elastrec.platform.specs.job import ModelSpec
+from elastrec.trainers.models import FeatureSchema, build_model
+from elastrec.trainers.models.dlrm import PairwiseProducts
 
 D, B, ROWS = 4, 6, 11
 Params = dict[str, np.ndarray]
@@ -165,3 +168,8 @@ def test_dense_parameters_depend_on_the_seed_alone(name: str) -> None:
     first, again, other = build(1), build(1), build(2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_pairwise_products_are_those_of_torchrec() -> None:
+    dense, rows = torch.randn(B, D), torch.randn(B, 5, D)
+    assert torch.equal(PairwiseProducts(5)(dense, rows), InteractionArch(5)(dense, rows))

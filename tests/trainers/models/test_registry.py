@@ -6,11 +6,12 @@ import sys
 import types
 
 import pytest
+from torch import nn
+
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.job import ModelSpec
 from elastrec.trainers.models import FeatureSchema, build_model, model_class
 from elastrec.trainers.models.registry import _BUILT_IN
-from torch import nn
 
 SCHEMA = FeatureSchema(("x",), ("user",), 4)
 
