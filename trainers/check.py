@@ -13,12 +13,13 @@ import traceback
 
 import msgspec
 import torch
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.trainers.models.registry import build_model
 from elastrec.trainers.models.schema import FeatureSchema, embedding_tables
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 _SAMPLES = 4
 

@@ -6,6 +6,7 @@ import time
 from enum import StrEnum
 
 import structlog
+
 from elastrec.platform.clusters.protocol import PodPhase, PodSpec, RestartPolicy
 from elastrec.platform.history import History
 from elastrec.platform.jobs.gate import decide

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 import structlog
+
 from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.jobs.preparation import allocated

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import structlog
+
 from elastrec.checkpoints import compare, latest_record, open_record
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.record import Record

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+
 from elastrec.platform.clusters import ClusterConfig, config_of, connect_cluster
 from elastrec.platform.clusters.local import find_agent, start_agent
 from elastrec.platform.clusters.protocol import Cluster

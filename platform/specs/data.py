@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from elastrec.platform.specs.base import Spec
 from pydantic import Field, field_validator, model_validator
+
+from elastrec.platform.specs.base import Spec
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"

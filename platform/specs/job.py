@@ -6,10 +6,11 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
+from pydantic import Field, field_validator, model_validator
+
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, TrainingData
 from elastrec.platform.specs.quantities import Bytes, Cores, Seconds
-from pydantic import Field, field_validator, model_validator
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from pydantic import ValidationError
+
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
-from pydantic import ValidationError
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 _LONGEST_VALUE = 80

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Union
 
 import msgspec
 import pyarrow.flight as flight
+
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport.frames import FRAME_SCHEMA, Array, decode_frame, encode_frame
 from elastrec.platform.transport.security import TlsConfig

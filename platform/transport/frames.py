@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+
 from elastrec.platform.specs.errors import TransportError
 
 MAXIMUM_ARRAYS = 12

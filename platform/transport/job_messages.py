@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
+
 from elastrec.platform.specs.metrics import Role
 
 

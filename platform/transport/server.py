@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 import structlog
+
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.transport.frames import FRAME_SCHEMA, Array, decode_frame, encode_frame
 from elastrec.platform.transport.security import TlsConfig

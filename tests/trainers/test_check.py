@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from elastrec.platform.specs import job_to_json, load_job
 from elastrec.platform.specs.job import BUILT_IN_MODELS
 from elastrec.trainers.check import check

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from elastrec.platform.jobs.gate import decide
 from elastrec.platform.jobs.types import ModelScore
 from elastrec.platform.specs.job import Gate
-from hypothesis import given
-from hypothesis import strategies as st
 
 GATE = Gate(metric="normalized_entropy", tolerance=0.002, minimum_auc=0.6)
 

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
 from elastrec.platform.specs import dump_job, load_job
 from elastrec.platform.specs.crd import custom_resource_definition, job_json_schema
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
 from elastrec.platform.specs import dump_job, job_from_json, job_to_json, load_job
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.quantities import format_bytes, parse_bytes, parse_cores, parse_seconds
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def test_all_problems_are_reported_at_once_each_with_path_value_and_what_is_allo
         ({"data": {"path": "x", "sparse": [{"name": "a"}, {"name": "a"}]}}, "spec.data", "more than once"),
         ({"data": {"path": "x", "sparse": [{"name": "a"}], "format": "csv", "csv": {"has_header": False}}},
          "spec.data", "column_names"),
-        ({"data": {"path": "x", "sparse": [{"name": "a", "table": "t"}, {"name": "b", "table": "t", "pooling": "mean"}]}},
+        ({"data": {"path": "x", "sparse": [{"name": "a", "table": "b"}, {"name": "b", "pooling": "mean"}]}},
          "spec.data", "pooling"),
         ({"resources": {"virtual_buckets": 64, "parameter_server": {"count": 65}}}, "spec.resources", "bucket"),
         ({"data": {"path": "x", "sparse": [{"name": "a"}], "transform": "nonsense"}}, "spec.data.transform", "matches"),

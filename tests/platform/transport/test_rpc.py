@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from elastrec.platform.specs.errors import AuthenticationError, ClusterError, TransportError
-from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, new_token
-from elastrec.platform.transport.frames import decode_frame, encode_frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from elastrec.platform.specs.errors import AuthenticationError, ClusterError, TransportError
+from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, new_token
+from elastrec.platform.transport.frames import decode_frame, encode_frame
 
 TOKEN = new_token()
 
@@ -166,7 +167,7 @@ def test_a_repeated_call_with_the_same_key_is_executed_once(server: RpcServer, c
 
     raw = flight.connect(f"grpc+tcp://{server.address}")
     options = flight.FlightCallOptions(timeout=5, headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    answers = [list(raw.do_action(flight.Action("Ask", body), options))[0].body.to_pybytes() for _ in range(3)]
+    answers = [next(iter(raw.do_action(flight.Action("Ask", body), options))).body.to_pybytes() for _ in range(3)]
     assert counter.calls == 1
     assert len(set(answers)) == 1
     raw.close()
