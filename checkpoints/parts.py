@@ -241,6 +241,8 @@ class PartWriter:
             raise CheckpointError(
                 f"{where}: a slice of shape {arrays['value'].shape} from {start} does not fit {total} elements"
             )
+        if length == 0 and total:
+            return  # an empty share would have the same key as the share that begins there
         self.write(SectionKey(SectionKind.DENSE, parameter, start), arrays, attributes)
         dtype = _stored_dtype(arrays["value"].dtype, where).str
         self._dense.append(DenseSlice(name=parameter, shape=tuple(shape), start=start, length=length, dtype=dtype))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -293,9 +294,8 @@ class ServiceStack:
 
 def default_dags_folder() -> Path:
     """The DAG files that come with elastrec."""
-    import elastrec.dags
-
-    return Path(elastrec.dags.__path__[0])
+    # Looked up, not imported: operators know nothing of DAG files.
+    return Path(str(resources.files("elastrec.dags")))
 
 
 def free_ports(count: int) -> list[int]:

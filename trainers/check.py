@@ -28,8 +28,11 @@ def check(job: TrainingJob) -> list[FieldProblem]:
     """Every problem of the job's model and feature transform; empty when both are usable."""
     problems = _check_transform(job)
     try:
-        # One row per table is enough: every made-up id is 0.
-        tables = [dataclasses.replace(table, num_embeddings=1) for table in embedding_tables(job)]
+        # One row per table is enough: every made-up id is 0. The prefix keeps names such as `items` apart from the
+        # methods of torchrec's module dictionary.
+        tables = [
+            dataclasses.replace(table, num_embeddings=1, name=f"table_{table.name}") for table in embedding_tables(job)
+        ]
         model = build_model(
             job.spec.model,
             EmbeddingBagCollection(tables=tables),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, Union
 
 import msgspec
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
@@ -25,7 +26,8 @@ _RETRYABLE = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.
 
 def _translate(error: Exception, address: str) -> TransportError:
     text = str(error).split(". gRPC client debug context")[0].split(". Detail:")[0]
-    if isinstance(error, flight.FlightUnauthenticatedError):
+    # A refusal that meets a write arrives as another kind of error with the refusal in its text.
+    if isinstance(error, flight.FlightUnauthenticatedError) or "Unauthenticated" in str(error):
         return AuthenticationError(f"{address} refused the token: {text}")
     return TransportError(f"{address}: {text}", retryable=isinstance(error, _RETRYABLE))
 
@@ -157,7 +159,7 @@ class ArrayStream:
         # Flight has no deadline per message: a timer cancels the stream, which makes the read fail.
         timer = _DEADLINES.start(self._timeout_seconds, self._reader.cancel)
         try:
-            self._writer.write_with_metadata(*encode_frame(message, arrays))
+            self._write(*encode_frame(message, arrays))
             chunk = self._reader.read_chunk()
         except StopIteration:
             raise TransportError(f"{self.address} closed the stream", retryable=True) from None
@@ -171,6 +173,14 @@ class ArrayStream:
         if isinstance(answer, Problem):
             raise TransportError(f"{self.address}: {answer.kind}: {answer.text}")
         return answer, answer_arrays
+
+    def _write(self, batch: pa.RecordBatch, metadata: bytes) -> None:
+        try:
+            self._writer.write_with_metadata(batch, metadata)
+        except (flight.FlightError, OSError):
+            # Only reading tells why the other side has closed the stream.
+            self._reader.read_chunk()
+            raise
 
     def close(self) -> None:
         """Half-closes and forgets the stream; safe to repeat."""

@@ -71,6 +71,14 @@ def test_writing_takes_little_memory_beyond_the_arrays(tmp_path: Path) -> None:
     assert peak < rows.nbytes / 4
 
 
+def test_an_empty_share_of_a_dense_parameter_is_no_section(tmp_path: Path) -> None:
+    with PartWriter(str(tmp_path), "ps-0") as writer:
+        writer.write_dense("w", (4,), 0, {"value": np.empty(0, np.float32)})
+        writer.write_dense("w", (4,), 0, {"value": np.ones(4, np.float32)})
+        manifest = writer.finish()
+    assert [(share.start, share.length) for share in manifest.dense] == [(0, 4)]
+
+
 def test_an_abandoned_part_leaves_no_file(tmp_path: Path) -> None:
     with PartWriter(str(tmp_path), "ps-0") as writer:
         writer.write_table("ad", 0, {"ids": np.arange(3)})

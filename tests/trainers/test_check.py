@@ -48,6 +48,10 @@ def test_a_model_that_cannot_be_used_is_named(architecture: str, words: str) -> 
     assert words in str(problems[0])
 
 
+def test_features_may_be_called_like_methods_of_a_dictionary() -> None:
+    assert check(job(sparse=[{"name": "items"}, {"name": "keys"}])) == []
+
+
 def test_an_unknown_option_is_refused_with_those_that_exist() -> None:
     problems = check(job("dlrm", {"layers": [3]}))
     assert problems[0].path == "spec.model.options.layers"
