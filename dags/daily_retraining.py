@@ -79,7 +79,7 @@ with DAG(
         launched=launch.output,
         decision=evaluate_and_gate.output,
     )
-    finish = FinishJobOperator(task_id="finish", prepared=prepare_data.output)
+    finish = FinishJobOperator(task_id="finish", prepared=prepare_data.output, launched=launch.output)
 
     prepare_data >> warm_start >> launch >> offline_phase >> evaluate_and_gate >> register
     register >> finish.as_teardown(setups=launch)

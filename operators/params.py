@@ -36,28 +36,28 @@ def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:
             type=["string", "null"],
             minLength=1,
             examples=files,
-            description=f"A ready file of `{jobs_folder.name}/`, or the path of your own.",
+            description_md=f"A ready file of `{jobs_folder.name}/`, or the path of your own.",
         ),
         "job": Param(
             None,
             title="Inline job",
-            description="A whole TrainingJob as JSON; used instead of the job file. Checked against the job schema.",
+            description_md="A whole TrainingJob as JSON; used instead of the job file. Checked against the job schema.",
             # The form sends {} for an empty editor: what is required is left to the check of the whole job.
             **{**inline, "type": ["object", "null"]},
         ),
         "interval_start": Param(
             None,
             title="First moment to train on",
-            description="Empty: a scheduled run trains on the day before the newest complete day and is evaluated on "
-            "the newest; a run started by hand takes the newest partition of the data for evaluation and all others "
-            "for training.",
+            description_md="Empty: a scheduled run trains on the day before the newest complete day and is evaluated "
+            "on the newest; a run started by hand takes the newest partition of the data for evaluation and all "
+            "others for training.",
             section="Data interval",
             **_MOMENT,
         ),
         "interval_end": Param(
             None,
             title="End of training, begin of evaluation",
-            description="The day that begins here is evaluated on. Empty: one day after the first moment.",
+            description_md="The day that begins here is evaluated on. Empty: one day after the first moment.",
             section="Data interval",
             **_MOMENT,
         ),
@@ -66,7 +66,7 @@ def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:
             title="Overrides",
             type=["object", "null"],
             propertyNames={"pattern": r"^(metadata|spec)\.[\w.]+$"},
-            description='Single fields by dotted path, for example `{"spec.training.batch_size": 1024}`.',
+            description_md='Single fields by dotted path, for example `{"spec.training.batch_size": 1024}`.',
             section="Changes to the job",
         ),
         "start_from": Param(
@@ -75,8 +75,8 @@ def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:
             type=["string", "null"],
             minLength=1,
             examples=["latest", "nothing"],
-            description="`latest`: yesterday's checkpoint; `nothing`: fresh; or the URI of a record. Empty: as the job "
-            "file says.",
+            description_md="`latest`: yesterday's checkpoint; `nothing`: fresh; or the URI of a record. Empty: as the "
+            "job file says.",
             section="Changes to the job",
         ),
     }

@@ -105,16 +105,19 @@ class RegisterModelOperator(ElastrecOperator):
 class FinishJobOperator(ElastrecOperator):
     """Removes everything of the job from the cluster, however the DAG run went; a job that still runs is stopped."""
 
-    template_fields: Sequence[str] = ("prepared",)
+    template_fields: Sequence[str] = ("prepared", "launched")
 
-    def __init__(self, *, prepared: Any, **kwargs: Any) -> None:
+    def __init__(self, *, prepared: Any, launched: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.prepared = prepared
+        self.launched = launched
 
     def execute(self, context: Context) -> None:
         """Idempotent."""
-        from elastrec.platform.jobs import Prepared, finish, observe, stop
+        from elastrec.platform.jobs import Launched, Prepared, finish, observe, stop
 
+        if self.launched:
+            push_link(context, take(Launched, self.launched).run_url)
         job_id = take(Prepared, self.prepared).job_id
         try:
             phase = observe(self.platform, job_id).metrics.phase

@@ -183,7 +183,7 @@ class OfflinePhaseOperator(ElastrecOperator):
         if task.try_number > 1:
             _remove_unsuccessful(self.platform, prepared.job_id)
         launched = _attach(self.platform, prepared, allocation, self._owner)
-        self.log.info("watching job %s as %s", launched.job_id, self._owner)
+        self.log.info("watching job %s as %s; MLflow run %s", launched.job_id, self._owner, launched.run_url)
         self.defer(
             trigger=JobPhaseTrigger(
                 job_id=launched.job_id,

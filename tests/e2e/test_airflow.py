@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from mlflow import MlflowClient
+from playwright.sync_api import expect, sync_playwright
 
 from elastrec.operators.rest import AirflowApiError, AirflowClient
 from elastrec.operators.services import ServiceStack
@@ -17,6 +21,8 @@ from elastrec.platform.clusters.protocol import Cluster, PodStatus
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
 from tests.e2e.conftest import job_content
+
+expect.set_options(timeout=30_000)
 
 # More cores than this machine may have: these tests are about who starts what, not about speed.
 CORES, MEMORY_BYTES = 8.0, 24 * 2**30
@@ -111,11 +117,18 @@ def trained(airflow: AirflowClient, cluster: Cluster, run_id: str) -> str:
     return str(wait(ready, 120, f"the training of {run_id}"))
 
 
-def test_a_triggered_run_trains_evaluates_registers_and_leaves_no_pod(
-    stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
-) -> None:
+@pytest.fixture(scope="module")
+def good_run(airflow: AirflowClient, click_log: GenerateReport) -> str:
+    """A run of the DAG that has succeeded."""
     run_id = airflow.trigger(DAG_ID, {"job": job(click_log, "good")})
     assert finished(airflow, run_id) == "success", logs(airflow, run_id, "offline_phase")
+    return run_id
+
+
+def test_a_triggered_run_trains_evaluates_registers_and_leaves_no_pod(
+    stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport, good_run: str
+) -> None:
+    run_id = good_run
     metrics = airflow.xcom(DAG_ID, run_id, "offline_phase")
     assert metrics["samples_trained"] == metrics["samples_total"] == sum(day.rows for day in click_log.days[:-1])
     assert metrics["evaluated"] and metrics["auc"] > 0.55
@@ -124,10 +137,45 @@ def test_a_triggered_run_trains_evaluates_registers_and_leaves_no_pod(
     assert client.get_model_version_by_alias("good", "champion").version == registered["version"]
     launched = airflow.xcom(DAG_ID, run_id, "launch")
     assert client.get_run(launched["run_id"]).info.status == "FINISHED"
-    for task_id in ("launch", "offline_phase", "evaluate_and_gate", "register"):
+    for task_id in ("launch", "offline_phase", "evaluate_and_gate", "register", "finish"):
         assert airflow.xcom(DAG_ID, run_id, task_id, "mlflow_run_url") == launched["run_url"]
     assert "samples/s" in logs(airflow, run_id, "offline_phase")
     assert cluster.list() == []
+
+
+@pytest.mark.browser
+def test_the_pages_show_the_form_the_run_and_its_link_to_mlflow(
+    stack: ServiceStack, airflow: AirflowClient, good_run: str, tmp_path: Path
+) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("left out: there is no Chromium on this machine (apt-get install chromium)")
+    run_url = airflow.xcom(DAG_ID, good_run, "launch")["run_url"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1400, "height": 1300})
+        page.goto(stack.log_in_url)
+        page.get_by_role("button", name="Trigger").first.click()
+        form = page.get_by_role("dialog")
+        for words in ("Job file", "Inline job", "Data interval", "Changes to the job"):
+            expect(form.get_by_text(words, exact=True).first).to_be_visible()
+        expect(form.locator("input[value='demo.yaml']")).to_be_visible()
+        page.screenshot(path=tmp_path / "form.png")
+
+        run_page = f"{stack.airflow_url}/dags/{DAG_ID}/runs/{quote(good_run, safe='')}"
+        page.goto(f"{run_page}/tasks/offline_phase")
+        expect(page.get_by_text("Succeeded").first).to_be_visible()
+        expect(page.get_by_text("evaluate_and_gate").first).to_be_visible()
+        page.screenshot(path=tmp_path / "grid.png")
+        page.goto(f"{run_page}/tasks/offline_phase/details")
+        expect(page.get_by_role("link", name="MLflow run")).to_have_attribute("href", run_url)
+
+        page.goto(run_url)
+        expect(page.get_by_text("Finished").first).to_be_visible()
+        expect(page.get_by_text("elastrec.job_id").first).to_be_visible()
+        page.screenshot(path=tmp_path / "mlflow.png")
+        browser.close()
+    assert {file.name for file in tmp_path.glob("*.png")} == {"form.png", "grid.png", "mlflow.png"}
 
 
 def test_killed_scheduler_and_triggerer_and_a_cleared_task_attach_to_the_same_job(
