@@ -47,7 +47,8 @@ with DAG(
     doc_md=DOCUMENTATION,
     schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", interval=timedelta(days=2), run_immediately=NEVER_LATE),
     catchup=False,
-    max_active_runs=2,
+    # A day continues from the checkpoint of the day before, so days are trained one after the other.
+    max_active_runs=1,
     render_template_as_native_obj=True,
     params=training_params(JOBS, default="demo.yaml"),
     tags=["elastrec", "training"],

@@ -139,13 +139,17 @@ class LaunchJobOperator(ElastrecOperator):
 
         prepared, allocation = take(Prepared, self.prepared), take(Allocation, self.allocation)
         self._owner = owner_token(context)
-        _remove_unsuccessful(self.platform, prepared.job_id)
+        attaches = _remove_unsuccessful(self.platform, prepared.job_id)
         try:
             with no_retry_for_bad_input():
                 launched = _attach(self.platform, prepared, allocation, self._owner)
-        except Exception:
-            # Airflow runs no teardown for a set-up task that failed.
-            stop(self.platform, prepared.job_id, "it could not be launched")
+        except Exception as error:
+            # Airflow runs no teardown for a set-up task that failed; a job that an earlier try started may go on
+            # until the last one has given up.
+            task = context["ti"]
+            gives_up = isinstance(error, AirflowFailException) or task.try_number > task.max_tries
+            if gives_up or not attaches:
+                stop(self.platform, prepared.job_id, "it could not be launched")
             raise
         push_link(context, launched.run_url)
         self.log.info("job %s runs; MLflow run %s", launched.job_id, launched.run_url)
@@ -223,7 +227,8 @@ def _attach(platform: Platform, prepared: Prepared, allocation: Allocation, owne
     return launch(platform, prepared, allocation, owner=owner)
 
 
-def _remove_unsuccessful(platform: Platform, job_id: str) -> None:
+def _remove_unsuccessful(platform: Platform, job_id: str) -> bool:
+    """Removes a job that has failed or was stopped; returns whether a job is there afterwards."""
     from elastrec.platform.jobs import finish, observe
 
     try:
@@ -231,9 +236,11 @@ def _remove_unsuccessful(platform: Platform, job_id: str) -> None:
     except ClusterError as error:
         if "not in the cluster" not in str(error):
             raise
-        return
+        return False
     if phase in (Phase.FAILED, Phase.STOPPED):
         finish(platform, job_id)
+        return False
+    return True
 
 
 def _stop_owned(platform: Platform, prepared: Any, owner: str, task_id: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 from playwright.sync_api import expect, sync_playwright
@@ -51,6 +52,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceStack]:
             assert airflow.import_errors() == []
             airflow.unpause(DAG_ID)
             yield running
+    assert [process.cmdline() for process in processes_of(running.home)] == []
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Whatever runs with a path under a folder on its command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(home) in word for word in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ class TaskInstance:
     run_id: str = "scheduled__2026-01-03"
     task_id: str = "task"
     try_number: int = 1
+    max_tries: int = 3
     pushed: dict[str, Any] = field(default_factory=dict)
 
     def xcom_push(self, key: str, value: Any) -> None:

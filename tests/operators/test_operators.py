@@ -15,7 +15,7 @@ from elastrec.operators.services import default_dags_folder
 from elastrec.operators.training import LaunchJobOperator, OfflinePhaseOperator, PrepareDataOperator
 from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger
 from elastrec.platform.jobs import Registered, job_id_for
-from elastrec.platform.specs.errors import FieldProblem, JobFailedError, SpecError
+from elastrec.platform.specs.errors import ClusterError, FieldProblem, JobFailedError, SpecError
 from elastrec.platform.specs.metrics import Phase
 from tests.operators.steps import ALLOCATION, DECISION, LAUNCHED, PREPARED, Platform, context, plain
 
@@ -89,6 +89,17 @@ def test_a_failed_launch_leaves_nothing_behind(platform: Platform) -> None:
     with pytest.raises(AirflowFailException, match=r"spec\.x"):
         launch().execute(context())
     assert platform.calls[-1] == "stop as anybody"
+
+
+@pytest.mark.parametrize(("try_number", "stops"), [(2, False), (4, True)])
+def test_a_running_job_is_stopped_only_when_the_last_try_could_not_attach(
+    platform: Platform, try_number: int, stops: bool
+) -> None:
+    platform.phase = Phase.TRAINING
+    platform.launch_error = ClusterError("its master is still Pending")
+    with pytest.raises(ClusterError):
+        launch().execute(context(try_number=try_number))
+    assert ("stop as anybody" in platform.calls) == stops
 
 
 def test_the_offline_phase_takes_the_job_over_and_defers(platform: Platform) -> None:
