@@ -1,0 +1,114 @@
+"""The form all figures share: goals, interleaved rounds, medians, and how they are printed.
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    seconds = interleave({"ours": run_ours, "theirs": run_theirs}, rounds=arguments.rounds)
+    return [Figure("speed_ratio", ratio(seconds["theirs"], seconds["ours"]), "×", at_least=0.9)]
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure, add_options)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number.
+
+    Attributes:
+        at_least, at_most: the goal; a figure without one explains another.
+        simulated: part of the system was stood in for; the settings say which.
+        settings: what somebody needs to measure it again.
+    """
+
+    figure: str
+    value: float
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+    simulated: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def goal(self) -> str | None:
+        parts = [f"≥ {self.at_least:g}"] if self.at_least is not None else []
+        parts += [f"≤ {self.at_most:g}"] if self.at_most is not None else []
+        return ", ".join(parts) or None
+
+    @property
+    def met(self) -> bool | None:
+        """None without a goal."""
+        if self.at_least is None and self.at_most is None:
+            return None
+        above = self.at_least is None or self.value >= self.at_least
+        return above and (self.at_most is None or self.value <= self.at_most)
+
+    def document(self) -> dict[str, Any]:
+        """The figure as `--output json` prints it."""
+        return {
+            "figure": self.figure,
+            "value": self.value,
+            "unit": self.unit,
+            "goal": self.goal,
+            "met": self.met,
+            "simulated": self.simulated,
+            "settings": dict(self.settings),
+        }
+
+
+def interleave(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Runs the sides in turn, A B A B, so that a machine that is slower for a while is so for all of them."""
+    results: dict[str, list[T]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, run in sides.items():
+            results[name].append(run())
+    return results
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the ratios of rounds that ran next to each other."""
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def print_table(figures: Sequence[Figure]) -> None:
+    """A table for people."""
+    table = Table("figure", "value", "unit", "goal", "met", "settings")
+    for each in figures:
+        met = {None: "", True: "yes", False: "NO"}[each.met]
+        settings = ", ".join(f"{name}={value}" for name, value in each.settings.items())
+        if each.simulated:
+            settings = f"(simulated) {settings}"
+        table.add_row(each.figure, f"{each.value:.4g}", each.unit, each.goal or "", met, settings)
+    Console().print(table)
+
+
+def run_benchmark(
+    description: str | None,
+    measure: Callable[[argparse.Namespace], list[Figure]],
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> None:
+    """The command line of one benchmark: parses options, measures, prints. What it says meanwhile goes to stderr."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    if add_options is not None:
+        add_options(parser)
+    arguments = parser.parse_args()
+    figures = measure(arguments)
+    if arguments.output == "json":
+        json.dump([figure.document() for figure in figures], sys.stdout, ensure_ascii=False)
+        sys.stdout.write("\n")
+    else:
+        print_table(figures)
