@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import click
@@ -26,7 +27,7 @@ def _age(pod: PodStatus) -> str:
 def _jobs_table(platform: jobs.Platform) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("JOB", "PHASE", "SHARDS", "SAMPLES", "SAMPLES/S", "LOSS", "AUC", "WORKERS", "SERVERS", "AGE"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     ages = {pod.job: _age(pod) for pod in platform.cluster.list() if pod.name.endswith("-master")}
     for observation in jobs.jobs(platform):
         metrics = observation.metrics
@@ -52,7 +53,7 @@ def _jobs_table(platform: jobs.Platform) -> Table:
 def _pods_table(pods: list[PodStatus]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("POD", "ROLE", "STATUS", "RESTARTS", "CORES", "MEMORY", "USED", "NODE", "AGE"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for pod in pods:
         state = f"{pod.phase.value} ({pod.reason})" if pod.reason else pod.phase.value
         table.add_row(
@@ -93,7 +94,8 @@ def status(job: str | None, watch: bool, output: str) -> None:
         else:
             echo_json([observation.metrics.model_dump(mode="json") for observation in jobs.jobs(platform)])
         return
-    console = Console()
+    # A pipe has no width of its own: a script must get whole names.
+    console = Console(width=None if sys.stdout.isatty() else 240)
     if not watch:
         console.print(table(), soft_wrap=True)
         return

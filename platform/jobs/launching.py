@@ -119,31 +119,43 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
             if not answer.accepted:
                 log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
                 return False
+    # A job that had ended by itself keeps its own ending.
+    ended, why = _ending(platform, job_id, pod)
     _end_master(platform, job_id)
     removed = remove_pods(platform, job_id)
     if removed:
-        log.info("job_stopped", job_id=job_id, reason=reason, pods=removed)
+        log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
     if pod is not None:
-        _close_run(platform, pod, Phase.STOPPED, reason)
+        _close_run(platform, pod, ended, reason if ended is Phase.STOPPED else why)
     return bool(removed)
 
 
 def finish(platform: Platform, job_id: str) -> None:
     """Ends a job whose result was read: its master, what is left of its pods, its MLflow run. Idempotent."""
     pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
-    phase, failure = Phase.STOPPED, "the master was gone before the result was read"
-    if pod is not None and pod.phase is PodPhase.RUNNING and pod.address:
-        try:
-            status = master_client(platform, job_id, pod.address).call(GetStatus(), Status, timeout_seconds=10)
-            phase, failure = TrainingMetrics.model_validate_json(status.metrics_json).phase, status.failure
-        except TransportError as error:
-            log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
-    elif pod is not None and pod.phase is PodPhase.FAILED:
-        phase, failure = Phase.FAILED, f"the master failed: {pod.reason} {pod.message}"
+    phase, failure = _ending(platform, job_id, pod)
     _end_master(platform, job_id)
     remove_pods(platform, job_id)
     if pod is not None:
-        _close_run(platform, pod, phase if phase.is_final else Phase.STOPPED, failure)
+        _close_run(platform, pod, phase, failure)
+
+
+def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[Phase, str]:
+    """How the job ended and why; Stopped while it has not ended by itself."""
+    if master is None:
+        return Phase.STOPPED, "the master is gone"
+    if master.phase is PodPhase.FAILED:
+        return Phase.FAILED, f"the master failed: {master.reason} {master.message}"
+    if master.phase is PodPhase.RUNNING and master.address:
+        try:
+            status = master_client(platform, job_id, master.address).call(GetStatus(), Status, timeout_seconds=10)
+        except TransportError as error:
+            log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
+        else:
+            phase = TrainingMetrics.model_validate_json(status.metrics_json).phase
+            if phase.is_final:
+                return phase, status.failure
+    return Phase.STOPPED, "the master was gone before the result was read"
 
 
 def _end_master(platform: Platform, job_id: str) -> None:

@@ -168,6 +168,21 @@ def _check_capacity(platform: Platform, job: TrainingJob) -> None:
                         f"spec.resources.{role}.{name}", f"{amount:g}", f"at most {limit:g}, all that the cluster has"
                     )
                 )
+    resources = job.spec.resources
+    least = [resources.master, *[resources.parameter_server] * resources.parameter_server.count, resources.worker]
+    for name, amount, limit in (
+        ("cores", sum(pod.cores for pod in least), total.cores),
+        ("memory", sum(pod.memory for pod in least), total.memory_bytes),
+    ):
+        if amount > limit and not problems:
+            problems.append(
+                FieldProblem(
+                    f"spec.resources.*.{name}",
+                    f"{amount:g} for the master, every server and one worker",
+                    f"at most {limit:g} together, all that the cluster has",
+                    "ask for smaller or fewer servers",
+                )
+            )
     if problems:
         raise SpecError(problems, "the job, compared with the cluster")
 
