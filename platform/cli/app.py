@@ -21,6 +21,7 @@ _LAZY = {
     "status": "cluster_commands",
     "logs": "cluster_commands",
     "stop": "cluster_commands",
+    "ledger": "past_commands",
     "agent": "cluster_commands",
     "schema": "job_commands",
     "data": "data_commands",

@@ -15,12 +15,14 @@ from elastrec.platform.jobs.evaluation import (
     start_evaluator,
 )
 from elastrec.platform.jobs.launching import finish, launch, launch_request, remove_pods, stop, wait_for_master
+from elastrec.platform.jobs.ledger import DEFAULT_STORE, ledger
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
 from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare, warm_start
 from elastrec.platform.jobs.surroundings import Platform, home_folder
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
 
 __all__ = [
+    "DEFAULT_STORE",
     "Allocation",
     "EvaluatorState",
     "GateDecision",
@@ -43,6 +45,7 @@ __all__ = [
     "jobs",
     "launch",
     "launch_request",
+    "ledger",
     "observe",
     "prepare",
     "register",

@@ -133,12 +133,14 @@ def allocated(job: TrainingJob, allocation: Allocation) -> TrainingJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
 
 
-def _absolute(platform: Platform, job: TrainingJob) -> TrainingJob:
-    def resolved(path: str, base: str) -> str:
-        if "://" in path or Path(path).is_absolute():
-            return path
-        return f"{base.rstrip('/')}/{path}"
+def resolved(path: str, base: str) -> str:
+    """A path or URI of a job file; relative ones begin at `base`."""
+    if "://" in path or Path(path).is_absolute():
+        return path
+    return f"{base.rstrip('/')}/{path}"
 
+
+def _absolute(platform: Platform, job: TrainingJob) -> TrainingJob:
     spec = job.spec
     data = {"path": resolved(spec.data.path, str(platform.base_folder))}
     if spec.data.evaluation_path:

@@ -55,9 +55,10 @@ class AnswerLease(_Effect, frozen=True, kw_only=True):
 
 
 class RecordAttempt(_Effect, frozen=True, kw_only=True):
-    """One line of the ledger of what was trained."""
+    """One line of the ledger of what was trained. `time` is when the attempt ended, on the job's clock."""
 
     generation: int
+    time: float = 0.0
     ended: Ended
 
 

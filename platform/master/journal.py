@@ -6,6 +6,7 @@ loss of the whole machine loses the pod's folder with it anyway.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
@@ -20,8 +21,11 @@ from elastrec.platform.master.events import Event
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.transport.ledger_messages import Attempt
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+LEDGER_PAGE = 10_000
+"""Lines of the ledger that are read, and cross the wire, at once."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS plan (format INTEGER NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS snapshot (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL);
@@ -30,26 +34,13 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS attempts (
     kind TEXT NOT NULL, generation INTEGER NOT NULL, epoch INTEGER NOT NULL, shard INTEGER NOT NULL,
     attempt INTEGER NOT NULL, pod TEXT NOT NULL, row_begin INTEGER NOT NULL, row_end INTEGER NOT NULL,
-    outcome TEXT NOT NULL, sequence INTEGER NOT NULL);
+    outcome TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL, unix_seconds REAL NOT NULL,
+    sequence INTEGER NOT NULL);
 """
 
 
 class JournalError(ElastrecError):
     """The journal cannot be trusted or written."""
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """One line of the ledger: rows `[row_begin, row_end)` of a shard, counted from its start, were trained."""
-
-    kind: str
-    generation: int
-    epoch: int
-    shard: int
-    attempt: int
-    pod: str
-    row_begin: int
-    row_end: int
-    outcome: str
 
 
 def _checksum(sequence: int, body: bytes) -> int:
@@ -218,13 +209,17 @@ class Journal:
                 [(sequence, now, body, _checksum(sequence, body)) for sequence, body, _ in batch],
             )
             lines = [
-                (e.kind, a.generation, e.epoch, e.index, e.attempt, e.pod, e.begin, e.end, e.outcome, sequence)
+                (
+                    e.kind, a.generation, e.epoch, e.index, e.attempt, e.pod, e.begin, e.end, e.outcome,
+                    e.granted, a.time, now, sequence,
+                )
                 for sequence, _, attempts in batch
                 for a in attempts
                 for e in (a.ended,)
-            ]
+            ]  # fmt: skip
             if lines:
-                self._database.executemany("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", lines)
+                marks = ", ".join("?" * 13)
+                self._database.executemany(f"INSERT INTO attempts VALUES ({marks})", lines)
             if snapshot is not None:
                 sequence, body = snapshot
                 execute("DELETE FROM snapshot")
@@ -236,13 +231,27 @@ class Journal:
                 execute("ROLLBACK")
             raise
 
-    def ledger(self) -> list[Attempt]:
-        """Every attempt that ended, oldest first: exactly what was trained, by whom, in which generation."""
-        rows = self._database.execute(
-            "SELECT kind, generation, epoch, shard, attempt, pod, row_begin, row_end, outcome FROM attempts "
-            "ORDER BY rowid"
-        )
-        return [Attempt(*row) for row in rows]
+    def ledger(self, after: int = 0, until: int | None = None, count: int = LEDGER_PAGE) -> list[Attempt]:
+        """A page of the attempts that ended, oldest first: exactly what was trained, by whom, in which generation.
+
+        Args:
+            after: number of the last line of the page before; lines are numbered from 1 without gaps.
+            until: leaves out what happened after this event.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        # A connection of its own: the writer's shows lines of a transaction that is still open.
+        try:
+            with contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as database:
+                rows = database.execute(
+                    "SELECT kind, generation, epoch, shard, attempt, pod, row_begin, row_end, outcome, began, ended, "
+                    "unix_seconds FROM attempts WHERE rowid > ? AND sequence <= ? ORDER BY rowid LIMIT ?",
+                    (after, self._last if until is None else until, count),
+                )
+                return [Attempt(*row) for row in rows]
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: the ledger cannot be read: {error}") from error
 
     def close(self) -> None:
         """Commits what is pending and closes the file."""

@@ -11,7 +11,9 @@ import msgspec
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import Effect
 from elastrec.platform.master.executor import Executor
+from elastrec.platform.master.journal import LEDGER_PAGE, Journal
 from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.ledger import queues_now, running_attempts
 from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.status import totals, training_metrics
@@ -27,6 +29,7 @@ from elastrec.platform.transport.job_messages import (
     StopJob,
     TakeOver,
 )
+from elastrec.platform.transport.ledger_messages import GetLedger, LedgerPage
 
 
 class ObserverCalls(abc.ABC):
@@ -35,6 +38,7 @@ class ObserverCalls(abc.ABC):
     request: LaunchRequest
     state: JobState
     job: TrainingJob
+    journal: Journal
     _lock: threading.RLock
     _finished: threading.Event
     _window: Window | None
@@ -70,6 +74,17 @@ class ObserverCalls(abc.ABC):
     def status(self, message: GetStatus) -> Status:
         """For observers."""
         return Status(metrics_json=self.metrics().model_dump_json().encode(), failure=self._failure())
+
+    def ledger(self, message: GetLedger) -> LedgerPage:
+        """One page of what was trained."""
+        with self._lock:
+            last = self.journal.last
+            running, queues = running_attempts(self.state), queues_now(self.state)
+        self.journal.wait(last)
+        attempts = self.journal.ledger(message.after, last, LEDGER_PAGE)
+        if len(attempts) == LEDGER_PAGE:
+            return LedgerPage(attempts=attempts, next=message.after + len(attempts))
+        return LedgerPage(attempts=attempts, running=running, queues=queues)
 
     def _failure(self) -> str:
         with self._lock:

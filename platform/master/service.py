@@ -17,6 +17,7 @@ import structlog
 from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master import events
+from elastrec.platform.master.bequest import Bequest
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.history_sink import Report
@@ -46,6 +47,7 @@ from elastrec.platform.transport.job_messages import (
     StopJob,
     TakeOver,
 )
+from elastrec.platform.transport.ledger_messages import GetLedger
 
 log = structlog.get_logger(__name__)
 JOURNAL_FILE = "journal.sqlite"
@@ -119,6 +121,7 @@ class JobService(ObserverCalls):
         self._monitor = Monitor(self.now())
         self._window: Window | None = None
         self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
+        self._bequest: Bequest | None = None
         self._finished = threading.Event()
         self._stopping = threading.Event()
         self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
@@ -139,6 +142,9 @@ class JobService(ObserverCalls):
         self._stopping.set()
         if self._timer.is_alive():
             self._timer.join()
+        self._report_end()
+        if self._bequest is not None:
+            self._bequest.wait()
         self._executor.close()
         self.journal.close()
 
@@ -177,6 +183,7 @@ class JobService(ObserverCalls):
             LeaseShards: self.lease,
             Failed: self.failed,
             GetStatus: self.status,
+            GetLedger: self.ledger,
             StopJob: self.stop_job,
             TakeOver: self.take_over,
             SaveNow: self.save_now,
@@ -389,6 +396,7 @@ class JobService(ObserverCalls):
             self._report()
             if self.state.poisoned is not None:
                 self._executor.name_files(*self.state.poisoned)
+            self._bequest = Bequest(self.request, self.state, self.journal)
 
     def _report(self) -> None:
         if self._on_report is not None:

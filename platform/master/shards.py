@@ -25,6 +25,7 @@ class Lease(msgspec.Struct):
     attempt: int
     begin: int
     offset: int
+    granted: float = 0.0
 
 
 class Returned(msgspec.Struct, array_like=True):
@@ -42,7 +43,10 @@ class Positions(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How one attempt ended, for the ledger. Rows `begin` to `end` of the shard were trained by it."""
+    """How one attempt ended, for the ledger. Rows `begin` to `end` of the shard were trained by it.
+
+    `granted` is when the attempt began, on the job's clock.
+    """
 
     kind: str
     epoch: int
@@ -52,6 +56,7 @@ class Ended(msgspec.Struct, frozen=True):
     begin: int
     end: int
     outcome: str  # done | lost | expired | rolled back
+    granted: float = 0.0
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -132,8 +137,9 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         pairs: list[tuple[int, int]] = []
         while len(granted) < count and (number := self._next()) is not None:
             back = self.returned.pop(number, None)
-            lease = Lease(pod, back.attempt + 1, back.offset, back.offset) if back else Lease(pod, 1, 0, 0)
             self.repeats += back is not None
+            back = back or Returned(0, 0)
+            lease = Lease(pod, back.attempt + 1, back.offset, back.offset, time)
             self.doing[number] = lease
             granted.append(self._shard(number, lease))
             pairs.append((number, lease.attempt))
@@ -243,7 +249,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
     def _rows_before(self, epoch: int, place: int) -> int:
         """Rows of the first `place` shards in the order of an epoch; only the last shard is shorter than the others."""
         last = self.per_epoch - 1
-        where = int(np.flatnonzero(_order(self.seed, epoch, self.per_epoch) == last)[0]) if self.shuffle else last
+        where = int(np.flatnonzero(shard_order(self.seed, epoch, self.per_epoch) == last)[0]) if self.shuffle else last
         return place * self.shard_rows - (self.shard_rows - self._length(last) if where < place else 0)
 
     def _next(self) -> int | None:
@@ -251,7 +257,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         if self.cursor == self.total or (self.cursor % self.per_epoch == 0 and self.returned):
             return next(iter(self.returned), None)
         epoch, place = divmod(self.cursor, self.per_epoch)
-        index = int(_order(self.seed, epoch, self.per_epoch)[place]) if self.shuffle else place
+        index = int(shard_order(self.seed, epoch, self.per_epoch)[place]) if self.shuffle else place
         self.cursor += 1
         return epoch * self.per_epoch + index
 
@@ -264,7 +270,9 @@ class ShardQueue(msgspec.Struct, kw_only=True):
             del self.held[lease.pod]
             self.deadlines.pop(lease.pod, None)
         epoch, index = divmod(number, self.per_epoch)
-        return Ended(self.kind, epoch, index, lease.attempt, lease.pod, lease.begin, lease.offset, outcome)
+        return Ended(
+            self.kind, epoch, index, lease.attempt, lease.pod, lease.begin, lease.offset, outcome, lease.granted
+        )
 
     def _length(self, index: int) -> int:
         return min(self.shard_rows, self.rows - index * self.shard_rows)
@@ -294,5 +302,6 @@ def shard_seed(seed: int, epoch: int, index: int) -> int:
 
 
 @lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def shard_order(seed: int, epoch: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order in which a shuffled epoch hands its shards out."""
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(count)

@@ -213,7 +213,8 @@ class JobState(msgspec.Struct, kw_only=True):
 
     def ledger(self, ended: list[Ended], effects: list[Effect]) -> None:
         """Notes attempts that ended."""
-        effects.extend(RecordAttempt(generation=self.phases.generation, ended=attempt) for attempt in ended)
+        generation = self.phases.generation
+        effects.extend(RecordAttempt(generation=generation, time=self.time, ended=attempt) for attempt in ended)
 
     def fail(self, reason: str, effects: list[Effect], traceback: str = "") -> None:
         """The job ends here."""

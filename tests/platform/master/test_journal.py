@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import RecordAttempt
-from elastrec.platform.master.journal import Attempt, Journal, JournalError, encode_state
+from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.shards import Ended
 from elastrec.platform.master.state import JobState
+from elastrec.platform.transport.ledger_messages import Attempt
 from tests.platform.master.test_state import plan
 
 
@@ -58,7 +60,7 @@ def test_snapshots_keep_the_journal_short_and_the_state_equal(tmp_path: Path):
         ("UPDATE events SET body = x'00' WHERE sequence = 3", "event 3 is damaged"),
         ("DELETE FROM events WHERE sequence = 2", "event 2 is damaged or missing"),
         ("UPDATE plan SET body = x'80'", "the plan is damaged"),
-        ("UPDATE plan SET format = 99", "format 99 is not allowed; allowed: 1"),
+        ("UPDATE plan SET format = 99", "format 99 is not allowed; allowed: 2"),
     ],
 )
 def test_a_damaged_journal_is_refused_and_the_place_is_named(tmp_path: Path, statement: str, named: str):
@@ -88,10 +90,17 @@ def test_the_ledger_tells_exactly_what_was_trained(tmp_path: Path):
     journal = Journal(tmp_path / "journal")
     journal.begin(plan())
     journal.start()
-    ended = Ended("train", 0, 7, 2, "j-worker-0", 3, 10, "done")
-    sequence = journal.append(events.Begun(time=0.0), [RecordAttempt(generation=1, ended=ended)], lambda: b"")
+    ended = Ended("train", 0, 7, 2, "j-worker-0", 3, 10, "done", 1.5)
+    before = time.time()
+    lines = [RecordAttempt(generation=1, time=2.5, ended=ended)]
+    sequence = journal.append(events.Begun(time=0.0), lines, lambda: b"")
     journal.wait(sequence)
-    assert journal.ledger() == [Attempt("train", 1, 0, 7, 2, "j-worker-0", 3, 10, "done")]
+    found = journal.ledger()
+    assert found == [
+        Attempt("train", 1, 0, 7, 2, "j-worker-0", 3, 10, "done", 1.5, 2.5, unix_seconds=found[0].unix_seconds)
+    ]
+    assert before <= found[0].unix_seconds <= time.time()
+    assert journal.ledger(after=1) == [] and journal.ledger(until=0) == []
     journal.close()
 
 

@@ -1,0 +1,73 @@
+"""The ledger of a job: from its master while there is one, else from what the master left in the checkpoint store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.jobs.launching import master_client
+from elastrec.platform.jobs.preparation import resolved
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.master.launch import pod_name
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, TransportError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.ledger_messages import Attempt, GetLedger, LedgerPage, QueueNow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_STORE = "checkpoints"
+
+
+def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Table:
+    """Every attempt at every shard; the columns are `platform.master.ledger.SCHEMA`.
+
+    Args:
+        store: URI of the checkpoint store, where the ledger of a job that is gone lies; relative as in job files.
+
+    Raises:
+        ClusterError: the job's master does not answer.
+        CheckpointError: the job is not in the cluster and left no ledger in the store.
+    """
+    from elastrec.platform.master.ledger import ledger_table, read_ledger
+
+    client = live_master(platform, job_id)
+    if client is not None:
+        queues: list[QueueNow] = []
+        try:
+            return ledger_table(_pages(client, queues), queues)
+        except TransportError as error:
+            raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
+        finally:
+            client.close()
+    where = resolved(store, platform.work_uri)
+    found = read_ledger(where, job_id)
+    if found is None:
+        raise CheckpointError(
+            f"job {job_id}: it is not in the cluster, and {where} has no ledger of it; "
+            "name the store that its job file names with --store"
+        )
+    return found
+
+
+def live_master(platform: Platform, job_id: str) -> RpcClient | None:
+    """A client of the job's master; None when there is none."""
+    pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
+    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
+        return None
+    return master_client(platform, job_id, pod.address)
+
+
+def _pages(client: RpcClient, queues: list[QueueNow]) -> Iterator[Sequence[Attempt]]:
+    """The master's lines; fills `queues` with what came with the last page."""
+    after = 0
+    while True:
+        page = client.call(GetLedger(after=after), LedgerPage, timeout_seconds=30)
+        yield page.attempts
+        if not page.next:
+            yield page.running
+            queues += page.queues
+            return
+        after = page.next

@@ -1,0 +1,51 @@
+"""What a master leaves in its checkpoint store when the job is over, so that people can still ask about the job."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+
+from elastrec.platform.master.journal import Journal
+from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.ledger import write_ledger
+from elastrec.platform.master.state import JobState
+from elastrec.platform.specs.errors import ElastrecError
+
+log = structlog.get_logger(__name__)
+LONGEST_SECONDS = 30.0
+_PAUSES_SECONDS = (0.0, 1.0, 5.0)
+
+
+class Bequest:
+    """Writes on a thread of its own: a slow store must not keep pods from being told to leave.
+
+    Args:
+        state: of a job that is over.
+    """
+
+    def __init__(self, request: LaunchRequest, state: JobState, journal: Journal) -> None:
+        self._request = request
+        self._state = state
+        self._journal = journal
+        self._thread = threading.Thread(target=self._run, name="bequest", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when everything is written, or cannot be."""
+        self._thread.join(LONGEST_SECONDS)
+
+    def _run(self) -> None:
+        request, reason = self._request, ""
+        job_name = request.training_job.metadata.name
+        for pause in _PAUSES_SECONDS:
+            time.sleep(pause)
+            try:
+                uri = write_ledger(request.store, job_name, request.job_id, self._state, self._journal)
+            except ElastrecError as error:
+                reason = str(error)
+                continue
+            log.info("ledger_left", job=request.job_id, ledger=uri)
+            return
+        log.error("ledger_not_left", job=request.job_id, reason=reason)

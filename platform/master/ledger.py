@@ -1,0 +1,251 @@
+"""The ledger of a job as a table: every attempt at every shard, what it repeated, and what of it the model has seen.
+
+Pure, but for the two functions that put it beside the job's records, where it outlives the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from elastrec.checkpoints import Store, open_store
+from elastrec.platform.master.journal import Journal
+from elastrec.platform.master.shards import ShardQueue, shard_order, shard_seed
+from elastrec.platform.master.state import JobState
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.transport.ledger_messages import Attempt, QueueNow
+
+RUNNING, UNFINISHED = "running", "unfinished"
+SCHEMA = pa.schema(
+    [
+        ("kind", pa.dictionary(pa.int32(), pa.string())),
+        ("epoch", pa.int64()),
+        ("shard", pa.int64()),
+        ("attempt", pa.int64()),
+        ("generation", pa.int64()),
+        ("pod", pa.dictionary(pa.int32(), pa.string())),
+        ("outcome", pa.dictionary(pa.int32(), pa.string())),
+        ("first_row", pa.int64()),
+        ("rows", pa.int64()),
+        ("from", pa.int64()),
+        ("to", pa.int64()),
+        ("repeated", pa.int64()),
+        ("kept", pa.int64()),
+        ("shuffle_seed", pa.int64()),
+        ("began_seconds", pa.float64()),
+        ("ended_seconds", pa.float64()),
+        ("ended_at", pa.timestamp("ms", tz="UTC")),
+    ]
+)
+"""Columns of the ledger.
+
+`first_row`, `rows`: the shard in the manifest's numbering. `from`, `to`: what the attempt trained, as places in the
+shard's order: that of its rows, or where `shuffle_seed` is set the shuffled one. `repeated`: rows among these that an
+earlier attempt had trained. `kept`: rows among these that the model has seen from this attempt; the others were thrown
+away by a rollback, or by the loss of an evaluation shard, and trained again. Seconds are on the job's clock.
+"""
+
+
+def running_attempts(state: JobState) -> list[Attempt]:
+    """Attempts that have not ended."""
+    outcome = UNFINISHED if state.phase.is_final else RUNNING
+    return [
+        Attempt(
+            queue.kind, state.phases.generation, number // queue.per_epoch, number % queue.per_epoch,
+            lease.attempt, lease.pod, lease.begin, lease.offset, outcome, lease.granted, state.time,
+        )
+        for queue in (state.training, state.evaluation)
+        for number, lease in queue.doing.items()
+    ]  # fmt: skip
+
+
+def queues_now(state: JobState) -> list[QueueNow]:
+    """What counts at the moment, by kind."""
+    return [_queue_now(queue) for queue in (state.training, state.evaluation)]
+
+
+def _queue_now(queue: ShardQueue) -> QueueNow:
+    begun = [(number, lease.offset) for number, lease in queue.doing.items()]
+    begun += [(number, back.offset) for number, back in queue.returned.items()]
+    return QueueNow(
+        kind=queue.kind,
+        rows=queue.rows,
+        shard_rows=queue.shard_rows,
+        shuffle=queue.shuffle,
+        seed=queue.seed,
+        cursor=queue.cursor,
+        begun=begun,
+    )
+
+
+def ledger_table(pages: Iterable[Sequence[Attempt]], queues: Sequence[QueueNow]) -> pa.Table:
+    """The ledger, in the order in which attempts ended; attempts that still run are to come last.
+
+    Args:
+        pages: lines; taken one page at a time, so that only columns of a long ledger are ever in memory.
+        queues: what counts at the moment.
+    """
+    batches = [_raw(page) for page in pages if page]
+    raw = pa.Table.from_batches(batches) if batches else pa.Table.from_batches([], _raw([]).schema)
+    raw = raw.unify_dictionaries().combine_chunks()
+    found = {name: raw.column(name).to_numpy() for name in ("epoch", "shard", "from", "to")}
+    size = raw.num_rows
+    columns: dict[str, NDArray[np.int64]] = {
+        name: np.zeros(size, np.int64) for name in ("first_row", "rows", "repeated", "kept", "shuffle_seed")
+    }
+    kinds = np.asarray(raw.column("kind").cast(pa.string()).to_pylist(), dtype=object)
+    shuffled = np.zeros(size, np.bool_)
+    for queue in queues:
+        of_A = np.flatnonzero(kinds == queue.kind)
+        if not len(of_A):
+            continue
+        epoch_A, shard_A, from_A, to_A = (found[name][of_A] for name in ("epoch", "shard", "from", "to"))
+        first_A = shard_A * queue.shard_rows
+        columns["first_row"][of_A] = first_A
+        columns["rows"][of_A] = np.minimum(queue.shard_rows, queue.rows - first_A)
+        counts_A = _rows_that_count(queue, epoch_A, shard_A, columns["rows"][of_A])
+        number_A = epoch_A * _per_epoch(queue) + shard_A
+        before_A, behind_A = _neighbours(number_A, from_A, to_A)
+        columns["repeated"][of_A] = np.maximum(0, np.minimum(to_A, before_A) - from_A)
+        columns["kept"][of_A] = np.maximum(0, np.minimum(np.minimum(to_A, behind_A), counts_A) - from_A)
+        if queue.shuffle:
+            shuffled[of_A] = True
+            columns["shuffle_seed"][of_A] = [
+                shard_seed(queue.seed, epoch, shard)
+                for epoch, shard in zip(epoch_A.tolist(), shard_A.tolist(), strict=True)
+            ]
+    for name, values in columns.items():
+        mask = ~shuffled if name == "shuffle_seed" else None
+        raw = raw.append_column(name, pa.array(values, mask=mask))
+    return raw.select(SCHEMA.names).cast(SCHEMA)
+
+
+def _raw(attempts: Sequence[Attempt]) -> pa.RecordBatch:
+    def numbers(name: str) -> pa.Array:
+        return pa.array([getattr(attempt, name) for attempt in attempts], pa.int64())
+
+    def words(name: str) -> pa.Array:
+        return pa.array([getattr(attempt, name) for attempt in attempts], pa.string()).dictionary_encode()
+
+    def seconds(name: str) -> pa.Array:
+        return pa.array([getattr(attempt, name) for attempt in attempts], pa.float64())
+
+    # An attempt that runs has not been written down yet.
+    ended = [round(attempt.unix_seconds * 1000) if attempt.unix_seconds else None for attempt in attempts]
+    return pa.RecordBatch.from_pydict(
+        {
+            "kind": words("kind"),
+            "epoch": numbers("epoch"),
+            "shard": numbers("shard"),
+            "attempt": numbers("attempt"),
+            "generation": numbers("generation"),
+            "pod": words("pod"),
+            "outcome": words("outcome"),
+            "from": numbers("row_begin"),
+            "to": numbers("row_end"),
+            "began_seconds": seconds("began"),
+            "ended_seconds": seconds("ended"),
+            "ended_at": pa.array(ended, pa.timestamp("ms", tz="UTC")),
+        }
+    )
+
+
+def _per_epoch(queue: QueueNow) -> int:
+    return -(-queue.rows // queue.shard_rows)
+
+
+def _rows_that_count(
+    queue: QueueNow, epoch_A: NDArray[np.int64], shard_A: NDArray[np.int64], rows_A: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Rows of each attempt's shard that count at the moment: all of a done one, none of one not handed out."""
+    epochs, place = divmod(queue.cursor, _per_epoch(queue))
+    handed_out = epoch_A < epochs
+    if place:
+        in_order = np.zeros(_per_epoch(queue), np.bool_)
+        in_order[shard_order(queue.seed, epochs, _per_epoch(queue))[:place] if queue.shuffle else slice(place)] = True
+        handed_out |= (epoch_A == epochs) & in_order[shard_A]
+    counts_A = np.where(handed_out, rows_A, 0)
+    begun = dict(queue.begun)
+    if begun:
+        number_A = epoch_A * _per_epoch(queue) + shard_A
+        for place_in_table in np.flatnonzero(np.isin(number_A, np.fromiter(begun, np.int64))).tolist():
+            counts_A[place_in_table] = begun[int(number_A[place_in_table])]
+    return counts_A
+
+
+def _neighbours(
+    number_A: NDArray[np.int64], from_A: NDArray[np.int64], to_A: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each attempt, how far earlier attempts at its shard came, and from where the later ones began again.
+
+    An attempt begins where the shard stood: what earlier ones trained beyond its begin does not count any more.
+    """
+    before_A = np.zeros(len(number_A), np.int64)
+    behind_A = np.full(len(number_A), np.iinfo(np.int64).max)
+    order = np.argsort(number_A, kind="stable")
+    sorted_A = number_A[order]
+    same = np.flatnonzero(sorted_A[1:] == sorted_A[:-1])
+    # Nearly all shards have one attempt; the others are worth a loop.
+    for left in same.tolist():
+        one, other = order[left], order[left + 1]
+        before_A[other] = max(before_A[one], to_A[one])
+    for left in reversed(same.tolist()):
+        one, other = order[left], order[left + 1]
+        behind_A[one] = min(behind_A[other], from_A[other])
+    return before_A, behind_A
+
+
+def ledger_key(job_name: str, job_id: str) -> str:
+    """Where a job's ledger lies in its checkpoint store."""
+    return f"{job_name}/ledger/{job_id}.parquet"
+
+
+def write_ledger(store: str, job_name: str, job_id: str, state: JobState, journal: Journal) -> str:
+    """Puts the ledger of a job that is over beside its records; returns its URI.
+
+    Raises:
+        CheckpointError: the store refused.
+        JournalError: the journal cannot be read.
+    """
+
+    def pages() -> Iterable[Sequence[Attempt]]:
+        after = 0
+        while page := journal.ledger(after):
+            yield page
+            after += len(page)
+        yield running_attempts(state)
+
+    table = ledger_table(pages(), queues_now(state)).replace_schema_metadata(_metadata(job_name, job_id, state))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    opened, key = open_store(store), ledger_key(job_name, job_id)
+    opened.put(key, sink.getvalue())
+    return opened.child_uri(key)
+
+
+def _metadata(job_name: str, job_id: str, state: JobState) -> dict[str, str]:
+    facts: dict[str, Any] = {"job": job_name, "job_id": job_id, "phase": str(state.phase)}
+    return {"elastrec": msgspec.json.encode(facts).decode()}
+
+
+def read_ledger(store: str | Store, job_id: str) -> pa.Table | None:
+    """The ledger of a job that is over, whatever its name; None when the store has none.
+
+    Raises:
+        CheckpointError: the store could not be asked, or the file is damaged.
+    """
+    opened = open_store(store) if isinstance(store, str) else store
+    for name in opened.folders():
+        key = ledger_key(name, job_id)
+        if opened.exists(key):
+            try:
+                return pq.read_table(pa.BufferReader(opened.get(key))).cast(SCHEMA)
+            except pa.ArrowInvalid as error:
+                raise CheckpointError(f"{opened.child_uri(key)}: the ledger cannot be read: {error}") from error
+    return None
