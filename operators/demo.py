@@ -73,6 +73,7 @@ def main(home: Path, rows_per_day: int, days: int, wait: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     console = Console(highlight=False)
+    is_done = False
     try:
         truth = make_clicks(home / "clicks", rows_per_day, days, console)
         with console.status("starting Airflow, MLflow and the node agent (about 20 s)"):
@@ -81,12 +82,13 @@ def main(home: Path, rows_per_day: int, days: int, wait: bool) -> None:
         with stack:
             outcome = run_dag(stack, home / "clicks", console)
             show(console, stack, outcome, truth)
+            is_done = True
             if wait:
                 console.print("\nThe pages stay up until you press [bold]Ctrl-C[/].")
                 threading.Event().wait()
     except KeyboardInterrupt:
         console.print("stopped; nothing is left running")
-        if not wait:
+        if not is_done:
             sys.exit(130)
     except (DemoError, ServiceError, DataError, AirflowApiError) as error:
         Console(stderr=True, highlight=False).print(f"the demo failed: {error}", markup=False, soft_wrap=True)
@@ -116,6 +118,8 @@ def run_dag(stack: ServiceStack, clicks: Path, console: Console) -> Outcome:
     """
     airflow = AirflowClient(stack.airflow_url)
     _wait_for_dag(airflow)
+    for forgotten in airflow.end_active_runs(settings.DAG_ID):
+        console.print(f"ended the run {forgotten}, which an interrupted demo left unfinished", soft_wrap=True)
     airflow.unpause(settings.DAG_ID)
     begin = time.monotonic()
     conf = {"job_file": JOB_FILE, "overrides": {"spec.data.path": str(clicks.absolute())}}

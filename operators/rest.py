@@ -54,6 +54,15 @@ class AirflowClient:
         body = {"conf": dict(conf), "logical_date": logical_date}
         return str(self.call("POST", f"/dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
+    def end_active_runs(self, dag_id: str) -> list[str]:
+        """Marks the DAG's unfinished runs failed, which stops their jobs; returns their ids."""
+        ended = []
+        for state in ("running", "queued"):
+            for run in self.call("GET", f"/dags/{dag_id}/dagRuns?state={state}")["dag_runs"]:
+                self.call("PATCH", self._run(dag_id, run["dag_run_id"]), {"state": "failed"})
+                ended.append(str(run["dag_run_id"]))
+        return ended
+
     def run_state(self, dag_id: str, run_id: str) -> str:
         """queued, running, success or failed."""
         return str(self.call("GET", self._run(dag_id, run_id))["state"])
