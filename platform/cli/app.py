@@ -22,6 +22,7 @@ _LAZY = {
     "logs": "cluster_commands",
     "stop": "cluster_commands",
     "ledger": "past_commands",
+    "inspect": "inspect_command",
     "agent": "cluster_commands",
     "schema": "job_commands",
     "data": "data_commands",

@@ -192,6 +192,8 @@ class Executor:
     def _commit(self, effect: CommitRecord) -> None:
         try:
             parts = [PartManifest.from_json(part.manifest_json) for part in effect.parts]
+            # By these, raw keys are turned into ids again when somebody looks at a row.
+            encodings = {feature.name: feature.encoding for feature in self._job.spec.data.sparse}
             commit_record(
                 effect.uri,
                 parts,
@@ -202,6 +204,7 @@ class Executor:
                 step=effect.step,
                 generation=effect.generation,
                 interval=self._request.data_interval,
+                attributes={"encodings": msgspec.json.encode(encodings).decode()},
             )
         except Exception as error:
             if not self._is_committed(effect.uri):

@@ -1,0 +1,186 @@
+"""What lies in a record, for people: its tables and parameters, and one row by its id.
+
+A row is found without reading its table: its bucket follows from table and id alone, by the same hash with which
+parameter servers place rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import xxhash
+
+from elastrec.checkpoints.manifest import RecordKind
+from elastrec.checkpoints.parts import SectionKind
+from elastrec.checkpoints.record import Record
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.job import OptimizerKind
+
+_MASK = 2**64 - 1
+_CANDIDATE_MINUTES = 2**23
+"""A candidate's last sighting is kept in minutes modulo this, 16 years."""
+
+
+class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One embedding table of a record; `size_bytes` with optimiser state and bookkeeping."""
+
+    name: str
+    rows: int
+    size_bytes: int
+    dimension: int
+    optimizer: OptimizerKind
+    hash_size: int | None
+    features: list[str]
+
+
+class DenseFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One dense parameter of a record."""
+
+    name: str
+    shape: tuple[int, ...]
+    elements: int
+
+
+class RecordFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The outline of a record."""
+
+    uri: str
+    job_name: str
+    job_id: str
+    kind: RecordKind
+    step: int
+    generation: int
+    interval: tuple[str, str]
+    created_unix_seconds: float
+    architecture: str
+    virtual_buckets: int
+    parts: int
+    size_bytes: int
+    rows: int
+    tables: list[TableFacts]
+    dense_optimizer: OptimizerKind
+    dense_elements: int
+    dense: list[DenseFacts]
+
+
+class RowFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a record knows of one id.
+
+    Attributes:
+        found: `row`; `candidate`: seen, but not often enough to have a row; `absent`.
+        optimizer_state: by name; empty unless it is a row.
+        sightings: of a candidate; a row does not count them any more (None).
+        last_seen_unix_seconds: None where the table does not record it; of a candidate to the minute.
+    """
+
+    table: str
+    id: int
+    bucket: int
+    found: str
+    values: list[float] = []
+    optimizer_state: dict[str, list[float]] = {}
+    sightings: int | None = None
+    last_seen_unix_seconds: int | None = None
+
+
+def record_facts(record: Record) -> RecordFacts:
+    """The outline, from the manifest alone."""
+    manifest = record.manifest
+    sizes: dict[str, int] = {}
+    for part in manifest.parts:
+        for table in part.tables:
+            sizes[table.name] = sizes.get(table.name, 0) + table.size_bytes
+    dense = [DenseFacts(name=d.name, shape=d.shape, elements=math.prod(d.shape)) for d in manifest.model.dense]
+    return RecordFacts(
+        uri=record.uri,
+        job_name=manifest.job_name,
+        job_id=manifest.job_id,
+        kind=manifest.kind,
+        step=manifest.step,
+        generation=manifest.generation,
+        interval=(manifest.interval_start, manifest.interval_end),
+        created_unix_seconds=manifest.created_unix_seconds,
+        architecture=manifest.model.architecture,
+        virtual_buckets=manifest.virtual_buckets,
+        parts=len(manifest.parts),
+        size_bytes=manifest.size_bytes,
+        rows=sum(manifest.rows.values()),
+        tables=[
+            TableFacts(
+                name=table.name,
+                rows=manifest.rows[table.name],
+                size_bytes=sizes.get(table.name, 0),
+                dimension=table.dimension,
+                optimizer=table.optimizer,
+                hash_size=table.hash_size,
+                features=table.features,
+            )
+            for table in manifest.model.tables
+        ],
+        dense_optimizer=manifest.model.dense_optimizer,
+        dense_elements=sum(one.elements for one in dense),
+        dense=dense,
+    )
+
+
+def bucket_of(row_id: int, table: str, virtual_buckets: int) -> int:
+    """The virtual bucket of an id (signed or unsigned 64 bits): splitmix64(id ^ salt(table)) mod virtual_buckets."""
+    z = ((row_id & _MASK) ^ xxhash.xxh3_64_intdigest(table.encode())) + 0x9E3779B97F4A7C15 & _MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return (z ^ (z >> 31)) % virtual_buckets
+
+
+def find_row(record: Record, table: str, row_id: int) -> RowFacts:
+    """One id's row, read from its bucket alone.
+
+    Args:
+        row_id: as it is trained: encoded, and taken modulo the table's `hash_size` if it has one.
+
+    Raises:
+        CheckpointError: no such table, or the bucket is damaged.
+    """
+    manifest = record.manifest
+    summary = manifest.model.table(table)
+    if summary is None:
+        known = ", ".join(one.name for one in manifest.model.tables)
+        raise CheckpointError(f"{record.uri}: table {table!r} is not in the record; allowed: {known}")
+    bucket = bucket_of(row_id, table, manifest.virtual_buckets)
+    for _, arrays in record.read_many(record.sections(SectionKind.TABLE, table, [bucket])):
+        places = (arrays["ids"].astype("int64") == row_id).nonzero()[0]
+        if len(places):
+            place = int(places[0])
+            state = arrays["state"][place].tolist() if "state" in arrays else []
+            seen = arrays.get("last_seen")
+            return RowFacts(
+                table=table,
+                id=row_id,
+                bucket=bucket,
+                found="row",
+                values=arrays["values"][place].tolist(),
+                optimizer_state=_named_state(summary.optimizer, state, summary.dimension),
+                last_seen_unix_seconds=None if seen is None else int(seen[place]),
+            )
+        waiting = (arrays["candidate_ids"] == row_id).nonzero()[0] if "candidate_ids" in arrays else []
+        if len(waiting):
+            place = int(waiting[0])
+            created = int(manifest.created_unix_seconds) // 60
+            ago = (created - int(arrays["candidate_minutes"][place])) % _CANDIDATE_MINUTES
+            return RowFacts(
+                table=table,
+                id=row_id,
+                bucket=bucket,
+                found="candidate",
+                sightings=int(arrays["candidate_sightings"][place]),
+                last_seen_unix_seconds=(created - ago) * 60,
+            )
+    return RowFacts(table=table, id=row_id, bucket=bucket, found="absent")
+
+
+def _named_state(optimizer: OptimizerKind, state: list[float], dimension: int) -> dict[str, list[float]]:
+    if optimizer is OptimizerKind.ADAGRAD:
+        return {"accumulator": state}
+    if optimizer is OptimizerKind.ADAM:
+        return {"moment1": state[:dimension], "moment2": state[dimension : 2 * dimension], "steps": state[-1:]}
+    return {}
