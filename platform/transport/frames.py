@@ -1,8 +1,7 @@
-"""How a message with arrays becomes one Flight record batch, without copying the arrays.
+"""How a message with arrays becomes bytes on a connection, without copying the arrays.
 
-A frame is a record batch of one row whose binary columns are the arrays' own buffers; the message and the
-arrays' dtypes and shapes ride in the batch's metadata. All frames share one schema, so one long-lived
-DoExchange stream carries every kind of request.
+A frame is a header, metadata (the message, and the arrays' dtypes and shapes), and a body: the arrays' own bytes, each
+beginning at a multiple of 64. Nothing here touches a socket.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from elastrec.platform.specs.errors import TransportError
 
 MAXIMUM_ARRAYS = 12
-FRAME_SCHEMA = pa.schema([pa.field(f"a{index}", pa.large_binary()) for index in range(MAXIMUM_ARRAYS)])
-# Not pa.array: it imports pandas, 0.3 s and 40 MB in every process that speaks.
-_NULL = pa.nulls(1, pa.large_binary())
+ALIGNMENT_BYTES = 64
 _ALLOWED_DTYPES = frozenset({"i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1"})
+_PADDING = bytes(ALIGNMENT_BYTES)
 
 Array = np.ndarray[Any, Any]
 
@@ -35,60 +32,60 @@ _encoder = msgspec.msgpack.Encoder()
 _layout_decoder = msgspec.msgpack.Decoder(_Layout)
 
 
-def encode_frame(message: msgspec.Struct, arrays: Sequence[Array]) -> tuple[pa.RecordBatch, bytes]:
-    """One record batch and its metadata. Arrays must be C-contiguous numeric numpy arrays, at most 12.
+def encode_frame(message: msgspec.Struct, arrays: Sequence[Array]) -> tuple[bytes, list[Any]]:
+    """Metadata and the buffers that make up the body, views of the arrays among them.
+
+    Arrays must be C-contiguous numeric numpy arrays, at most 12.
 
     Raises:
         TransportError: too many arrays, or an array that is not contiguous or not numeric.
     """
     if len(arrays) > MAXIMUM_ARRAYS:
         raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(arrays)}")
-    columns, layout = [], []
+    buffers: list[Any] = []
+    layout = []
     for array in arrays:
         dtype = array.dtype.str.lstrip("<|=")
         if dtype not in _ALLOWED_DTYPES or not array.flags.c_contiguous:
             raise TransportError(f"a frame carries contiguous numeric arrays, not {array.dtype} {array.strides}")
-        offsets = np.array([0, array.nbytes], np.int64)
-        body = pa.py_buffer(array.reshape(-1).view(np.uint8)) if array.nbytes else pa.py_buffer(b"")
-        columns.append(pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(offsets), body]))
+        if array.nbytes:
+            buffers.append(array.reshape(-1).view(np.uint8).data)
+            if array.nbytes % ALIGNMENT_BYTES:
+                buffers.append(_PADDING[array.nbytes % ALIGNMENT_BYTES :])
         layout.append((dtype, list(array.shape)))
-    columns.extend([_NULL] * (MAXIMUM_ARRAYS - len(columns)))
-    metadata = _encoder.encode(_Layout(msgspec.Raw(_encoder.encode(message)), layout))
-    return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA), metadata
+    return _encoder.encode(_Layout(msgspec.Raw(_encoder.encode(message)), layout)), buffers
 
 
-def decode_frame(
-    batch: pa.RecordBatch, metadata: pa.Buffer, decoder: msgspec.msgpack.Decoder[Any]
-) -> tuple[Any, list[Array]]:
-    """The message and read-only views of the arrays, which live as long as the batch.
+def empty_body(size_bytes: int) -> Array:
+    """Room for a body, uint8, so aligned that all its arrays are."""
+    room = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT_BYTES
+    return room[start : start + size_bytes]
+
+
+def decode_frame(metadata: bytes, body: Array, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, list[Array]]:
+    """The message and read-only views of the arrays, which live as long as the body (see `empty_body`).
 
     Raises:
-        TransportError: the metadata does not describe the batch, or a dtype is not numeric.
+        TransportError: the metadata does not describe the body, or a dtype is not numeric.
     """
     try:
-        layout = _layout_decoder.decode(memoryview(metadata))
+        layout = _layout_decoder.decode(metadata)
         message = decoder.decode(layout.message)
     except (msgspec.MsgspecError, ValueError) as error:
         raise TransportError(f"a frame could not be decoded: {error}") from error
-    arrays = []
-    for index, (dtype, shape) in enumerate(layout.arrays):
-        if dtype not in _ALLOWED_DTYPES or index >= MAXIMUM_ARRAYS:
+    if len(layout.arrays) > MAXIMUM_ARRAYS:
+        raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(layout.arrays)}")
+    body.flags.writeable = False
+    arrays, at = [], 0
+    for dtype, shape in layout.arrays:
+        if dtype not in _ALLOWED_DTYPES:
             raise TransportError(f"a frame names the dtype {dtype!r}; allowed: {sorted(_ALLOWED_DTYPES)}")
-        column = batch.column(index)
-        if len(column) != 1 or column.null_count:
-            raise TransportError("a frame names an array that its batch does not hold")
-        start, end = np.frombuffer(column.buffers()[1], np.int64, 2, column.offset * 8)
-        values = column.buffers()[2]
-        raw = np.frombuffer(values, np.uint8)[start:end] if values is not None else np.empty(0, np.uint8)
-        expected = math.prod(shape) * np.dtype(dtype).itemsize
-        if any(extent < 0 for extent in shape) or raw.nbytes != expected:
-            raise TransportError(f"a frame's array of {raw.nbytes} bytes cannot have the shape {shape} of {dtype}")
-        arrays.append(_aligned(raw, np.dtype(dtype)).reshape(shape))
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if any(extent < 0 for extent in shape) or at + size > body.nbytes:
+            raise TransportError(f"a frame's body of {body.nbytes} bytes cannot have the shape {shape} of {dtype}")
+        arrays.append(body[at : at + size].view(dtype).reshape(shape))
+        at += size + -size % ALIGNMENT_BYTES
+    if at != body.nbytes:
+        raise TransportError(f"a frame's arrays take {at} bytes of its body of {body.nbytes}")
     return message, arrays
-
-
-def _aligned(raw: Array, dtype: np.dtype[Any]) -> Array:
-    # Views must be aligned for numba and for vector instructions.
-    if raw.ctypes.data % dtype.alignment:
-        raw = raw.copy()
-    return raw.view(dtype)

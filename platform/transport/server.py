@@ -1,7 +1,7 @@
 """The server half of the RPC stack: handlers by message type, over Arrow Flight.
 
-Plain calls are Flight actions; requests with arrays travel on long-lived DoExchange streams, one request after the
-other per stream. Every call must carry the token.
+Plain calls are Arrow Flight actions; requests with arrays travel on streams, one request after the other per stream,
+to a port of their own that the client asks for. Every call and every stream must carry the token.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Union
 
 import msgspec
-import pyarrow as pa
 import pyarrow.flight as flight
 import structlog
 
 from elastrec.platform.specs.errors import ElastrecError
-from elastrec.platform.transport.frames import FRAME_SCHEMA, Array, decode_frame, encode_frame
+from elastrec.platform.transport.frames import Array, decode_frame, encode_frame
 from elastrec.platform.transport.security import TlsConfig
+from elastrec.platform.transport.streams import FindStreams, Problem, StreamPort, StreamsAt
 
 Handler = Callable[[Any], msgspec.Struct]
 ArrayHandler = Callable[[Any, list[Array]], tuple[msgspec.Struct, Sequence[Array]]]
@@ -37,13 +37,6 @@ class Envelope(msgspec.Struct, array_like=True):
     message: msgspec.Raw
 
 
-class Problem(msgspec.Struct, frozen=True, tag=True):
-    """Answer of a stream request that failed; the stream goes on."""
-
-    kind: str
-    text: str
-
-
 class _TokenCheck(flight.ServerMiddlewareFactory):
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
@@ -54,11 +47,14 @@ class _TokenCheck(flight.ServerMiddlewareFactory):
         value = given[0] if isinstance(given[0], bytes) else given[0].encode()
         if hmac.compare_digest(value, self._expected):
             return
+        self.count_refusal()
+        raise flight.FlightUnauthenticatedError("missing or wrong token")
+
+    def count_refusal(self) -> None:
         self._refused += 1
         # Powers of two: an attacker cannot fill the disk with this line.
         if self._refused & (self._refused - 1) == 0:
             log.warning("call_refused", reason="missing or wrong token", refused_total=self._refused)
-        raise flight.FlightUnauthenticatedError("missing or wrong token")
 
 
 class RpcServer(flight.FlightServerBase):
@@ -95,9 +91,15 @@ class RpcServer(flight.FlightServerBase):
         self._answers_lock = threading.Lock()
         scheme = "grpc+tls" if tls else "grpc+tcp"
         certificates = [(tls.certificate_pem, tls.key_pem)] if tls else None
-        super().__init__(
-            f"{scheme}://{host}:{port}", middleware={"token": _TokenCheck(token)}, tls_certificates=certificates
-        )
+        check = _TokenCheck(token)
+        super().__init__(f"{scheme}://{host}:{port}", middleware={"token": check}, tls_certificates=certificates)
+        self._streams: StreamPort | None = None
+        if self._array_handlers:
+            self._streams = StreamPort(
+                self._answer_frame, host=host, token=token, tls=tls, on_refused=check.count_refusal
+            )
+            found = StreamsAt(self._streams.port)
+            self._handlers[FindStreams.__name__] = (lambda _: found, msgspec.msgpack.Decoder(FindStreams))
         self.address = f"{advertised_host or host}:{self.port}"
         self._stopped = False
 
@@ -146,21 +148,9 @@ class RpcServer(flight.FlightServerBase):
                 del self._in_progress[key]
             running.set()
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        if not self._array_handlers:
-            raise flight.FlightServerError("this server has no streams")
-        writer.begin(FRAME_SCHEMA)
-        # Reading on until the client half-closes: returning earlier would drop what it still writes.
-        while True:
-            try:
-                chunk = reader.read_chunk()
-            except StopIteration:
-                return
-            writer.write_with_metadata(*self._answer_frame(chunk))
-
-    def _answer_frame(self, chunk: Any) -> tuple[pa.RecordBatch, bytes]:
+    def _answer_frame(self, metadata: bytes, body: Array) -> tuple[bytes, list[Any]]:
         try:
-            message, arrays = decode_frame(chunk.data, chunk.app_metadata, self._array_decoder)
+            message, arrays = decode_frame(metadata, body, self._array_decoder)
             answer, answer_arrays = self._array_handlers[type(message)](message, arrays)
             return encode_frame(answer, answer_arrays)
         except ElastrecError as error:
@@ -173,11 +163,17 @@ class RpcServer(flight.FlightServerBase):
         """Serves on a daemon thread until `shutdown`."""
         threading.Thread(target=self.serve, name="rpc-server", daemon=True).start()
 
+    def shutdown(self) -> None:
+        """Cuts all streams and waits for the plain calls under way."""
+        if self._streams is not None:
+            self._streams.close()
+        super().shutdown()
+
     def stop(self, grace_seconds: float = 2.0) -> bool:
         """Stops serving; true when all calls have ended.
 
-        A stream that a client keeps open cannot be ended from here: after the grace it is given up, and a process
-        that serves streams must then end by `end_process`.
+        A call whose handler does not return cannot be ended from here: after the grace it is given up, and the process
+        must then end by `end_process`.
         """
         if not self._stopped:
             self._stopped = True

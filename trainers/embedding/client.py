@@ -196,9 +196,11 @@ class ParameterClient:
     def push(self, pulled: Pulled, row_gradients: Sequence[Array], dense_gradient: Array | None, samples: int) -> int:
         """Sends the gradients of one step to every server; returns at once with the number of bytes.
 
+        The arrays must not change until the push is applied.
+
         Args:
             row_gradients: per table group [U_g, D_g] float32, laid out like `pulled.rows()`; not copied.
-            dense_gradient: [P] float32, copied; None for none.
+            dense_gradient: [P] float32, not copied; None for none.
             samples: rows of the batch.
         """
         self._raise_failures()
@@ -206,7 +208,7 @@ class ParameterClient:
         self._check_layout(routed)
         message = Push(stamp=stamp, sequence=self._sequence, samples=samples)
         self._sequence += 1
-        dense = np.empty(0, np.float32) if dense_gradient is None else np.array(dense_gradient, np.float32)
+        dense = np.empty(0, np.float32) if dense_gradient is None else np.ascontiguousarray(dense_gradient, np.float32)
         nothing, starts, sent = np.empty(0, np.int32), [0] * len(row_gradients), 0
         replies = []
         for server, lane in enumerate(self._lanes):

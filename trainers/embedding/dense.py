@@ -1,4 +1,4 @@
-"""A network's dense parameters as one float32 vector, without copies: the parameters are views of it."""
+"""A network's dense parameters as one float32 vector: the parameters are views of it, gradients are gathered once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Array = np.ndarray[Any, Any]
 
 
 class FlatParameters:
-    """Lays a module's trainable parameters and their gradients out in two flat vectors.
+    """Lays a module's trainable parameters out in one flat vector.
 
-    Use `zero_gradients`, not `zero_grad`: the parameters' `.grad` must stay views.
+    Gradients are not views of such a vector: autograd hands its own buffers over to parameters without a gradient,
+    while adding into a zeroed vector would write it twice and read it twice in each step.
 
     Attributes:
         layout: name and shape of each parameter in the vector's order (that of `named_parameters`).
         values: [P] float32, writing to it changes the parameters.
-        gradients: [P] float32, where backward adds the gradients.
 
     Raises:
         SpecError: a parameter is not float32.
@@ -40,22 +40,33 @@ class FlatParameters:
             raise SpecError(problems, "the model's parameters")
         self.layout = [Parameter(name, tuple(parameter.shape)) for name, parameter in named]
         total = sum(math.prod(parameter.shape) for parameter in self.layout)
-        values, gradients = torch.empty(total), torch.zeros(total)
+        values = torch.empty(total)
         at = 0
         with torch.no_grad():
             for _, parameter in named:
                 end = at + parameter.numel()
                 values[at:end] = parameter.reshape(-1)
                 parameter.data = values[at:end].view(parameter.shape)
-                parameter.grad = gradients[at:end].view(parameter.shape)
+                parameter.grad = None
                 at = end
-        self._gradients = gradients
+        self._parameters = [parameter for _, parameter in named]
         self.values: Array = values.numpy()
-        self.gradients: Array = gradients.numpy()
 
     def load(self, values: Array) -> None:
         """Takes pulled values [P] float32."""
         np.copyto(self.values, values)
 
+    @property
+    def gradients(self) -> Array:
+        """A new vector [P] float32 of what backward left; zero for a parameter that the loss does not depend on."""
+        parts = [
+            torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
+            for parameter in self._parameters
+        ]
+        gathered: Array = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
+        return gathered
+
     def zero_gradients(self) -> None:
-        self._gradients.zero_()
+        """Call it before backward."""
+        for parameter in self._parameters:
+            parameter.grad = None

@@ -65,9 +65,11 @@ class Lane:
         return future
 
     def close(self) -> None:
-        """Fails what is queued; the request that is being answered fails as soon as its stream notices."""
+        """Fails what is queued and the request that is being answered."""
         self._closed.set()
         self._queue.put(None)
+        if (stream := self._stream) is not None:
+            stream.cut()
 
     def join(self, timeout_seconds: float) -> None:
         """Waits for the thread after `close`."""
@@ -87,6 +89,7 @@ class Lane:
             else:
                 future.set_result(reply)
         self._drop_stream()
+        self._client.close()
         while not self._queue.empty():
             if (item := self._queue.get()) is not None:
                 item[2].set_exception(RoutingChangedError(f"the connection to {self._server} was given up"))

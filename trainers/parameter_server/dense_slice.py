@@ -38,27 +38,29 @@ def layout_size(layout: Sequence[Parameter]) -> int:
 
 # A check for division by zero in the loop would keep it from being vectorised.
 @njit(cache=True, nogil=True, error_model="numpy")
-def _sgd(values, gradient, rate, decay):  # type: ignore[no-untyped-def]
+def _sgd(values, gradient, rate, decay, out):  # type: ignore[no-untyped-def]
     for i in range(values.shape[0]):
-        values[i] -= rate * (gradient[i] + decay * values[i])
+        out[i] = values[i] - rate * (gradient[i] + decay * values[i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _adagrad(values, gradient, sums, rate, epsilon, decay):  # type: ignore[no-untyped-def]
+def _adagrad(values, gradient, sums, rate, epsilon, decay, out):  # type: ignore[no-untyped-def]
     for i in range(values.shape[0]):
         g = gradient[i] + decay * values[i]
         sums[i] += g * g
-        values[i] -= rate * g / (np.sqrt(sums[i]) + epsilon)
+        out[i] = values[i] - rate * g / (np.sqrt(sums[i]) + epsilon)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _adam(values, gradient, first, second, step, root, epsilon, decay, beta1, beta2):  # type: ignore[no-untyped-def]
+def _adam(  # type: ignore[no-untyped-def]
+    values, gradient, first, second, step, root, epsilon, decay, beta1, beta2, out
+):
     one = np.float32(1.0)
     for i in range(values.shape[0]):
         g = gradient[i] + decay * values[i]
         first[i] = beta1 * first[i] + (one - beta1) * g
         second[i] = beta2 * second[i] + (one - beta2) * g * g
-        values[i] -= step * first[i] / (np.sqrt(second[i]) * root + epsilon)
+        out[i] = values[i] - step * first[i] / (np.sqrt(second[i]) * root + epsilon)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ class DenseSlice:
 
     Args:
         values: [end - start] float32, copied.
+
+    Attributes:
+        values: [end - start] float32; a step makes a new array, so that one handed out for sending stays as it was.
     """
 
     def __init__(self, layout: Sequence[Parameter], start: int, values: Array, optimizer: OptimizerSpec) -> None:
@@ -94,20 +99,21 @@ class DenseSlice:
 
     def apply(self, gradient: Array) -> None:
         """One step of the rule with the slice's gradient [S] float32."""
-        spec = self._spec
+        spec, out = self._spec, np.empty_like(self.values)
         rate, epsilon, decay = (np.float32(n) for n in (spec.learning_rate, spec.epsilon, spec.weight_decay))
         self.steps += 1
         if spec.kind is OptimizerKind.SGD:
-            _sgd(self.values, gradient, rate, decay)
+            _sgd(self.values, gradient, rate, decay, out)
         elif spec.kind is OptimizerKind.ADAGRAD:
-            _adagrad(self.values, gradient, self.state[0], rate, epsilon, decay)
+            _adagrad(self.values, gradient, self.state[0], rate, epsilon, decay, out)
         else:
             step = np.float32(spec.learning_rate / (1 - spec.beta1**self.steps))
             root = np.float32(1 / math.sqrt(1 - spec.beta2**self.steps))
             _adam(
                 self.values, gradient, self.state[0], self.state[1], step, root, epsilon, decay,
-                np.float32(spec.beta1), np.float32(spec.beta2),
+                np.float32(spec.beta1), np.float32(spec.beta2), out,
             )  # fmt: skip
+        self.values = out
 
     def _overlaps(self) -> Iterator[tuple[Parameter, int, int, int]]:
         """(parameter, first element in the parameter, first element in the slice, length)."""

@@ -234,8 +234,8 @@ class ParameterServer:
                 return Rows(), [rows, np.empty(0, np.float32)]
             if self.dense is None:
                 raise TransportError("the dense parameters were asked for before any worker sent them (InitDense)")
-            # A copy: the frame is encoded after the lock is released, while others push.
-            return Rows(), [rows, self.dense.values.copy()]
+            # Sent after the lock is released, while others push: a step leaves this array alone (see DenseSlice).
+            return Rows(), [rows, self.dense.values]
 
     def push(self, request: Push, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -9,15 +10,15 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, TransportError
-from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, new_token
-from elastrec.platform.transport.frames import decode_frame, encode_frame
+from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig, new_token
+from elastrec.platform.transport.frames import decode_frame, empty_body, encode_frame
+from elastrec.platform.transport.streams import FindStreams, StreamsAt
 
 TOKEN = new_token()
 
@@ -240,6 +241,15 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
     return TlsConfig(certificate, certificate, (folder / "key.pem").read_bytes())
 
 
+def framed(message: msgspec.Struct, arrays: list[np.ndarray]) -> tuple[bytes, np.ndarray]:
+    """Metadata and body as they arrive."""
+    metadata, buffers = encode_frame(message, arrays)
+    joined = b"".join(buffers)
+    body = empty_body(len(joined))
+    body[:] = np.frombuffer(joined, np.uint8)
+    return metadata, body
+
+
 _arrays = st.lists(
     hnp.arrays(
         dtype=st.sampled_from([np.int64, np.float32, np.int32, np.uint8, np.float64, np.bool_]),
@@ -252,21 +262,22 @@ _arrays = st.lists(
 @settings(deadline=None, max_examples=100)
 @given(arrays=_arrays, number=st.integers(-(2**63), 2**63 - 1))
 def test_frames_keep_message_and_arrays(arrays: list[np.ndarray], number: int) -> None:
-    batch, metadata = encode_frame(Ask(number), arrays)
-    message, back = decode_frame(batch, pa.py_buffer(metadata), msgspec.msgpack.Decoder(Ask))
+    metadata, body = framed(Ask(number), arrays)
+    message, back = decode_frame(metadata, body, msgspec.msgpack.Decoder(Ask))
     assert message == Ask(number)
     assert len(back) == len(arrays)
     for array, copy in zip(arrays, back, strict=True):
         assert copy.dtype == array.dtype and copy.shape == array.shape
         np.testing.assert_array_equal(copy, array)
+        assert not copy.flags.writeable and copy.flags.aligned
 
 
 @settings(deadline=None, max_examples=200)
 @given(garbage=st.binary(max_size=200))
 def test_garbage_metadata_is_refused_and_never_crashes(garbage: bytes) -> None:
-    batch, _ = encode_frame(Ask(1), [np.arange(3)])
+    _, body = framed(Ask(1), [np.arange(3)])
     with pytest.raises(TransportError):
-        decode_frame(batch, pa.py_buffer(garbage), msgspec.msgpack.Decoder(Ask))
+        decode_frame(garbage, body, msgspec.msgpack.Decoder(Ask))
 
 
 @pytest.mark.parametrize(
@@ -278,8 +289,63 @@ def test_arrays_that_are_not_plain_numbers_are_refused(array: np.ndarray) -> Non
 
 
 def test_a_shape_that_lies_about_its_bytes_is_refused() -> None:
-    batch, metadata = encode_frame(Ask(1), [np.arange(4, dtype=np.int64)])
-    layout = msgspec.msgpack.decode(metadata)
-    layout[1][0][1] = [2**40]
-    with pytest.raises(TransportError, match="cannot have the shape"):
-        decode_frame(batch, pa.py_buffer(msgspec.msgpack.encode(layout)), msgspec.msgpack.Decoder(Ask))
+    metadata, body = framed(Ask(1), [np.arange(4, dtype=np.int64)])
+    for shape, refusal in (([2**40], "cannot have the shape"), ([-1], "cannot have the shape"), ([0], "take 0 bytes")):
+        layout = msgspec.msgpack.decode(metadata)
+        layout[1][0][1] = shape
+        with pytest.raises(TransportError, match=refusal):
+            decode_frame(msgspec.msgpack.encode(layout), body, msgspec.msgpack.Decoder(Ask))
+
+
+def test_a_connection_that_speaks_something_else_is_closed_and_the_server_goes_on(
+    server: RpcServer, client: RpcClient
+) -> None:
+    port = client.call(FindStreams(), StreamsAt).port
+    stream = client.open_stream([Told])
+    greeting = b"els1" + len(TOKEN.encode()).to_bytes(4, "little") + TOKEN.encode()
+    foreign = [b"GET / HTTP/1.1\r\n\r\n", b"els1\xff\xff\xff\xff"]
+    wrong = [*foreign, greeting + b"elf1" + b"\xff" * 12, greeting + b"x" * 16]
+    for data in wrong:
+        with socket.create_connection(("127.0.0.1", port), 5) as link:
+            link.sendall(data)
+            answer = b"".join(iter(lambda link=link: _received(link), b""))
+            assert answer in (b"\x00", b"\x01", b"")
+    assert stream.request(Ask(3))[0] == Told(3)
+    stream.close()
+
+
+def _received(link: socket.socket) -> bytes:
+    try:
+        return link.recv(100)
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_wrong_token_opens_no_stream_on_the_port_itself(client: RpcClient) -> None:
+    port = client.call(FindStreams(), StreamsAt).port
+    for token in ("", "wrong", TOKEN + "x"):
+        with pytest.raises(AuthenticationError, match="refused the token"):
+            ArrayStream("127.0.0.1", port, token, None, [Told], 5.0)
+
+
+def test_a_server_that_stops_ends_its_streams(counter: Counter) -> None:
+    server = RpcServer({}, token=TOKEN, array_handlers={Ask: add_one})
+    server.serve_in_background()
+    stream = RpcClient(server.address, TOKEN).open_stream([Told])
+    stream.request(Ask(1))
+    assert server.stop()
+    with pytest.raises(TransportError) as error:
+        stream.request(Ask(2))
+    assert error.value.retryable
+    stream.close()
+
+
+def test_a_large_array_arrives_whole_also_over_tls(client: RpcClient, tls: TlsConfig) -> None:
+    encrypted = RpcServer({}, token=TOKEN, tls=tls, array_handlers={Ask: add_one})
+    encrypted.serve_in_background()
+    values = np.arange(5_000_001, dtype=np.int32)
+    for opener in (client, RpcClient(f"localhost:{encrypted.port}", TOKEN, tls)):
+        stream = opener.open_stream([Told])
+        np.testing.assert_array_equal(stream.request(Ask(1), [values[:3], values])[1][1], values + 1)
+        stream.close()
+    encrypted.stop()

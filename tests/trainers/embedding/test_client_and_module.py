@@ -149,7 +149,7 @@ def test_a_push_whose_connection_broke_is_applied_once() -> None:
             answer = real(message, arrays)
             if not lost:
                 lost.append(message.sequence)
-                client._lanes[0]._stream._reader.cancel()
+                client._lanes[0]._stream.cut()
             return answer
 
         second = RpcServer({}, token=TOKEN, array_handlers={**servers[0].array_handlers(), Push: lossy})
