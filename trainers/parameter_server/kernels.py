@@ -87,15 +87,12 @@ def _grow(bucket, slots, regions, allocator, salts):  # type: ignore[no-untyped-
 
 
 @njit(cache=True, nogil=True)
-def pull_rows(  # type: ignore[no-untyped-def]
-    counts, ids, first_table, salts, ranges, seed_hash, zero_unless_trained, admit_after, slots, regions, values, out
-):
-    """Copies rows [U, D] into `out`; a row that does not exist gets its first value, or zero (see messages)."""
+def find_rows(counts, ids, first_table, salts, slots, regions, rows):  # type: ignore[no-untyped-def]
+    """Numbers of the rows of ids [U], ABSENT or NOT_ADMITTED, into `rows` [U] int64."""
     virtual_buckets = np.uint64(regions.shape[0])
     j = 0
     for t in range(counts.shape[0]):
-        table = first_table + t
-        tag, salt = table + 1, salts[table]
+        tag, salt = first_table + t + 1, salts[first_table + t]
         for _ in range(counts[t]):
             key = ids[j]
             row_hash = splitmix64(np.uint64(key) ^ salt)
@@ -106,6 +103,26 @@ def pull_rows(  # type: ignore[no-untyped-def]
                 entry = slots[_probe(slots, regions[bucket, 0], mask, key, tag, row_hash), 1]
                 if entry:
                     row = NOT_ADMITTED if entry & CANDIDATE else entry & PAYLOAD
+            rows[j] = row
+            j += 1
+
+
+@njit(cache=True, nogil=True)
+def pull_rows(  # type: ignore[no-untyped-def]
+    counts, ids, first_table, salts, ranges, seed_hash, zero_unless_trained, admit_after, slots, regions, values,
+    rows, out,
+):  # fmt: skip
+    """Copies rows [U, D] into `out`; a row that does not exist gets its first value, or zero (see messages).
+
+    `rows` [U] int64 gets the numbers of the rows, ABSENT or NOT_ADMITTED.
+    """
+    # Looking up and copying are separate loops: the cache misses of neighbouring ids then overlap.
+    find_rows(counts, ids, first_table, salts, slots, regions, rows)
+    j = 0
+    for t in range(counts.shape[0]):
+        table = first_table + t
+        for _ in range(counts[t]):
+            row = rows[j]
             if row >= 0:
                 for d in range(out.shape[1]):
                     out[j, d] = values[row, d]
@@ -113,19 +130,20 @@ def pull_rows(  # type: ignore[no-untyped-def]
                 for d in range(out.shape[1]):
                     out[j, d] = np.float32(0.0)
             else:
-                write_initial_row(out[j], row_hash, seed_hash, ranges[table])
+                write_initial_row(out[j], splitmix64(np.uint64(ids[j]) ^ salts[table]), seed_hash, ranges[table])
             j += 1
 
 
 @njit(cache=True, nogil=True)
-def check_owned(counts, ids, first_table, salts, owned):  # type: ignore[no-untyped-def]
-    """Whether every id lies in a bucket with `owned` [V] set."""
+def check_owned(counts, ids, known, first_table, salts, owned):  # type: ignore[no-untyped-def]
+    """Whether every id lies in a bucket with `owned` [V] set; `known` as in `make_rows`."""
     virtual_buckets = np.uint64(owned.shape[0])
     j = 0
     for t in range(counts.shape[0]):
         salt = salts[first_table + t]
         for _ in range(counts[t]):
-            if not owned[np.int64(splitmix64(np.uint64(ids[j]) ^ salt) % virtual_buckets)]:
+            is_known = known.shape[0] and known[j] >= 0
+            if not is_known and not owned[np.int64(splitmix64(np.uint64(ids[j]) ^ salt) % virtual_buckets)]:
                 return False
             j += 1
     return True
@@ -133,13 +151,14 @@ def check_owned(counts, ids, first_table, salts, owned):  # type: ignore[no-unty
 
 @njit(cache=True, nogil=True)
 def make_rows(  # type: ignore[no-untyped-def]
-    counts, ids, sightings, first_table, salts, ranges, seed_hash, admit_after, minutes, initial_state,
+    counts, ids, known, sightings, first_table, salts, ranges, seed_hash, admit_after, minutes, initial_state,
     slots, regions, used, allocator, free_rows, row_allocator, table_rows, table_candidates,
     values, state, rows_out,
 ):  # fmt: skip
     """Finds the rows of ids [U], making those that are due; `rows_out` [U] gets row numbers or NOT_ADMITTED.
 
     Args:
+        known: [U] int64, numbers of rows that were found before (negative: none was), or empty.
         sightings: [U] occurrences of each id in this push, or empty for one each.
         initial_state: [S] float32, what a new row's optimiser state starts from.
         used: [V] full slots per bucket.
@@ -150,6 +169,10 @@ def make_rows(  # type: ignore[no-untyped-def]
         table = first_table + t
         tag, salt = table + 1, salts[table]
         for _ in range(counts[t]):
+            if known.shape[0] and known[j] >= 0:
+                rows_out[j] = known[j]
+                j += 1
+                continue
             key = ids[j]
             row_hash = splitmix64(np.uint64(key) ^ salt)
             bucket = np.int64(row_hash % virtual_buckets)

@@ -65,35 +65,54 @@ class RowStore:
         self._ranges = np.array([table.initial_range for table in plan.tables], np.float64)
         self._seed_hash = np.uint64(seed_hash(plan.seed))
         self._none = np.empty(0, np.int32)
+        self._nothing_known = np.empty(0, np.int64)
         self.version = 0
+        self.evictions = 0
 
     @property
     def rows(self) -> int:
         return int(self._table_rows.sum())
 
-    def pull(self, counts: Array, ids: Array, *, read_only: bool) -> Array:
-        """Values [U, D] float32 of ids [U] int64, `counts` [T] int32 of them per table."""
+    def pull(self, counts: Array, ids: Array, *, read_only: bool, rows: Array | None = None) -> Array:
+        """Values [U, D] float32 of ids [U] int64, `counts` [T] int32 of them per table.
+
+        Args:
+            rows: [U] int64 out, what `push` calls `known`; holds until `evictions` changes.
+        """
         out = np.empty((len(ids), self.group.dimension), np.float32)
+        rows = np.empty(len(ids), np.int64) if rows is None else rows
         kernels.pull_rows(
             counts, ids, self.group.first_table, self._salts, self._ranges, self._seed_hash, read_only,
-            self.group.admit_after, self._slots, self._regions, self._values, out,
+            self.group.admit_after, self._slots, self._regions, self._values, rows, out,
         )  # fmt: skip
         return out
 
-    def push(self, counts: Array, ids: Array, sightings: Array, gradients: Array, now_seconds: float) -> None:
+    def push(
+        self,
+        counts: Array,
+        ids: Array,
+        sightings: Array,
+        gradients: Array,
+        now_seconds: float,
+        known: Array | None = None,
+    ) -> None:
         """Applies gradients [U, D] of distinct ids, making rows that are due.
+
+        Args:
+            known: what `pull` told of the same counts and ids since the last eviction: spares looking them up again.
 
         Raises:
             TransportError: an id's bucket belongs to another server; nothing was changed.
             ServerMemoryError: no room for more rows.
         """
         group = self.group
-        if not kernels.check_owned(counts, ids, group.first_table, self._salts, self._owned):
+        known = self._nothing_known if known is None else known
+        if not kernels.check_owned(counts, ids, known, group.first_table, self._salts, self._owned):
             raise TransportError("a push names ids whose buckets belong to another server")
         rows = np.empty(len(ids), np.int64)
         now = int(now_seconds)
         code = kernels.make_rows(
-            counts, ids, sightings if group.admit_after > 1 else self._none, group.first_table, self._salts,
+            counts, ids, known, sightings if group.admit_after > 1 else self._none, group.first_table, self._salts,
             self._ranges, self._seed_hash, group.admit_after, (now // 60) & kernels.MINUTES,
             self.rule.initial_state, self._slots, self._regions, self._used, self._allocator, self._free_rows,
             self._row_allocator, self._table_rows, self._table_candidates, self._values, self._state, rows,
@@ -116,6 +135,7 @@ class RowStore:
         if not self._evicts:
             return 0
         dropped = 0
+        self.evictions += 1
         for bucket in np.flatnonzero(self._used):
             dropped += kernels.evict_bucket(
                 bucket, int(now_seconds), int(self.group.evict_after_seconds), self.group.first_table, self._salts,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,7 @@ DenseSource = Callable[[DenseSlice], list[str]]
 log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS = 5.0
+_PULLS_AHEAD = 2  # a worker that overlaps has pulled the next batch before it pushes this one
 
 
 @dataclass
@@ -60,6 +62,16 @@ class _Sender:
     incarnation: str
     applied: int = -1
     waiting: dict[int, int] = field(default_factory=dict)  # sequence → token
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where the rows of a pull are, for the push of their gradients: looking them up is most of a push's work."""
+
+    counts: Array
+    ids: Array
+    rows: Array
+    evictions: list[int]
 
 
 @dataclass(frozen=True)
@@ -120,6 +132,7 @@ class ParameterServer:
         self._consistency = Consistency(self.spec.training.consistency.mode, self.spec.training.consistency.staleness)
         self._senders: dict[str, _Sender] = {}
         self._held: dict[int, tuple[str, int, Gradient]] = {}
+        self._found: dict[str, deque[_Found]] = {}
         self._next_token = 0
 
     # What the master directs
@@ -178,6 +191,7 @@ class ParameterServer:
                 for token in void:
                     name, sequence, _ = self._held.pop(token)
                     self._senders[name].waiting.pop(sequence, None)
+                self._found.pop(worker, None)
                 log.info("member_dropped", worker=worker, pushes_void=len(void), members=self._consistency.members)
                 self._apply(rounds)
             self.changed.notify_all()
@@ -223,19 +237,23 @@ class ParameterServer:
                 if not self.changed.wait(deadline - time.monotonic()):
                     return Blocked(), []
             self._pulls += 1
-            parts, at = [], 0
+            parts, at, rows = [], 0, np.empty(len(ids), np.int64)
             for store in self.stores:
                 mine = counts[store.group.first_table : store.group.end_table]
                 end = at + int(mine.sum())
-                parts.append(store.pull(mine, ids[at:end], read_only=request.read_only).reshape(-1))
+                values = store.pull(mine, ids[at:end], read_only=request.read_only, rows=rows[at:end])
+                parts.append(values.reshape(-1))
                 at = end
-            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if not request.read_only:
+                found = _Found(counts, ids, rows, [store.evictions for store in self.stores])
+                self._found.setdefault(stamp.worker, deque(maxlen=_PULLS_AHEAD)).append(found)
+            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
             if not request.dense:
-                return Rows(), [rows, np.empty(0, np.float32)]
+                return Rows(), [flat, np.empty(0, np.float32)]
             if self.dense is None:
                 raise TransportError("the dense parameters were asked for before any worker sent them (InitDense)")
             # Sent after the lock is released, while others push: a step leaves this array alone (see DenseSlice).
-            return Rows(), [rows, self.dense.values]
+            return Rows(), [flat, self.dense.values]
 
     def push(self, request: Push, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
@@ -275,9 +293,11 @@ class ParameterServer:
             held = [self._held.pop(token) for _, token in pushes]
             gradient = average([each for _, _, each in held])
             now = self.now_seconds()
-            for store, group in zip(self.stores, gradient.groups, strict=True):
+            known = self._known(held[0][0], gradient) if len(held) == 1 else None
+            for index, (store, group) in enumerate(zip(self.stores, gradient.groups, strict=True)):
                 if len(group.ids):
-                    store.push(group.counts, group.ids, group.sightings, group.gradients, now)
+                    rows = known[index] if known else None
+                    store.push(group.counts, group.ids, group.sightings, group.gradients, now, rows)
             if len(gradient.dense) and self.dense is not None:
                 self.dense.apply(gradient.dense)
                 self._dense_trained = True
@@ -289,6 +309,24 @@ class ParameterServer:
         # Async never waits, so nobody has to be woken.
         if rounds and self._consistency.mode != "async":
             self.changed.notify_all()
+
+    def _known(self, worker: str, gradient: Gradient) -> list[Array] | None:
+        """Per table group the rows that a pull of the worker found for the same ids, while they are still there."""
+        for found in self._found.get(worker, ()):
+            known, at, table = [], 0, 0
+            for store, group, evictions in zip(self.stores, gradient.groups, found.evictions, strict=True):
+                end, last = at + len(group.ids), table + len(group.counts)
+                if (
+                    store.evictions != evictions
+                    or not np.array_equal(found.counts[table:last], group.counts)
+                    or not np.array_equal(found.ids[at:end], group.ids)
+                ):
+                    break
+                known.append(found.rows[at:end])
+                at, table = end, last
+            else:
+                return known
+        return None
 
     def init_dense(self, request: InitDense, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""

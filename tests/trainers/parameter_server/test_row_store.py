@@ -153,3 +153,21 @@ def test_a_push_for_a_foreign_bucket_is_refused_whole() -> None:
     with pytest.raises(TransportError, match="another server"):
         push(store, [1, 2, 3])
     assert store.rows == 0
+
+
+def test_a_push_that_knows_its_rows_from_a_pull_changes_what_a_push_without_does() -> None:
+    table = TableSpec(admit_after=2, evict_after=100.0)
+    stores = [store_of(table), store_of(table)]
+    counts, ids = np.array([4], np.int32), np.array([1, 2, 3, 4], np.int64)
+    for store in stores:
+        push(store, [1, 2], sightings=[2, 2])
+        push(store, [3])
+    known = np.empty(4, np.int64)
+    stores[0].pull(counts, ids, read_only=False, rows=known)
+    assert (known >= 0).tolist() == [True, True, False, False]
+    gradients, seen = np.arange(12, dtype=np.float32).reshape(4, 3), np.ones(4, np.int32)
+    for store, rows in zip(stores, (known, None), strict=True):
+        store.push(counts, ids, seen, gradients, 7.0, rows)
+    np.testing.assert_array_equal(pull(stores[0], [1, 2, 3, 4]), pull(stores[1], [1, 2, 3, 4]))
+    assert stores[0].usage() == stores[1].usage()
+    assert stores[0].evict(105.0) == stores[1].evict(105.0)

@@ -165,3 +165,36 @@ def test_the_first_workers_dense_values_win_and_another_network_is_refused() -> 
     other = [Parameter("w", (3,))]
     with pytest.raises(TransportError, match="other dense parameters"):
         server.init_dense(InitDense(stamp=stamp("b"), layout=other), [np.ones(3, np.float32)])
+
+
+def test_rows_found_by_a_pull_are_looked_up_again_after_an_eviction() -> None:
+    now = [0.0]
+    spec = job_spec(optimizers=SGD, tables={"user": {"evict_after": 100.0}, "item": {"evict_after": 100.0}})
+    server = ParameterServer("ps-0", spec, wall_clock=lambda: now[0], capacity_rows=1000)
+    server.start_empty(routing_of(["here:1"]), 1)
+    server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
+    first = pull(server, "a", [5])[1][0]
+    push(server, "a", 0, [5], 0.25)
+    pull(server, "a", [5])
+    now[0] = 1000.0
+    server.evict()
+    # The freed row goes to another id before the push of the older pull arrives.
+    push(server, "b", 0, [6], 0.0)
+    other = pull(server, "b", [6])[1][0]
+    push(server, "a", 1, [5], 0.5)
+    np.testing.assert_array_equal(pull(server, "b", [6])[1][0], other)
+    np.testing.assert_allclose(pull(server, "a", [5])[1][0], first - 0.5, atol=1e-6)
+
+
+def test_a_worker_that_has_pulled_ahead_pushes_to_the_rows_of_its_older_pull() -> None:
+    server = server_of()
+    for sequence, ids in enumerate(([1, 2], [2, 3], [3, 1], [1, 2])):
+        push(server, "b", sequence, ids, 0.0)
+    before = {number: pull(server, "b", [number])[1][0] for number in (1, 2, 3)}
+    pull(server, "a", [1, 2])
+    pull(server, "a", [2, 3])
+    push(server, "a", 0, [1, 2], 0.5)
+    pull(server, "a", [3, 1])
+    push(server, "a", 1, [2, 3], 0.25)
+    for number, moved in ((1, 0.5), (2, 0.75), (3, 0.25)):
+        np.testing.assert_allclose(pull(server, "a", [number])[1][0], before[number] - moved, atol=1e-6)
