@@ -54,6 +54,10 @@ def check(job: TrainingJob) -> list[FieldProblem]:
     if not logits_B.requires_grad:
         allowed = "a model whose logits depend on its parameters"
         return [*problems, FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
+    if not logits_B.isfinite().all():
+        shown = logits_B.detach().flatten().tolist()
+        allowed = f"a model whose logits are finite for features that are all zero, not {shown}"
+        return [*problems, FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
     logits_B.sum().backward()
     return problems
 
@@ -76,7 +80,7 @@ def _check_transform(job: TrainingJob) -> list[FieldProblem]:
     module_name, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         value = f"{path!r} ({type(error).__name__}: {error})"
         mend = "install the package where the pods run or put it on PYTHONPATH"
         return [FieldProblem("spec.data.transform", value, "a function that can be imported by the pods", mend)]

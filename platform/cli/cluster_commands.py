@@ -83,12 +83,13 @@ def status(job: str | None, watch: bool, output: str) -> None:
 
     if output == "json":
         if job:
+            pods = _pods_of(platform, job)
             observation = jobs.observe(platform, job)
             echo_json(
                 {
                     "metrics": observation.metrics.model_dump(mode="json"),
                     "failure": observation.failure,
-                    "pods": _pods_of(platform, job),
+                    "pods": pods,
                 }
             )
         else:
@@ -150,7 +151,9 @@ def agent() -> None:
 
 
 @agent.command("start")
-@click.option("--cores", type=float, help="Capacity to offer; default: what the machine has.")
+@click.option(
+    "--cores", type=click.FloatRange(min=0, min_open=True), help="Capacity to offer; default: what the machine has."
+)
 @click.option("--memory", help="Capacity to offer, for example 8Gi; default: what the machine has.")
 def agent_start(cores: float | None, memory: str | None) -> None:
     """Start the node agent in the background; does nothing when it runs."""
@@ -158,7 +161,9 @@ def agent_start(cores: float | None, memory: str | None) -> None:
     from elastrec.platform.specs.quantities import parse_bytes
 
     try:
-        memory_bytes = parse_bytes(memory) if memory else None
+        memory_bytes = None if memory is None else parse_bytes(memory)
+        if memory_bytes == 0:
+            raise ValueError("more than 0, for example 8Gi")
     except ValueError as error:
         raise SpecError([FieldProblem("--memory", repr(memory), str(error))], "the command line") from None
     start_agent(jobs.home_folder() / "agent", cores=cores, memory_bytes=memory_bytes)

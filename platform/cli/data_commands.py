@@ -13,7 +13,7 @@ import yaml
 from elastrec.platform.cli.options import echo_json, output_option, parse_overrides
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.loading import validate
+from elastrec.platform.specs.loading import parse_mapping, validate
 
 if TYPE_CHECKING:
     from elastrec.platform.data.convert import Layout
@@ -163,21 +163,26 @@ def convert(
 def _layout(by_time: bool, fractions: str | None, rows_per_day: int | None, start: str) -> Layout:
     from elastrec.platform.data.convert import ByFractions, ByRows, ByTime
 
-    if (fractions and rows_per_day) or not (by_time or fractions or rows_per_day):
+    if (fractions and rows_per_day is not None) or not (by_time or fractions or rows_per_day is not None):
         allowed = "--by-time, --fractions (with or without --by-time) or --rows-per-day"
         raise SpecError([FieldProblem("layout", "not clear", allowed)], "the command line")
     if fractions:
         parts = fractions.split(",")
         return validate(ByFractions, {"fractions": parts, "by_time": by_time, "start": start}, "the command line")
-    if rows_per_day:
+    if rows_per_day is not None:
         return validate(ByRows, {"rows": rows_per_day, "start": start}, "the command line")
     return ByTime()
 
 
 def _description(file: str, source: str) -> TrainingData:
-    content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
-    if isinstance(content, dict) and content.get("kind") == "TrainingJob":
-        content = content.get("spec", {}).get("data", {})
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError([FieldProblem("file", f"{file!r} ({error})", "YAML in UTF-8")], file) from None
+    content: Any = parse_mapping(text, file)
+    if content.get("kind") == "TrainingJob":
+        spec = content.get("spec")
+        content = spec.get("data") if isinstance(spec, dict) else spec
     if isinstance(content, dict):
         content = {**content, "path": source, "partitioning": content.get("partitioning", "none")}
         if content["partitioning"] == "none":

@@ -28,12 +28,17 @@ DENSE = "dense"
 
 @dataclass(frozen=True)
 class BadRow:
-    """Why one row cannot be used."""
+    """Why one row cannot be used; `column` is empty when the line as a whole is wrong."""
 
     row: int
     column: str
     found: str
     expected: str
+
+    @property
+    def reason(self) -> str:
+        where = f"column {self.column!r}" if self.column else "the whole line"
+        return f"{where}: found {self.found}, expected {self.expected}"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ __all__ = ["DataFile", "DataManifest", "build_manifest", "read_manifest", "write
 _FILES_AT_ONCE = 4
 _TRIED_ROWS = 1_000
 
+Columns = list[tuple[str, str]]
+"""Names and types of the columns of one file that are read."""
+
 
 def build_manifest(
     data: TrainingData, partitions: Sequence[Partition] | None = None, *, try_rows: bool = True
@@ -63,11 +66,14 @@ def build_manifest(
             names = [existing.folder for existing in existing_partitions(data)]
             there = f"from {names[0]} to {names[-1]} ({len(names)})" if names else "none"
             raise DataError(f"{data.path}: the partition {partition} is missing; partitions there: {there}") from error
+        if partition and [uri for uri, _ in files] == [root]:
+            raise DataError(f"{root}: is a file; a partition is a folder of {data.format} files")
         if not files:
             raise DataError(f"{root}: the folder holds no files; expected {data.format} files")
         found += [(partition, uri, info) for uri, info in files]
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         described = list(pool.map(lambda item: _describe(data, *item), found))
+    _check_kinds(described)
     digest = xxhash.xxh3_128()
     root_uri = join(data.path)
     for (file, _), (_, uri, info) in zip(described, found, strict=True):
@@ -124,21 +130,20 @@ def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
         if index == 0 or file.text is not None:
             piece = next(raw.read(start, min(file.rows, _TRIED_ROWS)))
             try:
-                encoded = encoder.encode(piece.table)
+                encoded = piece.explained(encoder.encode(piece.table))
             except DataError as error:
                 raise DataError(f"{file.uri}: {error}") from error
             bad = encoded.first_bad
             if bad is not None and (data.bad_rows.policy == "fail" or encoded.bad_B.all()):
                 raise DataError(
-                    f"{file.uri}: row {bad.row}, column {bad.column!r}: found {bad.found}, expected {bad.expected}; "
-                    "correct the column's encoding in the job file, mend the file, or allow such rows with "
-                    "data.bad_rows.policy: skip"
+                    f"{file.uri}: row {bad.row}, {bad.reason}; correct the column's encoding in the job "
+                    "file, mend the file, or allow such rows with data.bad_rows.policy: skip"
                 )
         start += file.rows
     raw.close()
 
 
-def _describe(data: TrainingData, partition: str, uri: str, info: object) -> tuple[DataFile, list[str]]:
+def _describe(data: TrainingData, partition: str, uri: str, info: object) -> tuple[DataFile, Columns]:
     """The entry of one file and the types of the columns that are read."""
     size: int = info.size  # type: ignore[attr-defined]
     if not size:
@@ -160,11 +165,11 @@ def _describe(data: TrainingData, partition: str, uri: str, info: object) -> tup
     if data.transform is None:
         missing = [name for name in needed if name not in names]
         if missing:
-            raise DataError(
-                f"{uri}: the columns {missing} are missing; found: {', '.join(names)}; correct the names in the job "
-                "file's data section"
-            )
-    return file, [f"{name}:{kind}" for name, kind in zip(names, types, strict=True) if name in needed]
+            mend = "correct the names in the job file's data section"
+            if data.format is FileFormat.CSV and data.csv.has_header and len(missing) == len(needed):
+                mend += ", or csv.delimiter, or set csv.has_header: false and csv.column_names if it has no header"
+            raise DataError(f"{uri}: the columns {missing} are missing; found: {', '.join(names)}; {mend}")
+    return file, [(name, kind) for name, kind in zip(names, types, strict=True) if name in needed]
 
 
 def _describe_parquet(data: TrainingData, partition: str, uri: str, size: int) -> tuple[DataFile, list[str], list[str]]:
@@ -190,6 +195,36 @@ def _describe_parquet(data: TrainingData, partition: str, uri: str, size: int) -
     return file, schema.names, [str(field.type) for field in schema]
 
 
-def _fingerprint(data: TrainingData, types: list[str]) -> str:
+def _check_kinds(described: Sequence[tuple[DataFile, Columns]]) -> None:
+    """A column that is text in one file and numbers in another would give other ids for the same things.
+
+    Raises:
+        DataError: a column is of another kind than in an earlier file.
+    """
+    first: dict[str, tuple[str, str, str]] = {}
+    for file, types in described:
+        for column, type_ in types:
+            kind = _kind(type_)
+            if kind == "null":
+                continue
+            kind_before, type_before, uri = first.setdefault(column, (kind, type_, file.uri))
+            if kind != kind_before:
+                raise DataError(
+                    f"{file.uri}: column {column!r}: found {type_}, expected {type_before} as in {uri}; "
+                    "write one of the files again"
+                )
+
+
+def _kind(type_: str) -> str:
+    """`text`, `list`, `null` or `number` of an Arrow type's name."""
+    if "list" in type_:
+        return "list"
+    if type_ == "text" or "string" in type_ or "binary" in type_:
+        return "text"
+    return "null" if type_ == "null" else "number"
+
+
+def _fingerprint(data: TrainingData, types: Columns) -> str:
     spec = data.model_dump_json(include={"label", "dense", "sparse", "transform"})
-    return xxhash.xxh3_64_hexdigest(f"{spec}\n{sorted(types)}".encode())
+    described = sorted(f"{name}:{kind}" for name, kind in types)
+    return xxhash.xxh3_64_hexdigest(f"{spec}\n{described}".encode())

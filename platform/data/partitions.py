@@ -100,7 +100,10 @@ def existing_partitions(data: TrainingData) -> list[Partition]:
         DataError: the data's root folder does not exist.
     """
     filesystem, root = locate(data.path)
-    if filesystem.get_file_info(root).type != pafs.FileType.Directory:
+    kind = filesystem.get_file_info(root).type
+    if kind == pafs.FileType.File:
+        raise DataError(f"data.path: {data.path} is a file; allowed: a folder of partitions; correct the path")
+    if kind != pafs.FileType.Directory:
         raise DataError(f"data.path: the folder {data.path} does not exist; create it or correct the path")
     days = _folders(filesystem, root, "day=")
     if data.partitioning is Partitioning.HOUR:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.data.encode import BadRow, EncodedRows, RowEncoder
 from elastrec.platform.data.entries import DataFile, DataManifest
 from elastrec.platform.data.files import locate
 from elastrec.platform.data.numbers import as_float64
@@ -27,11 +28,24 @@ _CACHED_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class RawRows:
-    """Consecutive rows of one file; `first_row` counts within the file."""
+    """Consecutive rows of one file; `first_row` counts within the file.
+
+    Attributes:
+        ragged: of lines with a wrong number of fields (all null in `table`), by position, that number.
+    """
 
     table: pa.Table
     file: DataFile
     first_row: int
+    ragged: Mapping[int, int] = field(default_factory=dict)
+
+    def explained(self, encoded: EncodedRows) -> EncodedRows:
+        """Encoded rows whose first bad row is called ragged if that is why it is bad."""
+        bad = encoded.first_bad
+        if bad is None or bad.row not in self.ragged or self.file.text is None:
+            return encoded
+        found, expected = self.ragged[bad.row], len(self.file.text.columns)
+        return replace(encoded, first_bad=BadRow(bad.row, "", f"{found} fields", f"{expected} fields"))
 
 
 class RawReader:
@@ -68,7 +82,7 @@ class RawReader:
             pieces = self._parquet(file, first, count) if file.text is None else self._text(file, first, count)
             for piece in pieces:
                 if transformed and self._transform is not None:
-                    piece = RawRows(apply_transform(self._data, self._transform, piece.table), file, piece.first_row)
+                    piece = replace(piece, table=apply_transform(self._data, self._transform, piece.table))
                 yield piece
 
     def close(self) -> None:
@@ -126,16 +140,23 @@ class RawReader:
                 while count:
                     taken = min(count, _PIECE_ROWS)
                     block = _lines(stream, layout, first, taken, file)
-                    yield RawRows(self._parse(block, layout, columns, taken), file, first)
+                    try:
+                        table, ragged = self._parse(block, layout, columns, taken)
+                    except DataError as error:
+                        raise DataError(f"{file.uri}: rows {first} to {first + taken - 1}: {error}") from error
+                    yield RawRows(table, file, first, ragged)
                     first, count = first + taken, count - taken
         except OSError as error:
             raise DataError(f"{file.uri}: cannot be read ({error})") from error
 
-    def _parse(self, block: memoryview, layout: TextLayout, columns: list[str], rows: int) -> pa.Table:
+    def _parse(
+        self, block: memoryview, layout: TextLayout, columns: list[str], rows: int
+    ) -> tuple[pa.Table, Mapping[int, int]]:
+        ragged: Mapping[int, int] = {}
         try:
             table = parse_typed(block, layout, columns, self._numbers)
         except pa.ArrowInvalid:
-            table, _ = parse_strings(block, layout, columns, rows)
+            table, ragged = parse_strings(block, layout, columns, rows)
             if self._transform is not None:
                 for name in sorted(self._numbers & set(columns)):
                     value_B, missing_B, wrong_B = as_float64(table[name].combine_chunks(), name)
@@ -143,8 +164,11 @@ class RawReader:
                     index = table.schema.get_field_index(name)
                     table = table.set_column(index, name, pa.array(value_B, mask=missing_B))
         if table.num_rows != rows:
-            raise DataError(f"{rows} lines gave {table.num_rows} rows; a quoted field must not hold a line break")
-        return table
+            raise DataError(
+                f"{rows} lines gave {table.num_rows} rows: a quoted field must not hold a line break; remove it, or "
+                "write the rows as Parquet"
+            )
+        return table, ragged
 
 
 def _lines(stream: pa.NativeFile, layout: TextLayout, first: int, rows: int, file: DataFile) -> memoryview:
@@ -174,9 +198,10 @@ def load_transform(path: str) -> Transform:
     module, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # the user's module may do anything
         raise DataError(
-            f"data.transform: {path} cannot be imported ({error}); it must be importable in every pod (PYTHONPATH)"
+            f"data.transform: {path} cannot be imported ({type(error).__name__}: {error}); it must be importable in "
+            "every pod (PYTHONPATH)"
         ) from error
     if not callable(function):
         raise DataError(f"data.transform: {path} is a {type(function).__name__}; expected a function")
@@ -184,13 +209,20 @@ def load_transform(path: str) -> Transform:
 
 
 def apply_transform(data: TrainingData, transform: Transform, table: pa.Table) -> pa.Table:
-    """Run the user's function over the rows as one record batch; its own exceptions pass through.
+    """Run the user's function over the rows as one record batch.
 
     Raises:
-        DataError: the result is no record batch, has another number of rows or lacks columns.
+        DataError: the function failed (with its traceback), or the result is no record batch, has another number of
+            rows or lacks columns.
     """
     batch = table.combine_chunks().to_batches()[0]
-    result = transform(batch)
+    try:
+        result = transform(batch)
+    except Exception as error:
+        raise DataError(
+            f"data.transform: {data.transform} failed on {batch.num_rows} rows: {type(error).__name__}: {error}\n"
+            + traceback.format_exc()
+        ) from error
     if not isinstance(result, pa.RecordBatch):
         raise DataError(f"data.transform: {data.transform} returned {type(result).__name__}, expected a RecordBatch")
     if result.num_rows != batch.num_rows:

@@ -111,7 +111,7 @@ class ShardReader:
         batches, bad = [], []
         for piece in self._raw.read(start, count):
             try:
-                encoded = self._encoder.encode(piece.table)
+                encoded = piece.explained(self._encoder.encode(piece.table))
             except DataError as error:
                 raise DataError(f"{piece.file.uri}: {error}") from error
             self._ledger.judge(piece.file.uri, piece.first_row, encoded)
@@ -143,10 +143,7 @@ class BadRowLedger:
         reason = encoded.first_bad
         if reason is None:
             return
-        text = (
-            f"{uri}: row {first_row + reason.row}, column {reason.column!r}: found {reason.found}, "
-            f"expected {reason.expected}"
-        )
+        text = f"{uri}: row {first_row + reason.row}, {reason.reason}"
         if self._policy.policy == "fail":
             raise DataError(f"{text}; mend the file, or allow such rows with data.bad_rows.policy: skip")
         self._seen.update((uri, first_row + row) for row in np.flatnonzero(encoded.bad_B).tolist())

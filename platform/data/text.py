@@ -23,6 +23,7 @@ INDEX_ROWS = 16_384
 _SCAN_BYTES = 16 * 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_HEADER_BYTES = 2**20
+_LOOKED_AT_BYTES = 4096
 
 
 class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,23 +92,26 @@ def row_starts(block: bytes | memoryview) -> NDArray[np.int64]:
 
 def parse_strings(
     block: bytes | memoryview, layout: TextLayout, columns: list[str], rows: int
-) -> tuple[pa.Table, list[int]]:
-    """Columns of whole lines as strings, and the positions of lines with a wrong number of fields (all null there).
+) -> tuple[pa.Table, dict[int, int]]:
+    """Columns of whole lines as strings; and of lines with a wrong number of fields (all null there) that number.
 
     Raises:
         DataError: the text is no UTF-8.
     """
-    broken: list[int] = []
+    broken: dict[int, int] = {}
 
     def note(row: pa.csv.InvalidRow) -> str:
-        broken.append(row.number - 1)
+        broken[row.number - 1] = row.actual_columns
         return "skip"
 
     types = {name: pa.string() for name in columns}
-    table = _parse(block, layout, columns, types, note)
+    try:
+        table = _parse(block, layout, columns, types, note)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"the text cannot be read as UTF-8 ({error}); write it again in UTF-8") from error
     if broken:
         source = np.zeros(rows, np.int64)
-        source[broken] = -1
+        source[list(broken)] = -1
         good = source >= 0
         source[good] = np.arange(table.num_rows)
         table = table.take(pa.array(source, mask=~good))
@@ -141,6 +145,8 @@ def _parse(
 
 
 def _header(data: TrainingData, uri: str, head: bytes) -> tuple[str, list[str], int]:
+    if b"\0" in head[:_LOOKED_AT_BYTES]:
+        raise DataError(f"{uri}: is no text in UTF-8 (it holds zero bytes); write it again in UTF-8")
     mark = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
     begin = mark
     while begin < len(head) and head[begin : begin + 1] in (b"\n", b"\r"):

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,10 +31,15 @@ from elastrec.platform.specs.data import Partitioning
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_to_json
+from elastrec.platform.specs.quantities import format_bytes
 
 log = structlog.get_logger(__name__)
 _LONGEST_JOB_ID = 45
 _MODEL_CHECK_SECONDS = 120
+_SHOW: dict[str, Callable[[float], str]] = {
+    "cores": lambda amount: f"{amount:g}",
+    "memory": lambda amount: format_bytes(int(amount)),
+}
 
 
 def job_id_for(name: str, owner_key: str) -> str:
@@ -167,7 +173,10 @@ def _check_capacity(platform: Platform, job: TrainingJob) -> None:
             if amount > limit:
                 problems.append(
                     FieldProblem(
-                        f"spec.resources.{role}.{name}", f"{amount:g}", f"at most {limit:g}, all that the cluster has"
+                        f"spec.resources.{role}.{name}",
+                        _SHOW[name](amount),
+                        f"at most {_SHOW[name](limit)}, all that the cluster has",
+                        "ask for less or use a larger cluster",
                     )
                 )
     resources = job.spec.resources
@@ -180,8 +189,8 @@ def _check_capacity(platform: Platform, job: TrainingJob) -> None:
             problems.append(
                 FieldProblem(
                     f"spec.resources.*.{name}",
-                    f"{amount:g} for the master, every server and one worker",
-                    f"at most {limit:g} together, all that the cluster has",
+                    f"{_SHOW[name](amount)} for the master, every server and one worker",
+                    f"at most {_SHOW[name](limit)} together, all that the cluster has",
                     "ask for smaller or fewer servers",
                 )
             )

@@ -89,9 +89,18 @@ class Platform:
 
 
 def home_folder() -> Path:
-    """The user's folder, created with the owner's rights alone."""
+    """The user's folder, created with the owner's rights alone.
+
+    Raises:
+        SpecError: it cannot be made.
+    """
     home = Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".elastrec").absolute()
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        value = f"{str(home)!r} ({error.strerror})"
+        problem = FieldProblem(HOME_VARIABLE, value, "a folder that can be made and written", "correct the variable")
+        raise SpecError([problem], "the environment") from None
     return home
 
 
@@ -102,7 +111,10 @@ def read_cluster_config(file: Path) -> ClusterConfig:
         SpecError: it cannot be read or holds something else.
     """
     try:
-        return msgspec.json.decode(file.read_bytes(), type=ClusterConfig)
+        config = msgspec.json.decode(file.read_bytes(), type=ClusterConfig)
     except (OSError, msgspec.MsgspecError) as error:
         problem = FieldProblem(CLUSTER_VARIABLE, f"{str(file)!r} ({error})", "a readable cluster file (JSON)")
         raise SpecError([problem], str(file)) from None
+    if config.backend != "local":
+        raise SpecError([FieldProblem("backend", repr(config.backend), "local")], str(file))
+    return config

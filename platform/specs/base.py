@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Spec(BaseModel):
-    """A frozen pydantic model that refuses unknown fields."""
+    """A frozen pydantic model that refuses unknown fields, infinities, and yes or no in place of a number."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, populate_by_name=True
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # YAML reads `yes` and `on` as true, and pydantic reads true as 1.
+        if isinstance(value, bool):
+            annotation = cls.model_fields[str(info.field_name)].annotation
+            kinds = {annotation, *get_args(annotation)}
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError("a number, not yes or no (true or false)")
+        return value

@@ -78,6 +78,12 @@ class BadRows(Spec):
     at_most: Annotated[int, Field(ge=0)] = 0
     """With `skip`: the job fails after this many skipped rows."""
 
+    @model_validator(mode="after")
+    def _consistent(self) -> BadRows:
+        if self.policy == "fail" and self.at_most:
+            raise ValueError(f"at_most {self.at_most} has a meaning only with policy: skip; remove it or set that")
+        return self
+
 
 class TrainingData(Spec):
     """One click log: location, format and columns."""
@@ -125,6 +131,11 @@ class TrainingData(Spec):
             )
         if self.format is FileFormat.CSV and not self.csv.has_header and not self.csv.column_names:
             raise ValueError("csv.column_names is needed when csv.has_header is false")
+        lists = any(feature.is_list for feature in self.sparse)
+        if self.format is FileFormat.CSV and lists and self.csv.delimiter == self.csv.list_separator:
+            raise ValueError(
+                f"csv.delimiter and csv.list_separator are both {self.csv.delimiter!r}; lists need another character"
+            )
         return self
 
     @property

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, TrainingData
-from elastrec.platform.specs.quantities import Bytes, Cores, Seconds
+from elastrec.platform.specs.quantities import Cores, Memory, Seconds
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")
@@ -129,7 +129,7 @@ class PodResources(Spec):
 
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
     cores: Cores = 1.0
-    memory: Bytes = 2 * 2**30
+    memory: Memory = 2 * 2**30
 
 
 class Resources(Spec):
@@ -182,9 +182,9 @@ class Continual(Spec):
 class FaultTolerance(Spec):
     """When something counts as dead, and how often it may die."""
 
-    heartbeat_interval: Seconds = 0.5
+    heartbeat_interval: Annotated[Seconds, Field(gt=0)] = 0.5
     heartbeat_timeout: Seconds = 15.0
-    lease: Seconds = 120.0
+    lease: Annotated[Seconds, Field(gt=0)] = 120.0
     """A shard without progress for this long is given to another worker."""
     shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4
     """A shard whose workers failed this often is poison: the job fails and names it."""

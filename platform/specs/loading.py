@@ -80,16 +80,41 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         except (OSError, UnicodeDecodeError) as error:
             allowed = "a readable YAML file in UTF-8"
             raise SpecError([FieldProblem("file", f"{name!r} ({error})", allowed, "check the path")], name) from None
+    return parse_mapping(text, name), name
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping: YAML itself would take the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice, again in line {line}; every key only once"
+                )
+            if isinstance(key.value, str):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse_mapping(text: str, source: str) -> dict[str, Any]:
+    """The mapping in a YAML text.
+
+    Raises:
+        SpecError: the text is no YAML, is empty or holds something else, or a key stands twice.
+    """
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _OnceLoader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
-        line = " ".join(str(error).split())
-        raise SpecError([FieldProblem("file", line, "YAML", "check indentation and quotes")], name) from None
+        line = " ".join(str(error).replace("<unicode string>", source).split())
+        raise SpecError([FieldProblem("file", line, "YAML", "check indentation and quotes")], source) from None
     if not isinstance(content, dict):
-        raise SpecError(
-            [FieldProblem("file", f"a {type(content).__name__}", "a mapping with apiVersion, kind, ...")], name
-        )
-    return content, name
+        found = "an empty file" if content is None else f"a {type(content).__name__}"
+        allowed = "a mapping with apiVersion, kind, ..."
+        raise SpecError([FieldProblem("file", found, allowed, "begin with an example of the docs")], source)
+    return content
 
 
 def _copy(content: Any) -> Any:
@@ -103,6 +128,8 @@ def _copy(content: Any) -> Any:
 def _override(content: dict[str, Any], path: str, value: Any) -> None:
     place: Any = content
     keys = path.split(".")
+    if "" in keys:
+        raise _no_place(path, "", "names with one dot between them")
     for position, key in enumerate(keys):
         last = position == len(keys) - 1
         if isinstance(place, list):
@@ -154,9 +181,12 @@ def _allowed(detail: Any) -> str:
     for key, words in signs.items():
         if key in context:
             return f"{words} {context[key]}"
+    for key, words in {"min_length": "at least", "max_length": "at most"}.items():
+        if key in context:
+            return f"{words} {context[key]} characters or elements"
     if "pattern" in context:
         return f"text that matches {context['pattern']}"
-    message: str = detail["msg"]
+    message: str = detail["msg"].removeprefix("Input should be ")
     return message[0].lower() + message[1:]
 
 

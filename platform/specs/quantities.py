@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 _BYTES = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
@@ -85,6 +85,16 @@ def _quantity_schema(kind: str, pattern: str, example: str) -> dict[str, Any]:
     }
 
 
+SMALLEST_MEMORY_BYTES = 16 * 2**20
+"""No pod can start with less; also finds sizes whose unit was forgotten."""
+
+
+def _enough_memory(amount: int) -> int:
+    if amount < SMALLEST_MEMORY_BYTES:
+        raise ValueError(f"at least {format_bytes(SMALLEST_MEMORY_BYTES)}; write the unit, for example 2Gi")
+    return amount
+
+
 Bytes = Annotated[
     int,
     BeforeValidator(parse_bytes),
@@ -92,6 +102,8 @@ Bytes = Annotated[
     PlainSerializer(format_bytes, return_type=str, when_used="json"),
     WithJsonSchema(_quantity_schema("integer", _BYTES_PATTERN, "2Gi")),
 ]
+Memory = Annotated[Bytes, AfterValidator(_enough_memory)]
+"""Memory of a pod."""
 Cores = Annotated[
     float,
     BeforeValidator(parse_cores),

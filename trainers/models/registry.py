@@ -39,7 +39,7 @@ def model_class(architecture: str) -> type[nn.Module]:
         raise _problem(repr(architecture), f"{', '.join(BUILT_IN_MODELS)} or package.module:Class")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = traceback.format_exc(limit=-1).strip().splitlines()[-1]
         raise _problem(
             repr(architecture),

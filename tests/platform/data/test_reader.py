@@ -171,7 +171,7 @@ def test_a_bad_row_fails_with_file_row_column_found_and_expected(tmp_path: Path)
         (3, "row 3, column 'number': found '?nan"),
         (4, "row 4, column 'row': found 'x', expected 64-bit integers"),
         (5, r"row 5, column 'many': found '1\|y', expected a list of 64-bit integers"),
-        (6, "row 6, column 'label': found None"),
+        (6, "row 6, the whole line: found 2 fields, expected 4 fields"),
         (7, "row 7, column 'label': found None"),
     ):
         with pytest.raises(DataError, match=rf"a\.csv: {says}"):

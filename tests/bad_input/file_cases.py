@@ -1,0 +1,142 @@
+"""Job files that are no job files, and fields with values that no job can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.bad_input.case import Arguments, Case, Place, call, run, with_field
+
+FILE = "The job file itself"
+FIELDS = "Fields"
+TOGETHER = "Combinations"
+DATA = "spec.data"
+
+
+def raw(text: str | bytes) -> Arguments:
+    """`elastrec run` on a file with this text."""
+
+    def prepare(place: Place) -> list[str]:
+        place.content = {}
+        place.job_file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return run(place)
+
+    return prepare
+
+
+def several(**changes: Any) -> Arguments:
+    """`__` in a name stands for a dot."""
+
+    def prepare(place: Place) -> list[str]:
+        for path, value in changes.items():
+            place.set("spec." + path.replace("__", "."), value)
+        return run(place)
+
+    return prepare
+
+
+CASES = [
+    Case(FILE, "the file does not exist", call("run", "nowhere.yaml"), ("file", "nowhere.yaml", "readable YAML")),
+    Case(FILE, "a folder in the file's place", call("run", "CLICKS"), ("FILE", "clicks", "is a directory")),
+    Case(FILE, "an empty file", raw(""), ("file", "empty", "apiVersion")),
+    Case(FILE, "text that is no YAML", raw("a: [1\nb: 2"), ("file", "YAML", "check indentation")),
+    Case(FILE, "a list", raw("- 1\n- 2\n"), ("file", "list", "mapping", "apiVersion")),
+    Case(FILE, "Latin-1 text", raw("metadata: {name: Zo\xeb}\n".encode("latin-1")), ("file", "utf-8", "UTF-8")),
+    Case(FILE, "a YAML tag that would run code", raw("a: !!python/object/apply:os.system [ls]\nb: 1\n"),
+         ("file", "python/object", "YAML")),
+    Case(FILE, "a key that stands twice", raw("kind: TrainingJob\nkind: TrainingJob\n"),
+         ("file", "'kind'", "once", "line 2")),
+    Case(FILE, "another version", with_field("apiVersion", "elastrec.io/v2"), ("apiVersion", "v2", "v1alpha1")),
+    Case(FILE, "another kind", with_field("kind", "Job"), ("kind", "'Job'", "TrainingJob")),
+    Case(FILE, "no spec", with_field("spec", ...), ("spec", "absent", "add the field")),
+    Case(FILE, "a name with capitals", with_field("metadata.name", "Click"), ("metadata.name", "'Click'", "a-z0-9")),
+    Case(FILE, "a name of 41 characters", with_field("metadata.name", "a" * 41), ("metadata.name", "aaa", "40")),
+    Case(FILE, "a team with a space", with_field("metadata.team", "my team"), ("metadata.team", "my team", "match")),
+    Case(FIELDS, "a misspelled field", with_field("spec.training.batch_sizes", 512),
+         ("spec.training.batch_sizes", "unknown", "did you mean 'batch_size'")),
+    Case(FIELDS, "a section that does not exist", with_field("spec.trainer", {"epochs": 1}),
+         ("spec.trainer", "unknown", "the fields", "did you mean 'training'")),
+    Case(FIELDS, "a batch of no rows", with_field("spec.training.batch_size", 0),
+         ("spec.training.batch_size", "0", "at least 1")),
+    Case(FIELDS, "text where a number belongs", with_field("spec.training.batch_size", "many"),
+         ("spec.training.batch_size", "'many'", "integer")),
+    Case(FIELDS, "yes where a number belongs", with_field("spec.training.batch_size", True),
+         ("spec.training.batch_size", "True", "number")),
+    Case(FIELDS, "a fraction where a whole number belongs", with_field("spec.training.epochs", 1.5),
+         ("spec.training.epochs", "1.5", "integer")),
+    Case(FIELDS, "a negative seed", with_field("spec.training.seed", -1), ("spec.training.seed", "-1", "at least 0")),
+    Case(FIELDS, "an unknown consistency", with_field("spec.training.consistency", {"mode": "sync"}),
+         ("consistency.mode", "'sync'", "'async', 'bsp' or 'ssp'")),
+    Case(FIELDS, "rows of 4,096 numbers", with_field("spec.model.embedding_dimension", 4096),
+         ("embedding_dimension", "4096", "at most 1024")),
+    Case(FIELDS, "memory in another unit", with_field("spec.resources.worker.memory", "2GB"),
+         ("resources.worker.memory", "'2GB'", "2Gi")),
+    Case(FIELDS, "no memory", with_field("spec.resources.worker.memory", 0),
+         ("resources.worker.memory", "0", "at least 16Mi")),
+    Case(FIELDS, "a size that forgets its unit", with_field("spec.resources.worker.memory", 2),
+         ("resources.worker.memory", "2", "at least 16Mi", "2Gi")),
+    Case(FIELDS, "negative cores", with_field("spec.resources.worker.cores", -1),
+         ("resources.worker.cores", "-1", "more than 0")),
+    Case(FIELDS, "cores in words", with_field("spec.resources.worker.cores", "two"),
+         ("resources.worker.cores", "'two'", "500m")),
+    Case(FIELDS, "cores without end", with_field("spec.resources.worker.cores", float("inf")),
+         ("resources.worker.cores", "inf", "finite")),
+    Case(FIELDS, "two masters", with_field("spec.resources.master.count", 2),
+         ("resources.master", "count", "exactly one", "remove")),
+    Case(FIELDS, "an interval in words", with_field("spec.checkpoint.interval", "5 minutes"),
+         ("checkpoint.interval", "'5 minutes'", "5m")),
+    Case(FIELDS, "a negative interval", with_field("spec.checkpoint.interval", -5),
+         ("checkpoint.interval", "-5", "at least 0")),
+    Case(FIELDS, "a store without a name", with_field("spec.checkpoint.store", ""), ("checkpoint.store", "''", "1")),
+    Case(FIELDS, "a lease of no time", with_field("spec.faults.lease", 0), ("faults.lease", "0", "more than 0")),
+    Case(FIELDS, "heartbeats without a pause", with_field("spec.faults.heartbeat_interval", "0s"),
+         ("heartbeat_interval", "0", "more than 0")),
+    Case(FIELDS, "an unknown metric", with_field("spec.gate.metric", "accuracy"),
+         ("gate.metric", "'accuracy'", "'auc' or 'normalized_entropy'")),
+    Case(FIELDS, "a learning rate that is no number", with_field("spec.optimizers.rows", {"learning_rate": "nan"}),
+         ("optimizers.rows.learning_rate", "nan", "finite")),
+    Case(FIELDS, "an unknown optimiser", with_field("spec.optimizers.rows", {"kind": "lamb"}),
+         ("optimizers.rows.kind", "'lamb'", "'adagrad', 'adam' or 'sgd'")),
+    Case(FIELDS, "an unknown file format", with_field("spec.data.format", "xml"),
+         ("spec.data.format", "'xml'", "'criteo_tsv', 'csv' or 'parquet'")),
+    Case(FIELDS, "an unknown pooling", with_field("spec.data.sparse.0.pooling", "max"),
+         ("spec.data.sparse.0.pooling", "'max'", "'sum' or 'mean'")),
+    Case(FIELDS, "an unknown transform of a number", with_field("spec.data.dense.0.transform", "sqrt"),
+         ("spec.data.dense.0.transform", "'sqrt'", "'none', 'log1p' or 'standardize'")),
+    Case(FIELDS, "a scale of zero", with_field("spec.data.dense.0.scale", 0),
+         ("spec.data.dense.0.scale", "0", "more than 0")),
+    Case(FIELDS, "a record to start from that is not there", with_field("spec.continual.start_from", "newest"),
+         ("continual.start_from", "'newest'", "latest, nothing or the URI")),
+    Case(FIELDS, "a delimiter of two characters", with_field("spec.data.csv", {"delimiter": ";;"}),
+         ("data.csv.delimiter", "';;'", "at most 1")),
+    Case(TOGETHER, "staleness without ssp", with_field("spec.training.consistency", {"mode": "bsp", "staleness": 2}),
+         ("training.consistency", "staleness 2", "set mode: ssp")),
+    Case(TOGETHER, "a table without a feature", with_field("spec.tables", {"C9": {"hash_size": 10}}),
+         ("tables", "'C9'", "known tables", "'C1'")),
+    Case(TOGETHER, "a timeout shorter than two heartbeats",
+         several(faults={"heartbeat_interval": "10s", "heartbeat_timeout": "15s"}),
+         ("heartbeat_timeout 15.0s", "heartbeat_interval 10.0s", "twice")),
+    Case(TOGETHER, "more servers than buckets",
+         several(resources__parameter_server__count=65, resources__virtual_buckets=64),
+         ("parameter_server.count 65", "virtual_buckets 64")),
+    Case(TOGETHER, "no sparse feature", with_field("spec.data.sparse", []), ("spec.data.sparse", "[]", "at least one")),
+    Case(TOGETHER, "the same column twice", with_field("spec.data.sparse.1.name", "C1"),
+         (DATA, "'C1'", "more than once")),
+    Case(TOGETHER, "the label among the features", with_field("spec.data.sparse.0.name", "label"),
+         (DATA, "'label'", "more than once")),
+    Case(TOGETHER, "a feature named `dense`", with_field("spec.data.sparse.0.name", "dense"),
+         ("sparse", "'dense'", "anything but label and dense")),
+    Case(TOGETHER, "one table, two poolings",
+         several(data__sparse=[{"name": "C1", "table": "T"}, {"name": "C3", "table": "T", "pooling": "mean"}]),
+         (DATA, "'T'", "different pooling")),
+    Case(TOGETHER, "evaluation rows although there are days", with_field("spec.data.evaluation_path", "elsewhere"),
+         (DATA, "evaluation_path", "partitioning: none")),
+    Case(TOGETHER, "no evaluation rows although there are no days", with_field("spec.data.partitioning", "none"),
+         ("spec.data.evaluation_path", "absent", "add it")),
+    Case(TOGETHER, "text without header and names", several(data__format="csv", data__csv={"has_header": False}),
+         (DATA, "csv.column_names", "has_header")),
+    Case(TOGETHER, "one character for fields and lists",
+         several(data__format="csv", data__csv={"delimiter": "|"}),
+         (DATA, "'|'", "delimiter", "list_separator")),
+    Case(TOGETHER, "a number of bad rows although none may be", with_field("spec.data.bad_rows", {"at_most": 5}),
+         ("data.bad_rows", "at_most 5", "policy: skip")),
+]  # fmt: skip
