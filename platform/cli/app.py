@@ -21,6 +21,7 @@ _LAZY = {
     "status": "cluster_commands",
     "logs": "cluster_commands",
     "stop": "cluster_commands",
+    "explain": "past_commands",
     "ledger": "past_commands",
     "inspect": "inspect_command",
     "agent": "cluster_commands",

@@ -1,4 +1,4 @@
-"""`ledger`: what a job did, while it runs and after it is gone."""
+"""`explain` and `ledger`: what a job did, while it runs and after it is gone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +22,24 @@ store_option = click.option(
     help="Checkpoint store of a job that is gone, as its job file names it.",
 )  # fmt: skip
 _SHOWN_LINES = 1000
+
+
+@click.command()
+@click.argument("job")
+@store_option
+@output_option
+def explain(job: str, store: str, output: str) -> None:
+    """Tell what happened to a JOB, why, and where its time went.
+
+    The parts sum to the wall time; goodput is the share of it in which rows were trained that count.
+    """
+    from elastrec.platform.master.explanation import as_text
+
+    told = jobs.explanation(jobs.Platform.from_environment(), job, store)
+    if output == "json":
+        echo_json({name: value for name, value in msgspec.to_builtins(told).items() if name != "type"})
+    else:
+        click.echo(as_text(told))
 
 
 @click.command()

@@ -15,8 +15,8 @@ from elastrec.platform.jobs.evaluation import (
     start_evaluator,
 )
 from elastrec.platform.jobs.launching import finish, launch, launch_request, remove_pods, stop, wait_for_master
-from elastrec.platform.jobs.ledger import DEFAULT_STORE, ledger
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
+from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, ledger
 from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare, warm_start
 from elastrec.platform.jobs.surroundings import Platform, home_folder
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
@@ -37,6 +37,7 @@ __all__ = [
     "evaluate_and_gate",
     "evaluator_pod",
     "evaluator_state",
+    "explanation",
     "failure_report",
     "finish",
     "gate_decision",

@@ -7,6 +7,7 @@ import time
 
 import structlog
 
+from elastrec.platform.master.explanation import write_explanation
 from elastrec.platform.master.journal import Journal
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.ledger import write_ledger
@@ -42,10 +43,11 @@ class Bequest:
         for pause in _PAUSES_SECONDS:
             time.sleep(pause)
             try:
-                uri = write_ledger(request.store, job_name, request.job_id, self._state, self._journal)
+                of = (request.store, job_name, request.job_id, self._state, self._journal)
+                ledger, story = write_ledger(*of), write_explanation(*of)
             except ElastrecError as error:
                 reason = str(error)
                 continue
-            log.info("ledger_left", job=request.job_id, ledger=uri)
+            log.info("ledger_left", job=request.job_id, ledger=ledger, explanation=story)
             return
         log.error("ledger_not_left", job=request.job_id, reason=reason)

@@ -137,7 +137,18 @@ class Ticked(_Event, frozen=True, kw_only=True):
 
 
 class Restarted(_Event, frozen=True, kw_only=True):
-    """A new master process has taken over, or the old one stood still: nobody is blamed for the time between."""
+    """A new master process has taken over, or the old one stood still: nobody is blamed for the time between.
+
+    `away_seconds` passed without a master, on the wall clock; the job's own clock stood still.
+    """
+
+    away_seconds: float = 0.0
+
+
+class Measured(_Event, frozen=True, kw_only=True):
+    """Workers told which share (0 to 1) of their training time since the last such event they waited for rows."""
+
+    waiting_share: float
 
 
 Event = (
@@ -158,4 +169,5 @@ Event = (
     | ShapeAsked
     | Ticked
     | Restarted
+    | Measured
 )

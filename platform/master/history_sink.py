@@ -24,6 +24,7 @@ _CALIBRATION_GROUPS = 20
 # What history does not derive from TrainingMetrics and from the cluster itself.
 _OWN_TOTALS = frozenset(
     {
+        "goodput",
         "samples_repeated",
         "shards_repeated",
         "records",
@@ -102,7 +103,7 @@ class HistorySink:
             points += [
                 Point(f"total/{name}", value, step, now)
                 for name, value in report.totals.items()
-                if name in _OWN_TOTALS or name.startswith("phase_")
+                if name in _OWN_TOTALS or name.startswith(("phase_", "time_"))
             ]
             points += _calibration(report.evaluation_sketch, now)
         self._reporter.log(points)

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
 
-from elastrec.platform.master.effects import RecordAttempt
+from elastrec.platform.master.effects import Decided, RecordAttempt
 from elastrec.platform.master.events import Event
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
@@ -28,7 +29,8 @@ LEDGER_PAGE = 10_000
 """Lines of the ledger that are read, and cross the wire, at once."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS plan (format INTEGER NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS snapshot (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshot (
+    sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL, unix_seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
     sequence INTEGER PRIMARY KEY, unix_seconds REAL NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS attempts (
@@ -36,11 +38,21 @@ CREATE TABLE IF NOT EXISTS attempts (
     attempt INTEGER NOT NULL, pod TEXT NOT NULL, row_begin INTEGER NOT NULL, row_end INTEGER NOT NULL,
     outcome TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL, unix_seconds REAL NOT NULL,
     sequence INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS timeline (
+    time REAL NOT NULL, unix_seconds REAL NOT NULL, decision TEXT NOT NULL, inputs TEXT NOT NULL,
+    sequence INTEGER NOT NULL);
 """
 
 
 class JournalError(ElastrecError):
     """The journal cannot be trusted or written."""
+
+
+class _Entry(NamedTuple):
+    sequence: int
+    time: float
+    body: bytes
+    lines: Sequence[RecordAttempt | Decided]
 
 
 def _checksum(sequence: int, body: bytes) -> int:
@@ -62,7 +74,7 @@ class Journal:
     def __init__(self, path: Path, *, snapshot_every: int = 5_000) -> None:
         self.path = path
         self._snapshot_every = snapshot_every
-        self._pending: list[tuple[int, bytes, Sequence[RecordAttempt]]] = []
+        self._pending: list[_Entry] = []
         self._snapshot: tuple[int, bytes] | None = None
         self._wake = threading.Condition()
         self._last = 0
@@ -138,17 +150,17 @@ class Journal:
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
 
-    def append(self, event: Event, attempts: Sequence[RecordAttempt], snapshot: Callable[[], bytes]) -> int:
+    def append(self, event: Event, lines: Sequence[RecordAttempt | Decided], snapshot: Callable[[], bytes]) -> int:
         """Takes an event over; it is on disk once `wait` for the returned number has returned.
 
         Args:
-            attempts: lines for the ledger.
+            lines: for the ledger and for the timeline.
             snapshot: called when it is time for one; the encoded state right after this event.
         """
         body = msgspec.msgpack.encode(event)
         with self._wake:
             self._last += 1
-            self._pending.append((self._last, body, attempts))
+            self._pending.append(_Entry(self._last, event.time, body, lines))
             if self._last - self._snapshotted >= self._snapshot_every:
                 self._snapshotted = self._last
                 self._snapshot = (self._last, snapshot())
@@ -190,40 +202,47 @@ class Journal:
                 problem = str(error)
             with self._wake:
                 if problem is None:
-                    self._committed = batch[-1][0]
+                    self._committed = batch[-1].sequence
                 else:
                     self._problem = problem
                 self._wake.notify_all()
                 if problem is not None:
                     return
 
-    def _commit(
-        self, batch: list[tuple[int, bytes, Sequence[RecordAttempt]]], snapshot: tuple[int, bytes] | None
-    ) -> None:
+    def _commit(self, batch: list[_Entry], snapshot: tuple[int, bytes] | None) -> None:
         now = time.time()
         execute = self._database.execute
         execute("BEGIN")
         try:
             self._database.executemany(
                 "INSERT INTO events VALUES (?, ?, ?, ?)",
-                [(sequence, now, body, _checksum(sequence, body)) for sequence, body, _ in batch],
+                [(entry.sequence, now, entry.body, _checksum(entry.sequence, entry.body)) for entry in batch],
             )
             lines = [
                 (
                     e.kind, a.generation, e.epoch, e.index, e.attempt, e.pod, e.begin, e.end, e.outcome,
-                    e.granted, a.time, now, sequence,
+                    e.granted, a.time, now, entry.sequence,
                 )
-                for sequence, _, attempts in batch
-                for a in attempts
+                for entry in batch
+                for a in entry.lines
+                if isinstance(a, RecordAttempt)
                 for e in (a.ended,)
             ]  # fmt: skip
             if lines:
                 marks = ", ".join("?" * 13)
                 self._database.executemany(f"INSERT INTO attempts VALUES ({marks})", lines)
+            decided = [
+                (entry.time, now, line.decision, msgspec.json.encode(line.inputs).decode(), entry.sequence)
+                for entry in batch
+                for line in entry.lines
+                if isinstance(line, Decided)
+            ]
+            if decided:
+                self._database.executemany("INSERT INTO timeline VALUES (?, ?, ?, ?, ?)", decided)
             if snapshot is not None:
                 sequence, body = snapshot
                 execute("DELETE FROM snapshot")
-                execute("INSERT INTO snapshot VALUES (?, ?, ?)", (sequence, body, _checksum(sequence, body)))
+                execute("INSERT INTO snapshot VALUES (?, ?, ?, ?)", (sequence, body, _checksum(sequence, body), now))
                 execute("DELETE FROM events WHERE sequence <= ?", (sequence,))
             execute("COMMIT")
         except sqlite3.Error:
@@ -252,6 +271,34 @@ class Journal:
                 return [Attempt(*row) for row in rows]
         except sqlite3.Error as error:
             raise JournalError(f"{self.path}: the ledger cannot be read: {error}") from error
+
+    def timeline(self, count: int) -> tuple[list[tuple[float, float, str, dict[str, Any]]], int]:
+        """The last decisions, oldest first: time on the job's clock, on the wall clock, decision, inputs.
+
+        Returns them with the number of older ones that were left out.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        try:
+            with contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as database:
+                total = database.execute("SELECT count(*) FROM timeline").fetchone()[0]
+                rows = database.execute(
+                    "SELECT time, unix_seconds, decision, inputs FROM timeline WHERE rowid > ? ORDER BY rowid LIMIT ?",
+                    (max(0, total - count), count),
+                ).fetchall()
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: the timeline cannot be read: {error}") from error
+        lines = [(time, unix, decision, msgspec.json.decode(inputs)) for time, unix, decision, inputs in rows]
+        return lines, total - len(lines)
+
+    def seconds_since_last_event(self) -> float:
+        """Wall-clock time since the last event was committed; 0 when there is none or the clock went back."""
+        last = self._database.execute(
+            "SELECT max(unix_seconds) FROM (SELECT unix_seconds FROM events UNION ALL "
+            "SELECT unix_seconds FROM snapshot)"
+        ).fetchone()[0]
+        return 0.0 if last is None else max(0.0, time.time() - last)
 
     def close(self) -> None:
         """Commits what is pending and closes the file."""

@@ -73,6 +73,7 @@ def process_replaced(state: JobState, member: Member, event: PodRegistered, effe
     reason = "its process was replaced"
     if not _count(state, member, reason, effects, detail=""):
         return
+    effects.append(Decided(decision="process_replaced", inputs={"pod": member.name, "phase": str(state.phase)}))
     if member.role is Role.WORKER:
         _take_back(state, member, effects, reason, culprit=None, blame=True)
     elif event.restored_order_id != state.phases.restore.order_id and state.phase in _WITH_MODEL:
@@ -117,6 +118,7 @@ def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
     for worker in state.membership.workers():
         state.ledger(state.evaluation.lose(worker.name, blame=False, outcome="rolled back"), effects)
     order = phases.begin_restore(state.plan.start_record)
+    state.times.rolled_back()
     _reshape_servers(state, effects)
     state.reason = reason
     effects.append(

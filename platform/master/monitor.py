@@ -52,9 +52,10 @@ class Monitor:
         self._loss_sum = 0.0
         self._sketches: list[bytes] = []
         self._steps: dict[str, _Sums] = {}
+        self._waited = self._worked = 0.0
 
-    def add(self, beat: Heartbeat) -> None:
-        """Takes the metrics of one heartbeat over."""
+    def add(self, beat: Heartbeat, *, is_training: bool = False) -> None:
+        """Takes the metrics of one heartbeat over; `is_training` counts its seconds for the waiting share."""
         pod = self.pods.setdefault(beat.pod, PodSample())
         pod.memory_bytes, pod.cpu_seconds = beat.memory_bytes, beat.cpu_seconds
         if beat.tables:
@@ -71,6 +72,15 @@ class Monitor:
         sums.steps += metrics.steps
         parts = (metrics.wait_seconds, metrics.pull_seconds, metrics.compute_seconds, metrics.push_seconds)
         sums.seconds = [total + part for total, part in zip(sums.seconds, parts, strict=True)]
+        if is_training:
+            self._waited += metrics.wait_seconds
+            self._worked += sum(parts)
+
+    def take_waiting_share(self) -> float | None:
+        """Share of the workers' training time since the last call that they waited for rows; None: no step was made."""
+        waited, worked = self._waited, self._worked
+        self._waited = self._worked = 0.0
+        return waited / worked if worked else None
 
     def forget(self, pod: str) -> None:
         """Drops a pod that is gone."""

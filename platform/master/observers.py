@@ -11,6 +11,7 @@ import msgspec
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import Effect
 from elastrec.platform.master.executor import Executor
+from elastrec.platform.master.explanation import explanation
 from elastrec.platform.master.journal import LEDGER_PAGE, Journal
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.ledger import queues_now, running_attempts
@@ -29,7 +30,7 @@ from elastrec.platform.transport.job_messages import (
     StopJob,
     TakeOver,
 )
-from elastrec.platform.transport.ledger_messages import GetLedger, LedgerPage
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation, GetLedger, LedgerPage
 
 
 class ObserverCalls(abc.ABC):
@@ -85,6 +86,14 @@ class ObserverCalls(abc.ABC):
         if len(attempts) == LEDGER_PAGE:
             return LedgerPage(attempts=attempts, next=message.after + len(attempts))
         return LedgerPage(attempts=attempts, running=running, queues=queues)
+
+    def explain(self, message: GetExplanation) -> Explanation:
+        """What happened, why, and where the time went."""
+        with self._lock:
+            last, phase = self.journal.last, str(self.state.phase)
+            times = self.state.times.at(self.state, self.now())
+        self.journal.wait(last)
+        return explanation(self.request.job_id, phase, times, self.journal)
 
     def _failure(self) -> str:
         with self._lock:

@@ -146,6 +146,7 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     phases.record = LastRecord(save.uri, save.positions, save.is_final, save.step)
     phases.save = None
     phases.saves += 1
+    state.times.saved()
     phases.final_failures = 0
     phases.version += 1
     state.training.rearm(state.time)

@@ -29,6 +29,7 @@ from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import Handler, TlsConfig
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
@@ -47,7 +48,7 @@ from elastrec.platform.transport.job_messages import (
     StopJob,
     TakeOver,
 )
-from elastrec.platform.transport.ledger_messages import GetLedger
+from elastrec.platform.transport.ledger_messages import GetExplanation, GetLedger
 
 log = structlog.get_logger(__name__)
 JOURNAL_FILE = "journal.sqlite"
@@ -128,11 +129,12 @@ class JobService(ObserverCalls):
 
     def start(self, address: str) -> None:
         """Begins or continues the job; pods are told to find the master at `address`."""
+        away = self.journal.seconds_since_last_event()
         self.journal.start()
         self._executor.start(address)
         if self.is_continued:
             log.info("master_restarted", job=self.request.job_id, phase=str(self.state.phase), events=self.journal.last)
-            self.submit(lambda now: events.Restarted(time=now))
+            self.submit(lambda now: events.Restarted(time=now, away_seconds=away))
         else:
             self.submit(lambda now: events.Begun(time=now))
         self._timer.start()
@@ -184,6 +186,7 @@ class JobService(ObserverCalls):
             Failed: self.failed,
             GetStatus: self.status,
             GetLedger: self.ledger,
+            GetExplanation: self.explain,
             StopJob: self.stop_job,
             TakeOver: self.take_over,
             SaveNow: self.save_now,
@@ -204,8 +207,8 @@ class JobService(ObserverCalls):
             log.exception("event_broke_the_state_machine", received=type(event).__name__)
             self._on_fatal()
             raise
-        attempts = [effect for effect in effects if isinstance(effect, RecordAttempt)]
-        return effects, self.journal.append(event, attempts, lambda: encode_state(self.state))
+        lines = [effect for effect in effects if isinstance(effect, RecordAttempt | Decided)]
+        return effects, self.journal.append(event, lines, lambda: encode_state(self.state))
 
     def _finish_event(self, effects: list[Effect], sequence: int) -> list[Effect]:
         self._wait(sequence)
@@ -261,7 +264,7 @@ class JobService(ObserverCalls):
                 return _Unknown()
             if member is not None:
                 self._last_seen[message.pod] = self._clock()
-                self._monitor.add(message)
+                self._monitor.add(message, is_training=self.state.phase is Phase.TRAINING)
                 report = events.PodReported(
                     time=self.now(),
                     pod=message.pod,
@@ -386,13 +389,21 @@ class JobService(ObserverCalls):
                 return
             if window.samples:
                 self._window = window
+        self._measure()
         if not self.state.phase.is_final:
             self._report()
+
+    def _measure(self) -> None:
+        with self._lock:
+            share = self._monitor.take_waiting_share()
+        if share is not None:
+            self.submit(lambda now: events.Measured(time=now, waiting_share=share))
 
     def _report_end(self) -> None:
         # At once, not with the next window: who waits for the end wants to read its figures.
         if self.state.phase.is_final and not self._has_reported_end:
             self._has_reported_end = True
+            self._measure()
             self._report()
             if self.state.poisoned is not None:
                 self._executor.name_files(*self.state.poisoned)

@@ -21,6 +21,7 @@ from elastrec.platform.master.effects import (
 from elastrec.platform.master.events import (
     Begun,
     Event,
+    Measured,
     OwnerChanged,
     PodDeleted,
     PodFailed,
@@ -43,6 +44,7 @@ from elastrec.platform.master.phases import COMMITTING, PAUSING, Phases
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.shards import Ended, ShardQueue
 from elastrec.platform.master.sketches import merge_sketches
+from elastrec.platform.master.time_book import WITHOUT_MASTER, TimeBook
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import (
     Directive,
@@ -70,6 +72,7 @@ class JobState(msgspec.Struct, kw_only=True):
         owner: the only observer that may stop the job; empty: anybody.
         exit_deadline: when pods that have not left by themselves are deleted.
         time: of the last event.
+        times: where the time until then went.
     """
 
     plan: JobPlan
@@ -86,6 +89,7 @@ class JobState(msgspec.Struct, kw_only=True):
     poisoned: tuple[str, int, int] | None = None
     exit_deadline: float | None = None
     time: float = 0.0
+    times: TimeBook = msgspec.field(default_factory=TimeBook)
 
     @staticmethod
     def new(plan: JobPlan) -> JobState:
@@ -122,6 +126,7 @@ class JobState(msgspec.Struct, kw_only=True):
 
     def handle(self, event: Event) -> list[Effect]:
         """Takes one event in; returns what is to be done because of it."""
+        self.times.pass_time(self, event.time - self.time)
         self.time = max(self.time, event.time)
         effects: list[Effect] = []
         _HANDLERS[type(event)](self, event, effects)
@@ -250,10 +255,15 @@ def _begun(state: JobState, event: Begun, effects: list[Effect]) -> None:
     for role, places in ((Role.PARAMETER_SERVER, plan.servers), (Role.WORKER, plan.workers)):
         for index in range(places.count):
             effects.append(state.membership.add(role, index, places.cores, places.memory_bytes, event.time))
+    inputs = {"workers": plan.workers.count, "parameter_servers": plan.servers.count, "record": plan.start_record}
+    effects.append(Decided(decision="job_begun", inputs=inputs))
 
 
 def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None:
     phases = state.phases
+    if not phases.phase.is_final:
+        state.times.add(WITHOUT_MASTER, event.away_seconds)
+        effects.append(Decided(decision="master_resumed", inputs={"away_seconds": round(event.away_seconds, 3)}))
     state.training.rearm(event.time)
     state.evaluation.rearm(event.time)
     if phases.save is not None:
@@ -342,6 +352,10 @@ def _owner_changed(state: JobState, event: OwnerChanged, effects: list[Effect]) 
     effects.append(Decided(decision="owner_changed", inputs={"owner": event.owner}))
 
 
+def _measured(state: JobState, event: Measured, effects: list[Effect]) -> None:
+    state.times.measure(event.waiting_share)
+
+
 def _save_asked(state: JobState, event: SaveAsked, effects: list[Effect]) -> None:
     state.phases.save_asked = True
 
@@ -364,4 +378,5 @@ _HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     SaveAsked: _save_asked,
     ShapeAsked: shape.shape_asked,
     Ticked: losses.ticked,
+    Measured: _measured,
 }

@@ -120,6 +120,10 @@ def totals(state: JobState, time: float) -> dict[str, float]:
         result[f"{short}_losses"] = state.membership.losses.get(role, 0)
         result[f"{short}_core_seconds"] = spent.core_seconds
         result[f"{short}_byte_seconds"] = spent.byte_seconds
+    times = state.times.at(state, time)
+    result["goodput"] = times.goodput
+    for part, seconds in times.seconds.items():
+        result[f"time_{part}_seconds"] = seconds
     for phase, seconds in state.phases.time_in_phases(time).items():
         result[f"phase_{phase.lower()}_seconds"] = seconds
     return result

@@ -1,4 +1,4 @@
-"""What observers ask a master about the past of a job: the ledger of what was trained.
+"""What observers ask a master about the past of a job: the ledger of what was trained, and where the time went.
 
 A job may have millions of attempts, so they come in pages. Times are seconds on the job's own clock, which stands
 still while no master runs; `unix_seconds` is the wall clock.
@@ -73,3 +73,35 @@ class LedgerPage(Message, frozen=True):
     next: int = 0
     running: list[Attempt] = []
     queues: list[QueueNow] = []
+
+
+class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened: `seconds` on the job's clock, `cause` is empty where there is none to name."""
+
+    seconds: float
+    unix_seconds: float
+    what: str
+    cause: str = ""
+
+
+class GetExplanation(Message, frozen=True):
+    """Ask where the time went."""
+
+
+class Explanation(Message, frozen=True):
+    """Where the time went, until now or until the job's end.
+
+    Attributes:
+        wall_seconds: since the job began; the sum of `parts`.
+        parts: seconds by part, see `platform.master.time_book.PARTS`.
+        goodput: share of the wall time in which rows were trained that count; 0 to 1.
+        omitted: entries of the timeline that are older than those told.
+    """
+
+    job: str
+    phase: str
+    wall_seconds: float
+    parts: dict[str, float]
+    goodput: float
+    timeline: list[TimelineEntry]
+    omitted: int = 0

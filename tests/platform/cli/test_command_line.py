@@ -35,7 +35,19 @@ def elastrec(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command(tmp_path: Path) -> None:
     shown = elastrec("--help", home=tmp_path)
     assert shown.returncode == 0
-    for command in ("validate", "render", "run", "status", "logs", "stop", "ledger", "inspect", "data", "schema"):
+    for command in (
+        "validate",
+        "render",
+        "run",
+        "status",
+        "logs",
+        "stop",
+        "explain",
+        "ledger",
+        "inspect",
+        "data",
+        "schema",
+    ):
         assert command in shown.stdout
 
 

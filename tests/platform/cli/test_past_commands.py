@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from elastrec.platform import jobs
-from elastrec.platform.cli.past_commands import ledger
+from elastrec.platform.cli.past_commands import explain, ledger
 from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import Effect, RecordAttempt
+from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
+from elastrec.platform.master.explanation import write_explanation
 from elastrec.platform.master.journal import Journal
 from elastrec.platform.master.ledger import SCHEMA, write_ledger
 from elastrec.platform.specs.errors import CheckpointError
@@ -24,11 +25,11 @@ from tests.platform.master.test_state import World, plan
 
 
 class Noting(World):
-    """A world that keeps the lines of its ledger."""
+    """A world that keeps the lines of its ledger and its timeline."""
 
     def tell(self, event: events.Event) -> list[Effect]:
         effects = super().tell(event)
-        self.lines = [*getattr(self, "lines", []), *(e for e in effects if isinstance(e, RecordAttempt))]
+        self.lines = [*getattr(self, "lines", []), *(e for e in effects if isinstance(e, RecordAttempt | Decided))]
         return effects
 
 
@@ -46,6 +47,7 @@ def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     journal.start()
     journal.wait(journal.append(events.Begun(time=0.0), world.lines, lambda: b""))
     write_ledger(str(tmp_path / "checkpoints"), "clicks", "clicks-1", world.state, journal)
+    write_explanation(str(tmp_path / "checkpoints"), "clicks", "clicks-1", world.state, journal)
     journal.close()
     return "clicks-1"
 
@@ -75,6 +77,18 @@ def test_the_ledger_is_exported_as_parquet(gone: str, tmp_path: Path) -> None:
     assert table.num_rows == 16 and table.schema.names == SCHEMA.names
 
 
+def test_the_story_has_the_parts_and_the_timeline(gone: str) -> None:
+    text = told(explain, gone)
+    assert (
+        text.startswith("clicks-1: Succeeded") and "waiting for data" in text and "succeeded after 130 samples" in text
+    )
+    found = json.loads(told(explain, gone, "--output", "json"))
+    assert sum(found["parts"].values()) == pytest.approx(found["wall_seconds"], rel=0.01)
+    assert found["timeline"][0]["what"].startswith("began")
+
+
 def test_a_job_nobody_knows_is_named_with_what_to_do(gone: str) -> None:
     with pytest.raises(CheckpointError, match=r"clicks-9: it is not in the cluster.*--store"):
         told(ledger, "clicks-9")
+    with pytest.raises(CheckpointError, match="clicks-9"):
+        told(explain, "clicks-9")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from elastrec.platform.jobs.ledger import _pages
+from elastrec.platform.jobs.past import _pages
 from elastrec.platform.master import observers
 from elastrec.platform.master.ledger import SCHEMA, ledger_table, queues_now, read_ledger, running_attempts
 from elastrec.platform.master.shards import shard_seed

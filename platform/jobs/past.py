@@ -1,9 +1,9 @@
-"""The ledger of a job: from its master while there is one, else from what the master left in the checkpoint store."""
+"""The past of a job: from its master while there is one, else from what the master left in the checkpoint store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from elastrec.platform.clusters.protocol import PodPhase
 from elastrec.platform.jobs.launching import master_client
@@ -13,12 +13,20 @@ from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, TransportError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.ledger_messages import Attempt, GetLedger, LedgerPage, QueueNow
+from elastrec.platform.transport.ledger_messages import (
+    Attempt,
+    Explanation,
+    GetExplanation,
+    GetLedger,
+    LedgerPage,
+    QueueNow,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT_STORE = "checkpoints"
+Left = TypeVar("Left")
 
 
 def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Table:
@@ -42,11 +50,30 @@ def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Ta
             raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
         finally:
             client.close()
+    return _left(read_ledger, platform, job_id, store)
+
+
+def explanation(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> Explanation:
+    """What happened to a job, why, and where its time went; arguments and errors as of `ledger`."""
+    from elastrec.platform.master.explanation import read_explanation
+
+    client = live_master(platform, job_id)
+    if client is not None:
+        try:
+            return client.call(GetExplanation(), Explanation, timeout_seconds=30)
+        except TransportError as error:
+            raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
+        finally:
+            client.close()
+    return _left(read_explanation, platform, job_id, store)
+
+
+def _left(read: Callable[[str, str], Left | None], platform: Platform, job_id: str, store: str) -> Left:
     where = resolved(store, platform.work_uri)
-    found = read_ledger(where, job_id)
+    found = read(where, job_id)
     if found is None:
         raise CheckpointError(
-            f"job {job_id}: it is not in the cluster, and {where} has no ledger of it; "
+            f"job {job_id}: it is not in the cluster, and nothing of it was left in {where}; "
             "name the store that its job file names with --store"
         )
     return found
