@@ -9,6 +9,9 @@ from elastrec.platform.specs.errors import DataError
 from elastrec.platform.transport.job_messages import Heartbeat, TableUsage
 
 WINDOW_SECONDS = 5.0
+FIRST_WINDOW_SECONDS = 1.0
+_FIRST_WINDOWS = 30
+"""So many windows are short: a job of a few seconds has a learning curve, too."""
 _STEP_PHASES = ("wait", "pull", "compute", "push")
 
 
@@ -49,6 +52,7 @@ class Monitor:
         self.pods: dict[str, PodSample] = {}
         self._since = now
         self._samples = 0
+        self._windows = 0
         self._loss_sum = 0.0
         self._sketches: list[bytes] = []
         self._steps: dict[str, _Sums] = {}
@@ -90,8 +94,9 @@ class Monitor:
     def close_window(self, now: float) -> Window | None:
         """The window since the last call, None while it is still too short."""
         seconds = now - self._since
-        if seconds < WINDOW_SECONDS:
+        if seconds < (FIRST_WINDOW_SECONDS if self._windows < _FIRST_WINDOWS else WINDOW_SECONDS):
             return None
+        self._windows += bool(self._samples)
         for name, sums in self._steps.items():
             pod = self.pods[name]
             pod.batch_seconds = sum(sums.seconds) / sums.steps

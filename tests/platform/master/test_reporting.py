@@ -12,7 +12,7 @@ from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.history.points import Point
 from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.master.history_sink import HistorySink, Report
-from elastrec.platform.master.monitor import WINDOW_SECONDS, Monitor
+from elastrec.platform.master.monitor import FIRST_WINDOW_SECONDS, Monitor
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.status import totals, training_metrics
 from elastrec.platform.specs.errors import HistoryError
@@ -37,10 +37,10 @@ def test_a_window_adds_up_the_heartbeats_of_all_workers():
     monitor = Monitor(0.0)
     monitor.add(beat("a", samples=60, steps=2, loss_sum=30.0, compute_seconds=0.4, sketch=coarse([0.1, 0.9], [0, 1])))
     monitor.add(beat("b", samples=40, steps=4, loss_sum=40.0, pull_seconds=0.4, sketch=coarse([0.8, 0.2], [0, 1])))
-    assert monitor.close_window(WINDOW_SECONDS - 0.1) is None
-    window = monitor.close_window(WINDOW_SECONDS)
+    assert monitor.close_window(FIRST_WINDOW_SECONDS - 0.1) is None
+    window = monitor.close_window(FIRST_WINDOW_SECONDS)
     assert window is not None
-    assert window.samples_per_second == 100 / WINDOW_SECONDS and window.loss == pytest.approx(0.7)
+    assert window.samples_per_second == 100 / FIRST_WINDOW_SECONDS and window.loss == pytest.approx(0.7)
     assert window.auc == pytest.approx(0.75, abs=0.01)
     assert window.batch_seconds == pytest.approx({"a": 0.2, "b": 0.1})
     assert monitor.pods["b"].phase_seconds["pull"] == pytest.approx(0.1)
@@ -49,7 +49,7 @@ def test_a_window_adds_up_the_heartbeats_of_all_workers():
 def test_a_damaged_sketch_of_a_window_costs_only_itself():
     monitor = Monitor(0.0)
     monitor.add(beat("a", samples=10, steps=1, loss_sum=5.0, sketch=b"rubbish"))
-    window = monitor.close_window(WINDOW_SECONDS)
+    window = monitor.close_window(FIRST_WINDOW_SECONDS)
     assert window is not None and window.auc is None and window.loss == 0.5
 
 
