@@ -57,6 +57,7 @@ class JobProgress:
         self._live: Live | None = None
         self._phase: Phase | None = None
         self._last = ""
+        self._printed = ""
         self._printed_at = 0.0
 
     def __enter__(self) -> JobProgress:
@@ -67,7 +68,7 @@ class JobProgress:
         if self._quiet:
             return
         self._settle()
-        self._console.print(Text(text))
+        self._console.print(Text(text), soft_wrap=True)
 
     def show(self, metrics: TrainingMetrics) -> None:
         """The job now; a phase that ended keeps its last line."""
@@ -83,16 +84,20 @@ class JobProgress:
                 self._live.start()
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
         elif line != self._last and time.monotonic() - self._printed_at >= _PLAIN_LINE_EVERY_SECONDS:
-            self._console.print(Text(line), soft_wrap=True)
+            self._print(line)
             self._printed_at = time.monotonic()
         self._last = line
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+        self._printed = line
 
     def _settle(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        elif self._last and not self._terminal:
-            self._console.print(Text(self._last), soft_wrap=True)
+        elif self._last not in ("", self._printed):
+            self._print(self._last)
         self._last = ""
         self._printed_at = 0.0
 
