@@ -195,12 +195,18 @@ class History(Connection):
             self._client.log_batch(run_id, tags=tags)
 
     def finish_run(
-        self, run_id: str, phase: Phase, reason: str = "", calibration: CalibrationCurve | None = None
+        self,
+        run_id: str,
+        phase: Phase,
+        reason: str = "",
+        calibration: CalibrationCurve | None = None,
+        explanation: str = "",
     ) -> None:
         """Draws the pictures and closes the run with its final phase. Idempotent.
 
         Args:
             reason: why it failed, with the traceback where there is one.
+            explanation: what happened and where the time went, kept as `explanation.txt`.
         """
         if not phase.is_final:
             raise HistoryError(f"phase: {phase.value} is not allowed; allowed: Succeeded, Failed, Stopped")
@@ -211,6 +217,8 @@ class History(Connection):
         with self._explained(f"close run {run_id}"):
             if reason:
                 self._client.log_text(run_id, reason, "reason.txt")
+            if explanation:
+                self._client.log_text(run_id, explanation, "explanation.txt")
             self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
         _log.info("run finished", run_id=run_id, phase=phase.value)
 

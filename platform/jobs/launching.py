@@ -18,6 +18,7 @@ from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, Status, StopJob, TakeOver
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 
 log = structlog.get_logger(__name__)
 RUN_LABEL = "elastrec.io/run-id"
@@ -121,12 +122,13 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
                 return False
     # A job that had ended by itself keeps its own ending.
     ended, why = _ending(platform, job_id, pod)
+    story = _story(platform, job_id, pod)
     _end_master(platform, job_id)
     removed = remove_pods(platform, job_id)
     if removed:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
     if pod is not None:
-        _close_run(platform, pod, ended, reason if ended is Phase.STOPPED else why)
+        _close_run(platform, pod, ended, reason if ended is Phase.STOPPED else why, story)
     return bool(removed)
 
 
@@ -134,10 +136,11 @@ def finish(platform: Platform, job_id: str) -> None:
     """Ends a job whose result was read: its master, what is left of its pods, its MLflow run. Idempotent."""
     pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
     phase, failure = _ending(platform, job_id, pod)
+    story = _story(platform, job_id, pod)
     _end_master(platform, job_id)
     remove_pods(platform, job_id)
     if pod is not None:
-        _close_run(platform, pod, phase, failure)
+        _close_run(platform, pod, phase, failure, story)
 
 
 def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[Phase, str]:
@@ -158,6 +161,20 @@ def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[
     return Phase.STOPPED, "the master was gone before the result was read"
 
 
+def _story(platform: Platform, job_id: str, master: PodStatus | None) -> str:
+    """What happened to the job and where its time went, as text; empty when the master cannot tell any more."""
+    from elastrec.platform.master.explanation import as_text
+
+    if master is None or master.phase is not PodPhase.RUNNING or not master.address:
+        return ""
+    try:
+        told = master_client(platform, job_id, master.address).call(GetExplanation(), Explanation, timeout_seconds=10)
+    except TransportError as error:
+        log.warning("job_not_explained", job_id=job_id, error=str(error))
+        return ""
+    return as_text(told)
+
+
 def _end_master(platform: Platform, job_id: str) -> None:
     # A master that ends by itself has written its last figures to the history.
     name = pod_name(job_id, Role.MASTER)
@@ -176,12 +193,12 @@ def _end_master(platform: Platform, job_id: str) -> None:
         time.sleep(0.1)
 
 
-def _close_run(platform: Platform, master: PodStatus, phase: Phase, reason: str) -> None:
+def _close_run(platform: Platform, master: PodStatus, phase: Phase, reason: str, explanation: str) -> None:
     run_id = master.labels.get(RUN_LABEL, "")
     if not run_id:
         return
     try:
-        History(platform.tracking_uri, "").finish_run(run_id, phase, reason)
+        History(platform.tracking_uri, "").finish_run(run_id, phase, reason, explanation=explanation)
     except HistoryError as error:
         # The job is over either way; its run stays open and says so in the log.
         log.warning("run_not_closed", run_id=run_id, phase=phase.value, error=str(error))

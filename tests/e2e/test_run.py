@@ -47,6 +47,15 @@ def test_a_job_of_two_workers_and_two_servers_trains_every_sample_and_registers_
     assert run.info.status == "FINISHED"
     assert run.inputs.dataset_inputs
 
+    told = elastrec.json("explain", outcome["job_id"])
+    assert sum(told["parts"].values()) == pytest.approx(told["wall_seconds"], rel=0.01)
+    assert run.data.metrics["total/goodput"] == pytest.approx(told["goodput"], abs=0.01) and told["goodput"] > 0
+    assert "explanation.txt" in [file.path for file in mlflow.MlflowClient().list_artifacts(outcome["run_id"])]
+    ledger = elastrec.json("ledger", outcome["job_id"])
+    assert ledger["totals"]["train"]["kept"] == ROWS_PER_DAY and ledger["totals"]["train"]["repeated"] == 0
+    record = elastrec.json("inspect", f"{elastrec.home}/work/checkpoints", "--job", "small")
+    assert record["job_id"] == outcome["job_id"] and record["rows"] > 0 and record["dense_elements"] > 0
+
 
 def test_the_next_day_continues_from_the_last_and_is_compared_with_the_champion(
     elastrec: Elastrec, click_log: GenerateReport
