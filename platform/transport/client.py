@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport.security import TlsConfig
-from elastrec.platform.transport.server import Envelope
+from elastrec.platform.transport.server import Envelope, too_large
 from elastrec.platform.transport.streams import ArrayStream, FindStreams, StreamsAt
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -80,6 +80,9 @@ class RpcClient:
         """
         key = uuid.uuid4().hex if remember else ""
         body = msgspec.msgpack.encode(Envelope(key, msgspec.Raw(msgspec.msgpack.encode(message))))
+        refusal = too_large(type(message).__name__, len(body))
+        if refusal:
+            raise TransportError(refusal)
         action = flight.Action(type(message).__name__, body)
         deadline = time.monotonic() + timeout_seconds
         pause = 0.05

@@ -16,6 +16,8 @@ import numpy as np
 from elastrec.platform.specs.errors import TransportError
 
 MAXIMUM_ARRAYS = 12
+MAXIMUM_FRAME_BYTES = 2**29
+"""Of all arrays of one frame together; larger ones are refused by both sides."""
 ALIGNMENT_BYTES = 64
 _ALLOWED_DTYPES = frozenset({"i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1"})
 _PADDING = bytes(ALIGNMENT_BYTES)
@@ -53,6 +55,12 @@ def encode_frame(message: msgspec.Struct, arrays: Sequence[Array]) -> tuple[byte
             if array.nbytes % ALIGNMENT_BYTES:
                 buffers.append(_PADDING[array.nbytes % ALIGNMENT_BYTES :])
         layout.append((dtype, list(array.shape)))
+    size_bytes = sum(len(buffer) for buffer in buffers)
+    if size_bytes > MAXIMUM_FRAME_BYTES:
+        raise TransportError(
+            f"a frame of {size_bytes} bytes is not allowed; allowed: at most {MAXIMUM_FRAME_BYTES}; make the batch "
+            "smaller or use more parameter servers"
+        )
     return _encoder.encode(_Layout(msgspec.Raw(_encoder.encode(message)), layout)), buffers
 
 
@@ -84,7 +92,10 @@ def decode_frame(metadata: bytes, body: Array, decoder: msgspec.msgpack.Decoder[
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if any(extent < 0 for extent in shape) or at + size > body.nbytes:
             raise TransportError(f"a frame's body of {body.nbytes} bytes cannot have the shape {shape} of {dtype}")
-        arrays.append(body[at : at + size].view(dtype).reshape(shape))
+        try:
+            arrays.append(body[at : at + size].view(dtype).reshape(shape))
+        except (ValueError, OverflowError) as error:
+            raise TransportError(f"a frame names the shape {shape}, which no array has: {error}") from error
         at += size + -size % ALIGNMENT_BYTES
     if at != body.nbytes:
         raise TransportError(f"a frame's arrays take {at} bytes of its body of {body.nbytes}")

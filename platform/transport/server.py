@@ -28,6 +28,15 @@ ArrayHandler = Callable[[Any, list[Array]], tuple[msgspec.Struct, Sequence[Array
 
 log = structlog.get_logger(__name__)
 _REMEMBERED_ANSWERS = 4096
+MAXIMUM_CALL_BYTES = 64 * 2**20
+"""Of one plain call; larger ones are refused by both sides."""
+
+
+def too_large(name: str, size_bytes: int) -> str:
+    """What is said about a plain call above the limit; empty below it."""
+    if size_bytes <= MAXIMUM_CALL_BYTES:
+        return ""
+    return f"message {name!r} of {size_bytes} bytes is not allowed; allowed: at most {MAXIMUM_CALL_BYTES} bytes"
 
 
 class Envelope(msgspec.Struct, array_like=True):
@@ -108,6 +117,10 @@ class RpcServer(flight.FlightServerBase):
         if entry is None:
             raise flight.FlightServerError(f"unknown message {action.type!r}; known: {sorted(self._handlers)}")
         handler, decoder = entry
+        refusal = too_large(action.type, action.body.size)
+        if refusal:
+            log.warning("call_refused", reason=refusal)
+            raise flight.FlightServerError(refusal)
         try:
             envelope = msgspec.msgpack.decode(memoryview(action.body), type=Envelope)
             message = decoder.decode(envelope.message)

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
-from elastrec.platform.transport.frames import Array, decode_frame, empty_body, encode_frame
+from elastrec.platform.transport.frames import MAXIMUM_FRAME_BYTES, Array, decode_frame, empty_body, encode_frame
 from elastrec.platform.transport.security import TlsConfig
 
 _HEADER = struct.Struct("<4sIQ")
@@ -29,7 +29,6 @@ _FRAME_MAGIC, _GREETING_MAGIC = b"elf1", b"els1"
 _WELCOME, _REFUSED = b"\x01", b"\x00"
 _MAXIMUM_TOKEN_BYTES = 4096
 _MAXIMUM_METADATA_BYTES = 2**24
-_MAXIMUM_BODY_BYTES = 2**31
 _MAXIMUM_CONNECTIONS = 4096
 _GREETING_SECONDS = 10.0
 _SEND_SECONDS = 60.0
@@ -98,10 +97,10 @@ class Connection:
             TransportError: what came is no frame.
         """
         magic, metadata_bytes, body_bytes = _HEADER.unpack(self.receive_bytes(_HEADER.size))
-        if magic != _FRAME_MAGIC or metadata_bytes > _MAXIMUM_METADATA_BYTES or body_bytes > _MAXIMUM_BODY_BYTES:
+        if magic != _FRAME_MAGIC or metadata_bytes > _MAXIMUM_METADATA_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
             raise TransportError(
                 f"no frame: {magic!r} with {metadata_bytes} and {body_bytes} bytes; allowed: {_FRAME_MAGIC!r} with at "
-                f"most {_MAXIMUM_METADATA_BYTES} and {_MAXIMUM_BODY_BYTES} bytes"
+                f"most {_MAXIMUM_METADATA_BYTES} and {MAXIMUM_FRAME_BYTES} bytes"
             )
         metadata = self.receive_bytes(metadata_bytes)
         body = empty_body(body_bytes)
