@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.cli.options import echo_json, output_option, wide_console
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.quantities import format_bytes
 
 if TYPE_CHECKING:
     from elastrec.checkpoints import Record
@@ -120,6 +118,13 @@ def _recorded_encoding(record: Record, table: str, features: list[str]) -> str:
     return found[0]
 
 
+def _size(size_bytes: int) -> str:
+    for unit, size in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f}{unit}"
+    return f"{size_bytes}"
+
+
 def _moment(unix_seconds: float) -> str:
     return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
@@ -136,15 +141,15 @@ def _show_record(facts: RecordFacts, positions: dict[str, int]) -> None:
     )
     click.echo(
         f"  {facts.architecture}; {facts.rows:,} rows, {facts.dense_elements:,} dense elements, "
-        f"{format_bytes(facts.size_bytes)} in {facts.parts} parts, {facts.virtual_buckets} buckets\n"
+        f"{_size(facts.size_bytes)} in {facts.parts} parts, {facts.virtual_buckets} buckets\n"
     )
-    console = Console(soft_wrap=True)
+    console = wide_console()
     tables = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("TABLE", "ROWS", "BYTES", "DIMENSION", "OPTIMISER", "HASH SIZE", "FEATURES"):
         tables.add_column(column)
     for table in facts.tables:
         tables.add_row(
-            table.name, f"{table.rows:,}", format_bytes(table.size_bytes), str(table.dimension), str(table.optimizer),
+            table.name, f"{table.rows:,}", _size(table.size_bytes), str(table.dimension), str(table.optimizer),
             "-" if table.hash_size is None else f"{table.hash_size:,}", ", ".join(table.features),
         )  # fmt: skip
     console.print(tables)

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import click
 import msgspec
 import yaml
+from rich.console import Console
 
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 
+_WIDE_COLUMNS = 500
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -93,6 +95,11 @@ def _date(option: str, text: str) -> datetime:
         problem = FieldProblem(option, repr(text), "an ISO 8601 date such as 2026-01-31 or 2026-01-31T07:00")
         raise SpecError([problem], "the command line") from None
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def wide_console() -> Console:
+    """For tables with many columns: lines as long as they need, which a terminal wraps, instead of cut-off cells."""
+    return Console(width=_WIDE_COLUMNS)
 
 
 def echo_json(value: Any) -> None:

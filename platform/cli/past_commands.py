@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from elastrec.platform import jobs
-from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.cli.options import echo_json, output_option, wide_console
 from elastrec.platform.specs.errors import ElastrecError
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: 
             line["ended_at"] = line["ended_at"].isoformat() if line["ended_at"] else None
         echo_json({"job": job, "totals": _totals(table), "attempts": lines})
         return
-    Console(soft_wrap=True).print(_shown(table))
+    wide_console().print(_shown(table))
     if table.num_rows > _SHOWN_LINES:
         click.echo(f"... {table.num_rows - _SHOWN_LINES:,} more; --parquet FILE or --output json has them all")
     for name, facts in _totals(table).items():

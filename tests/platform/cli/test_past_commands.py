@@ -60,7 +60,7 @@ def told(command: Any, *arguments: str) -> str:
 
 def test_the_ledger_shows_every_attempt_and_the_sums(gone: str) -> None:
     shown = told(ledger, gone)
-    assert shown.startswith("KIND")
+    assert shown.startswith("KIND") and "j-worker-0" in shown and "…" not in shown
     assert "train: 13 attempts at 13 shards; 130 rows, 0 of them repeated; the model has seen 130" in shown
     assert "evaluate: 3 attempts at 3 shards; 25 rows" in shown
 
