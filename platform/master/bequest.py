@@ -15,7 +15,7 @@ from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import ElastrecError
 
 log = structlog.get_logger(__name__)
-LONGEST_SECONDS = 30.0
+LONGEST_SECONDS = 10.0
 _PAUSES_SECONDS = (0.0, 1.0, 5.0)
 
 

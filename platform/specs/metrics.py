@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import ConfigDict
+
 from elastrec.platform.specs.base import Spec
 
 
@@ -51,7 +53,9 @@ class PodMetrics(Spec):
 
 
 class TrainingMetrics(Spec):
-    """The state of one job at one moment."""
+    """The state of one job at one moment. Unlike what people write, what was measured may be no number."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
 
     job: str
     """The job's id: its name and what makes this run this run."""
