@@ -54,15 +54,17 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
         owner: who may stop the job by `stop(owner=...)`; a later launch with another owner takes it over.
 
     Raises:
-        ClusterError: the cluster refused the pod, or the master did not come up.
+        ClusterError: the cluster refused the pod, uses TLS while there is none for pods, or the master did not come up.
     """
+    if platform.tls and not platform.pod_tls:
+        raise ClusterError("the cluster uses TLS, but there is no pod_tls: give its pods a certificate and a key")
     name = pod_name(prepared.job_id, Role.MASTER)
     history = History(platform.tracking_uri, job_from_json(prepared.job_json).spec.history.experiment, platform.ui_url)
     run_id = history.start_run(prepared, allocation)
     existing = platform.cluster.get(name)
     if existing is None:
         request = launch_request(prepared, allocation, run_id, platform.tracking_uri)
-        pod = master_pod(request, platform.cluster_config, platform.job_token(prepared.job_id))
+        pod = master_pod(request, platform.cluster_config, platform.job_token(prepared.job_id), platform.pod_tls)
         platform.cluster.create(msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
         log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner)
     else:

@@ -29,6 +29,7 @@ class Platform:
         work_uri: folder or URI for manifests and, when a job file says a relative store, checkpoints.
         base_folder: relative data paths of job files are taken from here.
         ui_url: where people open MLflow; empty: the tracking URI itself when it is HTTP.
+        pod_tls: root, certificate and key that the pods of jobs get; needed when the cluster uses TLS.
     """
 
     cluster: Cluster
@@ -37,6 +38,7 @@ class Platform:
     work_uri: str
     base_folder: Path
     ui_url: str = ""
+    pod_tls: TlsConfig | None = field(repr=False, default=None)
 
     @staticmethod
     def connect(
@@ -46,10 +48,11 @@ class Platform:
         *,
         ui_url: str = "",
         base_folder: Path | None = None,
+        pod_tls: TlsConfig | None = None,
     ) -> Platform:
         """A platform on a cluster that is already there."""
         cluster = connect_cluster(cluster_config)
-        return Platform(cluster, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url)
+        return Platform(cluster, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url, pod_tls)
 
     @staticmethod
     def from_environment(*, start: bool = True) -> Platform:

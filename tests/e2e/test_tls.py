@@ -1,0 +1,66 @@
+"""A whole job with TLS on every port: node agent, master and parameter servers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform import jobs
+from elastrec.platform.clusters import config_of
+from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.specs import load_job
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport import RpcClient, TlsConfig
+from elastrec.platform.transport.job_messages import GetStatus, Status
+from tests.bad_input.case import Place
+from tests.processes import wait_for
+
+
+@pytest.fixture(scope="module")
+def tls_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt")]
+    subprocess.run(command, check=True, capture_output=True)
+    (folder / "ca.pem").write_bytes((folder / "tls.crt").read_bytes())
+    return folder
+
+
+def test_a_job_trains_with_tls_on_every_port(tmp_path: Path, tls_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MLflow puts artifacts beside an SQLite file's user
+    place = Place(tmp_path)
+    agent = tmp_path / "agent"
+    cluster = start_agent(agent, cores=8, memory_bytes=16 * 2**30, limits="threads", tls_folder=tls_folder)
+    try:
+        tracking, work = f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "work")
+        material = TlsConfig.from_folder(tls_folder)
+        bare = jobs.Platform.connect(config_of(cluster), tracking, work)
+        platform = jobs.Platform.connect(config_of(cluster), tracking, work, pod_tls=material)
+        prepared = jobs.prepare(platform, load_job(place.content), "click-tls")
+        with pytest.raises(ClusterError, match="pod_tls"):
+            jobs.launch(bare, prepared, jobs.warm_start(bare, prepared))
+        assert cluster.list() == []
+        jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+
+        def over() -> bool:
+            for pod in cluster.list():
+                if pod.role in (Role.MASTER, Role.PARAMETER_SERVER) and pod.address:
+                    plain = RpcClient(pod.address, platform.job_token(prepared.job_id))
+                    with pytest.raises(TransportError):
+                        plain.call(GetStatus(), Status, timeout_seconds=0.3)
+                    plain.close()
+            phase = jobs.observe(platform, prepared.job_id).metrics.phase
+            assert phase in (Phase.SUCCEEDED,) or not phase.is_final, jobs.failure_report(platform, prepared.job_id)
+            return phase is Phase.SUCCEEDED
+
+        wait_for(over, 90, "the job succeeds")
+        metrics = jobs.observe(platform, prepared.job_id).metrics
+        assert metrics.shards_done == metrics.shards_total > 0
+        jobs.finish(platform, prepared.job_id)
+    finally:
+        cluster.close()
+        stop_agent(agent, tls_folder=tls_folder)
