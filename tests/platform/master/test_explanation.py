@@ -205,7 +205,7 @@ def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Call
     wall = live.timeline[-1].unix_seconds - live.timeline[0].unix_seconds
     assert live.wall_seconds == pytest.approx(wall, rel=0.01, abs=0.05)
     assert live.parts[WITHOUT_MASTER] >= 0.5 and live.parts[REDOING] > 0.0 and 0.0 < live.goodput < 1.0
-    whats = " | ".join(entry.what for entry in live.timeline)
+    timeline_text = " | ".join(entry.what for entry in live.timeline)
     for words in (
         "began",
         "started clicks-1-worker-0",
@@ -214,7 +214,7 @@ def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Call
         "lost clicks-1-ps-0",
         "succeeded",
     ):
-        assert words in whats
+        assert words in timeline_text
     assert s.service.totals()["goodput"] == live.goodput
     s.wait(lambda: read_explanation(str(tmp_path / "store"), "clicks-1") is not None)
     left = read_explanation(str(tmp_path / "store"), "clicks-1")
