@@ -110,6 +110,7 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
 
     A master that does not answer is removed by force, its pods after it.
     """
+    accepted = False
     pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
     if pod is not None and pod.phase is PodPhase.RUNNING and pod.address:
         try:
@@ -122,6 +123,7 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
             if not answer.accepted:
                 log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
                 return False
+            accepted = True
     # A job that had ended by itself keeps its own ending.
     ended, why = _ending(platform, job_id, pod)
     story = _story(platform, job_id, pod)
@@ -131,7 +133,8 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
     if pod is not None:
         _close_run(platform, pod, ended, reason if ended is Phase.STOPPED else why, story)
-    return bool(removed)
+    # Whoever launched the job may have seen its end first, and removed the pods.
+    return accepted or bool(removed)
 
 
 def finish(platform: Platform, job_id: str) -> None:
