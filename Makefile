@@ -33,7 +33,7 @@ demo: setup
 	$(BIN)/python -m elastrec.operators.demo $(if $(filter 0,$(WAIT)),--no-wait)
 
 bench: setup
-	@for file in benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in $(filter-out figures,$(basename $(notdir $(wildcard benchmarks/[a-z]*.py)))); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
