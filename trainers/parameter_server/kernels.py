@@ -272,7 +272,7 @@ def evict_bucket(  # type: ignore[no-untyped-def]
     if size_class == 0:
         return 0
     start, size = regions[bucket, 0], np.int64(1) << size_class
-    oldest_minute = (now_seconds - keep_seconds) // 60
+    now_minute = now_seconds // 60
     kept = np.empty((used[bucket], 2), np.int64)
     count, dropped = 0, 0
     for s in range(start, start + size):
@@ -281,7 +281,9 @@ def evict_bucket(  # type: ignore[no-untyped-def]
             continue
         table = (entry >> TABLE_SHIFT) - 1 - first_table
         if entry & CANDIDATE:
-            late = ((entry >> 16) & MINUTES) < oldest_minute
+            # A candidate keeps only the low bits of its minute: the difference counts, not the number. It may have
+            # been seen at the end of that minute.
+            late = (((now_minute - (entry >> 16)) & MINUTES) - 1) * 60 > keep_seconds
             if late:
                 table_candidates[table] -= 1
         else:
