@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sysconfig
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ import mlflow.pyfunc
 import pandas as pd
 import pyarrow as pa
 import structlog
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
@@ -24,6 +26,7 @@ from elastrec.trainers.export.signature import raw_frame, signature
 log = structlog.get_logger(__name__)
 
 LOADER_MODULE = "elastrec.trainers.export.scorer"
+_METRIC_ATTEMPTS = 4
 _REQUIREMENTS = ("elastrec", "torch", "torchrec", "fbgemm-gpu-cpu", "numpy", "pandas", "pyarrow", "mlflow")
 
 
@@ -58,6 +61,23 @@ def load(uri: str) -> Any:
         raise HistoryError(f"{uri}: the model cannot be loaded: {type(error).__name__}: {error}") from error
 
 
+def _log_metrics(client: mlflow.MlflowClient, run_id: str, model_id: str, metrics: dict[str, float]) -> None:
+    for attempt in range(1, _METRIC_ATTEMPTS + 1):
+        now = int(time.time() * 1000)
+        try:
+            client.log_batch(
+                run_id, metrics=[Metric(name, value, now, 0, model_id=model_id) for name, value in metrics.items()]
+            )
+            return
+        except MlflowException as error:
+            # MLflow repeats a write that met another writer of an SQLite file, and then refuses its own first try as a
+            # duplicate. Under a later time the same values are accepted.
+            if "IntegrityError" not in str(error) or attempt == _METRIC_ATTEMPTS:
+                raise
+            log.warning("model_metrics_repeated", run_id=run_id, attempt=attempt)
+            time.sleep(0.05 * attempt)
+
+
 def log_model(
     job: TrainingJob,
     artifact: Path,
@@ -84,8 +104,7 @@ def log_model(
             model_type=job.spec.model.architecture.rpartition(":")[2],
             **_contents(job, artifact, example),
         )
-        for name, value in metrics.items():
-            client.log_metric(run_id, name, value, model_id=info.model_id)
+        _log_metrics(client, run_id, str(info.model_id), metrics)
     except MlflowException as error:
         raise HistoryError(f"{tracking_uri}: the model could not be logged in run {run_id}: {error}") from error
     log.info("model_logged", run_id=run_id, model_uri=info.model_uri, metrics=metrics)
