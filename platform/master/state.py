@@ -168,11 +168,14 @@ class JobState(msgspec.Struct, kw_only=True):
         )
 
     def synchronous_members(self) -> list[str]:
-        """Workers that count in bsp and ssp: those that have, or may still get, something to train."""
+        """Workers that count in bsp and ssp: those that have, or may still get, something to train.
+
+        One that retires counts until it has gone: it finishes its round and leaves by itself.
+        """
         return [
             worker.name
             for worker in self.membership.workers()
-            if worker.is_registered and not worker.retiring and not (self.plan.is_synchronous and worker.starved)
+            if worker.is_registered and not (self.plan.is_synchronous and worker.starved)
         ]
 
     def is_news(self, report: PodReported) -> bool:

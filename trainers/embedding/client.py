@@ -2,6 +2,7 @@
 
     client = ParameterClient(plan, worker="w0", incarnation=hex, token=token, layout=flat.layout)
     client.connect(directive.routing, directive.generation)     # again whenever one of the two changes
+    client.follow(directive.version)                            # whenever the directive changes
     client.init_dense(flat.values)                              # first worker wins; idempotent
     pulled = client.pull(client.router.route(...), dense=True)  # returns at once
     rows = pulled.rows()                                        # waits
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from elastrec.platform.transport import TlsConfig
@@ -117,6 +119,7 @@ class ParameterClient:
         self._lanes: list[Lane] = []
         self._stamp: Stamp | None = None
         self._router: Router | None = None
+        self._version = -1
         self._sequence = 0
         self._pushes: deque[list[Future[Reply]]] = deque()
 
@@ -131,12 +134,18 @@ class ParameterClient:
         self.abort()
         if not all(routing.addresses):
             raise RoutingChangedError(f"the routing of epoch {routing.epoch} has servers without an address")
-        self._stamp = Stamp(self._worker, self._incarnation, routing.epoch, generation)
+        self._stamp = Stamp(self._worker, self._incarnation, routing.epoch, generation, self._version)
         self._router = Router(self.plan, routing.owners, len(routing.servers), routing.epoch, generation)
         self._lanes = [
             Lane(server, address, self._token, self._tls, self._stamp, self._patience_seconds)
             for server, address in zip(routing.servers, routing.addresses, strict=True)
         ]
+
+    def follow(self, version: int) -> None:
+        """Requests from now on are made under the directive of this version."""
+        self._version = version
+        if self._stamp is not None:
+            self._stamp = msgspec.structs.replace(self._stamp, version=version)
 
     @property
     def router(self) -> Router:

@@ -114,10 +114,11 @@ class Lane:
                     continue
                 if not isinstance(answer, Stale):
                     return answer, answer_arrays
+                state = "ready" if answer.ready else "not ready"
                 problem = RoutingChangedError(
                     f"parameter server {self._server} is at epoch {answer.epoch}, generation {answer.generation} "
-                    f"({'ready' if answer.ready else 'not ready'}); this worker believes in epoch {self._stamp.epoch}, "
-                    f"generation {self._stamp.generation}",
+                    f"({state if answer.named else 'the master does not count this worker in'}); "
+                    f"this worker believes in epoch {self._stamp.epoch}, generation {self._stamp.generation}",
                     answer.epoch,
                     answer.generation,
                 )

@@ -8,7 +8,8 @@
   the step that one worker with a batch of W * B rows would take.
 
 Members join by their first request, leave when they run out of shards or pause, and are dropped when the master's list
-no longer names them. No clock and no input or output in here.
+no longer names them. Lists and workers' directives carry the same version, so a list that is older than what a worker
+acts on says nothing about that worker. No clock and no input or output in here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Consistency:
         self.staleness = staleness
         self._clocks: dict[str, int] = {}
         self._pending: dict[str, deque[int]] = {}
-        self._unconfirmed: dict[str, int] = {}
+        self._joined_at: dict[str, int] = {}
+        self._named: frozenset[str] | None = None
+        self._named_at = -1
 
     @property
     def members(self) -> list[str]:
@@ -43,12 +46,23 @@ class Consistency:
     def clock(self, worker: str) -> int:
         return self._clocks[worker]
 
-    def join(self, worker: str) -> None:
-        """Idempotent."""
-        if worker not in self._clocks:
-            self._clocks[worker] = min(self._clocks.values(), default=0)
-            # A list of members that was on its way while the worker joined does not name it yet.
-            self._unconfirmed[worker] = 2
+    def join(self, worker: str, version: int) -> bool:
+        """Makes the worker a member; idempotent.
+
+        Args:
+            version: of the directive that the worker acts on.
+
+        Returns:
+            False when the master's list, no older than that directive, does not name the worker.
+        """
+        if worker in self._clocks:
+            return True
+        is_omitted = self._named is not None and worker not in self._named
+        if self.mode != "async" and is_omitted and version <= self._named_at:
+            return False
+        self._clocks[worker] = min(self._clocks.values(), default=0)
+        self._joined_at[worker] = version
+        return True
 
     def leave(self, worker: str) -> list[Round]:
         """The worker stops of its own will: its pending pushes stay in their rounds. Returns rounds now complete."""
@@ -61,18 +75,17 @@ class Consistency:
         void = list(self._pending.pop(worker, ()))
         return void, self._complete_rounds()
 
-    def confirm(self, named: Iterable[str]) -> list[str]:
-        """Takes the master's list of members; returns the members to `drop`: absent from it, and not just joined."""
-        names = set(named)
-        gone = []
-        for worker in self.members:
-            if worker in names:
-                self._unconfirmed[worker] = 0
-            elif self._unconfirmed[worker] > 0:
-                self._unconfirmed[worker] -= 1
-            else:
-                gone.append(worker)
-        return gone
+    def confirm(self, named: Iterable[str], version: int) -> list[str]:
+        """Takes the master's list of members; returns those to `drop`: the list knows of their joining and omits them.
+
+        Args:
+            version: of the directive that brought the list; an older one than the last is ignored.
+        """
+        if version < self._named_at:
+            return []
+        names = frozenset(named)
+        self._named, self._named_at = names, version
+        return [w for w in self.members if w not in names and self._joined_at[w] <= version]
 
     def may_pull(self, worker: str) -> bool:
         """Whether a member's pull may be answered now."""
@@ -92,7 +105,7 @@ class Consistency:
 
     def _forget(self, worker: str) -> None:
         self._clocks.pop(worker, None)
-        self._unconfirmed.pop(worker, None)
+        self._joined_at.pop(worker, None)
 
     def _complete_rounds(self) -> list[Round]:
         rounds: list[Round] = []

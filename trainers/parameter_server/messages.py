@@ -21,12 +21,13 @@ from elastrec.platform.transport.job_messages import Message, TableUsage
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Who asks, and which routing and generation it believes in."""
+    """Who asks, which routing and generation it believes in, and the version of the directive that it acts on."""
 
     worker: str
     incarnation: str
     epoch: int
     generation: int
+    version: int = -1
 
 
 class Pull(Message):
@@ -97,11 +98,16 @@ class Accepted(Message):
 
 
 class Stale(Message):
-    """The stamp names another routing epoch or generation than the server's, or the server has not restored yet."""
+    """The request cannot be taken under this stamp.
+
+    It names another routing epoch or generation than the server's, or the server has not restored yet, or (`named` is
+    false) the master does not count the worker among those that take part in bsp and ssp.
+    """
 
     epoch: int
     generation: int
     ready: bool
+    named: bool = True
 
 
 class Blocked(Message):

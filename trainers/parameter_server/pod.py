@@ -206,7 +206,7 @@ class ServerPod:
                 raise
             with self._changed:
                 self._restored_order_id, self._saved = order.order_id, None
-        self._server.adopt(directive.routing, directive.generation, directive.members)
+        self._server.adopt(directive.routing, directive.generation, directive.members, directive.version)
         if directive.save is None:
             with self._changed:
                 self._saved = None

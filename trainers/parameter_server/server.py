@@ -176,8 +176,12 @@ class ParameterServer:
             self.ready = False
             self.changed.notify_all()
 
-    def adopt(self, routing: RoutingTable, generation: int, members: Sequence[str]) -> None:
-        """Takes a directive that orders no restore; another share of the rows suspends the server until one does."""
+    def adopt(self, routing: RoutingTable, generation: int, members: Sequence[str], version: int) -> None:
+        """Takes a directive that orders no restore; another share of the rows suspends the server until one does.
+
+        Args:
+            members, version: of the directive; see Consistency.confirm.
+        """
         with self.changed:
             if not self.ready:
                 return
@@ -186,7 +190,7 @@ class ParameterServer:
                 log.warning("suspended", reason="another share of the buckets without a restore", epoch=routing.epoch)
                 self.ready = False
             self.epoch, self.generation = routing.epoch, generation
-            for worker in self._consistency.confirm(members):
+            for worker in self._consistency.confirm(members, version):
                 void, rounds = self._consistency.drop(worker)
                 for token in void:
                     name, sequence, _ = self._held.pop(token)
@@ -221,6 +225,10 @@ class ParameterServer:
             return None
         return Stale(epoch=self.epoch, generation=self.generation, ready=self.ready)
 
+    def _not_named(self) -> Stale:
+        # A list that names the worker may be on its way.
+        return Stale(epoch=self.epoch, generation=self.generation, ready=self.ready, named=False)
+
     def pull(self, request: Pull, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
         counts, ids = check_ids(self.plan, arrays)
@@ -231,7 +239,8 @@ class ParameterServer:
                     return stale, []
                 if request.read_only:
                     break
-                self._consistency.join(stamp.worker)
+                if not self._consistency.join(stamp.worker, stamp.version):
+                    return self._not_named(), []
                 if self._consistency.may_pull(stamp.worker):
                     break
                 if not self.changed.wait(deadline - time.monotonic()):
@@ -267,7 +276,8 @@ class ParameterServer:
                 sender = self._senders[stamp.worker] = _Sender(stamp.incarnation)
             if sequence > sender.applied and sequence not in sender.waiting:
                 self._check_dense(gradient)
-                self._consistency.join(stamp.worker)
+                if not self._consistency.join(stamp.worker, stamp.version):
+                    return self._not_named(), []
                 token = self._next_token
                 self._next_token += 1
                 self._held[token] = (stamp.worker, sequence, gradient)
@@ -351,7 +361,8 @@ class ParameterServer:
         with self.changed:
             if stale := self._stale(request.stamp):
                 return stale, []
-            self._consistency.join(request.stamp.worker)
+            if not self._consistency.join(request.stamp.worker, request.stamp.version):
+                return self._not_named(), []
             return Accepted(), []
 
     def leave(self, request: Leave, arrays: list[Array]) -> tuple[Message, list[Array]]:

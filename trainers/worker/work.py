@@ -70,6 +70,7 @@ class Worker:
             TransportError: the servers cannot be reached under this directive.
         """
         kind = _KIND[directive.mode]
+        self.step.client.follow(directive.version)
         if directive.generation != self.generation:
             self.abandon()
         if kind != self._kind:

@@ -133,9 +133,7 @@ def test_a_worker_that_leaves_or_dies_holds_nobody_up() -> None:
     server.leave(Leave(stamp=stamp("c")), [])
     waiting = threading.Thread(target=push, args=(server, "a", 0, [1], 1.0))
     waiting.start()
-    server.adopt(routing_of(["here:1"]), 1, ["a"])
-    for _ in range(3):
-        server.adopt(routing_of(["here:1"]), 1, ["a"])
+    server.adopt(routing_of(["here:1"]), 1, ["a"], version=2)
     waiting.join(10)
     assert not waiting.is_alive()
     assert server.stats(GetStats()).members == ["a"]
