@@ -111,6 +111,7 @@ class RpcServer(flight.FlightServerBase):
             self._handlers[FindStreams.__name__] = (lambda _: found, msgspec.msgpack.Decoder(FindStreams))
         self.address = f"{advertised_host or host}:{self.port}"
         self._stopped = False
+        self._serving: threading.Thread | None = None
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
         entry = self._handlers.get(action.type)
@@ -174,13 +175,17 @@ class RpcServer(flight.FlightServerBase):
 
     def serve_in_background(self) -> None:
         """Serves on a daemon thread until `shutdown`."""
-        threading.Thread(target=self.serve, name="rpc-server", daemon=True).start()
+        self._serving = threading.Thread(target=self.serve, name="rpc-server", daemon=True)
+        self._serving.start()
 
     def shutdown(self) -> None:
         """Cuts all streams and waits for the plain calls under way."""
         if self._streams is not None:
             self._streams.close()
         super().shutdown()
+        # Flight's serve puts signal handling back as it ends, and would close a server that was started meanwhile.
+        if self._serving is not None and self._serving is not threading.current_thread():
+            self._serving.join()
 
     def stop(self, grace_seconds: float = 2.0) -> bool:
         """Stops serving; true when all calls have ended.
