@@ -29,7 +29,7 @@ from elastrec.operators.services import ServiceStack
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
 from elastrec.platform.jobs import Platform, observe
-from elastrec.platform.specs.errors import ClusterError, DataError
+from elastrec.platform.specs.errors import ClusterError, ElastrecError
 
 JOB_FILE = "demo.yaml"
 _STEP_WORDS = {
@@ -90,7 +90,7 @@ def main(home: Path, rows_per_day: int, days: int, wait: bool) -> None:
         console.print("stopped; nothing is left running")
         if not is_done:
             sys.exit(130)
-    except (DemoError, ServiceError, DataError, AirflowApiError) as error:
+    except (DemoError, ServiceError, ElastrecError, AirflowApiError) as error:
         Console(stderr=True, highlight=False).print(f"the demo failed: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
 

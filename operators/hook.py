@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.hook import BaseHook
 
 from elastrec.operators import settings
+from elastrec.platform.specs.environment import CA_FILE
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class ElastrecHook(BaseHook):
     Host, port and password (the cluster's token) name a cluster. Instead of the password, the extra `token_file` may
     name a file that holds it; instead of all three, the extra `agent_state` may name the folder of a node agent on
     this machine. Further extras: `tracking_uri` and `work_uri` (both needed), `mlflow_ui_url`, `base_folder`, `ca`
-    (PEM text or the path of a PEM file), `backend` (default `local`).
+    (PEM text or the path of a PEM file), `tls_folder` (ca.pem, tls.crt and tls.key for the pods of jobs; default: the
+    folder that `ELASTREC_TLS` names, as for the command line), `backend` (default `local`).
     """
 
     conn_name_attr = "elastrec_conn_id"
@@ -43,7 +45,7 @@ class ElastrecHook(BaseHook):
         Raises:
             SpecError: fields of the connection are missing or wrong; names all of them.
         """
-        from elastrec.platform.jobs import Platform
+        from elastrec.platform.jobs import Platform, read_tls
 
         connection = self.get_connection(self.elastrec_conn_id)
         extra: dict[str, Any] = connection.extra_dejson
@@ -54,12 +56,14 @@ class ElastrecHook(BaseHook):
         ]
         if problems:
             raise SpecError(problems, f"the connection {self.elastrec_conn_id}")
+        folder = _tls_folder(extra)
         return Platform.connect(
-            self._cluster(connection, extra),
+            self._cluster(connection, extra, folder),
             str(extra["tracking_uri"]),
             str(extra["work_uri"]),
             ui_url=str(extra.get("mlflow_ui_url") or ""),
             base_folder=Path(str(extra["base_folder"])) if extra.get("base_folder") else None,
+            pod_tls=read_tls(folder, "extra.tls_folder") if folder else None,
         )
 
     def test_connection(self) -> tuple[bool, str]:
@@ -71,12 +75,12 @@ class ElastrecHook(BaseHook):
         gib = capacity.total.memory_bytes / 2**30
         return True, f"the cluster has {capacity.total.cores:g} cores and {gib:.1f} GiB for pods"
 
-    def _cluster(self, connection: Connection, extra: dict[str, Any]) -> ClusterConfig:
+    def _cluster(self, connection: Connection, extra: dict[str, Any], folder: Path | None) -> ClusterConfig:
         from elastrec.platform.clusters import ClusterConfig, config_of
         from elastrec.platform.clusters.local.life_cycle import find_agent
 
         if extra.get("agent_state"):
-            found = find_agent(str(extra["agent_state"]))
+            found = find_agent(str(extra["agent_state"]), folder)
             if found is None:
                 raise ClusterError(f"extra.agent_state: no node agent runs in {extra['agent_state']}")
             return config_of(found)
@@ -92,13 +96,20 @@ class ElastrecHook(BaseHook):
         ]
         if problems:
             raise SpecError(problems, f"the connection {self.elastrec_conn_id}")
-        ca = str(extra.get("ca") or "")
+        ca = str(extra.get("ca") or (folder / CA_FILE if folder else ""))
         return ClusterConfig(
             backend=str(extra.get("backend") or "local"),
             address=f"{connection.host}:{connection.port}",
             token=str(token),
             tls=ca if ca.startswith("-----BEGIN") else _text_of(ca, "extra.ca"),
         )
+
+
+def _tls_folder(extra: dict[str, Any]) -> Path | None:
+    from elastrec.platform.jobs import tls_folder
+
+    named = str(extra.get("tls_folder") or "")
+    return Path(named).absolute() if named else tls_folder()
 
 
 def _text_of(path: str, field: str) -> str:

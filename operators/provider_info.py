@@ -61,6 +61,11 @@ def get_provider_info() -> dict[str, Any]:
                         "schema": _TEXT,
                         "description": "PEM text or path of a PEM file; empty: plain TCP.",
                     },
+                    "tls_folder": {
+                        "label": "Folder with TLS material for pods",
+                        "schema": _TEXT,
+                        "description": "ca.pem, tls.crt, tls.key; default: what ELASTREC_TLS names.",
+                    },
                 },
             }
         ],

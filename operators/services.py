@@ -114,6 +114,8 @@ class ServiceStack:
             ServiceError: a service ended, is not healthy within two minutes, or another stack uses this home.
         """
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # It may be there already, with others' rights: the demo's click log is made first.
+        self.home.chmod(0o700)
         self._lock = hold(self.home / "services.lock")
         forgotten = end_forgotten(self._record)
         if forgotten:
@@ -166,8 +168,9 @@ class ServiceStack:
         """How to reach the node agent."""
         from elastrec.platform.clusters import config_of
         from elastrec.platform.clusters.local.life_cycle import find_agent
+        from elastrec.platform.jobs import tls_folder
 
-        found = find_agent(self.agent_state)
+        found = find_agent(self.agent_state, tls_folder())
         if found is None:
             raise ServiceError(f"no node agent runs in {self.agent_state}; see {self.agent_state}")
         return config_of(found)
@@ -199,13 +202,15 @@ class ServiceStack:
 
     def _start_agent(self) -> None:
         from elastrec.platform.clusters.local.life_cycle import start_agent
+        from elastrec.platform.jobs import tls_folder
 
-        start_agent(self.agent_state, cores=self._cores, memory_bytes=self._memory_bytes)
+        start_agent(self.agent_state, cores=self._cores, memory_bytes=self._memory_bytes, tls_folder=tls_folder())
 
     def _stop_agent(self) -> None:
         from elastrec.platform.clusters.local.life_cycle import stop_agent
+        from elastrec.platform.jobs import tls_folder
 
-        stop_agent(self.agent_state)
+        stop_agent(self.agent_state, tls_folder=tls_folder())
 
     def _migrate(self) -> None:
         log_file = self.home / "logs" / "migrate.log"

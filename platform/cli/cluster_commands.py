@@ -166,7 +166,8 @@ def agent_start(cores: float | None, memory: str | None) -> None:
             raise ValueError("more than 0, for example 8Gi")
     except ValueError as error:
         raise SpecError([FieldProblem("--memory", repr(memory), str(error))], "the command line") from None
-    start_agent(jobs.home_folder() / "agent", cores=cores, memory_bytes=memory_bytes)
+    state = jobs.home_folder() / "agent"
+    start_agent(state, cores=cores, memory_bytes=memory_bytes, tls_folder=jobs.tls_folder())
     _show_capacity()
 
 
@@ -175,7 +176,7 @@ def agent_stop() -> None:
     """Stop the node agent and every pod it runs."""
     from elastrec.platform.clusters.local import stop_agent
 
-    stop_agent(jobs.home_folder() / "agent")
+    stop_agent(jobs.home_folder() / "agent", tls_folder=jobs.tls_folder())
     click.echo("stopped")
 
 

@@ -18,7 +18,7 @@ from elastrec.platform.jobs.launching import finish, launch, launch_request, rem
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
 from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, ledger
 from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare, warm_start
-from elastrec.platform.jobs.surroundings import Platform, home_folder
+from elastrec.platform.jobs.surroundings import Platform, home_folder, read_tls, tls_folder
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
 
 __all__ = [
@@ -49,11 +49,13 @@ __all__ = [
     "ledger",
     "observe",
     "prepare",
+    "read_tls",
     "register",
     "remove_pods",
     "result",
     "start_evaluator",
     "stop",
+    "tls_folder",
     "wait_for_master",
     "warm_start",
 ]

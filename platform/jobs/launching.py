@@ -57,7 +57,10 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
         ClusterError: the cluster refused the pod, uses TLS while there is none for pods, or the master did not come up.
     """
     if platform.tls and not platform.pod_tls:
-        raise ClusterError("the cluster uses TLS, but there is no pod_tls: give its pods a certificate and a key")
+        raise ClusterError(
+            "the cluster uses TLS, but there is no pod_tls: name the folder with ca.pem, tls.crt and tls.key in "
+            "ELASTREC_TLS or in tls_folder of the connection"
+        )
     name = pod_name(prepared.job_id, Role.MASTER)
     history = History(platform.tracking_uri, job_from_json(prepared.job_json).spec.history.experiment, platform.ui_url)
     run_id = history.start_run(prepared, allocation)

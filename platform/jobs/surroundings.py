@@ -13,12 +13,14 @@ import msgspec
 from elastrec.platform.clusters import ClusterConfig, config_of, connect_cluster
 from elastrec.platform.clusters.local import find_agent, start_agent
 from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.specs.environment import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 from elastrec.platform.transport import TlsConfig
 
 HOME_VARIABLE = "ELASTREC_HOME"
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 CLUSTER_VARIABLE = "ELASTREC_CLUSTER"
+TLS_VARIABLE = "ELASTREC_TLS"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,16 @@ class Platform:
         base_folder: Path | None = None,
         pod_tls: TlsConfig | None = None,
     ) -> Platform:
-        """A platform on a cluster that is already there."""
+        """A platform on a cluster that is already there.
+
+        Raises:
+            ClusterError: `pod_tls` is given although the cluster itself has no TLS: nobody would trust those pods.
+        """
+        if pod_tls and not cluster_config.tls:
+            raise ClusterError(
+                "pod_tls: there is TLS for pods, but the cluster has none; give the cluster's root certificate too, or "
+                f"remove the setting ({TLS_VARIABLE}, or tls_folder of the connection)"
+            )
         cluster = connect_cluster(cluster_config)
         return Platform(cluster, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url, pod_tls)
 
@@ -60,26 +71,34 @@ class Platform:
 
         `ELASTREC_HOME` (default `~/.elastrec`) holds the local node agent's state and the platform's files;
         `ELASTREC_CLUSTER` names the JSON file of another cluster; `MLFLOW_TRACKING_URI` the tracking server (default:
-        an SQLite file in the home folder).
+        an SQLite file in the home folder); `ELASTREC_TLS` a folder with ca.pem, tls.crt and tls.key for the local node
+        agent and for the pods of jobs.
 
         Args:
             start: start the local node agent when none runs.
 
         Raises:
             ClusterError: no node agent runs and `start` is false, or it cannot be started.
-            SpecError: the file that `ELASTREC_CLUSTER` names cannot be read.
+            SpecError: the file that `ELASTREC_CLUSTER` or the folder that `ELASTREC_TLS` names cannot be read.
         """
-        home = home_folder()
-        tracking = os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{home}/mlflow.db"
+        home, tls = home_folder(), tls_folder()
+        work, database = home / "work", home / "mlflow.db"
+        # The home may be an older folder that others can enter; what is made in it is the owner's alone.
+        work.mkdir(mode=0o700, exist_ok=True)
+        tracking = os.environ.get(TRACKING_VARIABLE)
+        if not tracking:
+            tracking = f"sqlite:///{database}"
+            database.touch(mode=0o600)
         config_file = os.environ.get(CLUSTER_VARIABLE)
         if config_file:
             config = read_cluster_config(Path(config_file))
         else:
-            cluster = start_agent(home / "agent") if start else find_agent(home / "agent")
+            state = home / "agent"
+            cluster = start_agent(state, tls_folder=tls) if start else find_agent(state, tls)
             if cluster is None:
                 raise ClusterError(f"no node agent runs for {home}; start one with `elastrec agent start`")
             config = config_of(cluster)
-        return Platform.connect(config, tracking, str(home / "work"))
+        return Platform.connect(config, tracking, str(work), pod_tls=read_tls(tls) if tls else None)
 
     @property
     def tls(self) -> TlsConfig | None:
@@ -105,6 +124,41 @@ def home_folder() -> Path:
         problem = FieldProblem(HOME_VARIABLE, value, "a folder that can be made and written", "correct the variable")
         raise SpecError([problem], "the environment") from None
     return home
+
+
+def tls_folder() -> Path | None:
+    """The folder that `ELASTREC_TLS` names, checked; None where TLS is not set up.
+
+    Raises:
+        SpecError: it lacks files, or they cannot be read.
+    """
+    named = os.environ.get(TLS_VARIABLE)
+    if not named:
+        return None
+    folder = Path(named).absolute()
+    read_tls(folder)
+    return folder
+
+
+def read_tls(folder: Path, setting: str = TLS_VARIABLE) -> TlsConfig:
+    """Root, certificate and key of a folder, as a node agent and the pods of jobs need them.
+
+    Args:
+        setting: what named the folder; stands in the message.
+
+    Raises:
+        SpecError: a file is missing, empty or cannot be read.
+    """
+    names = (CA_FILE, CERTIFICATE_FILE, KEY_FILE)
+    try:
+        problem = ", ".join(f"no {name}" for name in names if not (folder / name).is_file())
+        material = None if problem else TlsConfig.from_folder(folder)
+    except OSError as error:
+        material, problem = None, str(error)
+    if material is None:
+        wrong = FieldProblem(setting, f"{str(folder)!r} ({problem})", f"a folder with {', '.join(names)} (PEM)")
+        raise SpecError([wrong], "the TLS settings")
+    return material
 
 
 def read_cluster_config(file: Path) -> ClusterConfig:

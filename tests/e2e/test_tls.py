@@ -13,7 +13,7 @@ from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.specs import load_job
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport import RpcClient, TlsConfig
+from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import GetStatus, Status
 from tests.bad_input.case import Place
 from tests.processes import wait_for
@@ -33,15 +33,16 @@ def tls_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_job_trains_with_tls_on_every_port(tmp_path: Path, tls_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # MLflow puts artifacts beside an SQLite file's user
     place = Place(tmp_path)
+    monkeypatch.setenv("ELASTREC_HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("ELASTREC_TLS", str(tls_folder))
     agent = tmp_path / "agent"
     cluster = start_agent(agent, cores=8, memory_bytes=16 * 2**30, limits="threads", tls_folder=tls_folder)
     try:
-        tracking, work = f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "work")
-        material = TlsConfig.from_folder(tls_folder)
-        bare = jobs.Platform.connect(config_of(cluster), tracking, work)
-        platform = jobs.Platform.connect(config_of(cluster), tracking, work, pod_tls=material)
+        platform = jobs.Platform.from_environment(start=False)
+        bare = jobs.Platform.connect(config_of(cluster), platform.tracking_uri, platform.work_uri)
         prepared = jobs.prepare(platform, load_job(place.content), "click-tls")
-        with pytest.raises(ClusterError, match="pod_tls"):
+        with pytest.raises(ClusterError, match="ELASTREC_TLS"):
             jobs.launch(bare, prepared, jobs.warm_start(bare, prepared))
         assert cluster.list() == []
         jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))

@@ -1,0 +1,65 @@
+"""Where things are: what the environment says, and what is wrong with it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform.clusters import ClusterConfig
+from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.jobs import Platform, read_tls, tls_folder
+from elastrec.platform.specs.errors import ClusterError, SpecError
+
+FILES = ("ca.pem", "tls.crt", "tls.key")
+
+
+@pytest.fixture
+def material(tmp_path: Path) -> Path:
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    for name in FILES:
+        (folder / name).write_text(f"text of {name}")
+    return folder
+
+
+def test_tls_is_off_unless_a_folder_is_named(monkeypatch: pytest.MonkeyPatch, material: Path) -> None:
+    monkeypatch.delenv("ELASTREC_TLS", raising=False)
+    assert tls_folder() is None
+    monkeypatch.setenv("ELASTREC_TLS", str(material))
+    assert tls_folder() == material
+    assert read_tls(material).key_pem == b"text of tls.key"
+
+
+@pytest.mark.parametrize("missing", FILES)
+def test_a_folder_that_lacks_a_file_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, material: Path, missing: str
+) -> None:
+    (material / missing).unlink()
+    monkeypatch.setenv("ELASTREC_TLS", str(material))
+    with pytest.raises(SpecError, match=rf"ELASTREC_TLS.*no {missing}.*a folder with ca.pem, tls.crt, tls.key"):
+        tls_folder()
+
+
+def test_tls_for_pods_of_a_cluster_without_it_is_refused(material: Path) -> None:
+    config = ClusterConfig(backend="local", address="127.0.0.1:1", token="secret")
+    with pytest.raises(ClusterError, match=r"pod_tls.*the cluster has none.*ELASTREC_TLS"):
+        Platform.connect(config, "", "work", pod_tls=read_tls(material))
+
+
+def test_work_folder_and_history_are_the_owners_alone_in_a_home_that_others_can_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    monkeypatch.setenv("ELASTREC_HOME", str(home))
+    for variable in ("ELASTREC_TLS", "ELASTREC_CLUSTER", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    start_agent(home / "agent", cores=1, memory_bytes=2**30, limits="threads").close()
+    try:
+        Platform.from_environment(start=False)
+    finally:
+        stop_agent(home / "agent")
+    assert {path.name for path in home.iterdir()} == {"agent", "work", "mlflow.db"}
+    assert [path.name for path in home.iterdir() if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
