@@ -1,4 +1,4 @@
-"""Text files (CSV and the two Criteo layouts): what the header says, and where rows begin.
+"""Text files (CSV, and Criteo TSV with or without a header): what the header says, and where rows begin.
 
 Rows end with a line feed; blank lines are no rows. A quoted field may hold the delimiter but no line break, because
 random access looks for line breaks without parsing what is before them.
@@ -157,7 +157,9 @@ def _header(data: TrainingData, uri: str, head: bytes) -> tuple[str, list[str], 
     if not line:
         raise DataError(f"{uri}: the file is empty; remove it or write its rows")
     criteo = data.format is FileFormat.CRITEO_TSV
-    delimiter = ("\t" if "\t" in line else ",") if criteo else data.csv.delimiter
+    if criteo and "\t" not in line and "," in line:
+        raise _no_tabs(uri, line)
+    delimiter = "\t" if criteo else data.csv.delimiter
     cells = [cell.strip().strip('"') for cell in line.split(delimiter)]
     if criteo:
         return delimiter, *_criteo_columns(data, uri, cells, begin, end + 1)
@@ -173,6 +175,21 @@ def _header(data: TrainingData, uri: str, head: bytes) -> tuple[str, list[str], 
     if doubled:
         raise DataError(f"{uri}: the header names {doubled} more than once; every column needs its own name")
     return delimiter, cells, end + 1
+
+
+def _no_tabs(uri: str, line: str) -> DataError:
+    """What to write instead for a Criteo log that somebody saved with commas."""
+    cells = [cell.strip().strip('"') for cell in line.split(",")]
+    label = next((cell for cell in cells if cell.lower() == "label"), None)
+    mend = (
+        "csv.has_header: false and csv.column_names: [label, I1, ..., I13, C1, ..., C26]"
+        if label is None
+        else f"data.label: {label}"
+    )
+    return DataError(
+        f"{uri}: the fields of the first line are separated by commas, those of format: criteo_tsv by tabs; "
+        f"use format: csv with {mend}"
+    )
 
 
 def _criteo_columns(data: TrainingData, uri: str, cells: list[str], first: int, second: int) -> tuple[list[str], int]:

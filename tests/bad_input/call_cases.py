@@ -121,4 +121,6 @@ CASES = [
          ("backend", "'mesos'", "local")),
     Case(AROUND, "a file in the home folder's place", around("ELASTREC_HOME", "not a folder", "run", "JOB"),
          ("ELASTREC_HOME", "surroundings", "a folder")),
+    Case(AROUND, "TLS from a folder that is none", around("ELASTREC_TLS", None, "run", "JOB"),
+         ("ELASTREC_TLS", "surroundings", "no ca.pem", "a folder with ca.pem, tls.crt, tls.key")),
 ]  # fmt: skip

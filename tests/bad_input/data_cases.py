@@ -182,4 +182,6 @@ CASES = [
          ("part-0.csv", "line break", "remove it")),
     Case(TEXT, "a Criteo row of 5 fields", text("0\t1\t2\t3\t4\n", "criteo_tsv"),
          ("40 fields", "found 5 fields", "format: csv")),
+    Case(TEXT, "commas where Criteo's tabs are promised", text(HEADER + ROW, "criteo_tsv"),
+         ("separated by commas", "criteo_tsv by tabs", "format: csv", "data.label: label")),
 ]  # fmt: skip

@@ -134,11 +134,11 @@ def test_every_spelling_of_a_criteo_file_gives_the_same_batch(tmp_path: Path) ->
     names = [*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     floats = [f"{n}.0" if n else "" for n in numbers]
     write_lines(tmp_path / "plain.tsv", "\t".join(["1", *numbers, *codes]))
-    write_lines(tmp_path / "header.csv", ",".join(["label", *names]), ",".join(["1", *floats, *codes]))
-    write_lines(tmp_path / "ids.csv", ",".join(["Id", "Label", *names]), ",".join(["10000", "1", *numbers, *codes]))
+    write_lines(tmp_path / "header.tsv", "\t".join(["label", *names]), "\t".join(["1", *floats, *codes]))
+    write_lines(tmp_path / "ids.tsv", "\t".join(["Id", "Label", *names]), "\t".join(["10000", "1", *numbers, *codes]))
     batches = [
         next(_reader(_criteo(tmp_path / name)).read(0, 1, seed=0, shuffle=True, batch_size=1))
-        for name in ("plain.tsv", "header.csv", "ids.csv")
+        for name in ("plain.tsv", "header.tsv", "ids.tsv")
     ]
     assert batches[0] == batches[1] == batches[2]
     assert batches[0].column("C1").to_pylist() == [0x68FD1E64]
@@ -149,6 +149,16 @@ def test_every_spelling_of_a_criteo_file_gives_the_same_batch(tmp_path: Path) ->
 def test_a_criteo_file_with_another_number_of_fields_is_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.tsv", "\t".join(["1"] * 39))
     with pytest.raises(DataError, match=r"a\.tsv: a Criteo row has 40 fields.*found 39"):
+        build_manifest(_criteo(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("first", "mend"),
+    [("label,I1,C1", "data.label: label"), ("Id,Label,I1", "data.label: Label"), (",".join("1" * 40), "column_names")],
+)
+def test_a_criteo_file_with_commas_is_refused_with_what_to_write_instead(tmp_path: Path, first: str, mend: str) -> None:
+    write_lines(tmp_path / "a.csv", first)
+    with pytest.raises(DataError, match=rf"a\.csv: .*commas.*criteo_tsv by tabs; use format: csv with .*{mend}"):
         build_manifest(_criteo(tmp_path))
 
 
