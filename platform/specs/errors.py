@@ -67,5 +67,9 @@ class HistoryError(ElastrecError):
     """The tracking server refused a record or could not be reached."""
 
 
+class ScalingError(ElastrecError):
+    """A scaling decision cannot be made from what was given; the job keeps its plan."""
+
+
 class JobFailedError(ElastrecError):
     """A training job ended in failure; the message holds the reason and, where there is one, the user's traceback."""

@@ -1,0 +1,264 @@
+"""The plain values of scaling: what was measured on a job, what may be done with it, what was decided.
+
+Units: seconds, bytes, samples, cores (float), currency per hour. Every value is frozen and is JSON in and out
+(`msgspec.json`), so that it can travel through XCom, an artifact of a run, or a simulator's file.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Allocation, Change, Resources, is_positive, require
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of a job in eq. 2–5.
+
+    Attributes:
+        batch_size: m, samples per worker and step.
+        dense_bytes: M, dense parameters; 0 for none.
+        embedding_dimension: D, numbers per row.
+        network_bytes_per_second: B, between one worker and the servers.
+    """
+
+    batch_size: int
+    dense_bytes: int
+    embedding_dimension: int
+    network_bytes_per_second: float = 1.25e9
+
+    def __post_init__(self) -> None:
+        mend = "take it from the job file"
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1", mend)
+        require(self.dense_bytes >= 0, "dense_bytes", self.dense_bytes, "0 or more", mend)
+        require(self.embedding_dimension >= 1, "embedding_dimension", self.embedding_dimension, "at least 1", mend)
+        speed = self.network_bytes_per_second
+        require(is_positive(speed), "network_bytes_per_second", speed, "above 0", "give the network's speed")
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job measured at one allocation. Not checked when made: profiles come from runs of all kinds.
+
+    Attributes:
+        iteration_seconds: mean step of a worker without its wait for data; T_iter of eq. 1.
+        compute_seconds: the part of it that the worker computed (T_grad, eq. 2); None where it was not measured.
+        iterations: steps that the means are over.
+    """
+
+    allocation: Allocation
+    iteration_seconds: float
+    compute_seconds: float | None = None
+    iterations: int = 1
+
+
+class Overheads(msgspec.Struct, frozen=True, kw_only=True):
+    """What changing a job costs on one cluster, from its own measured starts and migrations (`objectives`).
+
+    Attributes:
+        worker_start_seconds, server_start_seconds: from the request to training; the job trains on meanwhile.
+        migration_pause_seconds: training stands still when servers or a pod's size change.
+        measured: how many starts and migrations stand behind the numbers; 0: documented defaults.
+    """
+
+    worker_start_seconds: float = 60.0
+    server_start_seconds: float = 60.0
+    migration_pause_seconds: float = 30.0
+    measured: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("worker_start_seconds", "server_start_seconds", "migration_pause_seconds"):
+            value = getattr(self, field)
+            require(math.isfinite(value) and value >= 0, f"overheads.{field}", value, "0 or more", "correct it")
+
+
+class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that a job must have at the end of its horizon, whatever its throughput.
+
+    Attributes:
+        worker_bytes: of one worker.
+        server_base_bytes: of one server before its first row.
+        embedding_bytes: of all rows together; servers share them.
+        imbalance: the fullest server's share over the mean, ≥ 1.
+    """
+
+    worker_bytes: int
+    server_base_bytes: int
+    embedding_bytes: int
+    imbalance: float = 1.1
+
+    def server_bytes(self, servers: int) -> int:
+        """Of the fullest of so many servers."""
+        return math.ceil(self.server_base_bytes + self.imbalance * self.embedding_bytes / servers)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one job's plans, both ends included."""
+
+    workers: tuple[int, int] = (1, 64)
+    parameter_servers: tuple[int, int] = (1, 16)
+    worker_cores: tuple[float, float] = (0.25, 32.0)
+    parameter_server_cores: tuple[float, float] = (0.25, 32.0)
+    parameter_server_memory_bytes: tuple[int, int] = (256 * 2**20, 256 * 2**30)
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            low, high = getattr(self, field)
+            require(0 < low <= high, f"limits.{field}", (low, high), "0 < low ≤ high", "correct the job's limits")
+
+
+class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a decision about one running job needs.
+
+    Attributes:
+        allocation: what it has now.
+        remaining_samples: Φ of eq. 14.
+        observations: of this job; any order, any number, not yet cleaned.
+        prior: what is known before the first measurement, the most similar finished job's coefficients.
+        memory: None when memory is not forecast: plans then keep the memory per pod.
+        movable: what can be changed while it runs; plans change nothing else.
+        until_next_change_seconds: the window until the job may be rescaled again (cool-down included).
+        reference_samples_per_second: what was promised to it before plans that save; 0: what it has now.
+        priority: multiplies its weight; 1 is normal.
+    """
+
+    job_id: str
+    shape: ModelShape
+    allocation: Allocation
+    remaining_samples: float
+    observations: tuple[Observation, ...] = ()
+    prior: Prior | None = None
+    memory: MemoryNeed | None = None
+    limits: Limits = Limits()
+    movable: frozenset[Change] = frozenset(Change)
+    until_next_change_seconds: float = 180.0
+    reference_samples_per_second: float = 0.0
+    team: str = "default"
+    priority: float = 1.0
+
+    def __post_init__(self) -> None:
+        mend = f"correct the profile of {self.job_id}"
+        left = self.remaining_samples
+        require(math.isfinite(left) and left >= 0, "remaining_samples", left, "0 or more", mend)
+        window = self.until_next_change_seconds
+        require(is_positive(window), "until_next_change_seconds", window, "above 0", mend)
+        require(is_positive(self.priority), "priority", self.priority, "above 0", mend)
+
+
+class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
+    """α and β of eq. 2–5, in seconds per unit of their feature; all ≥ 0.
+
+    Attributes:
+        fixed: Σβ. The four β are not separately identifiable: each is a constant added to T_iter.
+        compute_fixed: the part of `fixed` that belongs to T_grad; None where compute was not measured by itself.
+    """
+
+    gradient: float
+    update: float
+    synchronise: float
+    embedding: float
+    fixed: float
+    compute_fixed: float | None = None
+
+
+class Prior(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a young job's model starts.
+
+    Attributes:
+        source: for people, the id of the finished job.
+        strength: how many measured configurations it is worth at first.
+    """
+
+    coefficients: Coefficients
+    source: str
+    strength: float = 1.0
+
+
+class CandidateKind(StrEnum):
+    """What a candidate is for."""
+
+    STAY = "stay"
+    GROW = "grow"
+    SAVE = "save"
+    EXPLORE = "explore"
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that could be done with a job, and what it is predicted to bring.
+
+    Attributes:
+        samples_per_second: Ψ with it.
+        relative_error: of that prediction, one standard deviation.
+        gain: TG of eq. 8, samples/s, overhead taken off.
+        overhead: samples/s.
+        cost_per_hour: RC of eq. 7, against what the job has now; negative: it saves.
+        needs: resources against what the job has now; negative: given back.
+    """
+
+    allocation: Allocation
+    kind: CandidateKind
+    samples_per_second: float
+    gain: float
+    overhead: float
+    cost_per_hour: float
+    needs: Resources
+    relative_error: float = 0.0
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """One job's candidates, the first of which is always to stay; the value that mapped tasks hand on.
+
+    Attributes:
+        samples_per_second: Ψ now.
+        notes: for people: how far the model is to be trusted and why.
+    """
+
+    job_id: str
+    allocation: Allocation
+    remaining_samples: float
+    samples_per_second: float
+    candidates: tuple[Candidate, ...]
+    priority: float = 1.0
+    team: str = "default"
+    notes: tuple[str, ...] = ()
+
+
+class Considered(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate after the choice: a line of the explanation.
+
+    Attributes:
+        weight: WG of eq. 14.
+        value: RE · WG of eq. 12; None where RC ≤ 0, for which RE is not defined.
+        why: why it was chosen, or why not.
+    """
+
+    candidate: Candidate
+    weight: float
+    value: float | None
+    chosen: bool
+    why: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to become of one job. Applying it is somebody else's work.
+
+    Attributes:
+        before: the allocation that the plan was made for; a plan is stale when the job has another one.
+        allocation: the wanted one.
+        predicted: the chosen candidate.
+        considered: all candidates, the chosen one among them.
+    """
+
+    job_id: str
+    policy: str
+    before: Allocation
+    allocation: Allocation
+    reason: str
+    predicted: Candidate | None = None
+    considered: tuple[Considered, ...] = ()
+
+    @property
+    def changes(self) -> frozenset[Change]:
+        """Empty: the job stays as it is."""
+        return self.before.changes(self.allocation)
