@@ -100,6 +100,14 @@ class Journal:
         Raises:
             JournalError: a line is damaged or missing, or was written by another format.
         """
+        # One transaction: another process may write meanwhile, and a snapshot takes events away.
+        self._database.execute("BEGIN")
+        try:
+            return self._load()
+        finally:
+            self._database.execute("ROLLBACK")
+
+    def _load(self) -> JobState | None:
         try:
             plan_row = self._database.execute("SELECT format, body, checksum FROM plan").fetchone()
             snapshot_row = self._database.execute(
@@ -120,7 +128,7 @@ class Journal:
                 state = decode_state(body)
                 self._last = sequence
             self._snapshotted = self._last
-            for sequence, event in self._events(self._last):
+            for sequence, event in self.events(self._last):
                 state.handle(event)
                 self._last = sequence
         except (sqlite3.Error, msgspec.MsgspecError) as error:
@@ -128,7 +136,12 @@ class Journal:
         self._committed = self._last
         return state
 
-    def _events(self, after: int) -> Iterator[tuple[int, Event]]:
+    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """The committed events with their numbers, oldest first; those before the last snapshot are gone.
+
+        Raises:
+            JournalError: a line is damaged or missing.
+        """
         decoder = msgspec.msgpack.Decoder(Event)
         expected = after + 1
         rows = self._database.execute(

@@ -21,7 +21,7 @@ from elastrec.platform.master.ledger import SCHEMA, write_ledger
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.metrics import Phase
 from tests.platform.master.fakes import FakeCluster
-from tests.platform.master.test_state import World, plan
+from tests.platform.master.world import World, plan
 
 
 class Noting(World):

@@ -32,7 +32,7 @@ from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.fakes import job
 from tests.platform.master.test_service import Stage, stage  # noqa: F401
-from tests.platform.master.test_state import World, disturb, plan
+from tests.platform.master.world import World, disturb, plan
 
 
 def in_training(world: World) -> None:

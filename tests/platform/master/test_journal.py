@@ -13,7 +13,7 @@ from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.shards import Ended
 from elastrec.platform.master.state import JobState
 from elastrec.platform.transport.ledger_messages import Attempt
-from tests.platform.master.test_state import plan
+from tests.platform.master.world import plan
 
 
 def begun(path: Path, events_count: int = 5, snapshot_every: int = 5000) -> JobState:

@@ -19,7 +19,7 @@ from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.transport.job_messages import Heartbeat, WindowMetrics
 from tests.platform.master.fakes import FakeCluster
-from tests.platform.master.test_state import World, plan, running
+from tests.platform.master.world import World, plan, running
 
 
 def beat(pod: str, **metrics: Any) -> Heartbeat:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,222 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import AnswerLease, CommitRecord, CreatePod, DeletePod, Effect
+from elastrec.platform.master.effects import CreatePod
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
-from elastrec.platform.master.plan import JobPlan, Places
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import Mode, SavedPart, Shard, ShardProgress
-
-
-def plan(**changes: Any) -> JobPlan:
-    values: dict[str, Any] = {
-        "job_id": "j",
-        "training_rows": 130,
-        "evaluation_rows": 25,
-        "shard_rows": 10,
-        "epochs": 1,
-        "shuffle": True,
-        "seed": 1,
-        "workers": Places(2, 1.0, 1000),
-        "servers": Places(2, 1.0, 1000),
-        "virtual_buckets": 64,
-        "is_synchronous": False,
-        "start_record": "",
-        "record_template": "file:///store/j/records/000000000000-abcdef01-12345678",
-        "save_interval_seconds": 20.0,
-        "lease_seconds": 60.0,
-        "shard_attempts": 50,
-        "pod_restarts": 40,
-    }
-    return JobPlan(**(values | changes))
-
-
-class World:
-    """Everything around a master, without threads: pods that do what they are told, one act at a time."""
-
-    def __init__(self, job_plan: JobPlan) -> None:
-        self.state = JobState.new(job_plan)
-        self.time = 0.0
-        self.events: list[events.Event] = []
-        self.history: list[bytes] = []
-        self.up: dict[str, dict[str, Any]] = {}
-        self.waiting: list[CreatePod] = []
-        self.commits: list[CommitRecord] = []
-        self.phases = [Phase.PENDING]
-        self.serial = 0
-        self.tell(events.Begun(time=0.0))
-
-    def tell(self, event: events.Event) -> list[Effect]:
-        before = self.state.phases.generation
-        effects = self.state.handle(event)
-        self.events.append(event)
-        self.history.append(encode_state(self.state))
-        if self.phases[-1] is not self.state.phase:
-            self.phases.append(self.state.phase)
-        assert self.state.phases.generation >= before
-        for effect in effects:
-            if isinstance(effect, CreatePod) and effect.name not in self.up:
-                self.waiting.append(effect)
-            elif isinstance(effect, DeletePod):
-                self.up.pop(effect.name, None)
-                self.waiting = [pod for pod in self.waiting if pod.name != effect.name]
-                self.tell(events.PodDeleted(time=self.time, pod=effect.name))
-            elif isinstance(effect, CommitRecord):
-                self.commits.append(effect)
-        return effects
-
-    def start_pod(self) -> None:
-        if self.waiting:
-            pod = self.waiting.pop(0)
-            self.up[pod.name] = {"role": pod.role, "restored": "", "shards": [], "saved": "", "generation": 0}
-            self.serial += 1
-            self.up[pod.name]["incarnation"] = str(self.serial)
-            self.register(pod.name)
-
-    def register(self, name: str) -> None:
-        pod = self.up[name]
-        self.tell(
-            events.PodRegistered(
-                time=self.time,
-                pod=name,
-                role=pod["role"],
-                incarnation=pod["incarnation"],
-                address=f"{name}:1" if pod["role"] is Role.PARAMETER_SERVER else "",
-                restored_order_id=pod["restored"],
-            )
-        )
-
-    def act(self, name: str) -> None:
-        """One heartbeat or lease of a pod that obeys."""
-        pod = self.up[name]
-        directive = self.state.directive(name)
-        if directive.mode is Mode.EXIT:
-            del self.up[name]
-            self.tell(events.PodGone(time=self.time, pod=name, reason="Completed", exit_code=0))
-            return
-        if pod["generation"] != directive.generation:
-            pod["generation"], pod["shards"] = directive.generation, []
-        saved, progress = None, []
-        if pod["role"] is Role.PARAMETER_SERVER:
-            pod["restored"] = directive.restore.order_id if directive.restore else pod["restored"]
-            if directive.save is not None and directive.save.order_id != pod["saved"]:
-                pod["saved"] = directive.save.order_id
-                saved = SavedPart(order_id=directive.save.order_id, manifest_json=b"{}")
-        elif directive.mode in (Mode.TRAIN, Mode.EVALUATE):
-            kind = "train" if directive.mode is Mode.TRAIN else "evaluate"
-            pod["shards"] = [entry for entry in pod["shards"] if entry[0].kind == kind]
-            if not pod["shards"]:
-                self.serial += 1
-                effects = self.tell(
-                    events.ShardsAsked(
-                        time=self.time,
-                        pod=name,
-                        incarnation=pod["incarnation"],
-                        generation=pod["generation"],
-                        request_id=str(self.serial),
-                        count=2,
-                        kind=kind,
-                    )
-                )
-                (answer,) = [effect for effect in effects if isinstance(effect, AnswerLease)]
-                pod["shards"] = [[shard, shard.offset] for shard in answer.shards]
-                return
-            shard, offset = pod["shards"][0]
-            end = min(shard.length, offset + 6)
-            pod["shards"][0][1] = end
-            if end == shard.length:
-                pod["shards"].pop(0)
-            progress = [self.progress(shard, end)]
-        self.tell(
-            events.PodReported(
-                time=self.time,
-                pod=name,
-                incarnation=pod["incarnation"],
-                generation=pod["generation"],
-                reached_version=directive.version,
-                progress=progress,
-                saved=saved,
-                restored_order_id=pod["restored"],
-            )
-        )
-
-    @staticmethod
-    def progress(shard: Shard, offset: int) -> ShardProgress:
-        return ShardProgress(
-            kind=shard.kind, epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=offset
-        )
-
-    def tick(self) -> None:
-        deadline = self.state.next_deadline()
-        if deadline is not None and deadline <= self.time:
-            self.tell(events.Ticked(time=self.time))
-
-    def commit(self, succeed: bool = True) -> None:
-        if self.commits:
-            order = self.commits.pop(0).order_id
-            if succeed:
-                self.tell(events.RecordCommitted(time=self.time, order_id=order))
-            else:
-                self.tell(events.RecordFailed(time=self.time, order_id=order, reason="disk full"))
-
-    def kill(self, name: str, **how: Any) -> None:
-        self.up.pop(name)
-        self.tell(events.PodGone(time=self.time, pod=name, **({"reason": "Error", "exit_code": 137} | how)))
-
-    def run_fairly(self, steps: int = 3000) -> None:
-        """Everybody behaves from now on."""
-        for _ in range(steps):
-            if self.state.is_swept():
-                return
-            self.start_pod()
-            for name in list(self.up):
-                if name in self.up:
-                    self.act(name)
-            self.commit()
-            self.time += 0.5
-            self.tick()
-        raise AssertionError(f"the job hangs: {self.state.phase}, {self.state.training}")
-
-
-def disturb(world: World, chance: random.Random) -> None:
-    """One act of a hostile world."""
-    what = chance.random()
-    name = chance.choice(sorted(world.up)) if world.up else ""
-    if what < 0.15:
-        world.start_pod()
-    elif what < 0.75 and name:
-        world.act(name)
-    elif what < 0.79 and name:
-        world.kill(name)
-    elif what < 0.81 and name:
-        incarnation = world.up[name]["incarnation"]
-        world.tell(events.PodSilent(time=world.time, pod=name, incarnation=incarnation, silent_seconds=15.0))
-    elif what < 0.83 and name:
-        incarnation = world.up[name]["incarnation"]
-        world.tell(
-            events.PodFailed(time=world.time, pod=name, incarnation=incarnation, retryable=True, reason="no memory")
-        )
-        world.up.pop(name, None)
-    elif what < 0.85 and name:
-        # Another process under the same name.
-        world.serial += 1
-        world.up[name] |= {"incarnation": str(world.serial), "restored": "", "shards": [], "generation": 0}
-        world.register(name)
-    elif what < 0.89:
-        world.commit(succeed=chance.random() < 0.7)
-    elif what < 0.91:
-        world.tell(events.SaveAsked(time=world.time))
-    elif what < 0.93:
-        world.tell(events.Restarted(time=world.time))
-        world.commits = world.commits[-1:]
-    elif what < 0.95:
-        world.tell(
-            events.ShapeAsked(time=world.time, workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))
-        )
-    else:
-        world.time += chance.choice([0.1, 5.0, 70.0])
-        world.tick()
+from elastrec.platform.transport.job_messages import Mode, SavedPart
+from tests.platform.master.world import World, disturb, plan, running
 
 
 @settings(max_examples=150, deadline=None)
@@ -284,17 +73,6 @@ def test_a_quiet_job_takes_the_straight_way():
         Phase.SUCCEEDED,
     ]
     assert world.state.training.samples == 130 and world.state.phases.generation == 0
-
-
-def running(job_plan: JobPlan | None = None, rounds: int = 4) -> World:
-    world = World(job_plan or plan())
-    for _ in range(4):
-        world.start_pod()
-    for _ in range(rounds):
-        for name in list(world.up):
-            world.act(name)
-    assert world.state.phase is Phase.TRAINING
-    return world
 
 
 def test_the_routing_table_is_complete_only_when_all_servers_have_registered():
