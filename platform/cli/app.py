@@ -18,7 +18,7 @@ _LAZY = {
     "validate": "job_commands",
     "render": "job_commands",
     "run": "run_command",
-    "status": "cluster_commands",
+    "status": "status_command",
     "logs": "cluster_commands",
     "stop": "cluster_commands",
     "explain": "past_commands",

@@ -12,35 +12,64 @@ from rich.text import Text
 
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 
-_PLAIN_LINE_EVERY_SECONDS = 5.0
+PLAIN_LINE_EVERY_SECONDS = 5.0
+_LONG_BAR, _SHORT_BAR = 20, 10
+_EXPENDABLE = ("servers", "workers", "samples", "bar", "speed", "loss", "auc", "shards")
 
 
-def progress_line(metrics: TrainingMetrics) -> str:
-    """One line of text about a job at one moment."""
-    parts = [f"{metrics.phase.value:<10}"]
-    if metrics.phase is Phase.EVALUATING:
-        done, total = metrics.evaluation_shards_done, metrics.evaluation_shards_total
-    else:
-        done, total = metrics.shards_done, metrics.shards_total
+def progress_line(metrics: TrainingMetrics, width: int | None = None) -> str:
+    """One line of text about a job at one moment.
+
+    Args:
+        width: of the terminal, in characters; what matters least is left out until the line fits. None: everything.
+    """
+    parts = _parts(metrics)
+    for name in _EXPENDABLE:
+        if width is None or len("  ".join(parts.values())) <= width:
+            break
+        if name == "bar" and name in parts and len(parts[name]) > _SHORT_BAR + 2:
+            parts[name] = _bar(metrics, _SHORT_BAR)
+            if len("  ".join(parts.values())) <= width:
+                break
+        parts.pop(name, None)
+    return "  ".join(parts.values())
+
+
+def _parts(metrics: TrainingMetrics) -> dict[str, str]:
+    """What a line consists of, from left to right."""
+    parts = {"phase": f"{metrics.phase.value:<10}"}
+    done, total = _shards(metrics)
     if total:
-        filled = round(20 * done / total)
-        parts.append(f"[{'█' * filled}{'·' * (20 - filled)}] shards {done}/{total}")
+        parts["bar"] = _bar(metrics, _LONG_BAR)
+        parts["shards"] = f"shards {done}/{total}"
     if metrics.samples_trained:
-        parts.append(f"samples {metrics.samples_trained:,}")
-    if metrics.samples_per_second:
-        parts.append(f"{metrics.samples_per_second:,.0f}/s")
+        parts["samples"] = f"samples {metrics.samples_trained:,}"
+    if metrics.samples_per_second and metrics.phase is Phase.TRAINING:
+        parts["speed"] = f"{metrics.samples_per_second:,.0f}/s"
     if metrics.loss is not None:
-        parts.append(f"loss {metrics.loss:.4f}")
+        parts["loss"] = f"loss {metrics.loss:.4f}"
     if metrics.auc is not None:
-        parts.append(f"{'AUC' if metrics.evaluated else 'train AUC'} {metrics.auc:.4f}")
+        parts["auc"] = f"{'AUC' if metrics.evaluated else 'train AUC'} {metrics.auc:.4f}"
     for role, word in ((Role.WORKER, "workers"), (Role.PARAMETER_SERVER, "servers")):
         pods = [pod for pod in metrics.pods if pod.role is role]
         if pods and not metrics.phase.is_final:
             up = sum(pod.state.lower() in ("ready", "running") for pod in pods)
-            parts.append(f"{word} {up}/{len(pods)}")
+            parts[word] = f"{word} {up}/{len(pods)}"
     if metrics.reason and metrics.phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.FAILED):
-        parts.append(f"({metrics.reason.splitlines()[0][:90]})")
-    return "  ".join(parts)
+        parts["reason"] = f"({metrics.reason.splitlines()[0][:90]})"
+    return parts
+
+
+def _shards(metrics: TrainingMetrics) -> tuple[int, int]:
+    if metrics.phase is Phase.EVALUATING:
+        return metrics.evaluation_shards_done, metrics.evaluation_shards_total
+    return metrics.shards_done, metrics.shards_total
+
+
+def _bar(metrics: TrainingMetrics, cells: int) -> str:
+    done, total = _shards(metrics)
+    filled = round(cells * done / total)
+    return f"[{'█' * filled}{'·' * (cells - filled)}]"
 
 
 class JobProgress:
@@ -55,7 +84,7 @@ class JobProgress:
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._terminal = self._console.is_terminal
         self._live: Live | None = None
-        self._phase: Phase | None = None
+        self._shown: TrainingMetrics | None = None
         self._last = ""
         self._printed = ""
         self._printed_at = 0.0
@@ -74,16 +103,21 @@ class JobProgress:
         """The job now; a phase that ended keeps its last line."""
         if self._quiet:
             return
-        line = progress_line(metrics)
-        if self._phase is not metrics.phase:
+        before, self._shown = self._shown, metrics
+        if before is not None and before.phase is not metrics.phase:
+            # Between two looks the phase came to its end: its last line is about that, not about the look before.
+            self._put(metrics.model_copy(update={"phase": before.phase, "reason": before.reason}))
             self._settle()
-            self._phase = metrics.phase
+        self._put(metrics)
+
+    def _put(self, metrics: TrainingMetrics) -> None:
+        line = progress_line(metrics, self._console.width if self._terminal else None)
         if self._terminal:
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=4, transient=False)
                 self._live.start()
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
-        elif line != self._last and time.monotonic() - self._printed_at >= _PLAIN_LINE_EVERY_SECONDS:
+        elif line != self._last and time.monotonic() - self._printed_at >= PLAIN_LINE_EVERY_SECONDS:
             self._print(line)
             self._printed_at = time.monotonic()
         self._last = line

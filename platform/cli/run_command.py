@@ -44,6 +44,7 @@ def run(
     platform = jobs.Platform.from_environment()
     job_id = jobs.job_id_for(job.metadata.name, run_key or uuid.uuid4().hex)
     with JobProgress() as progress:
+        progress.say("Checking job, data and model")
         prepared = jobs.prepare(platform, job, job_id, interval)
         if prepared.adaptation:
             progress.say(f"Continues from {prepared.start_record}\n{prepared.adaptation}")

@@ -80,6 +80,12 @@ def pod_last_words(platform: Platform, pod: PodStatus) -> str:
 
 
 def jobs(platform: Platform) -> list[Observation]:
-    """Every job of the cluster, by name."""
-    names = sorted({pod.job for pod in platform.cluster.list() if pod.role is Role.MASTER})
-    return [observe(platform, name) for name in names]
+    """Every job of the cluster, by name; one that is removed while it is looked at is left out."""
+    found = []
+    for name in sorted({pod.job for pod in platform.cluster.list() if pod.role is Role.MASTER}):
+        try:
+            found.append(observe(platform, name))
+        except ClusterError:
+            if platform.cluster.get(pod_name(name, Role.MASTER)) is not None:
+                raise
+    return found

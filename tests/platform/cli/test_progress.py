@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from elastrec.platform.cli.progress import JobProgress, progress_line
@@ -41,3 +42,36 @@ def test_without_a_terminal_every_phase_leaves_its_last_line_once() -> None:
     lines = output.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["Training", "Training", "Succeeded"]
     assert "0/4" in lines[0] and "4/4" in lines[1]
+
+
+def full_line(phase: Phase = Phase.TRAINING) -> TrainingMetrics:
+    pods = [PodMetrics(name=role.value, role=role, state="Running") for role in (Role.WORKER, Role.PARAMETER_SERVER)]
+    return job(
+        phase, shards_total=4000, shards_done=3999, samples_trained=123_456_789, samples_per_second=125_989,
+        loss=0.4321, auc=0.7612, pods=pods,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_a_line_fits_into_the_terminal_and_keeps_shards_and_auc(width: int) -> None:
+    line = progress_line(full_line(), width)
+    assert len(line) <= width
+    assert "shards 3999/4000" in line and "AUC 0.7612" in line
+
+
+def test_only_what_does_not_fit_is_left_out() -> None:
+    whole = progress_line(full_line())
+    assert progress_line(full_line(), len(whole)) == whole
+    assert "servers" not in progress_line(full_line(), len(whole) - 1) and "workers" in whole
+
+
+def test_the_last_line_of_a_phase_tells_how_it_ended() -> None:
+    output = io.StringIO()
+    with JobProgress(console=Console(file=output, width=200)) as progress:
+        progress.show(job(shards_total=8, shards_done=7))
+        progress.show(job(Phase.EVALUATING, shards_total=8, shards_done=8, evaluation_shards_total=2))
+        progress.show(job(Phase.SUCCEEDED, shards_total=8, shards_done=8, evaluation_shards_total=2,
+                          evaluation_shards_done=2))  # fmt: skip
+    lines = [" ".join(line.split()) for line in output.getvalue().splitlines()]
+    assert [line.split()[0] for line in lines] == ["Training", "Training", "Evaluating", "Evaluating", "Succeeded"]
+    assert lines[1].endswith("shards 8/8") and lines[3].endswith("shards 2/2")

@@ -1,0 +1,171 @@
+"""What `status` shows: on a narrow terminal, through a pipe, and while jobs come and go."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from elastrec.platform import jobs
+from elastrec.platform.cli import status_command
+from elastrec.platform.cli.status_command import NO_JOBS, Look
+from elastrec.platform.cli.tables import Columns
+from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodStatus
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from tests.processes import wait_for
+
+NAME = "a-job-with-quite-a-long-name-ebd93ee8"
+
+
+def pod(role: Role = Role.MASTER) -> PodStatus:
+    return PodStatus(
+        name=f"{NAME}-{role.value}",
+        uid="1",
+        job=NAME,
+        role=role,
+        phase=PodPhase.RUNNING,
+        size=PodSize(1.0, 2**30),
+        created_unix_seconds=0.0,
+    )
+
+
+def metrics(phase: Phase = Phase.TRAINING, **fields: object) -> TrainingMetrics:
+    content = {"shards_total": 2048, "shards_done": 1024, "samples_trained": 12_345_678, "auc": 0.7512, "loss": 0.4321}
+    return TrainingMetrics.model_validate({"job": NAME, "phase": phase, **content, **fields})
+
+
+class World:
+    """A cluster whose jobs the test decides."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now: list[TrainingMetrics] = []
+        self.cluster = self
+        monkeypatch.setattr(jobs, "jobs", lambda platform: [jobs.Observation(one) for one in self.now])
+        monkeypatch.setattr(jobs, "observe", lambda platform, name: jobs.Observation(self.now[0]))
+        monkeypatch.setattr(status_command.time, "sleep", lambda seconds: None)
+
+    def list(self, job: str | None = None) -> list[PodStatus]:
+        return [pod(), pod(Role.WORKER)] if self.now else []
+
+    def look(self, job: str | None = None) -> Look:
+        return Look(self, job)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def shown(look: Look, width: int) -> list[str]:
+    output = io.StringIO()
+    Console(file=output, width=width, force_terminal=True, color_system=None).print(look.table(width))
+    return [line.rstrip() for line in output.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("job", [None, NAME])
+@pytest.mark.parametrize("width", [40, 80, 100, 132, 200])
+def test_no_cell_is_cut_off_and_no_line_wraps_at_any_width(world: World, job: str | None, width: int) -> None:
+    world.now = [metrics()]
+    lines = shown(world.look(job), width)
+    assert not any("…" in line or len(line) > width for line in lines)
+    if width >= 80:
+        assert lines[1].startswith(NAME)
+        assert any(line.startswith("left out") for line in lines) == (width < (132 if job is None else 120))
+
+
+def test_what_matters_most_stays_at_80_columns(world: World) -> None:
+    world.now = [metrics()]
+    heading = shown(world.look(), 80)[0].split()
+    assert heading == ["JOB", "PHASE", "SHARDS", "LOSS", "AUC"]
+
+
+def test_without_jobs_a_line_says_so(world: World) -> None:
+    assert shown(world.look(), 80) == [NO_JOBS]
+
+
+def test_columns_are_left_out_in_the_order_given() -> None:
+    columns = Columns(("A", "B", "C"), ("B", "C"))
+    columns.add("aaaa", "bbbb", "cccc")
+    assert columns.width(["A", "B", "C"]) == 16
+    assert columns.fitting(16) == (["A", "B", "C"], [])
+    assert columns.fitting(15) == (["A", "C"], ["B"])
+    assert columns.fitting(3) == (["A"], ["B", "C"])
+    assert columns.fitting(None) == (["A", "B", "C"], [])
+
+
+def test_through_a_pipe_a_job_has_a_line_when_its_phase_changes_or_time_has_passed(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+
+    def looks() -> Iterator[Look]:
+        nonlocal now
+        for seconds, content in (
+            (0.0, []),
+            (1.0, [metrics(Phase.STARTING, shards_done=0)]),
+            (2.0, [metrics(shards_done=1)]),
+            (3.0, [metrics(shards_done=2)]),
+            (7.5, [metrics(shards_done=3)]),
+            (8.0, [metrics(Phase.EVALUATING)]),
+            (9.0, []),
+        ):
+            now, world.now = seconds, content
+            yield world.look()
+
+    status_command._print_lines(looks(), clock=lambda: now)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix(NAME).split()[:1] for line in lines] == [
+        ["no"], ["Starting"], ["Training"], ["Training"], ["Evaluating"], ["gone"],
+    ]  # fmt: skip
+    assert "shards 1/2048" in lines[2] and "shards 3/2048" in lines[3]
+
+
+def test_watching_one_job_ends_when_it_is_gone(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.now = [metrics()]
+    looks = status_command._looks(world, NAME, True)  # type: ignore[arg-type]
+    next(looks)
+    next(looks)
+    world.now = []
+    assert list(looks) == []
+    assert f"elastrec explain {NAME}" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_watch_on_a_terminal_without_an_error(tmp_path: Path) -> None:
+    start_agent(tmp_path / "agent", cores=1, memory_bytes=2**30, limits="threads").close()
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "ELASTREC_HOME": str(tmp_path), "TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elastrec.platform.cli", "status", "--watch"],
+        stdin=side, stdout=side, stderr=side, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    os.close(side)
+    screen = ""
+    try:
+
+        def said() -> bool:
+            nonlocal screen
+            screen += os.read(main, 4096).decode()
+            return NO_JOBS in screen
+
+        wait_for(said, 30, "the table")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert "Traceback" not in screen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+        stop_agent(tmp_path / "agent")
