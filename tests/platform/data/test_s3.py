@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import boto3
@@ -14,12 +14,15 @@ from elastrec.platform.data import (
     GenerateSpec,
     ShardReader,
     build_manifest,
+    clustering,
     convert,
     generate,
     read_manifest,
     training_data_for,
     write_manifest,
 )
+from elastrec.platform.data.clustering import cluster, clustered_data
+from elastrec.platform.specs.errors import DataError
 
 
 @pytest.fixture
@@ -55,3 +58,32 @@ def test_a_log_in_a_bucket_is_generated_listed_read_and_converted(bucket: str, t
     assert ours == theirs
     report = convert(training_data_for(remote), f"{bucket}/converted", layout=ByRows(rows=200))
     assert build_manifest(report.data).rows == 600
+
+
+def test_a_partition_in_a_bucket_is_clustered_and_an_interrupted_run_is_done_anew(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = GenerateSpec(path=str(tmp_path / "log"), days=1, rows_per_day=300, dense=2, sparse=3)
+    generate(spec)
+    data = training_data_for(spec)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(clustering, "write_bytes", _interrupted(clustering.write_bytes))
+        cluster(data, f"{bucket}/clustered", row_group_rows=64)
+    boto3.client("s3").put_object(Bucket="clicks", Key="clustered/day=2026-01-01/part-00009.parquet", Body=b"stale")
+    (report,) = cluster(data, f"{bucket}/clustered", row_group_rows=64)
+    assert cluster(data, f"{bucket}/clustered", row_group_rows=64) == [report]
+    assert build_manifest(clustered_data(data, f"{bucket}/clustered")).rows == 300
+    boto3.client("s3").put_object(Bucket="clicks", Key="mine/day=2026-01-01/note.txt", Body=b"keep")
+    with pytest.raises(DataError, match="not clustered"):
+        cluster(data, f"{bucket}/mine")
+
+
+def _interrupted(write: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
+    """Writes small files until the record is due."""
+
+    def write_or_die(uri: str, content: bytes) -> None:
+        if uri.endswith(clustering.RECORD_NAME):
+            raise KeyboardInterrupt
+        write(uri, content)
+
+    return write_or_die
