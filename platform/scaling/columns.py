@@ -1,0 +1,88 @@
+"""Allocations as columns, and the features of the throughput model computed from them (DLRover-RM eq. 2–5).
+
+Shape legend: N allocations, K features. Planning looks at 10^5 allocations per job, which only columns make cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, PriceList
+from elastrec.platform.scaling.types import ModelShape
+
+Floats = npt.NDArray[np.float64]
+TERMS = ("gradient", "update", "synchronise", "embedding")
+"""Columns of `features` before the fixed part; the fields of `Coefficients`."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """N allocations; every array is float64 of shape (N,)."""
+
+    workers: Floats
+    parameter_servers: Floats
+    worker_cores: Floats
+    parameter_server_cores: Floats
+    worker_memory_bytes: Floats
+    parameter_server_memory_bytes: Floats
+
+    @staticmethod
+    def of(allocations: Sequence[Allocation]) -> Columns:
+        return Columns(
+            *(
+                np.array([getattr(each, field) for each in allocations], dtype=np.float64)
+                for field in Columns.__dataclass_fields__
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def take(self, rows_N: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Columns:
+        """The rows with these indexes, or where the mask is true."""
+        return Columns(*(getattr(self, field)[rows_N] for field in self.__dataclass_fields__))
+
+    def allocation(self, row: int) -> Allocation:
+        """One row as a value."""
+        return Allocation(
+            workers=round(self.workers[row]),
+            parameter_servers=round(self.parameter_servers[row]),
+            worker_cores=float(self.worker_cores[row]),
+            parameter_server_cores=float(self.parameter_server_cores[row]),
+            worker_memory_bytes=round(self.worker_memory_bytes[row]),
+            parameter_server_memory_bytes=round(self.parameter_server_memory_bytes[row]),
+        )
+
+    @property
+    def cores(self) -> Floats:
+        """Of all pods of an allocation, shape (N,)."""
+        return self.workers * self.worker_cores + self.parameter_servers * self.parameter_server_cores
+
+    @property
+    def memory_bytes(self) -> Floats:
+        """Of all pods of an allocation, shape (N,)."""
+        return (
+            self.workers * self.worker_memory_bytes + self.parameter_servers * self.parameter_server_memory_bytes
+        )  # fmt: skip
+
+    def per_hour(self, prices: PriceList) -> Floats:
+        """Currency per hour of every allocation, shape (N,)."""
+        return prices.core_hour * self.cores + prices.gibibyte_hour * self.memory_bytes / GIBIBYTE
+
+
+def features(shape: ModelShape, columns: Columns) -> Floats:
+    """What the α of eq. 2–5 are multiplied with, in the order of `TERMS`; float64 of shape (N, 4)."""
+    m, w, p = float(shape.batch_size), columns.workers, columns.parameter_servers
+    return np.stack(
+        [
+            m / columns.worker_cores,  # eq. 2
+            w / (p * columns.parameter_server_cores),  # eq. 3
+            (shape.dense_bytes / p) / (shape.network_bytes_per_second / w),  # eq. 4
+            m * shape.embedding_dimension / p,  # eq. 5
+        ],
+        axis=1,
+    )
