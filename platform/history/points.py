@@ -174,19 +174,23 @@ class CostMeter:
         return [Point(name, value, samples_trained, unix_seconds) for name, value in values.items()]
 
     def usage_points(self, pods: Iterable[PodStatus], samples_trained: int, unix_seconds: float) -> list[Point]:
-        """Cores and memory in use per pod, in MLflow's "System metrics" view; cores need two looks."""
-        found = []
+        """Cores and memory in use per place, in MLflow's "System metrics" view; cores need two looks.
+
+        A pod that is on its way out and its replacement count together: MLflow refuses a model whose run has two values
+        of one metric at one moment.
+        """
+        values: dict[str, float] = {}
         for pod in pods:
             if pod.phase.is_final:
                 continue
             cpu_seconds, then = self._cpu.get(pod.uid, (pod.cpu_seconds, unix_seconds))
             self._cpu[pod.uid] = (pod.cpu_seconds, unix_seconds)
+            place = names.place(pod.name)
             if unix_seconds > then:
+                name = names.named(names.CPU_CORES, pod=place)
                 cores = max(0.0, pod.cpu_seconds - cpu_seconds) / (unix_seconds - then)
-                found.append(
-                    Point(names.named(names.CPU_CORES, pod=names.place(pod.name)), cores, samples_trained, unix_seconds)
-                )
+                values[name] = values.get(name, 0.0) + cores
             if pod.memory_bytes:
-                name = names.named(names.MEMORY_BYTES, pod=names.place(pod.name))
-                found.append(Point(name, float(pod.memory_bytes), samples_trained, unix_seconds))
-        return found
+                name = names.named(names.MEMORY_BYTES, pod=place)
+                values[name] = values.get(name, 0.0) + pod.memory_bytes
+        return [Point(name, value, samples_trained, unix_seconds) for name, value in values.items()]

@@ -141,3 +141,13 @@ def test_cores_in_use_are_those_since_the_last_look() -> None:
     meter.usage_points([pod("a", cpu_seconds=1.0)], 0, 10.0)
     found = values(meter.usage_points([pod("a", cpu_seconds=4.0, memory_bytes=9)], 0, 12.0))
     assert found == {"system/a/cpu_cores": 1.5, "system/a/memory_bytes": 9.0}
+
+
+def test_a_pod_and_its_replacement_have_one_value_together() -> None:
+    meter = CostMeter()
+    names = ("clicks-1-worker-0", "clicks-1-worker-0-r1")
+    meter.usage_points([pod(name, cpu_seconds=1.0) for name in names], 0, 10.0)
+    found = meter.usage_points([pod(name, cpu_seconds=2.0, memory_bytes=5) for name in names], 0, 11.0)
+    assert sorted((point.name, point.value) for point in found) == [
+        ("system/worker-0/cpu_cores", 2.0), ("system/worker-0/memory_bytes", 10.0),
+    ]  # fmt: skip
