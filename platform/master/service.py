@@ -372,8 +372,12 @@ class JobService(ObserverCalls):
             for gone in self._monitor.pods.keys() - members.keys() if not self.state.phase.is_final else ():
                 self._monitor.forget(gone)
             for name, member in members.items():
+                if not member.is_registered:
+                    # It is not expected to speak before; the time that it took to come up is no silence.
+                    self._last_seen[name] = now
+                    continue
                 seconds = now - self._last_seen.setdefault(name, now)
-                if member.is_registered and seconds > self._timeout_seconds:
+                if seconds > self._timeout_seconds:
                     silent.append(
                         events.PodSilent(
                             time=self.now(), pod=name, incarnation=member.incarnation, silent_seconds=seconds
