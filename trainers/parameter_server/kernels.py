@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from elastrec.trainers.parameter_server.hashing import splitmix64, write_initial_row
+from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
 
 TABLE_SHIFT = 40
 PAYLOAD = (1 << 40) - 1
@@ -90,21 +91,28 @@ def _grow(bucket, slots, regions, allocator, salts):  # type: ignore[no-untyped-
 def find_rows(counts, ids, first_table, salts, slots, regions, rows):  # type: ignore[no-untyped-def]
     """Numbers of the rows of ids [U], ABSENT or NOT_ADMITTED, into `rows` [U] int64."""
     virtual_buckets = np.uint64(regions.shape[0])
-    j = 0
+    end = 0
     for t in range(counts.shape[0]):
         tag, salt = first_table + t + 1, salts[first_table + t]
-        for _ in range(counts[t]):
-            key = ids[j]
-            row_hash = splitmix64(np.uint64(key) ^ salt)
-            bucket = np.int64(row_hash % virtual_buckets)
-            row = ABSENT
-            if regions[bucket, 1]:
+        start, end = end, end + counts[t]
+        for first in range(start, end, AHEAD):
+            last = min(first + AHEAD, end)
+            for j in range(first, last):
+                row_hash = splitmix64(np.uint64(ids[j]) ^ salt)
+                bucket = np.int64(row_hash % virtual_buckets)
                 mask = (np.int64(1) << regions[bucket, 1]) - 1
-                entry = slots[_probe(slots, regions[bucket, 0], mask, key, tag, row_hash), 1]
-                if entry:
-                    row = NOT_ADMITTED if entry & CANDIDATE else entry & PAYLOAD
-            rows[j] = row
-            j += 1
+                prefetch(slots, regions[bucket, 0] + (np.int64(row_hash >> _S32) & mask))
+            for j in range(first, last):
+                key = ids[j]
+                row_hash = splitmix64(np.uint64(key) ^ salt)
+                bucket = np.int64(row_hash % virtual_buckets)
+                row = ABSENT
+                if regions[bucket, 1]:
+                    mask = (np.int64(1) << regions[bucket, 1]) - 1
+                    entry = slots[_probe(slots, regions[bucket, 0], mask, key, tag, row_hash), 1]
+                    if entry:
+                        row = NOT_ADMITTED if entry & CANDIDATE else entry & PAYLOAD
+                rows[j] = row
 
 
 @njit(cache=True, nogil=True)
@@ -116,13 +124,14 @@ def pull_rows(  # type: ignore[no-untyped-def]
 
     `rows` [U] int64 gets the numbers of the rows, ABSENT or NOT_ADMITTED.
     """
-    # Looking up and copying are separate loops: the cache misses of neighbouring ids then overlap.
     find_rows(counts, ids, first_table, salts, slots, regions, rows)
     j = 0
     for t in range(counts.shape[0]):
         table = first_table + t
         for _ in range(counts[t]):
             row = rows[j]
+            if j + AHEAD < rows.shape[0]:
+                prefetch(values, rows[j + AHEAD])
             if row >= 0:
                 for d in range(out.shape[1]):
                     out[j, d] = values[row, d]
@@ -142,8 +151,7 @@ def check_owned(counts, ids, known, first_table, salts, owned):  # type: ignore[
     for t in range(counts.shape[0]):
         salt = salts[first_table + t]
         for _ in range(counts[t]):
-            is_known = known.shape[0] and known[j] >= 0
-            if not is_known and not owned[np.int64(splitmix64(np.uint64(ids[j]) ^ salt) % virtual_buckets)]:
+            if known[j] < 0 and not owned[np.int64(splitmix64(np.uint64(ids[j]) ^ salt) % virtual_buckets)]:
                 return False
             j += 1
     return True
@@ -158,7 +166,7 @@ def make_rows(  # type: ignore[no-untyped-def]
     """Finds the rows of ids [U], making those that are due; `rows_out` [U] gets row numbers or NOT_ADMITTED.
 
     Args:
-        known: [U] int64, numbers of rows that were found before (negative: none was), or empty.
+        known: [U] int64, numbers of rows that were found before (negative: none was).
         sightings: [U] occurrences of each id in this push, or empty for one each.
         initial_state: [S] float32, what a new row's optimiser state starts from.
         used: [V] full slots per bucket.
@@ -169,7 +177,7 @@ def make_rows(  # type: ignore[no-untyped-def]
         table = first_table + t
         tag, salt = table + 1, salts[table]
         for _ in range(counts[t]):
-            if known.shape[0] and known[j] >= 0:
+            if known[j] >= 0:
                 rows_out[j] = known[j]
                 j += 1
                 continue

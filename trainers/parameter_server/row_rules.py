@@ -15,13 +15,25 @@ import numpy as np
 from numba import njit
 
 from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec
+from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
 
 Array = np.ndarray[Any, Any]
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _ask(row, values, state, versions):  # type: ignore[no-untyped-def]
+    """Prefetches what an update of the row reads and writes."""
+    prefetch(values, row)
+    if state.shape[1]:
+        prefetch(state, row)
+    prefetch(versions, row)
+
+
 @njit(cache=True, nogil=True)
-def _sgd(rows, gradients, values, versions, version, rate, decay):  # type: ignore[no-untyped-def]
+def _sgd(rows, gradients, values, state, versions, version, rate, decay):  # type: ignore[no-untyped-def]
     for j in range(rows.shape[0]):
+        if j + AHEAD < rows.shape[0]:
+            _ask(rows[j + AHEAD], values, state, versions)
         row = rows[j]
         if row >= 0:
             for d in range(values.shape[1]):
@@ -34,6 +46,8 @@ def _adagrad(rows, gradients, values, state, versions, version, rate, epsilon, d
     dimension = values.shape[1]
     share = np.float32(1.0) / np.float32(dimension)
     for j in range(rows.shape[0]):
+        if j + AHEAD < rows.shape[0]:
+            _ask(rows[j + AHEAD], values, state, versions)
         row = rows[j]
         if row >= 0:
             squares = np.float32(0.0)
@@ -54,6 +68,8 @@ def _adam(  # type: ignore[no-untyped-def]
     dimension = values.shape[1]
     one = np.float32(1.0)
     for j in range(rows.shape[0]):
+        if j + AHEAD < rows.shape[0]:
+            _ask(rows[j + AHEAD], values, state, versions)
         row = rows[j]
         if row >= 0:
             count = state[row, 2 * dimension] + one
@@ -97,7 +113,7 @@ class RowRule:
         """Updates rows [U] (negative numbers are passed over) with gradients [U, D], in place."""
         rate, epsilon, decay, beta1, beta2 = self._numbers
         if self.kind is OptimizerKind.SGD:
-            _sgd(rows, gradients, values, versions, version, rate, decay)
+            _sgd(rows, gradients, values, state, versions, version, rate, decay)
         elif self.kind is OptimizerKind.ADAGRAD:
             _adagrad(rows, gradients, values, state, versions, version, rate, epsilon, decay)
         else:

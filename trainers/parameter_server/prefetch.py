@@ -1,0 +1,42 @@
+"""Asking memory for a row long before it is read, inside compiled kernels.
+
+Rows of a batch lie anywhere in gigabytes: read one after the other, each waits a memory latency. A processor overlaps
+such reads by itself only until a branch depends on one of them, as in a hash table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+AHEAD = 64
+"""Rows asked for together; also enough of them to hide the time of one."""
+
+
+@intrinsic
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Asks for the cache line where `array[index]` (or, with two dimensions, `array[index, 0]`) begins.
+
+    Never faults and never changes anything, whatever the index.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.args[0]
+        view = context.make_array(kind)(context, builder, arguments[0])
+        offset = builder.mul(arguments[1], cgutils.unpack_tuple(builder, view.strides, kind.ndim)[0])
+        address = builder.add(builder.ptrtoint(view.data, ir.IntType(64)), offset)
+        byte_pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        call = builder.module.declare_intrinsic(
+            "llvm.prefetch",
+            [byte_pointer],
+            ir.FunctionType(ir.VoidType(), [byte_pointer, number, number, number]),
+        )
+        # For reading (0), to be kept in all caches (3), data (1): exclusive lines would cost a plain read more.
+        builder.call(call, [builder.inttoptr(address, byte_pointer), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
