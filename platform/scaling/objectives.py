@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from elastrec.platform.scaling.amounts import PriceList, is_positive, require
+from elastrec.platform.scaling.amounts import PriceList, Resources, is_positive, require
 from elastrec.platform.scaling.columns import Columns, Floats
 from elastrec.platform.scaling.throughput import ThroughputModel
-from elastrec.platform.scaling.types import JobProfile, Overheads
+from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Overheads
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     max_slowdown: float = 0.05
     grow_efficiency: float = 0.25
     save_efficiency: float = 0.1
-    least_change: float = 0.02
+    least_change: float = 0.05
     trusted_error: float = 0.25
 
     def __post_init__(self) -> None:
@@ -80,6 +80,19 @@ class Outcomes:
     more_cores: Floats
     more_memory_bytes: Floats
     violation: Floats
+
+    def candidate(self, row: int, kind: CandidateKind) -> Candidate:
+        """One row as a value."""
+        return Candidate(
+            allocation=self.columns.allocation(row),
+            kind=kind,
+            samples_per_second=float(self.samples_per_second[row]),
+            gain=float(self.gain[row]),
+            overhead=float(self.overhead[row]),
+            cost_per_hour=float(self.cost_per_hour[row]),
+            needs=Resources(float(self.more_cores[row]), float(self.more_memory_bytes[row])),
+            relative_error=float(self.relative_error[row]),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""One job's candidates: stay, what its Pareto front offers, and steps that teach the model something (§4.3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastrec.platform.scaling.amounts import Capacity, Resources
+from elastrec.platform.scaling.columns import Columns
+from elastrec.platform.scaling.exploration import explore
+from elastrec.platform.scaling.objectives import Situation
+from elastrec.platform.scaling.pareto import thin
+from elastrec.platform.scaling.search import Front, SearchSettings, pareto_front, take
+from elastrec.platform.scaling.space import space_of
+from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
+
+
+def stay(situation: Situation) -> Candidate:
+    """The candidate that every job has: nothing changes, costs or gains."""
+    now = situation.model.predict(Columns.of([situation.job.allocation]))
+    return Candidate(
+        allocation=situation.job.allocation,
+        kind=CandidateKind.STAY,
+        samples_per_second=float(now.samples_per_second[0]),
+        gain=0.0,
+        overhead=0.0,
+        cost_per_hour=0.0,
+        needs=Resources(),
+        relative_error=float(now.relative_error[0]),
+    )
+
+
+def propose(situation: Situation, capacity: Capacity, settings: SearchSettings | None = None) -> Proposal:
+    """What one job could do, `stay` first; pure and seeded, so that one mapped task per job may compute it.
+
+    Plans whose prediction is not to be trusted (`Rules.trusted_error`) are not proposed for their gain; what would
+    make them trustworthy is (`explore`). A model that is not identified is said so in the notes.
+    """
+    job, model, settings = situation.job, situation.model, settings or SearchSettings()
+    space = space_of(job, capacity)
+    found = pareto_front(situation, capacity, space, settings)
+    trusted = np.flatnonzero(found.outcomes.relative_error <= situation.rules.trusted_error)
+    chosen = take(found.outcomes, trusted)
+    chosen = take(chosen, thin(chosen.cost_per_hour, -chosen.gain, settings.most))
+    candidates = [stay(situation)]
+    for row in range(len(chosen.columns)):
+        kind = CandidateKind.SAVE if chosen.cost_per_hour[row] <= 0 else CandidateKind.GROW
+        candidates.append(chosen.candidate(row, kind))
+    candidates += explore(situation, capacity, space)
+    return Proposal(
+        job_id=job.job_id,
+        allocation=job.allocation,
+        remaining_samples=job.remaining_samples,
+        samples_per_second=candidates[0].samples_per_second,
+        candidates=tuple(candidates),
+        priority=job.priority,
+        team=job.team,
+        notes=(_trust(situation), _looked_at(found, space.size, len(trusted)), *model.notes),
+    )
+
+
+def _trust(situation: Situation) -> str:
+    model = situation.model
+    known = "identified" if model.identified else f"rank {model.rank} of {model.columns}"
+    return (
+        f"throughput model: RMSLE {model.rmsle:.3g} over {model.configurations} configurations, {known}, "
+        f"condition {model.condition:.3g}"
+    )
+
+
+def _looked_at(found: Front, size: int, trusted: int) -> str:
+    how = "all" if found.exhaustive else "NSGA-II over"
+    return f"{how} {size} plans: {len(found.points)} on the Pareto front, {trusted} with a prediction to be trusted"

@@ -1,0 +1,57 @@
+"""Small, cheap steps of a job whose model does not know enough: the one that teaches most per currency goes first.
+
+A young job has seen one configuration; its measurements determine one number of five. A neighbouring allocation whose
+prediction is uncertain determines more. Shape legend: N allocations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastrec.platform.scaling.amounts import Capacity
+from elastrec.platform.scaling.objectives import Outcomes, Situation
+from elastrec.platform.scaling.search import excess
+from elastrec.platform.scaling.space import Indexes, Space
+from elastrec.platform.scaling.types import Candidate, CandidateKind
+
+MOST = 3
+"""Exploring candidates of a job."""
+
+
+def _single_steps(space: Space) -> Indexes:
+    """One or two steps up or down in one decision; memory teaches nothing about throughput. Shape (N, 5)."""
+    found = []
+    for decision in range(4):
+        for step in (-2, -1, 1, 2):
+            point = list(space.start)
+            point[decision] += step
+            if 0 <= point[decision] < len(space.ladders[decision]):
+                found.append(point)
+    return np.array(found, dtype=np.int64).reshape(-1, 5)
+
+
+def _teaches(situation: Situation, outcomes: Outcomes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Growth of the log determinant of the model's information, in nats: 0 where the model is sure already."""
+    known = 0.5 * situation.rules.trusted_error
+    return np.log1p((outcomes.relative_error / known) ** 2) * (outcomes.relative_error > known)
+
+
+def explore(situation: Situation, capacity: Capacity, space: Space) -> list[Candidate]:
+    """At most MOST neighbours with an uncertain prediction, most learning per cost first; none when all is known.
+
+    A step may not be predicted to slow the job by more than `max_slowdown`, so going down is explored only where it
+    is believed to be nearly free. A horizon too short to measure in is no time to explore.
+    """
+    points = _single_steps(space)
+    if not len(points) or situation.horizon_seconds < situation.job.until_next_change_seconds:
+        return []
+    outcomes = situation.outcomes(space.columns(points))
+    fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
+    slow = outcomes.samples_per_second < (1.0 - situation.rules.max_slowdown) * situation.reference
+    teaches = np.where(fits & ~slow, _teaches(situation, outcomes), 0.0)
+    price = situation.prices.per_hour(situation.job.allocation.resources)
+    # What it costs to find out: the dearer pods, and the work lost while they start.
+    cost = np.maximum(outcomes.cost_per_hour, 0.0) / price + outcomes.overhead / situation.samples_per_second
+    worth = teaches / (cost + 0.05)
+    rows = np.argsort(-worth, kind="stable")[:MOST]
+    return [outcomes.candidate(int(row), CandidateKind.EXPLORE) for row in rows if worth[row] > 0]

@@ -1,0 +1,39 @@
+"""The baseline without scaling: a job keeps what it was started with. The shortest policy there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastrec.platform.scaling.amounts import Resources
+from elastrec.platform.scaling.policy import View
+from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Plan, Proposal
+
+
+class Static:
+    """Never changes anything."""
+
+    name = "static"
+
+    def propose(self, job: JobProfile, view: View) -> Proposal:
+        """To stay is all there is; nothing is predicted."""
+        stay = Candidate(
+            allocation=job.allocation, kind=CandidateKind.STAY, samples_per_second=0.0, gain=0.0, overhead=0.0,
+            cost_per_hour=0.0, needs=Resources(),
+        )  # fmt: skip
+        return Proposal(
+            job_id=job.job_id, allocation=job.allocation, remaining_samples=job.remaining_samples,
+            samples_per_second=0.0, candidates=(stay,), priority=job.priority, team=job.team,
+        )  # fmt: skip
+
+    def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
+        """Everybody stays."""
+        return [
+            Plan(
+                job_id=each.job_id,
+                policy=self.name,
+                before=each.allocation,
+                allocation=each.allocation,
+                reason="static: jobs keep what they were started with",
+            )
+            for each in proposals
+        ]

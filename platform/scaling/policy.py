@@ -1,0 +1,204 @@
+"""The plug-in point: what a scaling policy is, how it is found, and how its mistakes are kept from the jobs.
+
+A policy is any class with a `name` and the two methods of `ScalingPolicy`, registered in a package's metadata:
+
+    [project.entry-points."elastrec.scaling_policies"]
+    my-policy = "my_package.scaling:MyPolicy"
+
+`MyPolicy()` is called without arguments. `policies/static.py` is the shortest example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Protocol, runtime_checkable
+
+from elastrec.platform.scaling.amounts import Capacity, PriceList, Resources
+from elastrec.platform.scaling.objectives import Rules
+from elastrec.platform.scaling.search import SearchSettings
+from elastrec.platform.scaling.selection import Weights
+from elastrec.platform.scaling.types import JobProfile, Overheads, Plan, Proposal
+from elastrec.platform.specs.errors import ScalingError
+
+GROUP = "elastrec.scaling_policies"
+
+
+@dataclass(frozen=True)
+class View:
+    """All that a policy is told of the cluster and of the wishes of who runs it."""
+
+    capacity: Capacity
+    prices: PriceList
+    overheads: Overheads = field(default_factory=Overheads)
+    rules: Rules = field(default_factory=Rules)
+    weights: Weights = field(default_factory=Weights)
+    search: SearchSettings = field(default_factory=SearchSettings)
+
+
+@runtime_checkable
+class ScalingPolicy(Protocol):
+    """Two pure steps; equal arguments give equal answers. No clock, no cluster, no state between rounds."""
+
+    name: str
+
+    def propose(self, job: JobProfile, view: View) -> Proposal:
+        """What one job could do; its first candidate is to stay. Called once per job, in any order or process.
+
+        Raises:
+            ScalingError: nothing can be said about this job; it keeps its allocation and the reason is shown.
+        """
+        ...
+
+    def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
+        """At most one plan per job, all together within `view.capacity`, plans that save first."""
+        ...
+
+
+@dataclass(frozen=True)
+class Round:
+    """One decision about all jobs.
+
+    Attributes:
+        plans: one per job, in the order in which they are to be applied; jobs that stay are among them.
+        problems: what a policy did wrong or could not say, by job id; "" stands for all jobs.
+    """
+
+    plans: tuple[Plan, ...]
+    problems: dict[str, str]
+    proposals: tuple[Proposal, ...] = ()
+
+
+def policy_names() -> tuple[str, ...]:
+    """Every registered policy."""
+    return tuple(sorted({each.name for each in entry_points(group=GROUP)}))
+
+
+def load_policy(name: str) -> ScalingPolicy:
+    """A registered policy by its name.
+
+    Raises:
+        ScalingError: there is none of this name, or its package cannot be imported, or it is no policy.
+    """
+    for each in entry_points(group=GROUP):
+        if each.name == name:
+            try:
+                policy = each.load()()
+            except Exception as error:  # a plug-in may fail in any way
+                raise ScalingError(
+                    f"policy {name} ({each.value}) cannot be loaded: {type(error).__name__}: {error}; "
+                    "mend its package or choose another policy"
+                ) from error
+            if not isinstance(policy, ScalingPolicy):
+                raise ScalingError(
+                    f"policy {name} ({each.value}): {type(policy).__name__} has not got name, propose and select; "
+                    "see elastrec.platform.scaling.policy"
+                )
+            return policy
+    raise ScalingError(f"policy: {name} is not allowed; allowed: {', '.join(policy_names())}; register it as {GROUP}")
+
+
+def keep(job: JobProfile, policy: str, reason: str) -> Plan:
+    """The plan of a job that stays as it is."""
+    return Plan(job_id=job.job_id, policy=policy, before=job.allocation, allocation=job.allocation, reason=reason)
+
+
+def propose_safely(policy: ScalingPolicy, job: JobProfile, view: View) -> tuple[Proposal | None, str]:
+    """(proposal, "") or (None, what went wrong): the answer of one job's mapped task."""
+    try:
+        proposal = policy.propose(job, view)
+        _require_proposal(proposal, job)
+    except ScalingError as error:
+        return None, str(error)
+    except Exception as error:  # a policy is foreign code
+        return None, f"policy {policy.name} failed for {job.job_id}: {type(error).__name__}: {error}"
+    return proposal, ""
+
+
+def _require_proposal(proposal: object, job: JobProfile) -> None:
+    if not isinstance(proposal, Proposal):
+        raise ScalingError(f"the proposal for {job.job_id} is a {type(proposal).__name__}; allowed: a Proposal")
+    if proposal.job_id != job.job_id or proposal.allocation != job.allocation:
+        raise ScalingError(f"the proposal for {job.job_id} is about {proposal.job_id} with {proposal.allocation}")
+    if not proposal.candidates or proposal.candidates[0].allocation != job.allocation:
+        raise ScalingError(f"the proposal for {job.job_id}: its first candidate must be the allocation that it has")
+    for each in proposal.candidates:
+        for name in ("samples_per_second", "gain", "cost_per_hour", "overhead"):
+            if not math.isfinite(getattr(each, name)):
+                raise ScalingError(f"the proposal for {job.job_id}: {name} {getattr(each, name)}; allowed: a number")
+
+
+def select_safely(
+    policy: ScalingPolicy,
+    jobs: Sequence[JobProfile],
+    proposals: Sequence[Proposal],
+    view: View,
+    problems: dict[str, str] | None = None,
+) -> Round:
+    """The round of these proposals. What a policy does wrong is named, and the jobs that it hits keep their plans.
+
+    Args:
+        jobs: all running jobs, also those without a proposal.
+        problems: by job id, from `propose_safely`.
+    """
+    problems = dict(problems or {})
+    plans: dict[str, Plan] = {}
+    if proposals:
+        try:
+            wanted = list(policy.select(proposals, view))
+        except Exception as error:  # a policy is foreign code
+            problems[""] = f"policy {policy.name} failed to select: {type(error).__name__}: {error}"
+            wanted = []
+        plans = _sound(policy, jobs, wanted, view, problems)
+    order = {job_id: place for place, job_id in enumerate(plans)}
+    for job in jobs:
+        if job.job_id not in plans:
+            why = problems.get(job.job_id) or problems.get("") or "the policy has no plan for it"
+            plans[job.job_id] = keep(job, policy.name, f"keeps its plan: {why}")
+    ordered = sorted(plans.values(), key=lambda plan: order.get(plan.job_id, len(order)))
+    return Round(tuple(ordered), problems, tuple(proposals))
+
+
+def _sound(
+    policy: ScalingPolicy, jobs: Sequence[JobProfile], wanted: Sequence[object], view: View, problems: dict[str, str]
+) -> dict[str, Plan]:
+    """The plans that may be applied, in their order; what is wrong with the others goes to `problems`."""
+    known = {job.job_id: job for job in jobs}
+    counts = Counter(each.job_id for each in wanted if isinstance(each, Plan))
+    free, sound = view.capacity.free, dict[str, Plan]()
+    for plan in wanted:
+        if not isinstance(plan, Plan):
+            problems[""] = f"policy {policy.name} returned a {type(plan).__name__}; allowed: Plan"
+            continue
+        job, name = known.get(plan.job_id), f"policy {policy.name}, plan for {plan.job_id}"
+        if job is None:
+            problems[plan.job_id] = f"{name}: no such job runs"
+        elif counts[plan.job_id] > 1:
+            problems[plan.job_id] = f"{name}: {counts[plan.job_id]} plans; allowed: one"
+        elif plan.before != job.allocation:
+            problems[plan.job_id] = f"{name}: made for {plan.before}, but the job has {job.allocation}"
+        elif not plan.changes <= job.movable:
+            fixed = ", ".join(sorted(plan.changes - job.movable))
+            problems[plan.job_id] = f"{name}: changes {fixed}, which this job cannot change while it runs"
+        elif plan.changes and not view.capacity.holds_pods_of(plan.allocation):
+            problems[plan.job_id] = f"{name}: a pod of {plan.allocation} is larger than the largest node has room for"
+        elif not (needs := plan.allocation.resources - job.allocation.resources).fits(free):
+            problems[plan.job_id] = f"{name}: needs {_text(needs)} more, but {_text(free)} are free"
+        else:
+            free, sound[plan.job_id] = free - needs, plan
+    return sound
+
+
+def _text(amount: Resources) -> str:
+    return f"{amount.cores:.4g} cores and {amount.memory_bytes / 2**30:.4g} GiB"
+
+
+def decide(policy: ScalingPolicy, jobs: Sequence[JobProfile], view: View) -> Round:
+    """Both steps for all jobs in this process: what a simulator and a command line call."""
+    answers = [(job, *propose_safely(policy, job, view)) for job in jobs]
+    problems = {job.job_id: problem for job, _, problem in answers if problem}
+    proposals = [proposal for _, proposal, _ in answers if proposal is not None]
+    return select_safely(policy, jobs, proposals, view, problems)
