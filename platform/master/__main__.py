@@ -22,7 +22,6 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
-from elastrec.platform.transport.job_messages import StopJob
 
 log = structlog.get_logger(__name__)
 BAD_INPUT_EXIT_CODE = 2
@@ -91,7 +90,7 @@ def run() -> int:
     if stopped.is_set():
         # The master's pod is being deleted, and with it the job.
         log.info("master_stopped", job=request.job_id, phase=str(service.state.phase))
-        service.stop_job(StopJob(reason="its master was stopped"))
+        service.stop("its master was stopped")
     # Nothing may be created any more when the pods are deleted.
     server.shutdown()
     service.close()

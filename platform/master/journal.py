@@ -1,7 +1,8 @@
 """The job's history on disk: every event, committed before it is answered; snapshots so that a restart is short.
 
 SQLite in WAL mode. Concurrent callers share one commit. `synchronous=NORMAL`: a killed process loses nothing; the
-loss of the whole machine loses the pod's folder with it anyway.
+loss of the whole machine loses the pod's folder with it anyway. A full disk is waited out: until there is room again
+nothing is answered, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 import xxhash
 
 from elastrec.platform.master.effects import Decided, RecordAttempt
@@ -24,7 +26,12 @@ from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.transport.ledger_messages import Attempt
 
+log = structlog.get_logger(__name__)
 FORMAT_VERSION = 2
+_NO_ROOM = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"})
+"""A disk, a quota or a file size limit is exhausted; somebody may make room."""
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
 LEDGER_PAGE = 10_000
 """Lines of the ledger that are read, and cross the wire, at once."""
 _SCHEMA = """
@@ -81,6 +88,7 @@ class Journal:
         self._committed = 0
         self._snapshotted = 0
         self._problem: str | None = None
+        self._stall = ""
         self._closing = False
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -154,9 +162,16 @@ class Journal:
             expected += 1
 
     def begin(self, plan: JobPlan) -> None:
-        """Writes the plan of a new job; the first thing in a journal."""
+        """Writes the plan of a new job; the first thing in a journal.
+
+        Raises:
+            JournalError: it cannot be written.
+        """
         body = msgspec.msgpack.encode(plan)
-        self._database.execute("INSERT INTO plan VALUES (?, ?, ?)", (FORMAT_VERSION, body, _checksum(0, body)))
+        try:
+            self._database.execute("INSERT INTO plan VALUES (?, ?, ?)", (FORMAT_VERSION, body, _checksum(0, body)))
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: the plan cannot be written: {error}; has the disk room?") from error
 
     def start(self) -> None:
         """Starts the thread that commits."""
@@ -179,6 +194,11 @@ class Journal:
                 self._snapshot = (self._last, snapshot())
             self._wake.notify_all()
             return self._last
+
+    @property
+    def stall(self) -> str:
+        """Why nothing can be written at the moment although it may be later; empty when it can."""
+        return self._stall
 
     @property
     def last(self) -> int:
@@ -208,11 +228,7 @@ class Journal:
                     return
                 batch, self._pending = self._pending, []
                 snapshot, self._snapshot = self._snapshot, None
-            try:
-                self._commit(batch, snapshot)
-                problem = None
-            except sqlite3.Error as error:
-                problem = str(error)
+            problem = self._commit_patiently(batch, snapshot)
             with self._wake:
                 if problem is None:
                     self._committed = batch[-1].sequence
@@ -221,6 +237,31 @@ class Journal:
                 self._wake.notify_all()
                 if problem is not None:
                     return
+
+    def _commit_patiently(self, batch: list[_Entry], snapshot: tuple[int, bytes] | None) -> str | None:
+        """Commits, however long it takes until there is room; returns what makes it impossible."""
+        began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                self._commit(batch, snapshot)
+            except sqlite3.Error as error:
+                problem = str(error)
+                if getattr(error, "sqlite_errorname", "") not in _NO_ROOM:
+                    return problem
+            else:
+                if self._stall:
+                    seconds = round(time.monotonic() - began, 3)
+                    log.info("journal_written_again", journal=str(self.path), seconds=seconds)
+                    self._stall = ""
+                return None
+            if not self._stall:
+                advice = "make room on its disk; until then nothing is granted or acknowledged"
+                log.error("journal_has_no_room", journal=str(self.path), reason=problem, advice=advice)
+            self._stall = problem
+            with self._wake:
+                if self._wake.wait_for(lambda: self._closing, timeout=pause):
+                    return problem
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _commit(self, batch: list[_Entry], snapshot: tuple[int, bytes] | None) -> None:
         now = time.time()
@@ -313,11 +354,15 @@ class Journal:
         ).fetchone()[0]
         return 0.0 if last is None else max(0.0, time.time() - last)
 
-    def close(self) -> None:
-        """Commits what is pending and closes the file."""
+    def give_up(self) -> None:
+        """No more patience: pending events are written at once, or never; who waits for them is told."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
+
+    def close(self) -> None:
+        """Commits what is pending and closes the file."""
+        self.give_up()
         if self._thread is not None:
             self._thread.join()
         self._database.close()

@@ -58,7 +58,7 @@ class ObserverCalls(abc.ABC):
         """The job at this moment."""
         with self._lock:
             elapsed = self.state.phases.since if self.state.phase.is_final else self.now()
-            return training_metrics(
+            found = training_metrics(
                 self.state,
                 self.request.job_id,
                 elapsed,
@@ -66,6 +66,8 @@ class ObserverCalls(abc.ABC):
                 self._monitor.pods,
                 self._executor.statuses(),
             )
+        stall = self.journal.stall
+        return found.model_copy(update={"reason": f"the journal has no room: {stall}"}) if stall else found
 
     def totals(self) -> dict[str, float]:
         """What the job did and cost until now (see `status.totals`)."""

@@ -28,7 +28,7 @@ from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
-from elastrec.platform.specs.errors import DataError, ElastrecError
+from elastrec.platform.specs.errors import DataError, ElastrecError, TransportError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import Handler, TlsConfig
 from elastrec.platform.transport.job_messages import (
@@ -139,12 +139,22 @@ class JobService(ObserverCalls):
             self.submit(lambda now: events.Begun(time=now))
         self._timer.start()
 
+    def stop(self, reason: str) -> None:
+        """Ends the job because this process is to end. Without room in the journal it ends unrecorded."""
+        if not self.journal.stall:
+            self.stop_job(StopJob(reason=reason))
+            return
+        log.error("job_ends_unrecorded", job=self.request.job_id, reason=reason, journal=self.journal.stall)
+        self._stopping.set()
+        self.journal.give_up()
+
     def close(self) -> None:
         """Ends the threads; pods stay as they are."""
         self._stopping.set()
         if self._timer.is_alive():
             self._timer.join()
-        self._report_end()
+        if not self.journal.stall:
+            self._report_end()
         if self._bequest is not None:
             self._bequest.wait()
         self._executor.close()
@@ -179,7 +189,7 @@ class JobService(ObserverCalls):
 
     def handlers(self) -> Mapping[type[msgspec.Struct], Handler]:
         """For an RpcServer."""
-        return {
+        handlers: dict[type[msgspec.Struct], Handler] = {
             Register: self.register,
             Heartbeat: self.heartbeat,
             LeaseShards: self.lease,
@@ -193,6 +203,22 @@ class JobService(ObserverCalls):
             ChangeShape: self.change_shape,
             FinishJob: self.finish_job,
         }
+        return {kind: self._while_journalled(handler) for kind, handler in handlers.items()}
+
+    def _while_journalled(self, handler: Handler) -> Handler:
+        """Sends callers away, to come again, while nothing can be journalled: waiting, they would pile up here.
+
+        Only who asks for the status of a job that goes on is answered: so the reason reaches people.
+        """
+
+        def handle(message: msgspec.Struct) -> msgspec.Struct:
+            harmless = isinstance(message, GetStatus) and not self.state.phase.is_final
+            if self.journal.stall and not harmless:
+                reason = f"the master's journal cannot be written: {self.journal.stall}"
+                raise TransportError(reason, retryable=True)
+            return handler(message)
+
+        return handle
 
     def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
         """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
@@ -223,6 +249,8 @@ class JobService(ObserverCalls):
         try:
             self.journal.wait(sequence)
         except JournalError as error:
+            if self._stopping.is_set():
+                raise TransportError(f"the master ends: {error}", retryable=True) from error
             log.error("journal_failed", reason=str(error))
             self._on_fatal()
             raise
@@ -343,18 +371,21 @@ class JobService(ObserverCalls):
         last = self._clock()
         while not self._stopping.wait(_TICK_SECONDS):
             now = self._clock()
-            if now - last > _STALL_SECONDS:
-                # This process stood still, and could not hear anybody: nobody else is to blame for that.
-                log.warning("master_stalled", seconds=now - last)
-                self._last_seen = {}
-                self.submit(lambda now: events.Restarted(time=now))
-            last = now
+            if self.journal.stall:
+                # Nobody is heard, so nobody is judged; when there is room again the time until then is a stall.
+                continue
+            stood_still, last = now - last, now
             try:
+                if stood_still > _STALL_SECONDS:
+                    # This process stood still, and could not hear anybody: nobody else is to blame for that.
+                    log.warning("master_stalled", seconds=stood_still)
+                    self._last_seen = {}
+                    self.submit(lambda now: events.Restarted(time=now))
                 self._check_deadlines(now)
                 self._check_silence(now)
                 self._close_window()
                 self._report_end()
-            except JournalError:
+            except (JournalError, TransportError):
                 return
 
     def _check_deadlines(self, now: float) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow.flight as flight
 import structlog
 
-from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.errors import ElastrecError, TransportError
 from elastrec.platform.transport.frames import Array, decode_frame, encode_frame
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.streams import FindStreams, Problem, StreamPort, StreamsAt
@@ -134,6 +134,10 @@ class RpcServer(flight.FlightServerBase):
     def _run(self, handler: Handler, message: Any) -> bytes:
         try:
             return msgspec.msgpack.encode(handler(message))
+        except TransportError as error:
+            if error.retryable:
+                raise flight.FlightUnavailableError(str(error)) from None
+            raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
         except ElastrecError as error:
             raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
         except Exception as error:

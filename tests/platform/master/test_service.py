@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import PodSpec
 from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
-from elastrec.platform.master.service import JobService
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
-from elastrec.platform.transport import RpcClient, RpcServer
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
-    Done,
     FinishJob,
     GetStatus,
     SaveNow,
@@ -26,73 +21,8 @@ from elastrec.platform.transport.job_messages import (
     StopJob,
     TakeOver,
 )
-from tests.platform.master.fakes import FakeCluster, ScriptedPod, job, launch
-
-
-class Stage:
-    """A master on a real socket, pods played by threads."""
-
-    def __init__(self, folder: Path, training_job: TrainingJob, **sizes: Any) -> None:
-        self.folder = folder
-        self.request = launch(str(folder / "store"), training_job, **sizes)
-        self.cluster = FakeCluster()
-        self.pods: dict[str, ScriptedPod] = {}
-        self.trained: list[tuple[int, int, int, int, int]] = []
-        self.fail_on: Callable[[ScriptedPod, Any], None] = lambda pod, shard: None
-        self.cluster.on_create = self._play
-        self.address = ""
-        self.service: JobService
-        self.server: RpcServer
-
-    def _play(self, spec: PodSpec) -> None:
-        self.pods[spec.name] = ScriptedPod(spec, self.cluster, self.trained, fail_on=lambda p, s: self.fail_on(p, s))
-
-    def start(self) -> None:
-        port = int(self.address.rpartition(":")[2] or 0)
-        self.service = JobService(self.request, self.cluster, self.folder, token="secret")
-        self.server = RpcServer(self.service.handlers(), token="secret", port=port)
-        self.server.serve_in_background()
-        self.address = self.server.address
-        self.service.start(self.address)
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.service.close()
-
-    def call(self, message: msgspec.Struct, answer: Any = Done) -> Any:
-        client = RpcClient(self.address, "secret")
-        try:
-            return client.call(message, answer, timeout_seconds=10)
-        finally:
-            client.close()
-
-    def metrics(self) -> TrainingMetrics:
-        return TrainingMetrics.model_validate_json(self.call(GetStatus(), Status).metrics_json)
-
-    def wait(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"in vain; {self.service.state.phase} {self.service.state.failure}"
-            time.sleep(0.01)
-
-    def wait_for(self, phase: Phase, seconds: float = 30.0) -> None:
-        self.wait(lambda: self.service.state.phase is phase, seconds)
-
-    def rows_trained(self, generation: int | None = None) -> list[int]:
-        """How often each row was trained."""
-        counts = [0] * self.request.training_rows
-        for of, _, _, start, end in self.trained:
-            if generation is None or of == generation:
-                for row in range(start, end):
-                    counts[row] += 1
-        return counts
-
-    def close(self) -> None:
-        for pod in self.pods.values():
-            pod.killed.set()
-        self.stop()
-        for pod in self.pods.values():
-            pod.thread.join(10)
+from tests.platform.master.fakes import ScriptedPod, job
+from tests.platform.master.stage import Stage
 
 
 @pytest.fixture

@@ -1,0 +1,117 @@
+"""The disk under the master's journal is full for a while: nothing is granted meanwhile, and nothing is lost."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform.master import events
+from elastrec.platform.master.journal import Journal, JournalError, encode_state
+from elastrec.platform.master.state import JobState
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.job_messages import Done, SaveNow
+from tests.disks import SmallDisk, small_disk
+from tests.platform.master.fakes import job
+from tests.platform.master.stage import Stage
+from tests.platform.master.world import plan
+from tests.processes import wait_for
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", 16 * 2**20) as mounted:
+        yield mounted
+
+
+def append(journal: Journal, state: JobState, owner: str) -> int:
+    event = events.OwnerChanged(time=0.0, owner=owner)
+    state.handle(event)
+    return journal.append(event, [], lambda: encode_state(state))
+
+
+def test_who_waits_for_an_event_is_answered_when_there_is_room_again(disk: SmallDisk) -> None:
+    state = JobState.new(plan())
+    journal = Journal(disk.folder / "journal")
+    journal.begin(plan())
+    journal.start()
+    journal.wait(append(journal, state, "before"))
+    disk.fill()
+    # A journal takes its room in pages: the next event may still fit.
+    sequence = 0
+    while not journal.stall:
+        sequence = append(journal, state, "meanwhile" * 1000)
+        time.sleep(0.01)
+    waiting = threading.Thread(target=journal.wait, args=(sequence,))
+    waiting.start()
+    assert "full" in journal.stall and waiting.is_alive()
+    reader = sqlite3.connect(disk.folder / "journal")
+    assert reader.execute("SELECT max(sequence) FROM events").fetchone()[0] < sequence
+    reader.close()
+    disk.free()
+    waiting.join(10)
+    assert not waiting.is_alive() and not journal.stall
+    journal.close()
+    again = Journal(disk.folder / "journal")
+    assert again.load() == state
+    again.close()
+
+
+def test_a_journal_that_is_given_up_tells_who_waits(disk: SmallDisk) -> None:
+    journal = Journal(disk.folder / "journal")
+    journal.begin(plan())
+    journal.start()
+    disk.fill()
+    state = JobState.new(plan())
+    sequence = 0
+    while not journal.stall:
+        sequence = append(journal, state, "an owner" * 1000)
+        time.sleep(0.01)
+    journal.give_up()
+    with pytest.raises(JournalError, match="full"):
+        journal.wait(sequence)
+    journal.close()
+
+
+def test_a_job_stands_still_while_its_journal_has_no_room_and_then_goes_on(disk: SmallDisk, tmp_path: Path) -> None:
+    # Heartbeats are looked for again and again meanwhile; silence would cost a pod after half a second.
+    faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 0.5, "lease": 2}
+    s = Stage(tmp_path, job(faults=faults), disk.folder, rows=3000)
+    s.start()
+    try:
+        s.wait(lambda: s.service.state.training.done > 20)
+        disk.fill()
+        s.wait(lambda: bool(s.service.journal.stall))
+        assert "no room" in s.metrics().reason
+        with pytest.raises(TransportError, match="journal cannot be written"):
+            RpcClient(s.address, "secret").call(SaveNow(), Done, timeout_seconds=0.5)
+        on_disk = s.service.journal.ledger()
+        time.sleep(3.0)  # longer than the lease and the heartbeat timeout
+        assert s.service.journal.ledger() == on_disk and s.service.state.phase is Phase.TRAINING
+        disk.free()
+        s.wait_for(Phase.SUCCEEDED)
+        assert s.rows_trained() == [1] * 3000
+        assert not s.service.state.membership.losses
+        assert s.metrics().reason == ""
+    finally:
+        s.close()
+
+
+def test_a_master_that_is_stopped_meanwhile_does_not_wait_for_room(disk: SmallDisk, tmp_path: Path) -> None:
+    s = Stage(tmp_path, job(), disk.folder, rows=3000)
+    s.start()
+    try:
+        s.wait(lambda: s.service.state.training.done > 20)
+        disk.fill()
+        s.wait(lambda: bool(s.service.journal.stall))
+        stopping = threading.Thread(target=lambda: (s.service.stop("its master was stopped"), s.stop()))
+        stopping.start()
+        wait_for(lambda: not stopping.is_alive(), 15, "the end of the master")
+    finally:
+        s.close()
