@@ -15,7 +15,7 @@ RUN_URL_KEY = "mlflow_run_url"
 
 
 class MlflowRunLink(BaseOperatorLink):
-    """Opens the MLflow run.
+    """Opens the MLflow run; on tasks that end before there is one, the list in which it will appear.
 
     Airflow computes links when a task ends; the address is therefore pushed by `push_link` as soon as it is known,
     under the key that the UI reads, so that the button works while the training runs.

@@ -72,7 +72,7 @@ class PrepareDataOperator(ElastrecOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Runs the checks; a bad job, bad data or a bad connection fails without a retry."""
-        from elastrec.platform.jobs import job_id_for, prepare
+        from elastrec.platform.jobs import job_id_for, job_page, prepare
 
         run = context["dag_run"]
         with no_retry_for_bad_input():
@@ -82,6 +82,7 @@ class PrepareDataOperator(ElastrecOperator):
             )
             job_id = job_id_for(job.metadata.name, owner_key(context))
             prepared = prepare(self.platform, job, job_id, interval)
+        push_link(context, job_page(self.platform, prepared))
         self.log.info(
             "job %s: %s rows to train on (%s to %s), %s rows to evaluate on (to %s)",
             job_id,
@@ -108,9 +109,11 @@ class WarmStartOperator(ElastrecOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Asks the platform and logs where the sizes come from."""
-        from elastrec.platform.jobs import Prepared, warm_start
+        from elastrec.platform.jobs import Prepared, job_page, warm_start
 
-        allocation = warm_start(self.platform, take(Prepared, self.prepared))
+        prepared = take(Prepared, self.prepared)
+        push_link(context, job_page(self.platform, prepared))
+        allocation = warm_start(self.platform, prepared)
         self.log.info(
             "%d workers of %g cores, %d servers of %g cores; source: %s",
             allocation.workers,

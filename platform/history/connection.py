@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from elastrec.platform.history.records import TAG_JOB_ID
 from elastrec.platform.specs.errors import HistoryError
 
 if TYPE_CHECKING:
@@ -78,6 +79,15 @@ class Connection:
         if not self._ui:
             return ""
         return f"{self._ui}/#/experiments/{self._experiment_id}/runs/{run_id}?workflowType=machine_learning"
+
+    def job_url(self, job_id: str) -> str:
+        """Page that lists a job's runs, also before there is one; empty when nobody serves MLflow's pages."""
+        if not self._ui:
+            return ""
+        wanted = quote(f"tags.`{TAG_JOB_ID}` = '{job_id}'")
+        return (
+            f"{self._ui}/#/experiments/{self._experiment_id}/runs?searchFilter={wanted}&workflowType=machine_learning"
+        )
 
     def compare_url(self, run_ids: Iterable[str]) -> str:
         """Page that shows runs side by side; empty when nobody serves MLflow's pages."""

@@ -14,7 +14,15 @@ from elastrec.platform.jobs.evaluation import (
     result,
     start_evaluator,
 )
-from elastrec.platform.jobs.launching import finish, launch, launch_request, remove_pods, stop, wait_for_master
+from elastrec.platform.jobs.launching import (
+    finish,
+    job_page,
+    launch,
+    launch_request,
+    remove_pods,
+    stop,
+    wait_for_master,
+)
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
 from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, ledger
 from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare, warm_start
@@ -43,6 +51,7 @@ __all__ = [
     "gate_decision",
     "home_folder",
     "job_id_for",
+    "job_page",
     "jobs",
     "launch",
     "launch_request",

@@ -81,6 +81,12 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
     )
 
 
+def job_page(platform: Platform, prepared: Prepared) -> str:
+    """Page of MLflow that shows the job's run as soon as there is one; empty when nobody serves such pages."""
+    experiment = job_from_json(prepared.job_json).spec.history.experiment
+    return History(platform.tracking_uri, experiment, platform.ui_url).job_url(prepared.job_id)
+
+
 def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _MASTER_START_SECONDS) -> RpcClient:
     """A client of the job's master as soon as its pod has an address.
 

@@ -150,6 +150,8 @@ def test_a_triggered_run_trains_evaluates_registers_and_leaves_no_pod(
     assert client.get_run(launched["run_id"]).info.status == "FINISHED"
     for task_id in ("launch", "offline_phase", "evaluate_and_gate", "register", "finish"):
         assert airflow.xcom(DAG_ID, run_id, task_id, "mlflow_run_url") == launched["run_url"]
+    for task_id in ("prepare_data", "warm_start"):
+        assert quote(launched["job_id"]) in airflow.xcom(DAG_ID, run_id, task_id, "mlflow_run_url")
     assert "samples/s" in logs(airflow, run_id, "offline_phase")
     assert cluster.list() == []
 
@@ -185,6 +187,8 @@ def test_the_pages_show_the_form_the_run_and_its_link_to_mlflow(
         expect(page.get_by_text("Finished").first).to_be_visible()
         expect(page.get_by_text("elastrec.job_id").first).to_be_visible()
         page.screenshot(path=tmp_path / "mlflow.png")
+        page.goto(airflow.xcom(DAG_ID, good_run, "prepare_data", "mlflow_run_url"))
+        expect(page.get_by_role("link", name=airflow.xcom(DAG_ID, good_run, "launch")["job_id"]).first).to_be_visible()
         browser.close()
     assert {file.name for file in tmp_path.glob("*.png")} == {"form.png", "grid.png", "mlflow.png"}
 

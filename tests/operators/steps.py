@@ -92,6 +92,9 @@ class Platform:
         self.phase = self.phase or Phase.STARTING
         return LAUNCHED
 
+    def job_page(self, platform: Any, prepared: Prepared) -> str:
+        return f"http://mlflow/list/{prepared.job_id}"
+
     def finish(self, platform: Any, job_id: str) -> None:
         self.calls.append("finish")
         self.phase = None

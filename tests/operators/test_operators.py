@@ -27,7 +27,7 @@ OWNER = "daily_retraining/scheduled__2026-01-03/task"
 def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     made = Platform()
     monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: made))
-    for name in ("observe", "launch", "finish", "stop", "failure_report"):
+    for name in ("observe", "launch", "finish", "stop", "failure_report", "job_page"):
         monkeypatch.setattr(f"elastrec.platform.jobs.{name}", getattr(made, name))
     return made
 
@@ -52,7 +52,9 @@ def test_preparing_gives_one_job_id_per_logical_date(platform: Platform, monkeyp
     monkeypatch.setattr("elastrec.platform.jobs.prepare", prepare)
     for number in (1, 2):
         operator = PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml")
-        assert operator.execute(context(try_number=number)) == plain(PREPARED)
+        found = context(try_number=number)
+        assert operator.execute(found) == plain(PREPARED)
+        assert found["ti"].pushed == {RUN_URL_KEY: "http://mlflow/list/clicks-1"}
     job_id = job_id_for("demo-click", "daily_retraining/2026-01-03T02:00:00+00:00")
     assert asked == [(job_id, [1, 2, 3])] * 2
 
