@@ -116,8 +116,9 @@ def pool_rows(rows, inverse, offsets, features, columns, is_mean, batch, out):  
         features, columns, is_mean: [K] int64, int64, bool: feature of each output block, its first column, its pooling.
     """
     dimension = rows.shape[1]
-    for b in range(batch):
-        for k in range(features.shape[0]):
+    # Feature by feature: the rows of one table stay in the cache, and offsets and places are read in their order.
+    for k in range(features.shape[0]):
+        for b in range(batch):
             bag = features[k] * batch + b
             start, end = offsets[bag], offsets[bag + 1]
             target = out[b, columns[k] : columns[k] + dimension]
@@ -145,8 +146,8 @@ def spread_gradient(  # type: ignore[no-untyped-def]
 ):
     """The reverse of `pool_rows`: adds gradient [B, sum of D] to the gradient of rows, out [U, D], zeroed before."""
     dimension = out.shape[1]
-    for b in range(batch):
-        for k in range(features.shape[0]):
+    for k in range(features.shape[0]):
+        for b in range(batch):
             bag = features[k] * batch + b
             start, end = offsets[bag], offsets[bag + 1]
             source = gradient[b, columns[k] : columns[k] + dimension]
