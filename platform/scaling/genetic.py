@@ -22,7 +22,7 @@ from elastrec.platform.scaling.search import Front, SearchSettings, best_of, exc
 from elastrec.platform.scaling.space import Space
 
 
-class _Problem(Problem):  # type: ignore[misc]
+class _Problem(Problem):
     """Indexes in; RC, −TG and constraints out, a population at a time."""
 
     def __init__(self, situation: Situation, capacity: Capacity, space: Space) -> None:

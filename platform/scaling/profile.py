@@ -82,7 +82,7 @@ def summarise(observations: Sequence[Observation]) -> Profile:
     index: dict[tuple[int, int, float, float], int] = {}
     kept: list[Allocation] = []
     group = np.empty(int(usable_N.sum()), dtype=np.intp)
-    for position, row in enumerate(np.flatnonzero(usable_N)):
+    for position, row in enumerate(np.flatnonzero(usable_N).tolist()):
         each = observations[row].allocation
         key = (each.workers, each.parameter_servers, each.worker_cores, each.parameter_server_cores)
         found = index.setdefault(key, len(kept))
@@ -94,7 +94,7 @@ def summarise(observations: Sequence[Observation]) -> Profile:
     spread_C = np.exp(_medians(np.abs(log_N - middle_C[group]), group, len(kept)))
     parts = part_usable_N[usable_N]
     compute_C = np.exp(_medians(np.log(part_N[part_usable_N]), group[parts], len(kept)))
-    for row in np.flatnonzero(spread_C >= CONTRADICTION):
+    for row in np.flatnonzero(spread_C >= CONTRADICTION).tolist():
         notes.append(
             f"{kept[row]}: observations contradict each other, half of them differ {spread_C[row]:.3g}× or more from "
             f"their median of {np.exp(middle_C[row]):.3g} s; its median is used"

@@ -102,12 +102,8 @@ def best_of(situation: Situation, capacity: Capacity, space: Space, points_N5: I
 
 def take(outcomes: Outcomes, rows: np.ndarray[Any, np.dtype[np.intp]]) -> Outcomes:
     """Some rows of the outcomes."""
-    return Outcomes(
-        **{
-            name: value.take(rows) if (value := getattr(outcomes, name)) is outcomes.columns else value[rows]
-            for name in Outcomes.__dataclass_fields__
-        }
-    )
+    numbers = {name: getattr(outcomes, name)[rows] for name in Outcomes.__dataclass_fields__ if name != "columns"}
+    return Outcomes(columns=outcomes.columns.take(rows), **numbers)
 
 
 def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> Front:

@@ -1,0 +1,282 @@
+"""When servers will run out of memory, and what to do about it before they do (DLRover-RM §5.3).
+
+    M_emb(n) = Σ_tables bytes_per_row · φ_t(n),   φ_t(n) = min(cap_t, k_t · n^b_t), b ≤ 1     n samples trained
+
+The paper takes the growth as linear in samples; new ids become rarer, so Heaps' law is fitted per table. The band comes
+from the fit's own uncertainty. Shape legend: P points of one table, N sample counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from elastrec.platform.scaling.amounts import require
+from elastrec.platform.scaling.columns import Floats
+from elastrec.platform.specs.errors import ScalingError
+
+_MEMORY_STEP = 256 * 2**20
+
+
+class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What one table was seen to have.
+
+    Attributes:
+        samples: trained so far, rising.
+        rows: of all servers together at those moments.
+        bytes_per_row: row, optimiser state and the map's share.
+        cap: rows that it cannot exceed (hash_size); None without.
+    """
+
+    table: str
+    samples: tuple[float, ...]
+    rows: tuple[float, ...]
+    bytes_per_row: float
+    cap: float | None = None
+
+
+@dataclass(frozen=True)
+class Growth:
+    """φ = k·n^b of one table: log φ = log_k + b·log n.
+
+    Attributes:
+        exponent_error: one standard deviation of b.
+        scatter: standard deviation of log φ around the curve.
+        last_samples, last_rows: the curve is moved to go through the last point; it is where the table is now.
+    """
+
+    table: str
+    log_k: float
+    exponent: float
+    exponent_error: float
+    scatter: float
+    last_samples: float
+    last_rows: float
+    bytes_per_row: float
+    cap: float
+
+    def rows(self, samples_N: Floats, deviations: float = 0.0) -> Floats:
+        """Rows at so many samples (≥ the last seen), moved by so many standard deviations; shape (N,)."""
+        ahead_N = np.log(np.maximum(samples_N, self.last_samples) / self.last_samples)
+        # Only the exponent's error matters from a point that is known; its scatter does not grow with distance.
+        error_N = np.sqrt(self.exponent_error**2 * ahead_N**2 + self.scatter**2 * np.minimum(ahead_N, 1.0))
+        exponent_N = self.exponent * ahead_N + deviations * error_N
+        # A table never grows faster than by one row per id of a sample: b ≤ 1 holds for the band too.
+        grown_N = self.last_rows * np.exp(np.clip(exponent_N, 0.0, ahead_N))
+        return np.minimum(grown_N, max(self.cap, self.last_rows))
+
+
+def fit_growth(history: TableHistory) -> Growth:
+    """Heaps' law by least squares in logarithms, later points weighing more: old ids tell little about new ones.
+
+    Raises:
+        ScalingError: fewer than three usable points, counts that fall over samples, or no size of a row.
+    """
+    where = f"table {history.table}"
+    require(
+        len(history.samples) == len(history.rows),
+        f"{where}.rows",
+        f"{len(history.rows)} points",
+        f"as many as samples, {len(history.samples)}",
+        "give one count per moment",
+    )
+    good = math.isfinite(history.bytes_per_row) and history.bytes_per_row > 0
+    require(good, f"{where}.bytes_per_row", history.bytes_per_row, "above 0", "a row has at least its numbers")
+    samples_P, rows_P = np.array(history.samples, dtype=np.float64), np.array(history.rows, dtype=np.float64)
+    usable_P = np.isfinite(samples_P) & np.isfinite(rows_P) & (samples_P > 0) & (rows_P > 0)
+    samples_P, rows_P = samples_P[usable_P], rows_P[usable_P]
+    if len(np.unique(samples_P)) < 3:
+        raise ScalingError(
+            f"{where}: {len(np.unique(samples_P))} usable points of {len(usable_P)}; allowed: at least 3 with samples "
+            "and rows above 0; wait until the job has trained longer"
+        )
+    require(bool((np.diff(samples_P) >= 0).all()), f"{where}.samples", "falling", "rising counts", "sort the points")
+    x_P, y_P = np.log(samples_P), np.log(rows_P)
+    weights_P = samples_P / samples_P[-1]
+    center, mean = np.average(x_P, weights=weights_P), np.average(y_P, weights=weights_P)
+    spread = float(np.sum(weights_P * (x_P - center) ** 2))
+    slope = float(np.sum(weights_P * (x_P - center) * (y_P - mean))) / spread
+    exponent = min(max(slope, 0.0), 1.0)
+    log_k = float(mean - exponent * center)
+    residual_P = y_P - (log_k + exponent * x_P)
+    # Kish: points that weigh little count as fewer.
+    effective = float(weights_P.sum() ** 2 / np.sum(weights_P**2))
+    scatter = math.sqrt(float(np.average(residual_P**2, weights=weights_P)) * effective / max(effective - 2.0, 0.5))
+    slope_variance = scatter**2 / spread
+    # Consecutive counts of one table share their errors, so that residuals understate the slope's.
+    slope_variance *= _inflation(residual_P)
+    return Growth(
+        table=history.table,
+        log_k=log_k,
+        exponent=exponent,
+        exponent_error=math.sqrt(slope_variance),
+        scatter=scatter,
+        last_samples=float(samples_P[-1]),
+        last_rows=float(rows_P[-1]),
+        bytes_per_row=history.bytes_per_row,
+        cap=history.cap if history.cap is not None else math.inf,
+    )
+
+
+def _inflation(residual_P: Floats) -> float:
+    """(1 + r) / (1 − r) of the lag-1 autocorrelation r: how many points carry the news of one."""
+    total = float(np.sum(residual_P**2))
+    if total == 0 or len(residual_P) < 4:
+        return 1.0
+    r = min(max(float(np.sum(residual_P[1:] * residual_P[:-1])) / total, 0.0), 0.9)
+    return (1.0 + r) / (1.0 - r)
+
+
+class Action(StrEnum):
+    """What a forecast asks for."""
+
+    NONE = "none"
+    MORE_MEMORY = "more memory per server"
+    MORE_SERVERS = "more servers"
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the fullest server, and what to do.
+
+    Attributes:
+        seconds_to_limit: (early, likely, late): when the limit less its margin is reached; infinity: never.
+        bytes_at_end: (low, likely, high) when the job has trained all of its samples.
+        needed_bytes: per server at `needed_servers` servers, margin included, for the high end of the band.
+    """
+
+    action: Action
+    reason: str
+    seconds_to_limit: tuple[float, float, float]
+    bytes_at_end: tuple[float, float, float]
+    needed_bytes: int
+    needed_servers: int
+
+
+class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How careful a forecast is.
+
+    Attributes:
+        margin: share of the limit that must stay free.
+        deviations: standard deviations of the band on either side; 2 is about 95 %.
+    """
+
+    margin: float = 0.1
+    deviations: float = 2.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.margin < 1, "memory.margin", self.margin, "a share of at least 0 and below 1", "0.1 is usual")
+        require(self.deviations >= 0, "memory.deviations", self.deviations, "0 or more", "2 is usual")
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The servers of a job as they are.
+
+    Attributes:
+        used_bytes: of the fullest one, measured now.
+        limit_bytes: of each.
+        imbalance: rows of the fullest over the mean, ≥ 1.
+        largest_bytes: no pod can have more.
+    """
+
+    count: int
+    used_bytes: float
+    limit_bytes: float
+    imbalance: float
+    largest_bytes: float
+
+
+def forecast(
+    growths: Sequence[Growth],
+    servers: Servers,
+    trained_samples: float,
+    remaining_samples: float,
+    samples_per_second: float,
+    rules: MemoryRules | None = None,
+) -> Forecast:
+    """Whether the fullest server reaches its limit before the job ends, and what prevents it.
+
+    What a server holds besides rows (measured use less its rows) is taken to stay. Action is asked for as soon as the
+    pessimistic end of the band reaches the limit before the job's end.
+
+    Raises:
+        ScalingError: no speed, or counts that mean nothing.
+    """
+    rules = rules or MemoryRules()
+    usable = math.isfinite(samples_per_second) and samples_per_second > 0
+    require(usable, "samples_per_second", samples_per_second, "above 0", "forecast jobs that train")
+    require(servers.count >= 1 and servers.imbalance >= 1, "servers", servers, "count ≥ 1, imbalance ≥ 1", "measure")
+    for name, value in (("used_bytes", servers.used_bytes), ("limit_bytes", servers.limit_bytes)):
+        require(math.isfinite(value) and value > 0, f"servers.{name}", value, "above 0", "measure the servers")
+
+    def total(samples: float, deviations: float) -> float:
+        at = np.array([samples])
+        return sum(growth.bytes_per_row * float(growth.rows(at, deviations)[0]) for growth in growths)
+
+    share = servers.imbalance / servers.count
+    base = max(0.0, servers.used_bytes - share * total(trained_samples, 0.0))
+    safe = servers.limit_bytes * (1.0 - rules.margin)
+    end = trained_samples + remaining_samples
+    band = (rules.deviations, 0.0, -rules.deviations)
+
+    def until_full(deviations: float) -> float:
+        return _time_to(lambda at: base + share * total(at, deviations), safe, trained_samples, samples_per_second)
+
+    early, likely, late = (until_full(deviations) for deviations in band)
+    high, middle, low = (base + share * total(end, d) for d in band)
+    seconds_left = remaining_samples / samples_per_second
+    needed = math.ceil(high / (1.0 - rules.margin) / _MEMORY_STEP) * _MEMORY_STEP
+
+    def answer(action: Action, reason: str, needed_bytes: int, needed_servers: int) -> Forecast:
+        return Forecast(
+            action=action,
+            reason=reason,
+            seconds_to_limit=(early, likely, late),
+            bytes_at_end=(low, middle, high),
+            needed_bytes=needed_bytes,
+            needed_servers=needed_servers,
+        )
+
+    if high <= safe:
+        reason = f"at the end the fullest server has at most {_gib(high)} of {_gib(servers.limit_bytes)}"
+        return answer(Action.NONE, reason, needed, servers.count)
+    when = f"in {early:.0f} s at the earliest, {seconds_left:.0f} s before its end are left to train"
+    if needed <= servers.largest_bytes:
+        reason = f"the limit less {100 * rules.margin:g} % is reached {when}: {_gib(needed)} per server hold to the end"
+        return answer(Action.MORE_MEMORY, reason, needed, servers.count)
+    room = servers.largest_bytes * (1.0 - rules.margin) - base
+    if room <= 0:
+        raise ScalingError(
+            f"servers.largest_bytes: {_gib(servers.largest_bytes)} is not allowed; allowed: above the {_gib(base)} "
+            "that a server holds besides rows; give it larger nodes"
+        )
+    count = math.ceil(servers.imbalance * total(end, rules.deviations) / room)
+    per_server = math.ceil(servers.largest_bytes / _MEMORY_STEP) * _MEMORY_STEP
+    reason = f"the limit is reached {when}; {_gib(needed)} per server is more than a pod can have, {count} servers hold"
+    return answer(Action.MORE_SERVERS, reason, min(per_server, int(servers.largest_bytes)), count)
+
+
+def _time_to(bytes_at: Callable[[float], float], safe: float, now: float, samples_per_second: float) -> float:
+    """Seconds until a rising curve passes `safe`: doubling, then halving; infinity when it does not in 2^60 ×."""
+    if bytes_at(now) > safe:
+        return 0.0
+    low, high = now, max(now, 1.0) * 2
+    for _ in range(60):
+        if bytes_at(high) > safe:
+            break
+        low, high = high, high * 2
+    else:
+        return math.inf
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if bytes_at(middle) > safe else (middle, high)
+    return (high - now) / samples_per_second
+
+
+def _gib(amount: float) -> str:
+    return f"{amount / 2**30:.3g} GiB"

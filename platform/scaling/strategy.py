@@ -1,0 +1,152 @@
+"""One strategy at a time for a job: validate, sort, optimise (Primus §3.2), with the reason for every one left out.
+
+Several strategies may want to change the same job in one round: a memory forecast, a plan across jobs, data executors,
+the size of a pod. Two at once could not be told apart afterwards, so that one is chosen and the others wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Resources, require
+
+
+class Urgency(IntEnum):
+    """Why a strategy wants a change; lower goes first."""
+
+    PREVENT_FAILURE = 0
+    GIVE_BACK_RECLAIMED = 1
+    REMOVE_BOTTLENECK = 2
+    SAVE = 3
+    EXPLORE = 4
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What one strategy wants of a job.
+
+    Attributes:
+        strategy: who wants it, for example `memory`, `plan`, `horizontal`, `vertical`.
+        target: what it changes, for example `workers` or `data executor memory`.
+        before, after: amount of the target; equal: nothing is wanted.
+        needs: resources against what the job has now.
+        reason: the strategy's own.
+    """
+
+    strategy: str
+    target: str
+    before: float
+    after: float
+    urgency: Urgency
+    needs: Resources
+    reason: str
+
+    @property
+    def share(self) -> float:
+        """Size of the change against what there is."""
+        return abs(self.after - self.before) / self.before if self.before else math.inf
+
+    @property
+    def direction(self) -> int:
+        """1 up, -1 down, 0 nothing."""
+        return (self.after > self.before) - (self.after < self.before)
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was made to this job before."""
+
+    strategy: str
+    target: str
+    direction: int
+    seconds_ago: float
+
+
+class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes:
+    cool_down_seconds: after any change; failures are prevented all the same.
+    reversal_seconds: so long after a change its target does not go the other way, failures apart.
+    least_share: smaller changes are not worth a disturbance.
+    """
+
+    cool_down_seconds: float = 180.0
+    reversal_seconds: float = 900.0
+    least_share: float = 0.02
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`chosen` is None when the job stays as it is; `left_out` has (wish, reason) of every other one, in order."""
+
+    chosen: Wish | None
+    reason: str
+    left_out: tuple[tuple[Wish, str], ...]
+
+
+def _objection(wish: Wish, past: Sequence[Done], free: Resources, settings: StrategySettings) -> str:
+    """Validate: why this wish cannot be granted now; empty when it can."""
+    if wish.direction == 0:
+        return f"wants nothing: {wish.reason}"
+    if not wish.needs.fits(free):
+        return (
+            f"needs {wish.needs.cores:.4g} cores and {wish.needs.memory_bytes / 2**30:.4g} GiB more, but "
+            f"{free.cores:.4g} cores and {free.memory_bytes / 2**30:.4g} GiB are free"
+        )
+    if wish.urgency is Urgency.PREVENT_FAILURE:
+        return ""
+    if wish.share < settings.least_share:
+        return f"a change of {100 * wish.share:.2g} % is too small"
+    if wish.urgency is Urgency.GIVE_BACK_RECLAIMED:
+        return ""
+    if past and (last := min(past, key=lambda each: each.seconds_ago)).seconds_ago < settings.cool_down_seconds:
+        return f"cooling down after {last.strategy} changed {last.target} {last.seconds_ago:.0f} s ago"
+    for each in past:
+        opposite = each.target == wish.target and each.direction == -wish.direction
+        if opposite and each.seconds_ago < settings.reversal_seconds:
+            return f"would undo what {each.strategy} did to {each.target} {each.seconds_ago:.0f} s ago"
+    return ""
+
+
+def choose_strategy(
+    wishes: Sequence[Wish], past: Sequence[Done], free: Resources, settings: StrategySettings | None = None
+) -> Verdict:
+    """At most one wish.
+
+    Validate: capacity, cool-down, size, no reversal. Sort: by urgency; among equals the strategy that has waited
+    longest, then what frees resources, then the larger change. Optimise: of the wishes for the first one's target that
+    are as urgent and go the same way, the one that goes farthest makes the others unnecessary.
+
+    Args:
+        past: changes of this job, any order.
+        free: capacity above what the job holds.
+    """
+    settings = settings or StrategySettings()
+    for each in past:
+        good = math.isfinite(each.seconds_ago) and each.seconds_ago >= 0
+        require(good, "past.seconds_ago", each.seconds_ago, "0 or more", "correct the job's record")
+    objections = [(wish, _objection(wish, past, free, settings)) for wish in wishes]
+    left_out = [(wish, why) for wish, why in objections if why]
+    valid = [wish for wish, why in objections if not why]
+    if not valid:
+        reason = "no strategy wants a change" if not wishes else "no wish is possible now"
+        return Verdict(chosen=None, reason=reason, left_out=tuple(left_out))
+
+    def waited(wish: Wish) -> float:
+        return min((each.seconds_ago for each in past if each.strategy == wish.strategy), default=math.inf)
+
+    valid.sort(key=lambda w: (w.urgency, -waited(w), w.needs.cores > 0, -w.share, w.strategy, w.target))
+    first = valid[0]
+    same = [
+        wish
+        for wish in valid
+        if (wish.target, wish.direction, wish.urgency) == (first.target, first.direction, first.urgency)
+    ]
+    chosen = max(same, key=lambda wish: (wish.share, wish is first))
+    for wish in valid:
+        if wish is not chosen:
+            covered = wish in same
+            why = f"{chosen.strategy} goes farther" if covered else f"{chosen.strategy} goes first, one at a time"
+            left_out.append((wish, why))
+    urgency = chosen.urgency.name.lower().replace("_", " ")
+    return Verdict(chosen=chosen, reason=f"{chosen.strategy} ({urgency}): {chosen.reason}", left_out=tuple(left_out))

@@ -1,0 +1,253 @@
+"""Start-up sizes of a new job from similar finished ones (DLRover-RM Algorithm 1), and why exactly these.
+
+rank the k most similar jobs so that the most similar one is last
+Â_0 = A_0,  Â_i = μ·A_i + (1−μ)·Â_{i−1}       eq. 10;  start with Â_{k−1}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from elastrec.platform.scaling.amounts import Allocation, Capacity, require
+from elastrec.platform.scaling.columns import Columns, Floats
+from elastrec.platform.scaling.types import Coefficients, Prior
+
+_CORES_STEP = 0.25
+_MEMORY_STEP = 128 * 2**20
+
+
+class Features(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job is, before it runs. Missing entries are allowed on both sides and make jobs less similar.
+
+    Attributes:
+        categories: equal or not, for example architecture, team, optimiser.
+        numbers: compared by their ratio, for example training_rows, embedding_dimension; ≥ 0.
+        sets: compared by what they share, for example the names of tables.
+    """
+
+    categories: dict[str, str] = {}
+    numbers: dict[str, float] = {}
+    sets: dict[str, frozenset[str]] = {}
+
+
+class PastJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished job.
+
+    Attributes:
+        allocation: the last one it trained with.
+        needed: of a job that ran out of memory or was starved: what it would have needed; else None.
+        coefficients: its fitted model, for the new job's prior.
+        ended_unix_seconds: breaks ties: the later one counts as more similar.
+    """
+
+    job_id: str
+    features: Features
+    allocation: Allocation
+    needed: Allocation | None = None
+    coefficients: Coefficients | None = None
+    ended_unix_seconds: float = 0.0
+
+
+class Similarity(msgspec.Struct, frozen=True, kw_only=True):
+    """0 (nothing in common) to 1 (alike), by type of feature; a type that neither job has is None."""
+
+    categories: float | None
+    numbers: float | None
+    sets: float | None
+    total: float
+
+
+class Contribution(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the explanation.
+
+    Attributes:
+        share: of the start-up sizes that come from this job; all shares add up to 1.
+    """
+
+    job_id: str
+    similarity: Similarity
+    share: float
+    allocation: Allocation
+    is_needed: bool
+
+
+class WarmStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a new job starts.
+
+    Attributes:
+        smoothed: the numbers before rounding, by field of Allocation.
+        contributions: the most similar job first; empty for a cold start.
+    """
+
+    allocation: Allocation
+    smoothed: dict[str, float]
+    contributions: tuple[Contribution, ...]
+    prior: Prior | None
+    reason: str
+
+
+class WarmStartSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the past is believed.
+
+    Attributes:
+        most: k, jobs that are looked at.
+        smoothing: μ, the weight of the more similar job in every step.
+        least_similarity: jobs below it say nothing about this one.
+        half_ratio: numbers that differ by this factor are half as similar as equal ones.
+        weights: of categories, numbers and sets in the total.
+    """
+
+    most: int = 5
+    smoothing: float = 0.6
+    least_similarity: float = 0.5
+    half_ratio: float = 4.0
+    weights: tuple[float, float, float] = (0.4, 0.4, 0.2)
+
+    def __post_init__(self) -> None:
+        require(self.most >= 1, "warm_start.most", self.most, "at least 1", "correct the settings")
+        require(0 < self.smoothing <= 1, "warm_start.smoothing", self.smoothing, "above 0, at most 1", "0.6 is usual")
+        require(self.half_ratio > 1, "warm_start.half_ratio", self.half_ratio, "above 1", "4 is usual")
+        good = all(weight >= 0 for weight in self.weights) and sum(self.weights) > 0
+        require(good, "warm_start.weights", self.weights, "0 or more, one above 0", "correct the settings")
+
+
+def similarity(one: Features, other: Features, settings: WarmStartSettings) -> Similarity:
+    """Symmetric; 1 for equal features. A feature that only one job has counts as different."""
+    by_type = (
+        _mean([float(one.categories.get(k) == other.categories.get(k)) for k in {*one.categories, *other.categories}]),
+        _mean([_alike(one.numbers.get(k), other.numbers.get(k), settings) for k in {*one.numbers, *other.numbers}]),
+        _mean([_shared(one.sets.get(k), other.sets.get(k)) for k in {*one.sets, *other.sets}]),
+    )
+    known = [(value, weight) for value, weight in zip(by_type, settings.weights, strict=True) if value is not None]
+    weight = sum(weight for _, weight in known)
+    total = sum(value * weight for value, weight in known) / weight if weight else 0.0
+    return Similarity(categories=by_type[0], numbers=by_type[1], sets=by_type[2], total=total)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    # fsum: the order of a set's elements must not show.
+    return math.fsum(values) / len(values) if values else None
+
+
+def _alike(one: float | None, other: float | None, settings: WarmStartSettings) -> float:
+    if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)) or min(one, other) < 0:
+        return 0.0
+    if one == other:
+        return 1.0
+    if min(one, other) == 0:
+        return 0.0
+    return float(0.5 ** (abs(math.log(one / other)) / math.log(settings.half_ratio)))
+
+
+def _shared(one: frozenset[str] | None, other: frozenset[str] | None) -> float:
+    if one is None or other is None:
+        return 0.0
+    return len(one & other) / len(one | other) if one | other else 1.0
+
+
+def warm_start(
+    features: Features,
+    history: Sequence[PastJob],
+    default: Allocation,
+    capacity: Capacity | None = None,
+    settings: WarmStartSettings | None = None,
+) -> WarmStart:
+    """Algorithm 1 on the most similar jobs.
+
+    Args:
+        default: the cold start, what the job file asks for; taken when no finished job is similar.
+        capacity: what can be granted; pods and their number are cut to it.
+    """
+    settings = settings or WarmStartSettings()
+    scored = [(similarity(features, past.features, settings), past) for past in history]
+    close = [pair for pair in scored if pair[0].total >= settings.least_similarity]
+    # Ascending: the last one is the most similar.
+    close.sort(key=lambda pair: (pair[0].total, pair[1].ended_unix_seconds, pair[1].job_id))
+    close = close[-settings.most :]
+    if not close:
+        best = max((found.total for found, _ in scored), default=0.0)
+        reason = (
+            f"cold start with what the job file asks for: none of {len(history)} finished jobs is similar enough "
+            f"(best {best:.2f}, needed {settings.least_similarity:g})"
+        )
+        return WarmStart(allocation=default, smoothed={}, contributions=(), prior=None, reason=reason)
+
+    rows_KF = _rows([past.needed or past.allocation for _, past in close])
+    smoothed_F, shares = rows_KF[0], [1.0]
+    for row_F in rows_KF[1:]:
+        smoothed_F = settings.smoothing * row_F + (1.0 - settings.smoothing) * smoothed_F
+        shares = [share * (1.0 - settings.smoothing) for share in shares] + [settings.smoothing]
+    contributions = [
+        Contribution(
+            job_id=past.job_id,
+            similarity=found,
+            share=share,
+            allocation=past.needed or past.allocation,
+            is_needed=past.needed is not None,
+        )
+        for (found, past), share in zip(close, shares, strict=True)
+    ]
+    contributions.reverse()
+    prior = next(
+        (
+            Prior(coefficients=past.coefficients, source=past.job_id, strength=found.total)
+            for found, past in reversed(close)
+            if past.coefficients is not None
+        ),
+        None,
+    )
+    smoothed = dict(zip(Columns.__dataclass_fields__, smoothed_F.tolist(), strict=True))
+    allocation, cut = _granted(smoothed, capacity)
+    reason = f"{len(close)} similar jobs, the closest {close[-1][1].job_id} ({close[-1][0].total:.2f}){cut}"
+    return WarmStart(
+        allocation=allocation, smoothed=smoothed, contributions=tuple(contributions), prior=prior, reason=reason
+    )
+
+
+def _rows(allocations: Sequence[Allocation]) -> Floats:
+    """Shape (K, 6), fields in the order of Columns."""
+    columns = Columns.of(allocations)
+    return np.stack([getattr(columns, name) for name in Columns.__dataclass_fields__], axis=1)
+
+
+def _granted(smoothed: dict[str, float], capacity: Capacity | None) -> tuple[Allocation, str]:
+    """Rounded to what clusters grant, and cut to this one; (allocation, what was cut, for the reason)."""
+
+    def stepped(value: float, step: float) -> float:
+        return max(step, round(value / step) * step)
+
+    def memory(value: float) -> int:
+        # Rounded up: too little memory ends the job, too much only costs.
+        return max(_MEMORY_STEP, math.ceil(value / _MEMORY_STEP - 1e-9) * _MEMORY_STEP)
+
+    workers = max(1, round(smoothed["workers"]))
+    servers = max(1, round(smoothed["parameter_servers"]))
+    worker_cores = stepped(smoothed["worker_cores"], _CORES_STEP)
+    server_cores = stepped(smoothed["parameter_server_cores"], _CORES_STEP)
+    worker_bytes = memory(smoothed["worker_memory_bytes"])
+    server_bytes = memory(smoothed["parameter_server_memory_bytes"])
+    cut = ""
+    if capacity is not None:
+        room, pod = capacity.free, capacity.largest_pod
+        if pod is not None:
+            worker_cores, server_cores = min(worker_cores, pod.cores), min(server_cores, pod.cores)
+            worker_bytes = min(worker_bytes, int(pod.memory_bytes))
+            server_bytes = min(server_bytes, int(pod.memory_bytes))
+        left_cores = room.cores - servers * server_cores
+        left_bytes = room.memory_bytes - servers * server_bytes
+        fitting = min(workers, int(left_cores / worker_cores + 1e-9), int(left_bytes / worker_bytes + 1e-9))
+        if fitting < workers:
+            cut = f"; {workers} workers cut to {max(1, fitting)} by what is free"
+            workers = max(1, fitting)
+    return Allocation(
+        workers=workers,
+        parameter_servers=servers,
+        worker_cores=worker_cores,
+        parameter_server_cores=server_cores,
+        worker_memory_bytes=worker_bytes,
+        parameter_server_memory_bytes=server_bytes,
+    ), cut
