@@ -173,15 +173,13 @@ class JaggedIds:
 
 def ids_of(batch: pa.RecordBatch) -> JaggedIds:
     """The sparse features of a batch (all columns but label and dense)."""
-    keys = tuple(name for name in batch.schema.names if name not in (LABEL, DENSE))
+    found = [(k, c) for k, c in zip(batch.schema.names, batch.columns, strict=True) if k not in (LABEL, DENSE)]
+    keys, columns = tuple(key for key, _ in found), [column for _, column in found]
     rows = batch.num_rows
-    columns = [batch.column(key) for key in keys]
     scalar = all(pa.types.is_int64(column.type) for column in columns)
     if scalar:
-        ids_FB = np.empty((len(keys), rows), np.int64)
-        for f, column in enumerate(columns):
-            ids_FB[f] = column.to_numpy()
-        return JaggedIds(keys, ids_FB.reshape(-1), np.ones((len(keys), rows), np.int32), True)
+        values_L = np.concatenate([column.to_numpy() for column in columns])
+        return JaggedIds(keys, values_L, np.ones((len(keys), rows), np.int32), True)
     lengths_FB = np.ones((len(keys), rows), np.int32)
     values = []
     for f, column in enumerate(columns):

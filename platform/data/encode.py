@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.ids import encode_ids
-from elastrec.platform.data.numbers import as_float64, combined
+from elastrec.platform.data.ids import encode_ids, integer_ids
+from elastrec.platform.data.numbers import as_float64, combined, plain_numbers, usable_numbers
 from elastrec.platform.specs.data import DenseFeature, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError, FieldProblem, SpecError
 
@@ -104,47 +104,59 @@ class RowEncoder:
                 row = int(np.flatnonzero(wrong_B)[0])
                 first.append(BadRow(row, column, _shown(values[row]), expected))
 
+        # Once for all: asking a table by name costs more than most columns do.
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         arrays: list[pa.Array] = []
         names: list[str] = []
         if with_label:
-            arrays.append(self._label(rows, mark))
+            arrays.append(self._label(_column(columns, self._data.label), mark))
             names.append(LABEL)
         if self._data.dense:
             dense_BI = np.empty((rows.num_rows, len(self._data.dense)), np.float32)
             for i, feature in enumerate(self._data.dense):
-                dense_BI[:, i] = self._dense(rows, feature, mark)
+                dense_BI[:, i] = self._dense(_column(columns, feature.name), feature, mark)
             arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(dense_BI.reshape(-1)), dense_BI.shape[1]))
             names.append(DENSE)
         for sparse in self._data.sparse:
-            arrays.append(self._sparse(rows, sparse, mark))
+            arrays.append(self._sparse(_column(columns, sparse.name), sparse, mark))
             names.append(sparse.name)
         batch = pa.RecordBatch.from_arrays(arrays, names=names)
         return EncodedRows(batch, bad_B, min(first, key=lambda bad: bad.row, default=None))
 
-    def _label(self, rows: pa.Table | pa.RecordBatch, mark: Mark) -> pa.Array:
-        values = _column(rows, self._data.label)
+    def _label(self, values: pa.Array, mark: Mark) -> pa.Array:
+        plain_B = plain_numbers(values)
+        if plain_B is not None and not values.null_count and ((plain_B == 0) | (plain_B == 1)).all():
+            return pa.array(plain_B.astype(np.float32))
         value_B, missing_B, wrong_B = as_float64(values, self._data.label)
         mark(self._data.label, values, wrong_B | missing_B | ((value_B != 0) & (value_B != 1)), "0 or 1")
         return pa.array(value_B.astype(np.float32))
 
-    def _dense(self, rows: pa.Table | pa.RecordBatch, feature: DenseFeature, mark: Mark) -> NDArray[np.float64]:
-        values = _column(rows, feature.name)
-        value_B, missing_B, wrong_B = as_float64(values, feature.name)
-        if missing_B.any():
-            value_B = np.where(missing_B, feature.missing, value_B)
-        wrong_B = wrong_B | ~np.isfinite(value_B)
-        mark(feature.name, values, wrong_B, "a finite number, or empty")
-        if wrong_B.any():
-            value_B = np.where(wrong_B, 0.0, value_B)
+    def _dense(self, values: pa.Array, feature: DenseFeature, mark: Mark) -> NDArray[np.float64]:
+        value_B = usable_numbers(values, feature.missing)
+        if value_B is None:
+            value_B, missing_B, wrong_B = as_float64(values, feature.name)
+            if missing_B.any():
+                value_B = np.where(missing_B, feature.missing, value_B)
+            wrong_B = wrong_B | ~np.isfinite(value_B)
+            mark(feature.name, values, wrong_B, "a finite number, or empty")
+            if wrong_B.any():
+                value_B = np.where(wrong_B, 0.0, value_B)
         if feature.transform == "log1p":
+            if value_B.min(initial=0.0) >= 0:
+                return np.log1p(value_B)
             return np.copysign(np.log1p(np.abs(value_B)), value_B)
         if feature.transform == "standardize":
             return (value_B - feature.mean) / feature.scale
         return value_B
 
-    def _sparse(self, rows: pa.Table | pa.RecordBatch, feature: SparseFeature, mark: Mark) -> pa.Array:
-        values = _column(rows, feature.name)
+    def _sparse(self, values: pa.Array, feature: SparseFeature, mark: Mark) -> pa.Array:
         hash_size = self._hash_sizes.get(feature.table_name)
+        if feature.encoding == "integer" and not feature.is_list:
+            if pa.types.is_int64(values.type) and not values.null_count and hash_size is None:
+                return values
+            plain_B = integer_ids(values, MISSING_ID)
+            if plain_B is not None:
+                return pa.array(_modulo(plain_B, hash_size))
         expected = {
             "integer": "64-bit integers",
             "hexadecimal": "1 to 16 hexadecimal digits",
@@ -180,10 +192,10 @@ def _modulo(ids: NDArray[np.int64], hash_size: int | None) -> NDArray[np.int64]:
     return ids if hash_size is None else np.remainder(ids, np.int64(hash_size))
 
 
-def _column(rows: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-    if name not in rows.schema.names:
-        raise DataError(f"column {name!r} is missing; found: {', '.join(rows.schema.names)}")
-    return combined(rows.column(name))
+def _column(columns: Mapping[str, pa.Array | pa.ChunkedArray], name: str) -> pa.Array:
+    if name not in columns:
+        raise DataError(f"column {name!r} is missing; found: {', '.join(columns)}")
+    return combined(columns[name])
 
 
 def _list_parts(values: pa.Array, feature: SparseFeature, separator: str) -> tuple[NDArray[np.int64], pa.Array]:

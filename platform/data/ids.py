@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from elastrec.platform.data.numbers import as_float64, is_text, missing_of
+from elastrec.platform.data.numbers import as_float64, is_text, missing_of, plain_numbers
 from elastrec.platform.specs.errors import DataError
 
 Ids = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
@@ -73,10 +73,11 @@ def _integers(values: pa.Array, column: str) -> Ids:
     if is_text(values.type):
         return _integers_of_text(values, column)
     missing_B = missing_of(values)
-    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-        filled = pc.fill_null(values, 0) if values.null_count else values
-        if pa.types.is_uint64(filled.type):
-            return np.asarray(filled).view(np.int64), missing_B, np.zeros(len(values), np.bool_)
+    plain_B = integer_ids(values, 0)
+    if plain_B is not None:
+        return plain_B, missing_B, np.zeros(len(values), np.bool_)
+    if pa.types.is_boolean(values.type):
+        filled = pc.fill_null(values, False)
         return np.asarray(filled.cast(pa.int64())), missing_B, np.zeros(len(values), np.bool_)
     if not pa.types.is_floating(values.type):
         raise DataError(f"column {column!r}: found {values.type}, expected integers")
@@ -84,6 +85,18 @@ def _integers(values: pa.Array, column: str) -> Ids:
     # A float64 is exact up to 2**53; beyond it two ids could have become one.
     wrong_B = wrong_B | ~(np.abs(value_B) <= 2.0**53) | (np.floor(value_B) != value_B)
     return np.where(wrong_B, 0.0, value_B).astype(np.int64), missing_B, wrong_B
+
+
+def integer_ids(values: pa.Array, missing: int) -> NDArray[np.int64] | None:
+    """Ids int64 [B] of a column of integers, `missing` where the field is empty; None for any other type.
+
+    Without a copy where the column holds 64-bit integers and no field is empty.
+    """
+    plain_B = plain_numbers(values)
+    if plain_B is None or plain_B.dtype.kind == "f":
+        return None
+    id_B = plain_B.view(np.int64) if plain_B.dtype.itemsize == 8 else plain_B.astype(np.int64)
+    return np.where(missing_of(values), np.int64(missing), id_B) if values.null_count else id_B
 
 
 def _integers_of_text(values: pa.Array, column: str) -> Ids:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,11 +32,53 @@ def is_text(type_: pa.DataType) -> bool:
     )
 
 
+_PLAIN: dict[int, np.dtype[Any]] = {
+    type_.id: np.dtype(type_.to_pandas_dtype())
+    for type_ in (
+        pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
+        pa.float32(), pa.float64(),
+    )
+}  # fmt: skip
+
+
 def missing_of(values: pa.Array) -> NDArray[np.bool_]:
     """bool [B]: where the field is empty."""
     if not values.null_count:
         return np.zeros(len(values), np.bool_)
-    return np.asarray(values.is_null())
+    validity = values.buffers()[0]
+    if validity is None:  # unions and the like keep their nulls elsewhere
+        return np.asarray(values.is_null())
+    begin, skipped = divmod(values.offset, 8)
+    bits = np.frombuffer(validity, np.uint8, (skipped + len(values) + 7) // 8, begin)
+    valid_B = np.unpackbits(bits, count=skipped + len(values), bitorder="little")[skipped:]
+    return np.logical_not(valid_B.view(np.bool_))
+
+
+def plain_numbers(values: pa.Array) -> NDArray[Any] | None:
+    """The fields [B] as they lie in the column, arbitrary where they are empty; None unless integers or floats do.
+
+    Read-only and without a copy: pyarrow's own ways fill the empty fields or convert first, a pass over memory each.
+    """
+    dtype = _PLAIN.get(values.type.id)
+    if dtype is None:
+        return None
+    data = values.buffers()[1]
+    if data is None:
+        return np.zeros(len(values), dtype)
+    return np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
+
+
+def usable_numbers(values: pa.Array, missing: float) -> NDArray[np.float64] | None:
+    """Values float64 [B], `missing` where the field is empty; None when a field may be wrong or the type needs more."""
+    plain_B = plain_numbers(values)
+    if plain_B is None:
+        return None
+    value_B = plain_B.astype(np.float64)
+    if values.null_count:
+        np.putmask(value_B, missing_of(values), missing)
+    if (plain_B.dtype.kind == "f" or not math.isfinite(missing)) and not np.isfinite(value_B).all():
+        return None
+    return value_B
 
 
 def as_float64(values: pa.Array, column: str) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from elastrec.platform.data.encode import BadRow, EncodedRows, RowEncoder
@@ -108,7 +109,8 @@ class RawReader:
                 filesystem, path = locate(file.uri)
                 parquet = pq.ParquetFile(
                     filesystem.open_input_file(path),
-                    pre_buffer=True,
+                    # Of use where each read is a request; of a local file it is one more copy.
+                    pre_buffer=not isinstance(filesystem, pafs.LocalFileSystem),
                     # Distinct texts are hashed once each.
                     read_dictionary=[f.name for f in self._data.sparse if f.encoding != "integer" and not f.is_list],
                 )

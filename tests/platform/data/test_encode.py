@@ -135,6 +135,44 @@ def test_dense_values_are_filled_then_transformed() -> None:
     assert dense == pytest.approx(np.array(expected, np.float32))
 
 
+_NUMBERS = (
+    pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
+    pa.float32(), pa.float64(),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(_NUMBERS),
+    st.lists(st.one_of(st.none(), st.integers(0, 127)), max_size=40),
+    st.integers(0, 11),
+    st.sampled_from(["none", "log1p"]),
+)
+def test_numbers_of_every_width_are_read_in_place_with_their_empty_fields(
+    kind: pa.DataType, numbers: list[int | None], skip: int, transform: str
+) -> None:
+    values = pa.array(numbers, kind).slice(skip)
+    ids, bad = _encode(values, {})
+    assert ids == [MISSING_ID if number is None else number for number in numbers[skip:]]
+    assert not any(bad)
+    dense = ({"name": "f", "missing": 3.0, "transform": transform},)
+    of = data(Path(), dense=dense, sparse=({"name": "g"},))
+    rows = pa.table({"f": values, "g": pa.nulls(len(values), pa.int64())})
+    encoded = RowEncoder(of).encode(rows, with_label=False)
+    filled = [3.0 if number is None else float(number) for number in numbers[skip:]]
+    wanted = np.array([math.log1p(value) if transform == "log1p" else value for value in filled])
+    np.testing.assert_allclose(np.asarray(encoded.batch.column("dense").flatten()), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_bad_however_it_is_read(value: float) -> None:
+    of = data(Path(), dense=({"name": "f"},), sparse=({"name": "g"},))
+    rows = pa.table({"f": pa.array([1.0, None, value], pa.float64()), "g": [1, 2, 3]})
+    encoded = RowEncoder(of).encode(rows, with_label=False)
+    assert encoded.bad_B.tolist() == [False, False, True]
+    assert encoded.first_bad is not None and encoded.first_bad.column == "f"
+
+
 def test_a_missing_column_is_named_beside_those_found() -> None:
     with pytest.raises(DataError, match="column 'f' is missing; found: g"):
         RowEncoder(data(Path(), dense=(), sparse=({"name": "f"},))).encode(pa.table({"g": [1]}), with_label=False)
