@@ -1,0 +1,143 @@
+"""Is every sample accounted for? The ledger, the records and what the servers restored have to tell one story.
+
+Everything is worked out anew from the raw attempts; the columns in which the ledger itself says so are not believed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from elastrec.checkpoints import open_record
+from elastrec.platform.master.shards import Positions, shard_order
+from elastrec.platform.transport.ledger_messages import Explanation
+
+_ROLLED_BACK = re.compile(r"rolled back to (.*), generation (\d+)")
+_RESTORED = re.compile(r"event=restored uri=(\S+) rows=(\d+) .*generation=(\d+)")
+_RESTORED_NOTHING = re.compile(r"event=restored_from_nothing .*generation=(\d+)")
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is to be trained."""
+
+    rows: int
+    shard_rows: int
+    epochs: int
+    seed: int
+    shuffle: bool = True
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-self.rows // self.shard_rows)
+
+    def length(self, number: int) -> int:
+        return min(self.shard_rows, self.rows - number % self.per_epoch * self.shard_rows)
+
+
+@dataclass
+class Books:
+    """What was found.
+
+    Attributes:
+        lost: rows that the final model has never seen.
+        repeated: rows trained more than once, all of them thrown away by rollbacks before.
+        problems: contradictions, as sentences.
+    """
+
+    lost: int = 0
+    repeated: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def rollbacks(story: Explanation) -> dict[int, str]:
+    """URI of the record, empty for none, by the generation that began from it."""
+    found = {}
+    for entry in story.timeline:
+        if match := _ROLLED_BACK.fullmatch(entry.what):
+            found[int(match[2])] = "" if match[1] == "the beginning" else match[1]
+    return found
+
+
+def check_books(attempts: Iterable[Mapping[str, Any]], story: Explanation, size: Size) -> Books:
+    """Goes through the training attempts of a job that succeeded, oldest first.
+
+    An attempt has to begin exactly where its shard stood: where the attempt before it ended, or after a rollback at
+    the offset in that one record. So a state mixed of two records, a gap or a silent repeat shows.
+    """
+    books = Books()
+    positions = {generation: _positions(uri) for generation, uri in rollbacks(story).items()}
+    stands: dict[int, int] = {}
+    generation, trained = 0, 0
+    for line in sorted((a for a in attempts if a["kind"] == "train"), key=lambda line: line["generation"]):
+        while generation < line["generation"]:
+            generation += 1
+            if generation not in positions:
+                books.problems.append(f"generation {generation} began without a rollback")
+                return books
+            stands = _standing(positions[generation], size)
+        number = line["epoch"] * size.per_epoch + line["shard"]
+        stood = stands.get(number, 0)
+        if line["from"] != stood:
+            books.problems.append(
+                f"generation {generation}: attempt {line['attempt']} at shard {number} began at {line['from']}, but "
+                f"the shard stood at {stood}"
+            )
+        stands[number] = line["to"]
+        trained += line["to"] - line["from"]
+    for later in range(generation + 1, max(positions, default=0) + 1):
+        stands = _standing(positions[later], size)
+    numbers = size.per_epoch * size.epochs
+    seen = sum(stands.get(number, 0) for number in range(numbers))
+    books.lost = sum(size.length(number) - stands.get(number, 0) for number in range(numbers))
+    books.repeated = trained - seen
+    if not positions and books.repeated:
+        books.problems.append(f"{books.repeated} rows were repeated although nothing was rolled back")
+    return books
+
+
+def _positions(uri: str) -> Positions:
+    if not uri:
+        return Positions(0, [])
+    return msgspec.json.decode(open_record(uri).positions(), type=Positions)
+
+
+def _standing(positions: Positions, size: Size) -> dict[int, int]:
+    """Rows that count, by shard number, where a record was made."""
+    stands = {}
+    for place in range(positions.cursor):
+        epoch, within = divmod(place, size.per_epoch)
+        index = int(shard_order(size.seed, epoch, size.per_epoch)[within]) if size.shuffle else within
+        number = epoch * size.per_epoch + index
+        stands[number] = size.length(number)
+    return stands | {number: offset for number, offset, _ in positions.begun}
+
+
+def check_restores(logs: Mapping[str, str], story: Explanation, servers: int) -> list[str]:
+    """That in every generation all servers restored the same record, and together all of its rows.
+
+    Args:
+        logs: of the servers' pods that are still there, by name.
+    """
+    problems = []
+    wanted = {0: "", **rollbacks(story)}
+    restored: dict[int, dict[str, tuple[str, int]]] = {}
+    for pod, text in logs.items():
+        for match in _RESTORED.finditer(text):
+            restored.setdefault(int(match[3]), {})[pod] = (match[1], int(match[2]))
+        for match in _RESTORED_NOTHING.finditer(text):
+            restored.setdefault(int(match[1]), {})[pod] = ("", 0)
+    for generation, found in sorted(restored.items()):
+        uris = {uri for uri, _ in found.values()}
+        if uris != {wanted.get(generation, "no rollback")}:
+            problems.append(f"generation {generation} restored {sorted(uris)}, wanted {wanted.get(generation)!r}")
+        elif len(found) == servers and wanted[generation]:
+            rows = sum(rows for _, rows in found.values())
+            held = sum(open_record(wanted[generation]).manifest.rows.values())
+            if rows != held:
+                problems.append(f"generation {generation}: the servers restored {rows} rows of {held}")
+    return problems

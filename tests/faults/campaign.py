@@ -1,0 +1,150 @@
+"""Random faults on real jobs: `python -m tests.faults.campaign --seed S --faults N [--output FILE.md]`.
+
+Everything is drawn from the seed. A campaign that was interrupted goes on where it was when it is started again with
+the same `--state`; `--only K` makes one run again. Exit code 0: everything held in every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from tests.faults.drill import Outcome, Site, drill, site_at
+from tests.faults.injury import kinds_that_work
+from tests.faults.plan import Kind, Run, Shape, draw_run
+from tests.faults.report import Report, as_json, as_page
+
+UNDISTURBED = -1
+"""Number of the run without faults of a shape."""
+
+
+class Notes:
+    """The outcomes so far, one line of JSON each; the last one of a number counts."""
+
+    def __init__(self, file: Path, seed: int) -> None:
+        self._file, self._seed = file, seed
+        self.undisturbed: dict[str, float] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        for line in file.read_text().splitlines() if file.exists() else ():
+            self._take(msgspec.json.decode(line, type=Outcome))
+
+    def add(self, outcome: Outcome) -> None:
+        with self._file.open("ab") as file:
+            file.write(msgspec.json.encode(outcome) + b"\n")
+        self._take(outcome)
+
+    def _take(self, outcome: Outcome) -> None:
+        if outcome.number == UNDISTURBED:
+            if not outcome.problems:
+                self.undisturbed[outcome.shape] = outcome.auc
+        elif outcome.seed == self._seed:
+            self.outcomes[outcome.number] = outcome
+
+    @property
+    def faults(self) -> int:
+        return sum(len(outcome.faults) for outcome in self.outcomes.values())
+
+
+def campaign(site: Site, seed: int, numbers: Iterator[int], notes: Notes, evidence: Path, faults: int) -> Report:
+    """Makes the runs of these numbers until so many faults were inflicted.
+
+    Args:
+        evidence: folder for logs and journals of runs in which something did not hold.
+    """
+    kinds = kinds_that_work(site.cluster.capacity().limits_enforced)
+    for number in numbers:
+        if notes.faults >= faults:
+            break
+        run = draw_run(seed, number, kinds)
+        outcome = drill(site, run, _undisturbed(site, run.shape, notes, evidence), evidence)
+        notes.add(outcome)
+        _tell(outcome)
+    return Report(
+        seed=seed,
+        outcomes=[notes.outcomes[number] for number in sorted(notes.outcomes)],
+        undisturbed=notes.undisturbed,
+        left_out=[kind for kind in Kind if kind not in kinds],
+    )
+
+
+def _undisturbed(site: Site, shape: Shape, notes: Notes, evidence: Path) -> float:
+    if str(shape) not in notes.undisturbed:
+        outcome = drill(site, Run(0, UNDISTURBED, shape, ()), None, evidence)
+        notes.add(outcome)
+        assert not outcome.problems, f"without any fault: {outcome.problems}; see {evidence}"
+    return notes.undisturbed[str(shape)]
+
+
+def _tell(outcome: Outcome) -> None:
+    print(
+        f"run {outcome.number} of seed {outcome.seed}: {outcome.shape}; {len(outcome.faults)} faults, "
+        f"{outcome.generations} rollbacks, {outcome.lost} lost, {outcome.repeated} repeated, "
+        f"AUC {outcome.auc:.5f}, {outcome.seconds:.0f} s: {'; '.join(outcome.problems) or 'everything held'}",
+        flush=True,
+    )
+
+
+@contextmanager
+def _folder(state: Path | None) -> Iterator[Path]:
+    if state is not None:
+        state.mkdir(parents=True, exist_ok=True)
+        yield state.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        yield Path(folder)
+
+
+def _quiet() -> None:
+    # The jobs' own steps log every decision; here the outcome of each run is news enough.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--faults", type=int, default=300, help="make runs until so many were inflicted")
+    parser.add_argument("--only", type=int, metavar="K", help="make run K, whether it was made or not")
+    parser.add_argument("--state", type=Path, help="folder that keeps the outcomes; a campaign goes on from there")
+    parser.add_argument("--output", type=Path, help="FILE.md or FILE.json")
+    arguments = parser.parse_args()
+    if arguments.output and arguments.output.suffix not in (".md", ".json"):
+        parser.error(f"--output {arguments.output}: a file .md or .json is allowed")
+    _quiet()
+    output = arguments.output.absolute() if arguments.output else None
+    with _folder(arguments.state) as folder:
+        notes = Notes(folder / "outcomes.jsonl", arguments.seed)
+        numbers = _numbers(notes) if arguments.only is None else iter([arguments.only])
+        # MLflow and whoever else drops files does it there.
+        os.chdir(folder)
+        with site_at(folder / "home") as site:
+            limit = arguments.faults if arguments.only is None else sys.maxsize
+            report = campaign(site, arguments.seed, numbers, notes, folder / "evidence", limit)
+    if output is not None:
+        output.write_text(as_page(report) if output.suffix == ".md" else as_json(report))
+    else:
+        print(as_page(report))
+    return 1 if report.failed else 0
+
+
+def _numbers(notes: Notes) -> Iterator[int]:
+    number = 0
+    while True:
+        if number not in notes.outcomes:
+            yield number
+        number += 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Inflicts one fault of a plan on the real processes of a job, and takes back what has to be taken back."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from elastrec.platform.clusters.local import start_agent
+from elastrec.platform.clusters.local.state_folder import StateFolder
+from elastrec.platform.specs.errors import ClusterError
+from tests.faults.plan import Fault, Kind, Victim
+from tests.faults.sockets import cut, take_port
+from tests.faults.watching import Hit
+from tests.processes import pod_processes
+
+AGENT_CORES = 8.0
+_ROLE = {Victim.WORKER: "worker", Victim.SERVER: "ps", Victim.MASTER: "master"}
+_VICTIM_SECONDS = 12.0
+_PORT_SECONDS = 5.0
+_HOG_SECONDS = 30.0
+
+
+@dataclass
+class Scene:
+    """Where faults happen.
+
+    Attributes:
+        master_port: of the job.
+        is_over: set when the job has ended: nobody is left to be a victim.
+        agent: held by who hurts the node agent.
+    """
+
+    home: Path
+    job_id: str
+    master_port: int
+    is_over: threading.Event = field(default_factory=threading.Event)
+    agent: threading.Lock = field(default_factory=threading.Lock)
+
+    def process(self, fault: Fault) -> psutil.Process | None:
+        """The newest process of a fault's place; waits for a replacement that is just starting."""
+        role = _ROLE[fault.victim]
+        place = role if fault.victim is Victim.MASTER else f"{role}-{fault.index}"
+        deadline = time.monotonic() + _VICTIM_SECONDS
+        while time.monotonic() < deadline and not self.is_over.is_set():
+            found = pod_processes(self.job_id, place, self.home)
+            with contextlib.suppress(psutil.Error):
+                if found:
+                    return max(found, key=lambda process: process.create_time())
+            time.sleep(0.05)
+        return None
+
+
+def inflict(fault: Fault, scene: Scene) -> Hit | None:
+    """Does it, and returns when it is over; None when the job ended before there was a victim.
+
+    Raises:
+        AssertionError: the fault could not be inflicted although its victim was there.
+    """
+    if fault.victim is Victim.AGENT:
+        with scene.agent:
+            began = time.monotonic()
+            _hurt_agent(fault, scene)
+        return Hit("", began, time.monotonic())
+    process = scene.process(fault)
+    if process is None:
+        return None
+    try:
+        pod = "" if fault.victim is Victim.MASTER else process.environ()["ELASTREC_POD"]
+        began = time.monotonic()
+        comes_back = _hurt_pod(fault, scene, process)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None
+    return Hit(pod, began, time.monotonic() if comes_back or not pod else math.inf)
+
+
+def _hurt_pod(fault: Fault, scene: Scene, process: psutil.Process) -> bool:
+    """Whether the process comes back by itself."""
+    match fault.kind:
+        case Kind.STOP:
+            _stop_for(process, fault.seconds)
+            return True
+        case Kind.CUT:
+            workers = pod_processes(scene.job_id, "worker", scene.home)
+            with cut(process, workers):
+                time.sleep(fault.seconds)
+            return True
+        case Kind.KILL:
+            process.kill()
+        case Kind.OUT_OF_MEMORY:
+            _starve(process)
+        case Kind.PORT:
+            process.kill()
+            with contextlib.closing(take_port(scene.master_port, _PORT_SECONDS)):
+                time.sleep(fault.seconds)
+    return False
+
+
+def _stop_for(process: psutil.Process, seconds: float) -> None:
+    process.suspend()
+    try:
+        time.sleep(seconds)
+    finally:
+        # It may have been replaced and killed meanwhile; if not, it comes back as if nothing had happened.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def _starve(process: psutil.Process) -> None:
+    command = [sys.executable, "-m", "tests.faults.hog", str(process.pid)]
+    code = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=_HOG_SECONDS, check=False).returncode
+    if code == 1 and not process.is_running():
+        raise psutil.NoSuchProcess(process.pid)
+    assert code == 0, f"the memory limit of {process} could not be exceeded: exit code {code}"
+
+
+def _hurt_agent(fault: Fault, scene: Scene) -> None:
+    folder = scene.home / "agent"
+    info = StateFolder(folder).agent()
+    assert info is not None, "no node agent runs"
+    process = psutil.Process(info.pid)
+    if fault.kind is Kind.STOP:
+        _stop_for(process, fault.seconds)
+        return
+    process.kill()
+    _wait_for_end(process)
+    if fault.kind is Kind.PORT:
+        with contextlib.closing(take_port(int(info.address.rpartition(":")[2]), _PORT_SECONDS)):
+            time.sleep(fault.seconds)
+            # Pods know the agent by this address: another one would be worse than none.
+            try:
+                start_agent(folder, cores=AGENT_CORES).close()
+            except ClusterError as error:
+                assert "taken by another program" in str(error), error
+            else:
+                raise AssertionError("the node agent started on a port that somebody else has")
+    else:
+        time.sleep(fault.seconds)
+    start_agent(folder, cores=AGENT_CORES).close()
+
+
+def _wait_for_end(process: psutil.Process) -> None:
+    # Whoever started the agent reaps it; a zombie holds neither port nor lock.
+    with contextlib.suppress(psutil.TimeoutExpired):
+        process.wait(5.0)
+
+
+def kinds_that_work(cgroups: bool) -> tuple[Kind, ...]:
+    """Kinds of faults that can be inflicted on this machine.
+
+    Args:
+        cgroups: the node agent's limits are kept by the kernel.
+    """
+    without = set() if cgroups else {Kind.OUT_OF_MEMORY}
+    if os.geteuid() != 0:
+        without |= {Kind.OUT_OF_MEMORY, Kind.CUT}
+    return tuple(kind for kind in Kind if kind not in without)

@@ -1,0 +1,38 @@
+"""The model of campaign jobs, a user's model by import path: a linear part and one hidden layer, in no hurry."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from elastrec.trainers.models.parts import LogitMLP, pooled_rows
+from elastrec.trainers.models.schema import FeatureSchema
+
+
+class PacedModel(nn.Module):
+    """logit = sum of the first numbers of the rows + MLP of the others and the dense features.
+
+    Args:
+        embedding_bag_collection: rows of at least two numbers.
+        schema: names and sizes of the inputs.
+        pause_seconds: per training step, without using a core; faults need a job that lasts.
+    """
+
+    def __init__(
+        self, embedding_bag_collection: nn.Module, schema: FeatureSchema, *, pause_seconds: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.embedding_bag_collection = embedding_bag_collection
+        self.pause_seconds = pause_seconds
+        deep_in = len(schema.sparse_names) * (schema.embedding_dimension - 1) + len(schema.dense_names)
+        self.deep = LogitMLP(deep_in, [16])
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        if self.training:
+            time.sleep(self.pause_seconds)
+        rows_BFR = pooled_rows(self.embedding_bag_collection, sparse_features)
+        deep_in_BX = torch.cat([rows_BFR[:, :, 1:].flatten(1), dense_features], dim=1)
+        return rows_BFR[:, :, 0].sum(dim=1) + self.deep(deep_in_BX)

@@ -1,0 +1,164 @@
+"""Which faults a campaign inflicts on which jobs, and when: pure, from a seed alone. Nothing is started here.
+
+Run k of a seed is the same whatever other runs are made, so that one that failed can be made again by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+FAULTS_PER_RUN = 5, 9
+
+
+class Kind(StrEnum):
+    """What is done to a process."""
+
+    KILL = "kill -9"
+    STOP = "stop and continue"
+    OUT_OF_MEMORY = "memory limit"
+    CUT = "network cut"
+    PORT = "port taken"
+
+
+class Victim(StrEnum):
+    """Whose process."""
+
+    WORKER = "worker"
+    SERVER = "server"
+    MASTER = "master"
+    AGENT = "node agent"
+
+
+_PLACES = {
+    Kind.KILL: tuple(Victim),
+    Kind.STOP: tuple(Victim),
+    Kind.OUT_OF_MEMORY: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
+    Kind.CUT: (Victim.SERVER,),  # from all workers
+    Kind.PORT: (Victim.MASTER, Victim.AGENT),  # the others get another port with every process
+}
+_WEIGHTS = {Kind.KILL: 8, Kind.STOP: 6, Kind.OUT_OF_MEMORY: 3, Kind.CUT: 3, Kind.PORT: 2}
+# Longer than the jobs' heartbeat timeout; some longer than their lease, too. A killed agent is started again so late.
+_SECONDS = {
+    Kind.KILL: (0.2, 3.0),
+    Kind.STOP: (3.5, 9.0),
+    Kind.OUT_OF_MEMORY: (0.0, 0.0),
+    Kind.CUT: (2.0, 9.0),
+    Kind.PORT: (1.0, 4.0),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The job of a run."""
+
+    mode: str
+    staleness: int
+    workers: int
+    servers: int
+
+    def __str__(self) -> str:
+        mode = f"ssp({self.staleness})" if self.mode == "ssp" else self.mode
+        return f"{mode}, {self.workers} workers, {self.servers} servers"
+
+
+# A Latin square: each mode meets each number of workers and of servers, each number of workers each of servers.
+SHAPES = tuple(
+    Shape(mode, 2 if mode == "ssp" else 0, workers, (row + workers) % 3 + 1)
+    for row, mode in enumerate(("async", "bsp", "ssp"))
+    for workers in (1, 2, 3)
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        index: of the worker or server.
+        delay_seconds: after the beginning of its strike.
+        seconds: how long a stop, a cut or a taken port lasts, or a killed node agent is away.
+    """
+
+    kind: Kind
+    victim: Victim
+    index: int
+    delay_seconds: float
+    seconds: float
+
+    def __str__(self) -> str:
+        place = f" {self.index}" if self.victim in (Victim.WORKER, Victim.SERVER) else ""
+        lasting = f" {self.seconds:.1f} s" if self.seconds else ""
+        return f"+{self.delay_seconds:.1f} s {self.kind} {self.victim}{place}{lasting}"
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One fault, or two at once or shortly after each other.
+
+    Attributes:
+        at: share of the training rows that are trained when it begins; below 0: as soon as the first victim's process
+            is there; 1: when training is over.
+    """
+
+    at: float
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One job and what happens to it."""
+
+    seed: int
+    number: int
+    shape: Shape
+    strikes: tuple[Strike, ...]
+
+    @property
+    def faults(self) -> list[Fault]:
+        return [fault for strike in self.strikes for fault in strike.faults]
+
+
+def draw_run(seed: int, number: int, kinds: tuple[Kind, ...] = tuple(Kind)) -> Run:
+    """Run `number` of a campaign.
+
+    Args:
+        kinds: those that can be inflicted on this machine.
+    """
+    dice = random.Random(f"{seed}/{number}")
+    shape = dice.choice(SHAPES)
+    left = dice.randint(*FAULTS_PER_RUN)
+    strikes: list[Strike] = []
+    starved: set[tuple[Victim, int]] = set()
+    while left:
+        size = min(left, dice.choice((1, 1, 2)))
+        # At the same moment, or while the first one's damage is being repaired.
+        second = dice.choice((0.0, dice.uniform(0.3, 2.5)))
+        faults = []
+        for delay in (0.0, second)[:size]:
+            faults.append(_draw_fault(dice, shape, delay, kinds, starved))
+        moment = dice.random()
+        at = -1.0 if moment < 0.1 else 1.0 if moment > 0.93 else dice.uniform(0.02, 0.9)
+        strikes.append(Strike(at, tuple(faults)))
+        left -= size
+    strikes.sort(key=lambda strike: strike.at)
+    return Run(seed, number, shape, tuple(strikes))
+
+
+def _draw_fault(
+    dice: random.Random, shape: Shape, delay: float, kinds: tuple[Kind, ...], starved: set[tuple[Victim, int]]
+) -> Fault:
+    while True:
+        kind = dice.choices(kinds, [_WEIGHTS[kind] for kind in kinds])[0]
+        victim = dice.choice(_PLACES[kind])
+        index = dice.randrange({Victim.WORKER: shape.workers, Victim.SERVER: shape.servers}.get(victim, 1))
+        seconds = round(dice.uniform(*_SECONDS[kind]), 2)
+        if kind is Kind.OUT_OF_MEMORY:
+            # A place that runs out of memory twice is given up for good reason: the limit is too low.
+            if (victim, index) in starved:
+                continue
+            starved.add((victim, index))
+        if kind is Kind.KILL and victim is not Victim.AGENT:
+            seconds = 0.0  # their node or their master restarts them
+        return Fault(kind, victim, index, round(delay, 2), seconds)

@@ -1,0 +1,118 @@
+"""What a job's master said of itself during a run, and how long each strike kept the job from being whole again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.job_messages import GetStatus, Status
+
+_PERIOD_SECONDS = 0.1
+_ANSWER_SECONDS = 0.7
+_DURING_TRAINING = (Phase.PENDING, Phase.STARTING, Phase.TRAINING, Phase.RECOVERING)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The job at a moment of the monotonic clock."""
+
+    seconds: float
+    phase: Phase
+    shards_done: int
+    shards_total: int
+    pods: frozenset[str]
+    is_whole: bool
+
+    @property
+    def share(self) -> float:
+        return self.shards_done / self.shards_total if self.shards_total else 0.0
+
+    @property
+    def has_trained(self) -> bool:
+        return self.phase not in _DURING_TRAINING
+
+
+@dataclass
+class Watch:
+    """Asks the master ten times per second until the job is over; it may be away for any time."""
+
+    client: RpcClient
+    samples: list[Sample] = field(default_factory=list)
+    last: TrainingMetrics | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        while not self.is_over.is_set():
+            try:
+                status = self.client.call(GetStatus(), Status, timeout_seconds=_ANSWER_SECONDS)
+            except TransportError:
+                time.sleep(_PERIOD_SECONDS)
+                continue
+            metrics = TrainingMetrics.model_validate_json(status.metrics_json)
+            sample = Sample(
+                seconds=time.monotonic(),
+                phase=metrics.phase,
+                shards_done=metrics.shards_done,
+                shards_total=metrics.shards_total,
+                pods=frozenset(pod.name for pod in metrics.pods),
+                is_whole=all(pod.state == "Running" for pod in metrics.pods),
+            )
+            with self.changed:
+                self.last = metrics
+                self.samples.append(sample)
+                self.changed.notify_all()
+            if metrics.phase.is_final:
+                self.is_over.set()
+            time.sleep(_PERIOD_SECONDS)
+
+    def wait_for_share(self, share: float) -> Sample | None:
+        """The first sample with so much trained (above 1 or 1: training is over); None when the job ended before."""
+        with self.changed:
+            while True:
+                newest = self.samples[-1] if self.samples else None
+                if newest is not None and (newest.has_trained or (share < 1.0 and newest.share >= share)):
+                    return None if newest.phase.is_final else newest
+                if self.is_over.is_set():
+                    return None
+                self.changed.wait(0.2)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a fault did.
+
+    Attributes:
+        pod: that was hit; empty for the master and the node agent, which keep their name.
+        began, until: on the monotonic clock; a process that cannot come back is gone for ever.
+    """
+
+    pod: str
+    began: float
+    until: float
+
+    def hurts(self, sample: Sample) -> bool:
+        return sample.seconds < self.until and (not self.pod or self.pod in sample.pods)
+
+
+def recovery_seconds(samples: list[Sample], hits: list[Hit]) -> float | None:
+    """From the beginning of a strike until every place is held by a live pod and the job is further than before.
+
+    Returns:
+        None when the job never got there, which only a failed run does.
+    """
+    began = min(hit.began for hit in hits)
+    before = max((sample.shards_done for sample in samples if sample.seconds <= began), default=0)
+    for sample in samples:
+        if sample.seconds <= began:
+            continue
+        if sample.phase.is_final:
+            return sample.seconds - began
+        is_further = sample.shards_done > before or sample.has_trained
+        if sample.is_whole and is_further and not any(hit.hurts(sample) for hit in hits):
+            return sample.seconds - began
+    return None
