@@ -1,0 +1,234 @@
+"""Pooling: right against a loop in plain Python, and the same on plain and on deduplicated batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from elastrec.trainers.deduplication import (
+    AttentionPooling,
+    DeduplicatedBags,
+    DeduplicatedFeatures,
+    InverseKeyedJaggedTensor,
+    MaxPooling,
+    MeanPooling,
+    PooledSequences,
+    SumPooling,
+    TargetAttention,
+    TransformerPooling,
+)
+from elastrec.trainers.models import FeatureSchema
+from elastrec.trainers.models.dlrm import Dlrm
+
+D, IDS = 8, 40
+POOLINGS: dict[str, Callable[[], nn.Module]] = {
+    "sum": SumPooling,
+    "mean": MeanPooling,
+    "max": MaxPooling,
+    "attention": lambda: AttentionPooling(D, 5),
+    "transformer": lambda: TransformerPooling(D, 9, heads=2, layers=2),
+}
+
+
+def sessions(rows: int = 60, per_session: int = 7, seed: int = 0, features: int = 2) -> KeyedJaggedTensor:
+    """Lists that stay for a session, some of them empty."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths, values = [], []
+    for _ in range(features):
+        pool = [torch.randint(0, IDS, (n,), generator=generator) for n in (4, 0, 9, 1, 3, 5, 2, 7, 6)]
+        for row in range(rows):
+            picked = pool[(row // per_session) % len(pool)]
+            values.append(picked)
+            lengths.append(len(picked))
+    return KeyedJaggedTensor(
+        keys=[f"f{i}" for i in range(features)], values=torch.cat(values), lengths=torch.tensor(lengths), stride=rows
+    )
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+def assert_same_step(
+    plain: nn.Module,
+    deduplicated: nn.Module,
+    run_plain: Callable[[], Tensor],
+    run_deduplicated: Callable[[], Tensor],
+    within: float = 1e-9,
+) -> None:
+    """Values and all gradients agree."""
+    first, second = run_plain(), run_deduplicated()
+    torch.testing.assert_close(second, first, rtol=within, atol=within)
+    weight = torch.linspace(-1, 2, first.numel(), dtype=first.dtype).view_as(first)
+    (first * weight).sum().backward()
+    (second * weight).sum().backward()
+    assert gradients(plain).keys() == gradients(deduplicated).keys() != set()
+    for name, gradient in gradients(plain).items():
+        torch.testing.assert_close(gradients(deduplicated)[name], gradient, rtol=10 * within, atol=10 * within)
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_pooling_gives_the_same_values_and_gradients_on_distinct_rows(kind: str) -> None:
+    torch.manual_seed(0)
+    plain = PooledSequences(
+        {name: nn.Embedding(IDS, D) for name in ("f0", "f1")}, {name: POOLINGS[kind]() for name in ("f0", "f1")}
+    ).double()
+    deduplicated = copy.deepcopy(plain)
+    features = sessions()
+    group = InverseKeyedJaggedTensor.from_keyed_jagged(features, ["f0", "f1"])
+    assert group.distinct_rows <= 9
+    assert_same_step(plain, deduplicated, lambda: plain(features), lambda: deduplicated(group))
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_a_list_pools_alike_alone_and_among_others(kind: str) -> None:
+    """Neither the neighbours nor the padding that they cause may show."""
+    torch.manual_seed(0)
+    pooling = POOLINGS[kind]().double()
+    rows = torch.randn(14, D, dtype=torch.float64)
+    together = pooling(rows, torch.tensor([0, 4, 4, 13, 14]))
+    for u, (begin, end) in enumerate([(0, 4), (4, 4), (4, 13), (13, 14)]):
+        alone = pooling(rows[begin:end], torch.tensor([0, end - begin]))
+        torch.testing.assert_close(together[u : u + 1], alone)
+    assert (together[1] == 0).all()
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_batches_of_empty_lists_only_give_zeros_and_a_backward_pass(kind: str) -> None:
+    pooling = POOLINGS[kind]().double()
+    rows = torch.zeros(0, D, dtype=torch.float64, requires_grad=True)
+    out = pooling(rows, torch.zeros(4, dtype=torch.int64))
+    assert out.shape == (3, D) and (out == 0).all()
+    out.sum().backward()
+
+
+def test_simple_poolings_are_what_their_names_say() -> None:
+    rows = torch.randn(5, D)
+    offsets = torch.tensor([0, 3, 5])
+    for pooling, reduce in ((SumPooling(), torch.sum), (MeanPooling(), torch.mean), (MaxPooling(), torch.amax)):
+        expected = torch.stack([reduce(rows[:3], dim=0), reduce(rows[3:], dim=0)])
+        torch.testing.assert_close(pooling(rows, offsets), expected)
+
+
+def test_attention_pooling_is_the_papers_formula() -> None:
+    torch.manual_seed(0)
+    pooling = AttentionPooling(D, 5)
+    rows = torch.randn(3, D)
+    weights = torch.softmax(pooling.score(torch.tanh(pooling.project(rows))).squeeze(1), 0)
+    torch.testing.assert_close(pooling(rows, torch.tensor([0, 3]))[0], weights @ rows)
+
+
+def test_scores_of_any_size_do_not_overflow() -> None:
+    pooling = AttentionPooling(D, 5)
+    with torch.no_grad():
+        pooling.score.weight.fill_(1e30)
+    out = pooling(torch.randn(6, D), torch.tensor([0, 2, 6]))
+    assert torch.isfinite(out).all()
+
+
+def test_the_transformer_sees_the_order_of_a_list() -> None:
+    torch.manual_seed(0)
+    pooling = TransformerPooling(D, 4)
+    rows = torch.randn(3, D)
+    offsets = torch.tensor([0, 3])
+    assert not torch.allclose(pooling(rows, offsets), pooling(rows.flip(0), offsets))
+
+
+def test_the_transformer_agrees_with_torchs_own_layer() -> None:
+    torch.manual_seed(0)
+    ours = TransformerPooling(D, 6, heads=2, layers=1, hidden=12).double().eval()
+    theirs = nn.TransformerEncoderLayer(D, 2, 12, dropout=0.0, batch_first=True, norm_first=True).double().eval()
+    layer = ours.layers[0]
+    theirs.load_state_dict(
+        {
+            "self_attn.in_proj_weight": layer.inputs.weight, "self_attn.in_proj_bias": layer.inputs.bias,
+            "self_attn.out_proj.weight": layer.output.weight, "self_attn.out_proj.bias": layer.output.bias,
+            "linear1.weight": layer.hidden[0].weight, "linear1.bias": layer.hidden[0].bias,
+            "linear2.weight": layer.hidden[2].weight, "linear2.bias": layer.hidden[2].bias,
+            "norm1.weight": layer.attention_norm.weight, "norm1.bias": layer.attention_norm.bias,
+            "norm2.weight": layer.hidden_norm.weight, "norm2.bias": layer.hidden_norm.bias,
+        }
+    )  # fmt: skip
+    rows = torch.randn(6, D, dtype=torch.float64)
+    expected = ours.last_norm(theirs((rows + ours.positions_MD).unsqueeze(0))).mean(dim=1)
+    torch.testing.assert_close(ours(rows, torch.tensor([0, 6])), expected)
+
+
+def test_lists_longer_than_the_positions_and_uneven_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="list of 5 ids is not allowed; allowed: max_length 4"):
+        TransformerPooling(D, 4)(torch.randn(5, D), torch.tensor([0, 5]))
+    with pytest.raises(ValueError, match="heads: 3 is not allowed"):
+        TransformerPooling(D, 4, heads=3)
+    with pytest.raises(ValueError, match="at least one"):
+        PooledSequences({}, {})
+
+
+def test_target_attention_is_the_same_on_distinct_rows_and_follows_the_paper() -> None:
+    torch.manual_seed(0)
+    plain = nn.ModuleDict({"attention": TargetAttention(D, 6), "rows": nn.Embedding(IDS, D)}).double()
+    deduplicated = copy.deepcopy(plain)
+    features = sessions()
+    group = InverseKeyedJaggedTensor.from_keyed_jagged(features, ["f0", "f1"])
+    target = torch.randn(60, D, dtype=torch.float64)
+    assert_same_step(
+        plain,
+        deduplicated,
+        lambda: plain["attention"](features, "f1", plain["rows"], target),
+        lambda: deduplicated["attention"](group, "f1", deduplicated["rows"], target),
+    )
+    unit = plain["attention"]
+    rows = plain["rows"](features["f1"].to_dense()[0])
+    expected = torch.zeros(D, dtype=torch.float64)
+    for x in rows:
+        # W · (x, t, x − t, x * t) = (W1 + W3) x + (W2 − W3) t + W4 (x * t)
+        hidden = unit.of_row(x) + unit.of_target(target[0]) + unit.of_product(x * target[0])
+        expected = expected + unit.score(unit.activation(hidden)) * x
+    torch.testing.assert_close(unit(features, "f1", plain["rows"], target)[0], expected)
+
+
+def _collection() -> EmbeddingBagCollection:
+    tables = [
+        EmbeddingBagConfig(name="t0", embedding_dim=D, num_embeddings=IDS, feature_names=["f0", "f2"]),
+        EmbeddingBagConfig(
+            name="t1", embedding_dim=D, num_embeddings=IDS, feature_names=["f1"], pooling=PoolingType.MEAN
+        ),
+        EmbeddingBagConfig(name="t2", embedding_dim=D, num_embeddings=IDS, feature_names=["f3"]),
+    ]
+    return EmbeddingBagCollection(tables=tables)
+
+
+@pytest.mark.parametrize(
+    "groups", [[], [["f0"]], [["f3", "f1"]], [["f0", "f2"], ["f1"]], [["f0", "f1", "f2", "f3"]]], ids=str
+)
+def test_a_model_of_the_zoo_trains_alike_on_deduplicated_bags(groups: list[list[str]]) -> None:
+    torch.manual_seed(0)
+    schema = FeatureSchema(("d",), ("f0", "f2", "f1", "f3"), D)
+    plain = Dlrm(DeduplicatedBags(_collection()), schema, bottom_layer_sizes=(8,), top_layer_sizes=(8,))
+    deduplicated = copy.deepcopy(plain)
+    features = sessions(features=4)
+    grouped = [name for group in groups for name in group]
+    rest = [name for name in features.keys() if name not in grouped]  # noqa: SIM118
+    left = None
+    if rest:
+        parts = features.split([1] * 4)
+        chosen = [parts[int(name[1])] for name in rest]
+        left = KeyedJaggedTensor(
+            keys=rest,
+            values=torch.cat([part.values() for part in chosen]),
+            lengths=torch.cat([part.lengths() for part in chosen]),
+        )
+    mixed = DeduplicatedFeatures(
+        left, tuple(InverseKeyedJaggedTensor.from_keyed_jagged(features, group) for group in groups)
+    )
+    dense = torch.randn(60, 1)
+    # torchrec's collection gives float32 whatever its rows are.
+    assert_same_step(
+        plain, deduplicated, lambda: plain(dense, features), lambda: deduplicated(dense, mixed), within=1e-5
+    )

@@ -1,0 +1,34 @@
+"""Models on rows without repeats: the torch form of deduplicated batches, and pooling that computes each row once.
+
+Every module here takes a plain and a deduplicated batch and gives the same result for both (RecD §5). Building the
+deduplicated form is `elastrec.platform.data`'s work; here never enter files, servers or the choice of features.
+"""
+
+from elastrec.trainers.deduplication.bags import DeduplicatedBags
+from elastrec.trainers.deduplication.features import DeduplicatedFeatures
+from elastrec.trainers.deduplication.jagged import expand_rows, jagged_index_select
+from elastrec.trainers.deduplication.pooling import (
+    AttentionPooling,
+    MaxPooling,
+    MeanPooling,
+    SumPooling,
+    TransformerPooling,
+)
+from elastrec.trainers.deduplication.sequences import PooledSequences
+from elastrec.trainers.deduplication.target_attention import TargetAttention
+from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
+
+__all__ = [
+    "AttentionPooling",
+    "DeduplicatedBags",
+    "DeduplicatedFeatures",
+    "InverseKeyedJaggedTensor",
+    "MaxPooling",
+    "MeanPooling",
+    "PooledSequences",
+    "SumPooling",
+    "TargetAttention",
+    "TransformerPooling",
+    "expand_rows",
+    "jagged_index_select",
+]
