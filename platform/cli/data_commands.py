@@ -1,44 +1,26 @@
-"""`data generate` and `data convert`: click logs in the form that jobs read."""
+"""`data generate` and `data convert`: click logs in the form that jobs read. The group of all `data` commands."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
+from elastrec.platform.cli.data_files import progress_bar, write_job
 from elastrec.platform.cli.options import echo_json, output_option, parse_overrides
+from elastrec.platform.cli.session_commands import cluster, inspect
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.loading import parse_mapping, validate
 
 if TYPE_CHECKING:
     from elastrec.platform.data.convert import Layout
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-JOB_FILE = "job.yaml"
 
 
 @click.group()
 def data() -> None:
-    """Generate or convert click logs."""
-
-
-def _bar(words: str) -> tuple[Progress, Callable[[int, int], None]]:
-    progress = Progress(
-        TextColumn(words), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn(),
-        console=Console(file=sys.stderr), disable=not sys.stderr.isatty(),
-    )  # fmt: skip
-    task = progress.add_task(words, total=None)
-
-    def advance(done: int, total: int) -> None:
-        progress.update(task, completed=done, total=total)
-
-    return progress, advance
+    """Generate, convert, inspect and cluster click logs."""
 
 
 @data.command()
@@ -94,10 +76,10 @@ def generate(
         **parse_overrides(overrides),
     }
     spec = validate(GenerateSpec, content, "the command line")
-    progress, advance = _bar("generating")
+    progress, advance = progress_bar("generating")
     with progress:
         report = make(spec, advance)
-    job_file = _write_job(path, training_data_for(spec))
+    job_file = write_job(path, training_data_for(spec))
     if output == "json":
         echo_json({**report.model_dump(mode="json"), "job_file": job_file})
         return
@@ -145,10 +127,10 @@ def convert(
 
     layout = _layout(by_time, fractions, rows_per_day, start)
     described = _description(description, source)
-    progress, advance = _bar("converting")
+    progress, advance = progress_bar("converting")
     with progress:
         report = make(described, destination, layout=layout, label_rule=label_rule, progress=advance)
-    job_file = _write_job(destination, report.data)
+    job_file = write_job(destination, report.data)
     if output == "json":
         echo_json({**report.model_dump(mode="json"), "job_file": job_file})
         return
@@ -191,28 +173,5 @@ def _description(file: str, source: str) -> TrainingData:
     return validate(TrainingData, content, file)
 
 
-def _write_job(path: str, described: TrainingData) -> str:
-    """A ready job file beside local data; empty for data elsewhere."""
-    if "://" in path:
-        return ""
-    folder = Path(path).absolute()
-    absolute = described.model_copy(update={"path": str(folder)})
-    name = "".join(c if c.isalnum() else "-" for c in folder.name.lower()).strip("-")[:30] or "clicks"
-    job = {
-        "apiVersion": "elastrec.io/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"architecture": "wide_and_deep", "embedding_dimension": 16, "options": {}},
-            "data": absolute.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
-            "resources": {
-                "worker": {"count": 2, "cores": 0.6, "memory": "2Gi"},
-                "parameter_server": {"count": 2, "cores": 0.25, "memory": "1Gi"},
-                "evaluator": {"cores": 1.0, "memory": "3Gi"},
-            },
-        },
-    }
-    file = folder / JOB_FILE
-    if not file.exists():
-        file.write_text(yaml.safe_dump(job, sort_keys=False))
-    return str(file)
+data.add_command(cluster)
+data.add_command(inspect)

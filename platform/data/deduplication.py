@@ -122,14 +122,22 @@ def deduplicate(columns: Mapping[str, pa.Array]) -> InverseJagged:
     Raises:
         DataError: there is no column, or one has nulls, another type, another length or other numbers than the rest.
     """
-    if not columns:
+    return deduplicate_jagged({key: jagged_parts(column, key) for key, column in columns.items()})
+
+
+def deduplicate_jagged(parts: Mapping[str, tuple[Values, Longs]]) -> InverseJagged:
+    """One group out of (values [L_k], offsets int64 [B + 1]) per feature.
+
+    Raises:
+        DataError: there is no feature, or one has another number of rows or other numbers than the rest.
+    """
+    if not parts:
         raise DataError("group: no feature is not allowed; allowed: one feature or more")
-    parts = {key: jagged_parts(column, key) for key, column in columns.items()}
     _check_alike(parts)
     codes, count = group_codes([row_codes(*part) for part in parts.values()])
     first = first_rows(codes, count)
     distinct = [take_rows(values, offsets, first) for values, offsets in parts.values()]
-    return InverseJagged(tuple(columns), *_joined(distinct), codes)
+    return InverseJagged(tuple(parts), *_joined(distinct), codes)
 
 
 def row_codes(values: Values, offsets: Longs) -> tuple[NDArray[np.int32], int]:

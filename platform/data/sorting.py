@@ -161,7 +161,8 @@ def _as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _in_order(table: pa.Table, keys: ClusterKeys) -> pa.Table:
     names = [keys.session, *([keys.timestamp] if keys.timestamp else []), _ROW]
     index = pc.sort_indices(table, sort_keys=[(name, "ascending", "at_end") for name in names])
-    return table.drop_columns([_ROW]).take(index)
+    # Picking from one chunk is several times as fast as from many.
+    return table.drop_columns([_ROW]).combine_chunks().take(index)
 
 
 def _quantiles(source: SortSource, session: str, ranges: int) -> list[pa.Scalar]:

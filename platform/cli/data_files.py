@@ -1,0 +1,93 @@
+"""What the `data` commands share: the job file beside a log, and the bar on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.loading import parse_mapping, validate
+
+JOB_FILE = "job.yaml"
+
+
+def described_data(path: str, description: str | None) -> TrainingData:
+    """The data section for PATH: PATH is a job file itself, or a folder with one, or `description` names one.
+
+    Raises:
+        SpecError: there is no job file, or it is wrong.
+    """
+    if description is None:
+        beside = Path(path) if Path(path).is_file() else Path(path) / JOB_FILE
+        if not beside.is_file():
+            problem = FieldProblem(
+                "PATH",
+                repr(path),
+                f"a job file or a folder that holds {JOB_FILE}",
+                "or say with --description how to read",
+            )
+            raise SpecError([problem], "the command line")
+        return _data_of(str(beside), {})
+    return _data_of(description, {} if Path(path).is_file() else {"path": path})
+
+
+def _data_of(file: str, other: dict[str, Any]) -> TrainingData:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise SpecError([FieldProblem("file", f"{file!r} ({error})", "YAML in UTF-8")], file) from None
+    content: Any = parse_mapping(text, file)
+    if content.get("kind") == "TrainingJob":
+        spec = content.get("spec")
+        content = spec.get("data") if isinstance(spec, dict) else spec
+    if isinstance(content, dict):
+        content = {**content, **other}
+    return validate(TrainingData, content, file)
+
+
+def progress_bar(words: str) -> tuple[Progress, Callable[[int, int], None]]:
+    """A bar on standard error, absent where that is no terminal, and what moves it: (rows done, rows in all)."""
+    progress = Progress(
+        TextColumn(words), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn(),
+        console=Console(file=sys.stderr), disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    task = progress.add_task(words, total=None)
+
+    def advance(done: int, total: int) -> None:
+        progress.update(task, completed=done, total=total)
+
+    return progress, advance
+
+
+def write_job(path: str, described: TrainingData) -> str:
+    """A ready job file beside local data; empty for data elsewhere."""
+    if "://" in path:
+        return ""
+    folder = Path(path).absolute()
+    absolute = described.model_copy(update={"path": str(folder)})
+    name = "".join(c if c.isalnum() else "-" for c in folder.name.lower()).strip("-")[:30] or "clicks"
+    job = {
+        "apiVersion": "elastrec.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"architecture": "wide_and_deep", "embedding_dimension": 16, "options": {}},
+            "data": absolute.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+            "resources": {
+                "worker": {"count": 2, "cores": 0.6, "memory": "2Gi"},
+                "parameter_server": {"count": 2, "cores": 0.25, "memory": "1Gi"},
+                "evaluator": {"cores": 1.0, "memory": "3Gi"},
+            },
+        },
+    }
+    file = folder / JOB_FILE
+    if not file.exists():
+        file.write_text(yaml.safe_dump(job, sort_keys=False))
+    return str(file)

@@ -1,0 +1,54 @@
+"""The picture of `data inspect`: sizes of sessions, factors of features, savings. matplotlib is imported when drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastrec.platform.data.dedupe_factor import WORTH_ABOVE
+
+if TYPE_CHECKING:
+    from elastrec.platform.data.inspection import DataFacts
+
+_SHOWN_FEATURES = 40
+
+
+def draw(facts: DataFacts, file: str) -> None:
+    """Write a PNG.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = sorted(facts.features, key=lambda each: -each.measured)[:_SHOWN_FEATURES]
+    figure = Figure(figsize=(15, max(4.5, 1.5 + 0.25 * len(shown))), layout="constrained")
+    FigureCanvasAgg(figure)
+    sessions, factors, savings = figure.subplots(1, 3)
+
+    sizes = sorted(facts.session_sizes)
+    sessions.loglog(sizes, [facts.session_sizes[size] for size in sizes], "o", markersize=3)
+    sessions.set_title(f"{facts.sessions:,} sessions, {facts.samples_per_session:.1f} rows each")
+    sessions.set_xlabel("rows of a session")
+    sessions.set_ylabel("sessions")
+
+    places = range(len(shown))
+    chosen = {choice.name for choice in facts.proposal.choices if choice.group >= 0}
+    colors = ["tab:green" if each.name in chosen else "lightgray" for each in shown]
+    factors.barh(places, [each.measured for each in shown], color=colors, label="measured (green: chosen)")
+    factors.plot([each.predicted for each in shown], places, "k|", markersize=9, label="predicted")
+    factors.plot([each.unclustered for each in shown], places, "r.", markersize=5, label="in order of the log")
+    factors.axvline(WORTH_ABOVE, color="gray", linestyle=":")
+    factors.set_xscale("log")
+    factors.set_yticks(places, [each.name for each in shown], fontsize=7)
+    factors.invert_yaxis()
+    factors.set_title(f"DedupeFactor, batches of {facts.batch_rows:,}")
+    factors.legend(fontsize=7)
+
+    named = {"stored": facts.storage, "sent": facts.sent, "pooled": facts.pooled}
+    bars = savings.bar(list(named), [saving.ratio for saving in named.values()], color="tab:green")
+    savings.bar_label(bars, [f"{saving.ratio:.2f}x" for saving in named.values()])
+    savings.axhline(1, color="gray", linestyle=":")
+    savings.set_title("times fewer bytes, or ids")
+    figure.savefig(Path(file), format="png", dpi=110)
