@@ -4,7 +4,7 @@ Nothing of ours but `elastrec.platform.specs` may be imported here, and never to
 load this package.
 """
 
-from elastrec.checkpoints.catalog import latest_record, list_records, prune
+from elastrec.checkpoints.catalog import discard, latest_record, list_records, prune
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
 from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
@@ -29,6 +29,7 @@ __all__ = [
     "Verdict",
     "commit_record",
     "compare",
+    "discard",
     "latest_record",
     "list_records",
     "new_record_uri",

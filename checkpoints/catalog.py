@@ -112,3 +112,22 @@ def prune(store: str | Store, job_name: str, job_id: str, keep: int, in_progress
     if deleted:
         _log.info("records pruned", job=job_name, job_id=job_id, keep=keep, deleted=deleted)
     return deleted
+
+
+def discard(uri: str) -> bool:
+    """Deletes what a save that failed has left in its folder, so that it does not take the next one's room.
+
+    True when it is gone; false when the folder holds a complete record, which stays.
+
+    Raises:
+        CheckpointError: the store failed.
+    """
+    opened = open_store(uri)
+    if opened.exists(MANIFEST):
+        _log.warning("record not discarded", record=uri, reason="it is complete")
+        return False
+    # The folder itself goes too: a store is asked for it by its parent.
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    open_store(folder).delete_tree(name)
+    _log.info("torn record discarded", record=uri)
+    return True

@@ -47,6 +47,12 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
     positions: Positions
 
 
+class DiscardRecord(_Effect, frozen=True, kw_only=True):
+    """Delete what was written of a record that will never be complete."""
+
+    uri: str
+
+
 class AnswerLease(_Effect, frozen=True, kw_only=True):
     """The answer to ShardsAsked."""
 
@@ -69,4 +75,4 @@ class Decided(_Effect, frozen=True, kw_only=True):
     inputs: dict[str, Any]
 
 
-Effect = CreatePod | DeletePod | ResizePod | CommitRecord | AnswerLease | RecordAttempt | Decided
+Effect = CreatePod | DeletePod | ResizePod | CommitRecord | DiscardRecord | AnswerLease | RecordAttempt | Decided

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import structlog
 
-from elastrec.checkpoints import PartManifest, commit_record, open_record, prune
+from elastrec.checkpoints import PartManifest, commit_record, discard, open_record, prune
 from elastrec.platform.clusters.protocol import Cluster, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, Effect, ResizePod
+from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, DiscardRecord, Effect, ResizePod
 from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError, TransportError
 from elastrec.platform.specs.metrics import Role
@@ -125,6 +125,8 @@ class Executor:
                 self._resize(effect)
             elif isinstance(effect, CommitRecord):
                 self._commit(effect)
+            elif isinstance(effect, DiscardRecord):
+                self._discard(effect)
         except Exception:
             # A pool would swallow it; the state machine goes on and its deadlines find what is missing.
             log.exception("effect_failed", effect=type(effect).__name__)
@@ -222,6 +224,13 @@ class Executor:
             )
         except CheckpointError as error:
             log.warning("records_not_pruned", reason=str(error))
+
+    def _discard(self, effect: DiscardRecord) -> None:
+        try:
+            discard(effect.uri)
+        except CheckpointError as error:
+            # The next complete record prunes it.
+            log.warning("torn_record_not_discarded", record=effect.uri, reason=str(error))
 
     def _is_committed(self, uri: str) -> bool:
         # A master that was killed between writing the manifest and journalling it meets its own record again.

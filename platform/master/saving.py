@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrec.platform.master import losses
-from elastrec.platform.master.effects import CommitRecord, Decided, Effect
+from elastrec.platform.master.effects import CommitRecord, Decided, DiscardRecord, Effect
 from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, LastRecord
 from elastrec.platform.specs.metrics import Phase
 
@@ -175,6 +175,7 @@ def failed(state: JobState, reason: str, effects: list[Effect]) -> None:
             inputs={"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": phases.failed_saves},
         )
     )
+    effects.append(DiscardRecord(uri=save.uri))
     if not save.is_final:
         _schedule(state)
         return

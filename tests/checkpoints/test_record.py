@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from elastrec.checkpoints import record as record_module
-from elastrec.checkpoints.catalog import latest_record, list_records, prune
+from elastrec.checkpoints.catalog import discard, latest_record, list_records, prune
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
 from elastrec.checkpoints.record import (
@@ -296,6 +296,16 @@ def test_pruning_keeps_the_newest_periodic_every_final_and_other_jobs_records(st
     assert {uri for uri, _ in list_records(store, "clicks")} == {*periodic[2:], final, other}
     assert open_store(running).keys() and open_store(others_torn).keys() and not open_store(torn).keys()
     assert prune(store, "clicks", "clicks-1", keep=2, in_progress=[running]) == []
+
+
+def test_a_failed_save_is_discarded_and_a_complete_record_is_not(store: Store, make_job: MakeJob) -> None:
+    complete = save(store, make_job(), step=1)
+    torn = new_record_uri(store, "clicks", "clicks-1", 2)
+    write_part(torn, 0, 1)
+    assert discard(torn) and not open_store(torn).keys()
+    assert not discard(complete)
+    assert [uri for uri, _ in list_records(store, "clicks")] == [complete]
+    assert discard(torn)
 
 
 def test_pruning_leaves_a_record_that_it_cannot_read(tmp_path: Path, make_job: MakeJob) -> None:

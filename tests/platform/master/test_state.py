@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import CreatePod
+from elastrec.platform.master.effects import CreatePod, DiscardRecord
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
@@ -151,9 +151,11 @@ def test_a_server_may_report_that_it_could_not_save():
     assert save is not None
     part = SavedPart(order_id=save.order_id, manifest_json=b"", problem="No space left on device")
     incarnation = world.up["j-ps-0"]["incarnation"]
-    world.tell(
+    effects = world.tell(
         events.PodReported(time=1.0, pod="j-ps-0", incarnation=incarnation, generation=0, reached_version=1, saved=part)
     )
+    # Parts that other servers have written would take the room of the next try.
+    assert DiscardRecord(uri=save.uri) in effects
     assert world.state.phases.save is None and world.state.phases.failed_saves == 1
 
 
