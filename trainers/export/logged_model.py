@@ -27,6 +27,9 @@ log = structlog.get_logger(__name__)
 
 LOADER_MODULE = "elastrec.trainers.export.scorer"
 _METRIC_ATTEMPTS = 4
+# MLflow copies all metrics of the run at a model's step to the model, as one write that it repeats, and then refuses as
+# its own duplicate, where another writer of an SQLite file is in its way. No metric has this step: nothing is copied.
+_NO_STEP = -1
 _REQUIREMENTS = ("elastrec", "torch", "torchrec", "fbgemm-gpu-cpu", "numpy", "pandas", "pyarrow", "mlflow")
 
 
@@ -101,6 +104,7 @@ def log_model(
             name=job.metadata.name,
             flavor=mlflow.pyfunc,
             run_id=run_id,
+            step=_NO_STEP,
             model_type=job.spec.model.architecture.rpartition(":")[2],
             **_contents(job, artifact, example),
         )

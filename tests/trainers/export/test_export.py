@@ -69,6 +69,20 @@ def test_the_logged_model_predicts_what_the_trainer_predicted(finished, tracking
     assert second.champion == second.challenger
 
 
+def test_a_logged_model_has_its_own_metrics_and_no_copies_of_the_runs(finished, tracking, tmp_path: Path) -> None:
+    uri, run_id = tracking
+    client = mlflow.MlflowClient(uri)
+    client.log_metric(run_id, "cfg.workers", 3.0, step=0)
+    exported = export(
+        msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id, metrics={"train_loss": 0.5}),
+        tmp_path,
+    )
+    model = client.get_logged_model(exported.model_uri.removeprefix("models:/"))
+    names = {metric.key for metric in model.metrics}
+    assert "train_loss" in names and "cfg.workers" not in names
+    assert model.model_id in {output.model_id for output in client.get_run(run_id).outputs.model_outputs}
+
+
 def test_nothing_in_the_exported_files_is_a_pickle(finished, tmp_path: Path) -> None:
     export(msgspec.structs.replace(finished.request, artifact_uri=str(tmp_path / "model")), tmp_path)
     suffixes = {file.suffix for file in (tmp_path / "model").rglob("*") if file.is_file()}
