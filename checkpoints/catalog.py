@@ -19,16 +19,26 @@ _log = structlog.get_logger(__name__)
 def list_records(store: str | Store, job_name: str, job_id: str | None = None) -> list[tuple[str, RecordManifest]]:
     """(URI, manifest) of the complete records of a job name, newest first; torn ones are skipped and logged.
 
-    Newest means: latest end of the data interval, then latest creation, then most steps. So a job that re-trains an
-    old day does not displace yesterday's record.
+    Newest means: latest end of the data interval, then the job that wrote last, then most steps. So a job that
+    re-trains an old day does not displace yesterday's record, and within a job no clock is asked, which may be set
+    back while it runs.
     """
     opened = open_store(store) if isinstance(store, str) else store
     names = _names(opened, job_name, job_id)
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="manifests") as pool:
         found = list(pool.map(_complete, (opened.child_uri(f"{records_folder(job_name)}/{name}") for name in names)))
     records = [item for item in found if item is not None and (job_id is None or item[1].job_id == job_id)]
-    records.sort(key=lambda item: (item[1].interval_end, item[1].created_unix_seconds, item[1].step), reverse=True)
-    return records
+    written: dict[tuple[str, str], float] = {}
+    for _, manifest in records:
+        of = (manifest.interval_end, manifest.job_id)
+        written[of] = max(written.get(of, 0.0), manifest.created_unix_seconds)
+
+    def age(item: tuple[str, RecordManifest]) -> tuple[str, float, str, int, float]:
+        found = item[1]
+        last = written[found.interval_end, found.job_id]
+        return found.interval_end, last, found.job_id, found.step, found.created_unix_seconds
+
+    return sorted(records, key=age, reverse=True)
 
 
 def _names(store: Store, job_name: str, job_id: str | None) -> list[str]:
@@ -86,7 +96,7 @@ def prune(store: str | Store, job_name: str, job_id: str, keep: int, in_progress
 
     Args:
         keep: complete periodic records of this job that stay, the newest ones.
-        in_progress: URIs of records that are being written.
+        in_progress: URIs of records that are being written, or were just now: they stay in any case.
 
     Raises:
         CheckpointError: the store failed; what was deleted until then is gone.
@@ -96,8 +106,8 @@ def prune(store: str | Store, job_name: str, job_id: str, keep: int, in_progress
     opened = open_store(store) if isinstance(store, str) else store
     complete = list_records(opened, job_name, job_id)
     periodic = [uri for uri, manifest in complete if manifest.kind is RecordKind.PERIODIC]
-    spared = {open_store(uri).uri for uri in in_progress} | {uri for uri, _ in complete}
-    spared -= set(periodic[keep:])
+    spared = {uri for uri, _ in complete} - set(periodic[keep:])
+    spared |= {open_store(uri).uri for uri in in_progress}
     deleted = []
     for name in _names(opened, job_name, job_id):
         key = f"{records_folder(job_name)}/{name}"

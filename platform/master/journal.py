@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ CREATE TABLE IF NOT EXISTS attempts (
 CREATE TABLE IF NOT EXISTS timeline (
     time REAL NOT NULL, unix_seconds REAL NOT NULL, decision TEXT NOT NULL, inputs TEXT NOT NULL,
     sequence INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS written (boot TEXT NOT NULL, uptime_seconds REAL NOT NULL);
 """
 
 
@@ -298,6 +300,9 @@ class Journal:
                 execute("DELETE FROM snapshot")
                 execute("INSERT INTO snapshot VALUES (?, ?, ?, ?)", (sequence, body, _checksum(sequence, body), now))
                 execute("DELETE FROM events WHERE sequence <= ?", (sequence,))
+            uptime = _uptime()
+            if execute("UPDATE written SET boot = ?, uptime_seconds = ?", uptime).rowcount == 0:
+                execute("INSERT INTO written VALUES (?, ?)", uptime)
             execute("COMMIT")
         except sqlite3.Error:
             if self._database.in_transaction:
@@ -347,7 +352,14 @@ class Journal:
         return lines, total - len(lines)
 
     def seconds_since_last_event(self) -> float:
-        """Wall-clock time since the last event was committed; 0 when there is none or the clock went back."""
+        """Time since the last event was committed; 0 when there is none.
+
+        As the machine's uptime tells it, which nobody can set; after a reboot or on another machine by the wall clock.
+        """
+        boot, uptime = _uptime()
+        written = self._database.execute("SELECT boot, uptime_seconds FROM written").fetchone()
+        if written is not None and written[0] == boot:
+            return max(0.0, uptime - float(written[1]))
         last = self._database.execute(
             "SELECT max(unix_seconds) FROM (SELECT unix_seconds FROM events UNION ALL "
             "SELECT unix_seconds FROM snapshot)"
@@ -366,6 +378,16 @@ class Journal:
         if self._thread is not None:
             self._thread.join()
         self._database.close()
+
+
+def _uptime() -> tuple[str, float]:
+    """Which boot of the machine this is, and seconds since it, sleep included."""
+    return _boot(), time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 _MEND = "delete the job and start it again; it continues from its last checkpoint record"

@@ -26,6 +26,7 @@ from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leasing import answer_unchanged
 from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.observers import ObserverCalls
+from elastrec.platform.master.pace import heartbeat_seconds, silence_seconds
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError, TransportError
@@ -63,6 +64,7 @@ class _FastAnswer(msgspec.Struct, tag="Answer"):
     # An Answer whose directive is already encoded: it is the same bytes for all pods of a role.
     directive: msgspec.Raw
     known: bool = True
+    heartbeat_seconds: float = 0.0
 
 
 class _Unknown(msgspec.Struct, tag="Answer"):
@@ -99,7 +101,7 @@ class JobService(ObserverCalls):
         self.request = request
         self.job = request.training_job
         self._job_json = self.job.model_dump_json(by_alias=True).encode()
-        self._timeout_seconds = self.job.spec.faults.heartbeat_timeout
+        self._faults = self.job.spec.faults
         self._clock = clock
         self._on_report = on_report
         self._has_reported_end = False
@@ -118,6 +120,7 @@ class JobService(ObserverCalls):
         # The job's own clock goes on where the last event left it: time without a master does not count.
         self._zero = clock() - state.time
         self._last_seen: dict[str, float] = {}
+        self._told_seconds: dict[str, float] = {}
         self._directives: dict[tuple[int, str], msgspec.Raw] = {}
         self._monitor = Monitor(self.now())
         self._window: Window | None = None
@@ -272,6 +275,7 @@ class JobService(ObserverCalls):
             self._last_seen[message.pod] = self._clock()
             member = self.state.membership.members.get(message.pod)
             directive = self.state.directive(message.pod)
+            heartbeat_seconds = self._pace(message.pod)
             sequence = self.journal.last
         self._wait(sequence)
         return Registered(
@@ -280,7 +284,14 @@ class JobService(ObserverCalls):
             training_manifest=self.request.training_manifest,
             evaluation_manifest=self.request.evaluation_manifest,
             directive=directive,
+            heartbeat_seconds=heartbeat_seconds,
         )
+
+    def _pace(self, pod: str) -> float:
+        """How often the pod is told to beat; called with the lock held."""
+        seconds = heartbeat_seconds(self._faults, len(self.state.membership.members))
+        self._told_seconds[pod] = seconds
+        return seconds
 
     def heartbeat(self, message: Heartbeat) -> msgspec.Struct:
         """Life sign; only what changes the state is journalled."""
@@ -306,10 +317,11 @@ class JobService(ObserverCalls):
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)
             directive = self._directive(message.pod)
+            pace = self._pace(message.pod)
             # The directive may follow from an event of somebody else that is not on disk yet.
             sequence = self.journal.last
         self._finish_event(effects, sequence)
-        return _FastAnswer(directive)
+        return _FastAnswer(directive, heartbeat_seconds=pace)
 
     def _directive(self, pod: str) -> msgspec.Raw:
         member = self.state.membership.members.get(pod)
@@ -399,6 +411,7 @@ class JobService(ObserverCalls):
         with self._lock:
             members = self.state.membership.members
             self._last_seen = {pod: seen for pod, seen in self._last_seen.items() if pod in members}
+            self._told_seconds = {pod: told for pod, told in self._told_seconds.items() if pod in members}
             # What pods did is still read when the job is over.
             for gone in self._monitor.pods.keys() - members.keys() if not self.state.phase.is_final else ():
                 self._monitor.forget(gone)
@@ -408,7 +421,9 @@ class JobService(ObserverCalls):
                     self._last_seen[name] = now
                     continue
                 seconds = now - self._last_seen.setdefault(name, now)
-                if seconds > self._timeout_seconds:
+                # A pod does what it was told last: that it may beat faster now it does not know yet.
+                told_seconds = self._told_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
+                if seconds > silence_seconds(self._faults, told_seconds):
                     silent.append(
                         events.PodSilent(
                             time=self.now(), pod=name, incarnation=member.incarnation, silent_seconds=seconds

@@ -298,6 +298,16 @@ def test_pruning_keeps_the_newest_periodic_every_final_and_other_jobs_records(st
     assert prune(store, "clicks", "clicks-1", keep=2, in_progress=[running]) == []
 
 
+def test_a_clock_that_is_set_back_makes_no_record_old(store: Store, make_job: MakeJob) -> None:
+    job = make_job()
+    early = save(store, job, step=1, created=10_000.0)
+    late = save(store, job, step=2, created=6_400.0)
+    last = save(store, job, step=2, created=6_300.0)
+    assert [uri for uri, _ in list_records(store, "clicks")] == [late, last, early]
+    # Of equal steps the clock would choose; the one that was just written stays in any case.
+    assert prune(store, "clicks", "clicks-1", keep=1, in_progress=[last]) == [early]
+
+
 def test_a_failed_save_is_discarded_and_a_complete_record_is_not(store: Store, make_job: MakeJob) -> None:
     complete = save(store, make_job(), step=1)
     torn = new_record_uri(store, "clicks", "clicks-1", 2)

@@ -139,3 +139,24 @@ def test_a_journal_that_cannot_be_written_says_so_to_everybody_who_waits(tmp_pat
     with pytest.raises(JournalError, match="cannot be written"):
         journal.wait(sequence)
     journal.close()
+
+
+def test_time_without_a_master_is_told_by_the_uptime_and_by_the_wall_clock_only_after_a_reboot(tmp_path: Path):
+    begun(tmp_path / "journal")
+    # As if the wall clock had been set back by an hour since.
+    damage(tmp_path / "journal", "UPDATE events SET unix_seconds = unix_seconds + 3600")
+    damage(tmp_path / "journal", "UPDATE written SET uptime_seconds = uptime_seconds - 30")
+    journal = Journal(tmp_path / "journal")
+    assert 30 <= journal.seconds_since_last_event() < 60
+    journal.close()
+    damage(tmp_path / "journal", "UPDATE written SET boot = 'another'")
+    damage(tmp_path / "journal", "UPDATE events SET unix_seconds = unix_seconds - 3700")
+    journal = Journal(tmp_path / "journal")
+    assert 100 <= journal.seconds_since_last_event() < 130
+    journal.close()
+
+
+def test_a_new_journal_has_been_without_a_master_for_no_time(tmp_path: Path):
+    journal = Journal(tmp_path / "journal")
+    assert journal.seconds_since_last_event() == 0.0
+    journal.close()
