@@ -1,0 +1,102 @@
+"""Whole jobs for benchmarks: a node agent of their own, jobs from start to end, and what each of them left.
+
+Everything is the product's: real pods, real limits, real checkpoints. Only the export and the registration of the
+model are left out, because no figure here is about them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from elastrec.platform import jobs
+from elastrec.platform.clusters import config_of
+from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.transport.ledger_messages import Explanation
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that succeeded.
+
+    Attributes:
+        ledger: one row per attempt at a shard; `began` and `ended` are seconds on the job's clock.
+    """
+
+    metrics: TrainingMetrics
+    ledger: pa.Table
+    explanation: Explanation
+
+
+@contextlib.contextmanager
+def private_platform(cores: float = 16.0) -> Iterator[jobs.Platform]:
+    """A node agent in a folder of its own; agent, pods and folder are gone afterwards.
+
+    Args:
+        cores: that the agent may grant; the machine may have fewer.
+    """
+    # Decisions are no part of a benchmark's output.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    home = Path(tempfile.mkdtemp(prefix="elastrec-benchmark-"))
+    try:
+        cluster = start_agent(home / "agent", cores=cores, memory_bytes=64 * 2**30)
+        try:
+            work = home / "work"
+            work.mkdir()
+            yield jobs.Platform.connect(config_of(cluster), f"sqlite:///{home}/mlflow.db", str(work))
+        finally:
+            cluster.close()
+            stop_agent(home / "agent")
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def run_job(
+    platform: jobs.Platform,
+    content: dict[str, Any],
+    on_look: Callable[[TrainingMetrics], None] | None = None,
+    timeout_seconds: float = 900.0,
+) -> Ended:
+    """Trains and evaluates a job; its pods are removed whatever happens.
+
+    Args:
+        content: the job file.
+        on_look: called with the job's state a few times a second.
+
+    Raises:
+        RuntimeError: the job failed or did not end in time; holds the last lines of its pods.
+    """
+    job = TrainingJob.model_validate(content)
+    job_id = jobs.job_id_for(job.metadata.name, uuid.uuid4().hex)
+    try:
+        prepared = jobs.prepare(platform, job, job_id)
+        jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            seen = jobs.observe(platform, job_id)
+            if on_look is not None:
+                on_look(seen.metrics)
+            if seen.metrics.phase is Phase.SUCCEEDED:
+                break
+            if seen.metrics.phase.is_final or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the job did not succeed within {timeout_seconds:.0f} s:\n{jobs.failure_report(platform, job_id)}"
+                )
+            time.sleep(_POLL_SECONDS)
+        return Ended(seen.metrics, jobs.ledger(platform, job_id), jobs.explanation(platform, job_id))
+    finally:
+        jobs.stop(platform, job_id, "the benchmark is done with it")
