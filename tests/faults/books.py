@@ -6,7 +6,7 @@ Everything is worked out anew from the raw attempts; the columns in which the le
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,23 +63,35 @@ def rollbacks(story: Explanation) -> dict[int, str]:
     return found
 
 
-def check_books(attempts: Iterable[Mapping[str, Any]], story: Explanation, size: Size) -> Books:
+def positions_of(uri: str) -> Positions:
+    """Which shards were how far when a record was made; an empty URI is the beginning."""
+    if not uri:
+        return Positions(0, [])
+    return msgspec.json.decode(open_record(uri).positions(), type=Positions)
+
+
+def check_books(
+    attempts: Iterable[Mapping[str, Any]],
+    story: Explanation,
+    size: Size,
+    read_positions: Callable[[str], Positions] = positions_of,
+) -> Books:
     """Goes through the training attempts of a job that succeeded, oldest first.
 
     An attempt has to begin exactly where its shard stood: where the attempt before it ended, or after a rollback at
     the offset in that one record. So a state mixed of two records, a gap or a silent repeat shows.
     """
     books = Books()
-    positions = {generation: _positions(uri) for generation, uri in rollbacks(story).items()}
+    positions = {generation: read_positions(uri) for generation, uri in rollbacks(story).items()}
     stands: dict[int, int] = {}
-    generation, trained = 0, 0
+    generation, trained, missing = 0, 0, 0
     for line in sorted((a for a in attempts if a["kind"] == "train"), key=lambda line: line["generation"]):
         while generation < line["generation"]:
             generation += 1
             if generation not in positions:
                 books.problems.append(f"generation {generation} began without a rollback")
                 return books
-            stands = _standing(positions[generation], size)
+            stands, missing = _standing(positions[generation], size), 0
         number = line["epoch"] * size.per_epoch + line["shard"]
         stood = stands.get(number, 0)
         if line["from"] != stood:
@@ -87,23 +99,18 @@ def check_books(attempts: Iterable[Mapping[str, Any]], story: Explanation, size:
                 f"generation {generation}: attempt {line['attempt']} at shard {number} began at {line['from']}, but "
                 f"the shard stood at {stood}"
             )
+        missing += max(0, line["from"] - stood)
         stands[number] = line["to"]
         trained += line["to"] - line["from"]
     for later in range(generation + 1, max(positions, default=0) + 1):
-        stands = _standing(positions[later], size)
+        stands, missing = _standing(positions[later], size), 0
     numbers = size.per_epoch * size.epochs
-    seen = sum(stands.get(number, 0) for number in range(numbers))
-    books.lost = sum(size.length(number) - stands.get(number, 0) for number in range(numbers))
+    seen = sum(stands.get(number, 0) for number in range(numbers)) - missing
+    books.lost = size.rows * size.epochs - seen
     books.repeated = trained - seen
     if not positions and books.repeated:
         books.problems.append(f"{books.repeated} rows were repeated although nothing was rolled back")
     return books
-
-
-def _positions(uri: str) -> Positions:
-    if not uri:
-        return Positions(0, [])
-    return msgspec.json.decode(open_record(uri).positions(), type=Positions)
 
 
 def _standing(positions: Positions, size: Size) -> dict[int, int]:

@@ -1,0 +1,99 @@
+"""The checks of a campaign see what they are there to see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastrec.platform.master.shards import Positions
+from elastrec.platform.transport.ledger_messages import Explanation, TimelineEntry
+from tests.faults.books import Books, Size, check_books, check_restores
+from tests.faults.watching import Hit, Sample, recovery_seconds
+
+SIZE = Size(rows=250, shard_rows=100, epochs=1, seed=1, shuffle=False)
+RECORD = "file:///records/one"
+# Shard 0 was done, shard 1 in somebody's hands.
+POSITIONS = Positions(2, [(1, 40, 1)])
+
+
+def told(*what: str) -> Explanation:
+    timeline = [TimelineEntry(seconds=0.0, unix_seconds=0.0, what=each) for each in what]
+    return Explanation(job="j", phase="Succeeded", wall_seconds=1.0, parts={}, goodput=1.0, timeline=timeline)
+
+
+def attempt(generation: int, shard: int, begin: int, end: int, number: int = 1) -> dict[str, Any]:
+    return {
+        "kind": "train", "generation": generation, "epoch": 0, "shard": shard, "attempt": number, "from": begin,
+        "to": end,
+    }  # fmt: skip
+
+
+def books(attempts: list[dict[str, Any]], *what: str) -> Books:
+    return check_books(attempts, told(*what), SIZE, {"": Positions(0, []), RECORD: POSITIONS}.__getitem__)
+
+
+WHOLE = [attempt(0, 0, 0, 100), attempt(0, 1, 0, 100), attempt(0, 2, 0, 50)]
+ROLLED_BACK = f"rolled back to {RECORD}, generation 1"
+AFTER = [attempt(0, 0, 0, 100), attempt(0, 1, 0, 90), attempt(0, 2, 0, 10)]
+
+
+def test_books_of_an_undisturbed_job_are_clean() -> None:
+    assert books(WHOLE) == Books()
+
+
+def test_a_shard_that_another_worker_goes_on_with_is_neither_lost_nor_repeated() -> None:
+    assert books([attempt(0, 1, 0, 30), *WHOLE[::2], attempt(0, 1, 30, 100, 2)]) == Books()
+
+
+def test_rows_that_nobody_trained_are_lost() -> None:
+    found = books(WHOLE[:2])
+    assert found.lost == 50 and not found.problems
+
+
+def test_a_gap_inside_a_shard_is_a_contradiction() -> None:
+    found = books([attempt(0, 1, 0, 30), *WHOLE[::2], attempt(0, 1, 40, 100, 2)])
+    assert found.lost == 10
+    assert len(found.problems) == 1 and "began at 40, but the shard stood at 30" in found.problems[0]
+
+
+def test_a_repeat_without_a_rollback_is_a_contradiction() -> None:
+    assert books([*WHOLE, attempt(0, 1, 0, 100, 2)]).problems
+
+
+def test_what_a_rollback_threw_away_is_repeated_from_the_record_on() -> None:
+    found = books([*AFTER, attempt(1, 1, 40, 100, 2), attempt(1, 2, 0, 50)], ROLLED_BACK)
+    assert found == Books(lost=0, repeated=50 + 10)
+
+
+def test_a_shard_that_kept_its_place_over_a_rollback_is_a_mixture_of_two_states() -> None:
+    found = books([*AFTER, attempt(1, 1, 90, 100, 2), attempt(1, 2, 0, 50)], ROLLED_BACK)
+    assert len(found.problems) == 1 and "generation 1" in found.problems[0]
+
+
+def test_a_rollback_at_the_end_that_nobody_made_good_is_a_loss() -> None:
+    assert books(WHOLE, ROLLED_BACK).lost == 60 + 50
+
+
+def test_servers_that_restored_two_records_are_found() -> None:
+    first = f"level=info event=restored uri={RECORD} rows=3 tables_new=[] epoch=2 generation=1"
+    other = first.replace("one", "two")
+    story = told(ROLLED_BACK)
+    assert check_restores({"ps-0": first, "ps-1": other}, story, servers=3) != []
+    assert check_restores({"ps-0": first, "ps-1": first}, story, servers=3) == []
+
+
+def sample(seconds: float, done: int, *, pods: str = "a b", whole: bool = True, phase: str = "Training") -> Sample:
+    from elastrec.platform.specs.metrics import Phase
+
+    return Sample(seconds, Phase(phase), done, 10, frozenset(pods.split()), whole)
+
+
+def test_recovery_ends_when_all_places_are_held_and_lost_ground_is_made_good() -> None:
+    samples = [sample(0, 4), sample(2, 5), sample(3, 2, pods="a b2", whole=False), sample(4, 3, pods="a b2")]
+    for_ever = [Hit("b", 1.0, float("inf"))]
+    assert recovery_seconds(samples, for_ever) is None
+    assert recovery_seconds([*samples, sample(6, 5, pods="a b2")], for_ever) == 5.0
+
+
+def test_a_stop_that_nobody_noticed_is_over_when_it_ends() -> None:
+    samples = [sample(0, 4), sample(2, 5), sample(4, 6)]
+    assert recovery_seconds(samples, [Hit("b", 1.0, 3.0)]) == 3.0

@@ -1,0 +1,41 @@
+"""A short campaign of random faults on real processes; the long one is `python -m tests.faults.campaign`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import Notes, campaign
+from tests.faults.drill import Outcome, site_at
+from tests.faults.report import Report, as_page
+
+SEED, NUMBERS = 1, (7, 16)  # two runs of one shape, so that one undisturbed run is enough
+
+
+@pytest.mark.timeout(600)
+def test_random_faults_cost_no_sample_and_hardly_any_quality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    notes = Notes(tmp_path / "outcomes.jsonl", SEED)
+    with site_at(tmp_path / "home") as site:
+        report = campaign(site, SEED, iter(NUMBERS), notes, tmp_path / "evidence", faults=1000)
+    assert [(outcome.number, outcome.problems) for outcome in report.outcomes] == [(n, []) for n in NUMBERS]
+    assert sum(outcome.lost for outcome in report.outcomes) == 0
+    assert report.faults.total() >= 8
+    # What was done is kept: an interrupted campaign does not do it again.
+    again = Notes(tmp_path / "outcomes.jsonl", SEED)
+    assert again.outcomes == notes.outcomes and again.undisturbed == notes.undisturbed
+
+
+def test_the_page_tells_what_did_not_hold() -> None:
+    bad = Outcome(
+        seed=3, number=2, shape="async", faults=["kill -9 worker"], recoveries=[4.0], problems=["5 samples were lost"],
+        lost=5, auc=0.75,
+    )  # fmt: skip
+    good = Outcome(seed=3, number=1, shape="async", faults=["kill -9 server"] * 2, recoveries=[2.0], auc=0.751)
+    page = as_page(Report(seed=3, outcomes=[good, bad], undisturbed={"async": 0.7525}, left_out=["network cut"]))
+    assert "| faults | 3 |" in page and "| lost samples | 5 |" in page
+    assert "| recovery, median | 3.0 s |" in page and "| recovery, longest | 4.0 s |" in page
+    assert "undisturbed run | 0.00250" in page
+    assert "run 2: 5 samples were lost" in page and "left out: network cut" in page
+    assert "--seed 3 --faults 3" in page

@@ -1,0 +1,49 @@
+"""A campaign's plan follows from its seed alone, and has every kind of fault in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.faults.plan import FAULTS_PER_RUN, SHAPES, Kind, Victim, draw_run
+
+
+@given(st.integers(0, 2**32), st.integers(0, 1000))
+def test_equal_seeds_draw_equal_runs(seed: int, number: int) -> None:
+    assert draw_run(seed, number) == draw_run(seed, number)
+    assert draw_run(seed, number).strikes != draw_run(seed + 1, number).strikes
+
+
+@given(st.integers(0, 2**32), st.integers(0, 1000))
+def test_a_run_strikes_places_that_its_job_has_in_order_of_progress(seed: int, number: int) -> None:
+    run = draw_run(seed, number)
+    assert FAULTS_PER_RUN[0] <= len(run.faults) <= FAULTS_PER_RUN[1]
+    assert [strike.at for strike in run.strikes] == sorted(strike.at for strike in run.strikes)
+    assert all(1 <= len(strike.faults) <= 2 for strike in run.strikes)
+    places = {Victim.WORKER: run.shape.workers, Victim.SERVER: run.shape.servers}
+    assert all(fault.index < places.get(fault.victim, 1) for fault in run.faults)
+    starved = [(f.victim, f.index) for f in run.faults if f.kind is Kind.OUT_OF_MEMORY]
+    assert len(starved) == len(set(starved))
+
+
+def test_what_cannot_be_inflicted_is_not_drawn() -> None:
+    kinds = (Kind.KILL, Kind.STOP)
+    assert {fault.kind for number in range(50) for fault in draw_run(1, number, kinds).faults} == set(kinds)
+
+
+def test_a_campaign_meets_every_kind_every_victim_and_every_shape() -> None:
+    runs = [draw_run(1, number) for number in range(44)]
+    faults = Counter((fault.kind, fault.victim) for run in runs for fault in run.faults)
+    assert {run.shape for run in runs} == set(SHAPES)
+    assert {kind for kind, _ in faults} == set(Kind) and {victim for _, victim in faults} == set(Victim)
+    assert min(faults.values()) >= 3
+    pairs = [strike for run in runs for strike in run.strikes if len(strike.faults) == 2]
+    assert any(not strike.faults[1].delay_seconds for strike in pairs)
+    assert any(strike.faults[1].delay_seconds for strike in pairs)
+
+
+def test_the_shapes_are_a_latin_square() -> None:
+    for pair in (("mode", "workers"), ("mode", "servers"), ("workers", "servers")):
+        assert len({tuple(getattr(shape, name) for name in pair) for shape in SHAPES}) == 9
