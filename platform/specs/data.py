@@ -15,7 +15,7 @@ ImportPath = Annotated[str, Field(pattern=IMPORT_PATH_PATTERN, examples=["my_pac
 
 
 class FileFormat(StrEnum):
-    """How the files of a partition are encoded."""
+    """How the files of a partition are encoded. `criteo_tsv`: label, I1..I13, C1..C26, separated by tabs."""
 
     CRITEO_TSV = "criteo_tsv"
     CSV = "csv"
@@ -34,10 +34,13 @@ class DenseFeature(Spec):
     """One number per row."""
 
     name: ColumnName
+    """The column; also the feature's name."""
     transform: Literal["none", "log1p", "standardize"] = "log1p"
     """`log1p` is sign(x) * log(1 + |x|); `standardize` is (x - mean) / scale with the two fields below."""
     mean: float = 0.0
+    """Subtracted by `standardize`."""
     scale: Annotated[float, Field(gt=0)] = 1.0
+    """Divided by in `standardize`."""
     missing: float = 0.0
     """The value used, before the transform, where the field is empty."""
 
@@ -46,6 +49,7 @@ class SparseFeature(Spec):
     """Zero or more 64-bit ids per row."""
 
     name: ColumnName
+    """The column; also the feature's name."""
     encoding: Literal["integer", "hexadecimal", "string"] = "integer"
     """How the column's values become 64-bit ids; strings are hashed with xxh3-64."""
     is_list: bool = False
@@ -53,6 +57,7 @@ class SparseFeature(Spec):
     max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Longer lists keep their last `max_length` ids."""
     pooling: Literal["sum", "mean"] = "sum"
+    """How the rows of a list become one vector."""
     table: ColumnName | None = None
     """Embedding table; the feature's own name when absent. Features that name the same table share its rows."""
 
@@ -65,16 +70,20 @@ class CsvOptions(Spec):
     """How text files are split into columns."""
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    """Between two columns."""
     has_header: bool = True
+    """The first line names the columns."""
     column_names: tuple[ColumnName, ...] | None = None
     """Needed when the files have no header."""
     list_separator: Annotated[str, Field(min_length=1, max_length=1)] = "|"
+    """Between two ids of a list column."""
 
 
 class BadRows(Spec):
     """What happens to a row that cannot be used (label outside {0, 1}, text where a number belongs, NaN)."""
 
     policy: Literal["fail", "skip"] = "fail"
+    """`fail`: the first bad row ends the job; `skip`: bad rows are left out and counted."""
     at_most: Annotated[int, Field(ge=0)] = 0
     """With `skip`: the job fails after this many skipped rows."""
 
@@ -95,11 +104,13 @@ class TrainingData(Spec):
     format: FileFormat = FileFormat.PARQUET
     partitioning: Partitioning = Partitioning.DAY
     label: ColumnName = "label"
+    """The column with 0 or 1."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...]
     timestamp: ColumnName | None = None
     """Seconds since the epoch; used by tools that split by time."""
     session: ColumnName | None = None
+    """Rows with an equal value belong together; used by tools that split or cluster by session."""
     csv: CsvOptions = CsvOptions()
     bad_rows: BadRows = BadRows()
     transform: ImportPath | None = None

@@ -26,7 +26,9 @@ class Metadata(Spec):
     """Who the job is and whose."""
 
     name: JobName
+    """Names the job, its records in the checkpoint store and, unless `history` says otherwise, its registered model."""
     team: Label = "default"
+    """Whose job it is; a tag of its run in MLflow."""
     labels: dict[str, Label] = Field(default_factory=dict)
     """Free tags; they become similarity features of the job's history."""
 
@@ -35,8 +37,9 @@ class ModelSpec(Spec):
     """Which network is trained."""
 
     architecture: Annotated[str, Field(examples=list(BUILT_IN_MODELS))]
-    """One of the built-in models, or `package.module:Class` of your own."""
+    """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, or `package.module:Class` of your own."""
     embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Numbers per embedding row, of every table."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the model, for example the layer sizes."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -67,12 +70,19 @@ class OptimizerSpec(Spec):
     """One update rule. For embedding rows, `adagrad` is row-wise: one accumulator per row."""
 
     kind: OptimizerKind = OptimizerKind.ADAGRAD
+    """The update rule."""
     learning_rate: Annotated[float, Field(gt=0, le=100)] = 0.02
+    """Step size; the same for the whole job."""
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator, `adagrad` and `adam`."""
     initial_accumulator: Annotated[float, Field(ge=0)] = 0.0
+    """Where the sum of squared gradients begins, `adagrad`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the first moment, `adam`."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of the second moment, `adam`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """This share of the value is added to its gradient."""
 
 
 class Optimizers(Spec):
@@ -99,6 +109,7 @@ class Consistency(Spec):
     """How workers wait for each other."""
 
     mode: Literal["async", "bsp", "ssp"] = "async"
+    """`async`: nobody waits; `bsp`: all workers take a step together; `ssp`: the fastest waits for the slowest."""
     staleness: Annotated[int, Field(ge=0, le=1000)] = 0
     """With `ssp`: how many steps the fastest worker may be ahead of the slowest."""
 
@@ -117,9 +128,13 @@ class Training(Spec):
     batches_per_shard: Annotated[int, Field(ge=1, le=100_000)] = 100
     """M of AntDT §V-C: a shard has batch_size * batches_per_shard samples."""
     epochs: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How often every training row is trained."""
     shuffle: bool = True
+    """Shards, and rows inside a shard, in an order that follows from the seed; otherwise in that of the files."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of the order of rows and of all initial values."""
     consistency: Consistency = Consistency()
+    """How workers wait for each other."""
     overlap_pull: bool = True
     """Pull the next batch's embeddings while this batch computes (one step of extra staleness)."""
 
@@ -128,16 +143,22 @@ class PodResources(Spec):
     """How many pods of a role, and the size of each."""
 
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Pods of this role; master and evaluator are single."""
     cores: Cores = 1.0
+    """Cores of each pod; thread counts follow it."""
     memory: Memory = 2 * 2**30
+    """Memory of each pod. One that takes more is killed and replaced; twice in a row fails the job."""
 
 
 class Resources(Spec):
     """Asked sizes per role."""
 
     master: PodResources = PodResources(cores=0.25, memory=512 * 2**20)
+    """The pod that owns the job: shards, membership, phases."""
     worker: PodResources = PodResources()
+    """The pods that compute gradients."""
     parameter_server: PodResources = PodResources()
+    """The pods that hold the embedding rows and the dense parameters."""
     evaluator: PodResources = PodResources()
     """The pod that exports the model and scores the champion after training."""
     virtual_buckets: Annotated[int, Field(ge=64, le=65_536)] = 256
@@ -164,6 +185,7 @@ class CheckpointSpec(Spec):
     """Where and how often the job's state is saved."""
 
     store: Annotated[str, Field(min_length=1, examples=["checkpoints", "s3://bucket/checkpoints"])] = "checkpoints"
+    """Folder or URI of the records; relative ones lie in the platform's work folder."""
     interval: Seconds = 60.0
     """Between periodic records; 0 saves only at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -183,7 +205,9 @@ class FaultTolerance(Spec):
     """When something counts as dead, and how often it may die."""
 
     heartbeat_interval: Annotated[Seconds, Field(gt=0)] = 0.5
+    """Between two life signs of a pod."""
     heartbeat_timeout: Seconds = 15.0
+    """A pod that was silent for this long is replaced."""
     lease: Annotated[Seconds, Field(gt=0)] = 120.0
     """A shard without progress for this long is given to another worker."""
     shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4
@@ -196,15 +220,18 @@ class Gate(Spec):
     """When a new model becomes champion."""
 
     metric: Literal["auc", "normalized_entropy"] = "normalized_entropy"
+    """What is compared with the champion."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.002
     """How much worse than the champion, on the same rows, is still accepted."""
     minimum_auc: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """A model below this never becomes champion."""
 
 
 class HistorySpec(Spec):
     """Names in MLflow."""
 
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
+    """The experiment of the job's run."""
     registered_model: Annotated[str, Field(min_length=1)] | None = None
     """Default: the job's name."""
 
@@ -245,7 +272,9 @@ class TrainingJob(Spec):
     """One job file."""
 
     api_version: Literal["elastrec.io/v1alpha1"] = Field(default=API_VERSION, alias="apiVersion")
+    """The version of this format."""
     kind: Literal["TrainingJob"] = "TrainingJob"
+    """What the file describes."""
     metadata: Metadata
     spec: JobSpec
 

@@ -1,0 +1,56 @@
+"""docs/command_line.md: every command, from click. `python -m tests.docs.command_line_page` writes it anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from elastrec.platform.cli.app import root
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "command_line.md"
+_WIDTH = 100
+INTRODUCTION = """# The command line
+
+Every command explains itself: `elastrec COMMAND --help`. With `--output json` the last line of standard output is one
+JSON value; everything else goes to standard error. Exit codes: 0 done, 1 the job failed, 2 bad input, 130 stopped by
+Ctrl-C.
+
+| variable | what it sets |
+|---|---|
+| `ELASTREC_HOME` | the platform's own folder, default `~/.elastrec`; it is made with the owner's rights alone |
+| `ELASTREC_CLUSTER` | JSON file of a cluster other than the local one |
+| `ELASTREC_TLS` | folder with `ca.pem`, `tls.crt`, `tls.key` for node agent and pods, see [security](security.md) |
+| `MLFLOW_TRACKING_URI` | tracking server, default an SQLite file in `ELASTREC_HOME` |
+
+This page is written by `python -m tests.docs.command_line_page` from the commands themselves.
+"""
+
+
+def render() -> str:
+    """The page."""
+    lines = [INTRODUCTION]
+    for name, help_text in _commands(root, "elastrec", None):
+        lines += [f"## `{name}`", "", "```text", help_text, "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    """(name, help) of a command and of all below it, in their order."""
+    context = click.Context(command, info_name=name.rpartition(" ")[2], parent=parent, **command.context_settings)
+    context.max_content_width = context.terminal_width = _WIDTH
+    yield name, "\n".join(line.rstrip() for line in context.get_help().splitlines())
+    if isinstance(command, click.Group):
+        for part in command.list_commands(context):
+            below = command.get_command(context, part)
+            assert below is not None
+            yield from _commands(below, f"{name} {part}", context)
+
+
+def main() -> None:
+    PAGE.write_text(render())
+
+
+if __name__ == "__main__":
+    main()
