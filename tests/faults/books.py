@@ -113,6 +113,11 @@ def check_books(
     return books
 
 
+def batches_told(attempts: Iterable[Mapping[str, Any]], batch_rows: int) -> int:
+    """Training steps that the master was told of."""
+    return sum(-(-(line["to"] - line["from"]) // batch_rows) for line in attempts if line["kind"] == "train")
+
+
 def _standing(positions: Positions, size: Size) -> dict[int, int]:
     """Rows that count, by shard number, where a record was made."""
     stands = {}

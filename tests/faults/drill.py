@@ -21,25 +21,42 @@ from elastrec.platform import jobs
 from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.local.client import LocalCluster
+from elastrec.platform.clusters.protocol import PodPhase
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.jobs.launching import launch_request, master_client, wait_for_master
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.explanation import read_explanation
 from elastrec.platform.master.launch import master_pod, pod_name
 from elastrec.platform.master.ledger import read_ledger
-from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.errors import ClusterError, ElastrecError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport.export_messages import ExportRequest, predictions_folder
-from tests.faults.books import Size, check_books, check_restores
+from elastrec.trainers.parameter_server.messages import GetStats, Stats
+from tests.faults.books import Size, batches_told, check_books, check_restores
 from tests.faults.injury import AGENT_CORES, Scene, inflict
-from tests.faults.job import EPOCHS, MODEL_MODULE, ROWS, SHARD_ROWS, SHARDS, campaign_job, install_model, make_data
+from tests.faults.job import (
+    BATCH_ROWS,
+    EPOCHS,
+    MODEL_MODULE,
+    ROWS,
+    SHARD_BATCHES,
+    SHARD_ROWS,
+    SHARDS,
+    campaign_job,
+    install_model,
+    make_data,
+)
 from tests.faults.leftovers import leftovers, shared_memory, torn_records
-from tests.faults.plan import Fault, Run, Shape, Strike
+from tests.faults.plan import Fault, Run, Shape, Strike, Victim
 from tests.faults.watching import Hit, Watch, recovery_seconds
 from tests.processes import processes_of, wait_for
 
 LONGEST_RUN_SECONDS = 240.0
 AUC_TOLERANCE = 0.003
+DROPPED_BATCHES = 3
+"""A worker that loses a connection drops what it pulled, what it computes, and a push without an answer."""
+HELD_BATCHES = 3 * SHARD_BATCHES
+"""A worker that is lost may have trained all of its shards without having told: it reads ahead into two more."""
 _OBSERVE_SECONDS = 0.5
 _SIZE = Size(rows=ROWS, shard_rows=SHARD_ROWS, epochs=EPOCHS, seed=1)
 
@@ -51,7 +68,10 @@ class Outcome(msgspec.Struct, kw_only=True):
         faults: those that were inflicted, by name; a job may end before its last ones.
         recoveries: seconds, one per strike.
         auc: on the evaluation rows, of the exported model.
-        generations: of the job; each but the first began with a rollback.
+        in_flight: training steps that servers took but the master was never told of, because who made them was lost or
+            dropped them: done again by somebody. None where it cannot be counted (after a rollback).
+        in_flight_allowed: what was in flight at most when the faults came.
+        generations: rollbacks.
     """
 
     seed: int
@@ -63,6 +83,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     problems: list[str] = []
     lost: int = 0
     repeated: int = 0
+    in_flight: int | None = None
+    in_flight_allowed: int = 0
     auc: float = 0.0
     generations: int = 0
     seconds: float = 0.0
@@ -170,7 +192,7 @@ def _live(site: Site, run: Run, prepared: Prepared, outcome: Outcome) -> Trainin
     pod = master_pod(request, platform.cluster_config, platform.job_token(job_id))
     platform.cluster.create(pod)
     client = wait_for_master(platform, job_id)
-    watch = Watch(master_client(platform, job_id, client.address))
+    watch = Watch(master_client(platform, job_id, client.address), partial(_pushes, platform, job_id))
     client.close()
     scene = Scene(site.home, job_id, int(client.address.rpartition(":")[2]), watch.is_over)
     threads = _Threads()
@@ -192,6 +214,11 @@ def _live(site: Site, run: Run, prepared: Prepared, outcome: Outcome) -> Trainin
         threads.join()
         watch.client.close()
     outcome.generations = observation.metrics.generation
+    if not outcome.generations:
+        outcome.in_flight = watch.pushes
+    lost_workers = sum(pod.restarts for pod in observation.metrics.pods if pod.role is Role.WORKER)
+    shaken = sum(fault.victim is not Victim.AGENT for fault in run.faults) * run.shape.workers
+    outcome.in_flight_allowed = lost_workers * HELD_BATCHES + shaken * DROPPED_BATCHES
     for hits in struck:
         seconds = recovery_seconds(watch.samples, hits)
         if seconds is None:
@@ -199,6 +226,19 @@ def _live(site: Site, run: Run, prepared: Prepared, outcome: Outcome) -> Trainin
         else:
             outcome.recoveries.append(round(seconds, 2))
     return observation.metrics
+
+
+def _pushes(platform: jobs.Platform, job_id: str) -> int | None:
+    """Pushes that the servers took, of the one that took most; every push goes to all of them."""
+    taken = []
+    try:
+        for pod in platform.cluster.list(job_id):
+            if pod.role is Role.PARAMETER_SERVER and pod.phase is PodPhase.RUNNING:
+                with contextlib.closing(master_client(platform, job_id, pod.address)) as client:
+                    taken.append(client.call(GetStats(), Stats, timeout_seconds=0.5).pushes)
+    except (TransportError, ClusterError):
+        return None
+    return max(taken, default=None)
 
 
 def _strike_all(
@@ -306,7 +346,15 @@ def _check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kep
     if ledger is None or story is None:
         outcome.problems.append("the job left no ledger or no explanation")
         return
-    books = check_books(ledger.to_pylist(), story, _SIZE)
+    attempts = ledger.to_pylist()
+    books = check_books(attempts, story, _SIZE)
+    if outcome.in_flight is not None:
+        outcome.in_flight -= batches_told(attempts, BATCH_ROWS)
+        if not 0 <= outcome.in_flight <= outcome.in_flight_allowed:
+            outcome.problems.append(
+                f"{outcome.in_flight} steps were made that nobody was told of; at most {outcome.in_flight_allowed} "
+                "were in flight"
+            )
     outcome.lost, outcome.repeated = books.lost, books.repeated
     outcome.problems += books.problems
     if books.lost:

@@ -89,6 +89,7 @@ def _hurt_pod(fault: Fault, scene: Scene, process: psutil.Process) -> bool:
             _stop_for(process, fault.seconds)
             return True
         case Kind.CUT:
+            _wait_until_it_listens(process)
             workers = pod_processes(scene.job_id, "worker", scene.home)
             with cut(process, workers):
                 time.sleep(fault.seconds)
@@ -102,6 +103,13 @@ def _hurt_pod(fault: Fault, scene: Scene, process: psutil.Process) -> bool:
             with contextlib.closing(take_port(scene.master_port, _PORT_SECONDS)):
                 time.sleep(fault.seconds)
     return False
+
+
+def _wait_until_it_listens(process: psutil.Process) -> None:
+    deadline = time.monotonic() + _VICTIM_SECONDS
+    while not any(link.status == psutil.CONN_LISTEN for link in process.net_connections("tcp")):
+        assert time.monotonic() < deadline, f"{process} does not listen within {_VICTIM_SECONDS} s"
+        time.sleep(0.05)
 
 
 def _stop_for(process: psutil.Process, seconds: float) -> None:

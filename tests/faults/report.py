@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tests.faults.drill import AUC_TOLERANCE, Outcome
-from tests.faults.job import EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
+from tests.faults.job import BATCH_ROWS, EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -62,6 +62,7 @@ def as_page(report: Report) -> str:
         "lost samples": f"{sum(outcome.lost for outcome in outcomes):,}",
         "rollbacks to a record": f"{rollbacks}",
         "repeated samples (thrown away by rollbacks before)": f"{repeated:,} ({repeated / max(1, trained):.1%})",
+        "repeated samples without a rollback (in flight when a fault came)": _in_flight(outcomes),
         "recovery, median": f"{statistics.median(recoveries):.1f} s",
         "recovery, longest": f"{max(recoveries):.1f} s",
         "largest difference of AUC to the undisturbed run": f"{report.auc_difference:.5f} (allowed: {AUC_TOLERANCE})",
@@ -83,7 +84,8 @@ def as_page(report: Report) -> str:
         "",
         "- Every shard is done. The ledger is added up anew from its raw attempts: each began exactly where its shard",
         "  stood, after a rollback at the offset in that one record. Nothing is missing, nothing was repeated but what",
-        "  a rollback had thrown away.",
+        "  a rollback had thrown away. In runs without rollbacks the servers' own count of steps shows what a worker had",
+        "  pushed without having told when it was lost: no more than it can have had in flight.",
         "- After a rollback all servers say that they restored the same record, together all of its rows.",
         "- The final record is exported, loaded and scored; the probabilities are those that the workers computed, the",
         f"  AUC is within {AUC_TOLERANCE} of the run without faults of the same job.",
@@ -121,6 +123,12 @@ def as_page(report: Report) -> str:
         lines += ["", "## What did not hold", ""]
         lines += [f"- run {o.number}: {problem}" for o in report.failed for problem in o.problems]
     return "\n".join(lines) + "\n"
+
+
+def _in_flight(outcomes: Sequence[Outcome]) -> str:
+    counted = [outcome for outcome in outcomes if outcome.in_flight is not None]
+    steps, allowed = sum(o.in_flight or 0 for o in counted), sum(o.in_flight_allowed for o in counted)
+    return f"{steps * BATCH_ROWS:,} in {len(counted)} runs without rollbacks (allowed: {allowed * BATCH_ROWS:,})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

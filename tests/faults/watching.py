@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastrec.platform.specs.errors import TransportError
@@ -38,9 +39,16 @@ class Sample:
 
 @dataclass
 class Watch:
-    """Asks the master ten times per second until the job is over; it may be away for any time."""
+    """Asks the master ten times per second until the job is over; it may be away for any time.
+
+    Attributes:
+        count_pushes: asks the servers how many pushes they took; None when one does not answer.
+        pushes: what it said when training was over; None when nobody could be asked.
+    """
 
     client: RpcClient
+    count_pushes: Callable[[], int | None] = lambda: None
+    pushes: int | None = None
     samples: list[Sample] = field(default_factory=list)
     last: TrainingMetrics | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -66,6 +74,8 @@ class Watch:
                 self.last = metrics
                 self.samples.append(sample)
                 self.changed.notify_all()
+            if metrics.phase is Phase.EVALUATING and self.pushes is None:
+                self.pushes = self.count_pushes()
             if metrics.phase.is_final:
                 self.is_over.set()
             time.sleep(_PERIOD_SECONDS)
