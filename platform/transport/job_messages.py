@@ -97,6 +97,7 @@ class Registered(Message, frozen=True):
     Attributes:
         rank: index of the pod among its role; workers use it as a stable small number.
         training_manifest, evaluation_manifest: URIs of data manifests.
+        heartbeat_seconds: how often to give a life sign, until an answer says otherwise; 0: as the job file says.
     """
 
     job_json: bytes
@@ -104,6 +105,7 @@ class Registered(Message, frozen=True):
     training_manifest: str
     evaluation_manifest: str
     directive: Directive
+    heartbeat_seconds: float = 0.0
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,10 +198,16 @@ class Heartbeat(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """Answer to a heartbeat. `known` is false when the pod must register again."""
+    """Answer to a heartbeat.
+
+    Attributes:
+        known: false when the pod must register again.
+        heartbeat_seconds: until the next one, unless there is something to tell; 0: as before.
+    """
 
     directive: Directive | None
     known: bool = True
+    heartbeat_seconds: float = 0.0
 
 
 class LeaseShards(Message, frozen=True):

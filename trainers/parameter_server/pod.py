@@ -117,6 +117,7 @@ class ServerPod:
         self._failure: Exception | None = None
         self._server: ParameterServer | None = None
         self._address = ""
+        self._beat_seconds = 0.0
 
     def stop(self) -> None:
         """Ends `run` soon; only sets flags, so that a signal handler may call it."""
@@ -151,7 +152,8 @@ class ServerPod:
             job = TrainingJob.model_validate_json(registered.job_json)
             self._server = ParameterServer(self._settings.pod, job.spec)
             handlers.begin(self._server)
-            beating = threading.Thread(target=self._beat, args=(job.spec.faults.heartbeat_interval,), daemon=True)
+            self._beat_seconds = registered.heartbeat_seconds or job.spec.faults.heartbeat_interval
+            beating = threading.Thread(target=self._beat, daemon=True)
             beating.start()
             self._follow()
             beating.join(_ATTEMPT_SECONDS)
@@ -264,11 +266,11 @@ class ServerPod:
             return registered
         return None
 
-    def _beat(self, interval_seconds: float) -> None:
+    def _beat(self) -> None:
         quiet = False
         try:
             while True:
-                self._beat_now.wait(interval_seconds)
+                self._beat_now.wait(self._beat_seconds)
                 self._beat_now.clear()
                 stopping = self._stopped.is_set()
                 try:
@@ -282,8 +284,9 @@ class ServerPod:
                     if not quiet:
                         log.warning("master_unreachable", master=self._settings.master_address, reason=str(error))
                     quiet = True
-                    self._stopped.wait(interval_seconds)
+                    self._stopped.wait(self._beat_seconds)
                 else:
+                    self._beat_seconds = answer.heartbeat_seconds or self._beat_seconds
                     if not answer.known:
                         self._register()
                     elif answer.directive is not None:
@@ -309,6 +312,7 @@ class ServerPod:
                 restored_order_id=self._restored_order_id,
                 memory_bytes=self._memory_bytes(),
                 cpu_seconds=used.ru_utime + used.ru_stime,
+                dense_bytes=self._server.dense_bytes(),
             )
 
     def _take(self, directive: Directive) -> None:

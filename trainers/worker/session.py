@@ -61,7 +61,13 @@ class Session:
         self._closed = False
         self._failure: Exception | None = None
         self._beat_now = threading.Event()
+        self._beat_seconds = 0.0
         self._thread: threading.Thread | None = None
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often the master wants to hear from this worker; 0 before it has registered."""
+        return self._beat_seconds
 
     # Directive
 
@@ -124,7 +130,7 @@ class Session:
     # Progress and leases
 
     def report(self, generation: int, progress: ShardProgress) -> None:
-        """Notes the newest progress of a shard for the next heartbeat; a finished shard is told at once."""
+        """Notes the newest progress of a shard for the next request for shards or heartbeat."""
         with self._changed:
             self._progress[(generation, progress.kind, progress.epoch, progress.index)] = progress
 
@@ -135,8 +141,11 @@ class Session:
     def lease(self, generation: int, kind: str, count: int, cancelled: Callable[[], bool]) -> Leased | None:
         """Asks for shards until the master answers; None once `cancelled` says so.
 
-        A lost answer costs nothing: the same request gets the same shards.
+        A lost answer costs nothing: the same request gets the same shards. The progress that waits goes along, so that
+        however rare the heartbeats are, a finished shard is told by the time the next one is asked for.
         """
+        with self._changed:
+            sent = {key: value for key, value in self._progress.items() if key[0] == generation}
         request = LeaseShards(
             pod=self.identity.pod,
             incarnation=self.identity.incarnation,
@@ -144,6 +153,7 @@ class Session:
             request_id=uuid.uuid4().hex,
             count=count,
             kind=kind,
+            progress=list(sent.values()),
         )
         quiet = False
         while not cancelled():
@@ -161,6 +171,8 @@ class Session:
                 self._take(leased.directive)
             if leased.state is LeaseState.STALE:
                 self._beat_now.set()
+            else:
+                self._delivered(sent)
             return leased
         return None
 
@@ -174,8 +186,8 @@ class Session:
             TransportError: the master refuses this pod, or `stop` was called meanwhile.
         """
         registered = self._register()
-        interval = _heartbeat_interval(registered)
-        self._thread = threading.Thread(target=self._beat, args=(interval,), name="heartbeat", daemon=True)
+        self._beat_seconds = registered.heartbeat_seconds or _heartbeat_interval(registered)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
         return registered
 
@@ -200,13 +212,13 @@ class Session:
             return registered
         raise TransportError("stopped before the master answered", retryable=True)
 
-    def _beat(self, interval_seconds: float) -> None:
+    def _beat(self) -> None:
         quiet = False
         while not self._closed:
-            self._beat_now.wait(interval_seconds)
+            self._beat_now.wait(self._beat_seconds)
             self._beat_now.clear()
             try:
-                self._heartbeat(timeout_seconds=max(_ATTEMPT_SECONDS, interval_seconds))
+                self._heartbeat(timeout_seconds=max(_ATTEMPT_SECONDS, self._beat_seconds))
                 if quiet:
                     log.info("master_reached_again", master=self.identity.master_address)
                 quiet = False
@@ -219,7 +231,7 @@ class Session:
                 if not quiet:
                     log.warning("master_unreachable", master=self.identity.master_address, reason=str(error))
                 quiet = True
-                time.sleep(min(0.2, interval_seconds))
+                time.sleep(min(0.2, self._beat_seconds))
 
     def _heartbeat(self, timeout_seconds: float) -> None:
         with self._changed:
@@ -248,12 +260,16 @@ class Session:
             self.window.give_back(metrics)
             self._register()
             return
+        self._beat_seconds = answer.heartbeat_seconds or self._beat_seconds
+        self._delivered(sent)
+        if answer.directive is not None:
+            self._take(answer.directive)
+
+    def _delivered(self, sent: dict[tuple[int, str, int, int], ShardProgress]) -> None:
         with self._changed:
             for key, value in sent.items():
                 if self._progress.get(key) is value:
                     del self._progress[key]
-        if answer.directive is not None:
-            self._take(answer.directive)
 
     def _take(self, directive: Directive) -> None:
         with self._changed:

@@ -92,6 +92,7 @@ class ScriptedMaster:
         self.heartbeats: dict[str, Heartbeat] = {}
         self.failures: list[Failed] = []
         self.known = True
+        self.heartbeat_seconds = 0.0
         self.directive = Directive(
             version=1,
             mode=Mode.IDLE,
@@ -124,7 +125,7 @@ class ScriptedMaster:
                 return Answer(directive=None, known=False)
             self.heartbeats[message.pod] = message
             self.changed.notify_all()
-            return Answer(directive=self.directive)
+            return Answer(directive=self.directive, heartbeat_seconds=self.heartbeat_seconds)
 
     def _failed(self, message: Failed) -> Done:
         with self.changed:

@@ -129,6 +129,7 @@ class ScriptedMaster:
         self.granted: dict[str, Leased] = {}
         self.forget: set[str] = set()
         self.finished = True
+        self.heartbeat_seconds = 0.0
         self.server = self._serve(0)
 
     def _serve(self, port: int) -> RpcServer:
@@ -211,7 +212,7 @@ class ScriptedMaster:
                 for progress in message.progress:
                     self._take(progress)
             self.changed.notify_all()
-            return Answer(directive=self.directive(role))
+            return Answer(directive=self.directive(role), heartbeat_seconds=self.heartbeat_seconds)
 
     def _take(self, progress: ShardProgress) -> None:
         key = (progress.kind, progress.epoch, progress.index)
@@ -231,6 +232,8 @@ class ScriptedMaster:
                 return self.granted[message.request_id]
             if message.generation != self.generation:
                 return Leased(state=LeaseState.STALE)
+            for progress in message.progress:
+                self._take(progress)
             fitting = [shard for shard in self.todo if shard.kind == message.kind][: message.count]
             if not fitting:
                 over = self.finished and not any(key[0] == message.kind for key in self.doing)

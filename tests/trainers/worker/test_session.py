@@ -88,6 +88,24 @@ def test_progress_of_an_older_generation_is_not_sent(pair) -> None:
     assert {item.offset for beat in master.heartbeats for item in beat.progress} == {20}
 
 
+def test_a_finished_shard_is_told_with_the_next_lease_however_rare_the_heartbeats_are(pair) -> None:
+    master, session = pair
+    master.heartbeat_seconds = 3600.0
+    master.wait_for(lambda: session.beat_seconds == 3600.0, 10)
+    beats = len(master.heartbeats)
+    master.add_shards("train", 200, 100)
+    first = session.lease(0, "train", 1, never)
+    assert first is not None and first.state is LeaseState.GRANTED
+    session.report(0, progress(100))
+    second = session.lease(0, "train", 1, never)
+    assert second is not None and second.state is LeaseState.GRANTED
+    assert [done.offset for done in master.done] == [100]
+    assert len(master.heartbeats) == beats
+    session.reached(99)
+    master.wait_for(lambda: master.reached.get("worker-0") == 99, 10)
+    assert not master.heartbeats[-1].progress
+
+
 def test_a_cancelled_lease_returns_although_the_master_is_away(pair) -> None:
     master, session = pair
     master.server.shutdown()

@@ -1,0 +1,28 @@
+"""How often pods give a life sign, and how long they may be silent: the job file's wish and the job's size. Pure.
+
+A beat costs the master the same whatever the size of the job, so their number per second is bounded: a hundred pods
+beat as the job file says, a thousand every five seconds. What cannot wait, a directive that was reached or a finished
+feed, is told at once.
+"""
+
+from __future__ import annotations
+
+from elastrec.platform.specs.job import FaultTolerance
+
+MOST_BEATS_PER_SECOND = 200.0
+"""Of all pods together: about a thirtieth of a core of the master."""
+
+# Progress must come several times within a lease, or every shard would be given away while it is trained.
+_BEATS_PER_LEASE = 4
+_MISSED_BEATS = 3
+
+
+def heartbeat_seconds(faults: FaultTolerance, pods: int) -> float:
+    """Seconds between two life signs of each of so many pods; never less than the job file says."""
+    bounded = min(pods / MOST_BEATS_PER_SECOND, faults.lease / _BEATS_PER_LEASE)
+    return max(faults.heartbeat_interval, bounded)
+
+
+def silence_seconds(faults: FaultTolerance, told_seconds: float) -> float:
+    """After which silence a pod counts as dead that was last told to beat every `told_seconds`."""
+    return max(faults.heartbeat_timeout, _MISSED_BEATS * told_seconds)
