@@ -312,7 +312,6 @@ class ServerPod:
                 restored_order_id=self._restored_order_id,
                 memory_bytes=self._memory_bytes(),
                 cpu_seconds=used.ru_utime + used.ru_stime,
-                dense_bytes=self._server.dense_bytes(),
             )
 
     def _take(self, directive: Directive) -> None:
