@@ -121,6 +121,8 @@ class Situation:
         predicted, speed = self.model.predict(columns), self.samples_per_second
         price_now = float(now.per_hour(self.prices)[0])
         price_N = columns.per_hour(self.prices)
+        # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
+        price_N = np.where(np.abs(price_N - price_now) < 1e-9 * price_now, price_now, price_N)
         difference_N = predicted.samples_per_second - speed
         pause_N, start_N = _pause_and_start(now, columns, self.overheads)
         horizon = self.horizon_seconds
@@ -167,8 +169,7 @@ def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tu
 def _violation(speed: float, gain_N: Floats, price_ratio_N: Floats, reference: float, rules: Rules) -> Floats:
     """By how much each plan breaks the rules, in logarithms of Ψ; ≤ 0: allowed."""
     after_N = np.maximum(speed + gain_N, 1e-9 * speed)
-    # Differences beyond 1e-9 are rounding, not savings.
-    dearer_N = np.where(np.abs(price_ratio_N - 1.0) < 1e-9, 0.0, np.log(price_ratio_N))
+    dearer_N = np.log(price_ratio_N)
     faster_N = np.log(after_N / speed)
     least = math.log1p(rules.least_change)
     grow_N = np.maximum(rules.grow_efficiency * dearer_N - faster_N, least - faster_N)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrec.platform.scaling.memory import Action, MemoryRules, Servers, TableHistory, fit_growth, forecast
+from elastrec.platform.specs.errors import ScalingError
+
+GIB = 2**30
+SPEED = 10_000.0
+
+
+def history(
+    exponent: float = 0.7, scale: float = 30.0, noise: float = 0.0, seed: int = 0, **changes: object
+) -> TableHistory:
+    samples = np.linspace(1e6, 1e7, 20)
+    rows = scale * samples**exponent * np.exp(noise * np.random.default_rng(seed).standard_normal(20))
+    found = TableHistory(table="user", samples=tuple(samples), rows=tuple(rows), bytes_per_row=100.0)
+    return msgspec.structs.replace(found, **changes)
+
+
+def rows_at(samples: float, exponent: float = 0.7, scale: float = 30.0) -> float:
+    return scale * samples**exponent
+
+
+def servers(limit: float, count: int = 1, largest: float = 64.0 * GIB, base: float = 0.0) -> Servers:
+    used = base + rows_at(1e7) * 100.0 / count
+    return Servers(count=count, used_bytes=used, limit_bytes=limit, imbalance=1.0, largest_bytes=largest)
+
+
+@given(st.floats(0.05, 1.0), st.floats(0.1, 1000))
+def test_heaps_law_is_found_again(exponent: float, scale: float) -> None:
+    growth = fit_growth(history(exponent, scale))
+    assert growth.exponent == pytest.approx(exponent, rel=1e-6)
+    assert math.exp(growth.log_k) == pytest.approx(scale, rel=1e-4)
+    assert growth.rows(np.array([1e8]))[0] == pytest.approx(rows_at(1e8, exponent, scale), rel=1e-4)
+
+
+def test_rows_never_grow_faster_than_samples() -> None:
+    growth = fit_growth(history(1.6))
+    assert growth.exponent == 1.0
+    assert growth.rows(np.array([2e7]), deviations=50.0)[0] <= 2.0 * growth.last_rows * (1 + 1e-9)
+
+
+def test_a_table_that_evicts_as_much_as_it_admits_stays() -> None:
+    growth = fit_growth(history(-0.3))
+    assert growth.rows(np.array([1e9]))[0] == pytest.approx(growth.last_rows)
+
+
+def test_a_hash_size_bounds_its_table() -> None:
+    growth = fit_growth(history(cap=5e6))
+    assert growth.rows(np.array([1e12]))[0] == 5e6
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.floats(1, 1000))
+def test_the_band_holds_the_likely_value_and_widens(seed: int, factor: float) -> None:
+    growth = fit_growth(history(noise=0.05, seed=seed))
+    at = np.array([1e7, 1e7 * factor])
+    low, middle, high = (growth.rows(at, deviations) for deviations in (-2, 0, 2))
+    assert (low <= middle).all()
+    assert (middle <= high).all()
+    assert (high - low)[1] >= (high - low)[0]
+
+
+def test_the_band_holds_the_truth_about_as_often_as_it_says() -> None:
+    held = []
+    for seed in range(200):
+        growth = fit_growth(history(noise=0.02, seed=seed))
+        low, high = (growth.rows(np.array([5e7]), deviations)[0] for deviations in (-2, 2))
+        held.append(low <= rows_at(5e7) <= high)
+    assert np.mean(held) >= 0.85
+
+
+def test_time_to_the_limit_is_where_the_curve_meets_it() -> None:
+    limit = rows_at(5e7) * 100.0 / 0.9
+    answer = forecast([fit_growth(history())], servers(limit), 1e7, 9e7, SPEED)
+    early, likely, late = answer.seconds_to_limit
+    assert likely == pytest.approx(4e7 / SPEED, rel=1e-3)
+    assert early <= likely <= late
+    assert answer.bytes_at_end[1] == pytest.approx(rows_at(1e8) * 100.0, rel=1e-6)
+
+
+def test_a_job_that_ends_before_its_limit_is_left_alone() -> None:
+    answer = forecast([fit_growth(history())], servers(64.0 * GIB), 1e7, 9e7, SPEED)
+    assert answer.action is Action.NONE
+    assert answer.seconds_to_limit[1] > 9e7 / SPEED
+
+
+def test_a_job_that_reaches_its_limit_gets_memory_that_holds_to_the_end() -> None:
+    limit = rows_at(2e7) * 100.0
+    answer = forecast([fit_growth(history())], servers(limit), 1e7, 9e7, SPEED)
+    assert answer.action is Action.MORE_MEMORY
+    assert answer.needed_servers == 1
+    again = forecast([fit_growth(history())], servers(float(answer.needed_bytes)), 1e7, 9e7, SPEED)
+    assert again.action is Action.NONE
+
+
+def test_where_no_pod_is_large_enough_servers_are_added() -> None:
+    limit = rows_at(2e7) * 100.0
+    answer = forecast([fit_growth(history())], servers(limit, largest=limit), 1e7, 9e7, SPEED)
+    assert answer.action is Action.MORE_SERVERS
+    spread = servers(limit, count=answer.needed_servers, largest=limit)
+    assert forecast([fit_growth(history())], spread, 1e7, 9e7, SPEED).action is Action.NONE
+
+
+def test_the_action_comes_when_the_band_reaches_the_limit_not_only_the_likely_curve() -> None:
+    growth = fit_growth(history(noise=0.05, seed=1))
+    end = 100.0 * growth.rows(np.array([1e8]))[0]
+    limit = end * 1.01 / 0.9
+    now = Servers(count=1, used_bytes=100.0 * growth.last_rows, limit_bytes=limit, imbalance=1.0, largest_bytes=1e12)
+    assert forecast([growth], now, 1e7, 9e7, SPEED, MemoryRules(deviations=0)).action is Action.NONE
+    assert forecast([growth], now, 1e7, 9e7, SPEED, MemoryRules(deviations=2)).action is Action.MORE_MEMORY
+
+
+def test_what_a_server_holds_besides_rows_is_counted() -> None:
+    lean = forecast([fit_growth(history())], servers(64.0 * GIB), 1e7, 9e7, SPEED)
+    fat = forecast([fit_growth(history())], servers(64.0 * GIB, base=GIB), 1e7, 9e7, SPEED)
+    assert fat.bytes_at_end[1] - lean.bytes_at_end[1] == pytest.approx(GIB)
+
+
+def test_a_server_above_its_limit_has_no_time_left() -> None:
+    answer = forecast([fit_growth(history())], servers(rows_at(1e7) * 100.0), 1e7, 9e7, SPEED)
+    assert answer.seconds_to_limit[0] == 0.0
+
+
+def test_too_few_points_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ScalingError, match=r"table user: 2 usable points of 3; .*at least 3.*wait"):
+        fit_growth(history(samples=(1.0, 2.0, 3.0), rows=(1.0, math.nan, 3.0)))
+
+
+def test_counts_that_fall_are_refused() -> None:
+    with pytest.raises(ScalingError, match="rising counts"):
+        fit_growth(history(samples=(3.0, 2.0, 1.0), rows=(1.0, 2.0, 3.0)))
+
+
+def test_a_job_without_speed_is_refused() -> None:
+    with pytest.raises(ScalingError, match="samples_per_second: 0"):
+        forecast([fit_growth(history())], servers(GIB), 1e7, 9e7, 0.0)
+
+
+def test_nodes_that_cannot_hold_an_empty_server_are_named() -> None:
+    tiny = servers(2.0 * GIB, base=1.9 * GIB, largest=1.0 * GIB)
+    with pytest.raises(ScalingError, match=r"servers\.largest_bytes"):
+        forecast([fit_growth(history())], tiny, 1e7, 9e8, SPEED)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrec.platform.scaling.amounts import Allocation, Capacity, Resources
+from elastrec.platform.scaling.warm_start import Features, PastJob, WarmStartSettings, similarity, warm_start
+from elastrec.platform.specs.errors import ScalingError
+from tests.platform.scaling.jobs import GIB, allocation, coefficients
+
+SETTINGS = WarmStartSettings()
+TODAY = Features(
+    categories={"architecture": "dlrm", "team": "ads"},
+    numbers={"training_rows": 1e8, "embedding_dimension": 16.0},
+    sets={"tables": frozenset({"user", "item", "shop"})},
+)
+DEFAULT = allocation(1, 1)
+
+
+def past(name: str, now: Allocation, features: Features = TODAY, **changes: object) -> PastJob:
+    return msgspec.structs.replace(PastJob(job_id=name, features=features, allocation=now), **changes)
+
+
+def with_rows(rows: float) -> Features:
+    return msgspec.structs.replace(TODAY, numbers={**TODAY.numbers, "training_rows": rows})
+
+
+words = st.sampled_from(["a", "b", "c"])
+some_features = st.builds(
+    Features,
+    categories=st.dictionaries(words, words, max_size=3),
+    numbers=st.dictionaries(words, st.floats(0, 1e12), max_size=3),
+    sets=st.dictionaries(words, st.frozensets(words), max_size=2),
+)
+
+
+@given(some_features, some_features)
+def test_similarity_is_symmetric_and_a_share(one: Features, other: Features) -> None:
+    there, back = similarity(one, other, SETTINGS), similarity(other, one, SETTINGS)
+    assert there == back
+    assert 0 <= there.total <= 1
+
+
+def test_equal_jobs_are_alike_and_strangers_are_not() -> None:
+    assert similarity(TODAY, TODAY, SETTINGS).total == 1.0
+    stranger = Features(categories={"architecture": "deepfm", "team": "x"}, numbers={"y": 1.0}, sets={})
+    assert similarity(TODAY, stranger, SETTINGS).total == 0.0
+
+
+def test_every_type_of_feature_has_its_own_measure() -> None:
+    found = similarity(
+        TODAY,
+        Features(
+            categories={"architecture": "dlrm", "team": "search"},
+            numbers={"training_rows": 4e8, "embedding_dimension": 16.0},
+            sets={"tables": frozenset({"user", "item", "page"})},
+        ),
+        SETTINGS,
+    )
+    assert found.categories == 0.5
+    # A factor of 4 is half as similar, the dimension is equal.
+    assert found.numbers == pytest.approx(0.75)
+    assert found.sets == 0.5
+    assert found.total == pytest.approx(0.4 * 0.5 + 0.4 * 0.75 + 0.2 * 0.5)
+
+
+def test_the_most_similar_job_counts_most_as_algorithm_1_smooths() -> None:
+    history = [
+        past("near", allocation(12, 4), with_rows(1.1e8)),
+        past("far", allocation(4, 2), with_rows(4e8)),
+        past("middle", allocation(8, 3), with_rows(2e8)),
+    ]
+    found = warm_start(TODAY, history, DEFAULT, settings=WarmStartSettings(smoothing=0.6))
+    assert found.smoothed["workers"] == pytest.approx(0.6 * 12 + 0.4 * (0.6 * 8 + 0.4 * 4))
+    assert [each.job_id for each in found.contributions] == ["near", "middle", "far"]
+    assert [each.share for each in found.contributions] == pytest.approx([0.6, 0.24, 0.16])
+    assert found.allocation.workers == 10
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.floats(0.05, 1))
+def test_shares_add_up_and_sizes_stay_between_those_of_the_past(workers: list[int], smoothing: float) -> None:
+    history = [past(str(k), allocation(each, 1)) for k, each in enumerate(workers)]
+    found = warm_start(TODAY, history, DEFAULT, settings=WarmStartSettings(most=20, smoothing=smoothing))
+    assert math.fsum(each.share for each in found.contributions) == pytest.approx(1.0)
+    assert min(workers) <= found.allocation.workers <= max(workers)
+
+
+def test_only_the_most_similar_jobs_are_taken() -> None:
+    history = [past(f"job-{k}", allocation(k + 1, 1), with_rows(1e8 * 1.1**k)) for k in range(9)]
+    found = warm_start(TODAY, history, DEFAULT, settings=WarmStartSettings(most=3))
+    assert [each.job_id for each in found.contributions] == ["job-0", "job-1", "job-2"]
+
+
+def test_among_equals_the_latest_job_is_the_most_similar() -> None:
+    history = [past("new", allocation(8, 1), ended_unix_seconds=2.0), past("old", allocation(2, 1))]
+    assert [each.job_id for each in warm_start(TODAY, history, DEFAULT).contributions] == ["new", "old"]
+
+
+def test_a_job_that_ran_out_of_memory_counts_with_what_it_needed() -> None:
+    needed = msgspec.structs.replace(allocation(), parameter_server_memory_bytes=16 * GIB)
+    found = warm_start(TODAY, [past("oom", allocation(), needed=needed)], DEFAULT)
+    assert found.allocation.parameter_server_memory_bytes == 16 * GIB
+    assert found.contributions[0].is_needed
+
+
+def test_without_a_similar_job_the_job_file_decides_and_the_reason_says_so() -> None:
+    found = warm_start(TODAY, [past("x", allocation(9, 9), Features(categories={"other": "x"}))], DEFAULT)
+    assert found.allocation == DEFAULT
+    assert found.prior is None
+    assert "cold start" in found.reason
+    assert "none of 1 finished jobs" in found.reason
+    assert warm_start(TODAY, [], DEFAULT).allocation == DEFAULT
+
+
+def test_the_most_similar_job_with_a_model_gives_the_prior() -> None:
+    history = [
+        past("near", allocation(), with_rows(1e8)),
+        past("next", allocation(), with_rows(1.5e8), coefficients=coefficients()),
+        past("far", allocation(), with_rows(5e8), coefficients=coefficients(seconds=9.0)),
+    ]
+    prior = warm_start(TODAY, history, DEFAULT).prior
+    assert prior is not None
+    assert prior.source == "next"
+    assert prior.coefficients == coefficients()
+    assert 0.5 < prior.strength < 1.0
+
+
+def test_memory_is_rounded_up_and_cores_to_what_clusters_grant() -> None:
+    odd = msgspec.structs.replace(allocation(worker_cores=1.3), parameter_server_memory_bytes=4 * GIB + 1)
+    found = warm_start(TODAY, [past("x", odd)], DEFAULT).allocation
+    assert found.worker_cores == 1.25
+    assert found.parameter_server_memory_bytes == 4 * GIB + 128 * 2**20
+
+
+def test_what_cannot_be_granted_is_cut_and_named() -> None:
+    tight = Capacity(free=Resources(5.0, 1000.0 * GIB))
+    found = warm_start(TODAY, [past("x", allocation(40, 1))], DEFAULT, tight)
+    assert found.allocation.workers == 4
+    assert "40 workers cut to 4" in found.reason
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
+def test_a_foreign_number_only_makes_a_job_less_similar(wrong: float) -> None:
+    odd = with_rows(wrong)
+    assert similarity(TODAY, odd, SETTINGS).numbers == pytest.approx(0.5)
+
+
+def test_a_smoothing_of_nothing_is_refused() -> None:
+    with pytest.raises(ScalingError, match=r"warm_start\.smoothing"):
+        WarmStartSettings(smoothing=0.0)
