@@ -23,6 +23,7 @@ class PodSample(msgspec.Struct):
     phase_seconds: dict[str, float] = {}
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
+    dense_bytes: int = 0
     tables: list[TableUsage] = []
 
 
@@ -61,7 +62,7 @@ class Monitor:
     def add(self, beat: Heartbeat, *, is_training: bool = False) -> None:
         """Takes the metrics of one heartbeat over; `is_training` counts its seconds for the waiting share."""
         pod = self.pods.setdefault(beat.pod, PodSample())
-        pod.memory_bytes, pod.cpu_seconds = beat.memory_bytes, beat.cpu_seconds
+        pod.memory_bytes, pod.cpu_seconds, pod.dense_bytes = beat.memory_bytes, beat.cpu_seconds, beat.dense_bytes
         if beat.tables:
             pod.tables = beat.tables
         metrics = beat.metrics
@@ -79,6 +80,18 @@ class Monitor:
         if is_training:
             self._waited += metrics.wait_seconds
             self._worked += sum(parts)
+
+    def dense_bytes(self) -> int:
+        """Of the dense parameters on all servers."""
+        return sum(pod.dense_bytes for pod in self.pods.values())
+
+    def tables(self) -> list[TableUsage]:
+        """Rows and bytes of every table on all servers, by name."""
+        found: dict[str, TableUsage] = {}
+        for usage in (usage for pod in self.pods.values() for usage in pod.tables):
+            rows, size = (found[usage.table].rows, found[usage.table].bytes) if usage.table in found else (0, 0)
+            found[usage.table] = TableUsage(table=usage.table, rows=rows + usage.rows, bytes=size + usage.bytes)
+        return [found[table] for table in sorted(found)]
 
     def take_waiting_share(self) -> float | None:
         """Share of the workers' training time since the last call that they waited for rows; None: no step was made."""

@@ -16,8 +16,10 @@ from elastrec.platform.master.journal import LEDGER_PAGE, Journal
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.ledger import queues_now, running_attempts
 from elastrec.platform.master.monitor import Monitor, Window
+from elastrec.platform.master.profile_book import ProfileBook, configuration_of, is_settled
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.status import totals, training_metrics
+from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.platform.transport.job_messages import (
@@ -31,6 +33,7 @@ from elastrec.platform.transport.job_messages import (
     TakeOver,
 )
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation, GetLedger, LedgerPage
+from elastrec.platform.transport.profile_messages import GetProfile, Profile
 
 
 class ObserverCalls(abc.ABC):
@@ -45,6 +48,7 @@ class ObserverCalls(abc.ABC):
     _window: Window | None
     _monitor: Monitor
     _executor: Executor
+    _profile: ProfileBook
 
     @abc.abstractmethod
     def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
@@ -97,6 +101,24 @@ class ObserverCalls(abc.ABC):
         self.journal.wait(last)
         return explanation(self.request.job_id, phase, times, self.journal)
 
+    def profile(self, message: GetProfile) -> Profile:
+        """How fast the job is, in every configuration that it has had."""
+        with self._lock:
+            configuration = configuration_of(self.state)
+            if configuration is None:
+                raise ElastrecError(f"the job is {self.state.phase} and has no pods")
+            queue = self.state.training
+            return Profile(
+                job_json=self.job.model_dump_json(by_alias=True).encode(),
+                phase=str(self.state.phase),
+                configuration=configuration,
+                is_settled=is_settled(self.state),
+                measured=self._profile.measured(),
+                remaining_samples=queue.rows * queue.epochs - queue.covered_rows(),
+                dense_bytes=self._monitor.dense_bytes(),
+                tables=self._monitor.tables(),
+            )
+
     def _failure(self) -> str:
         with self._lock:
             failure = self.state.failure
@@ -140,7 +162,14 @@ class ObserverCalls(abc.ABC):
             cores = getattr(message, name)
             if cores is not None and cores <= 0:
                 return Done(accepted=False, reason=f"{name}: {cores} is not allowed; allowed: above 0")
-        self.submit(lambda now: events.ShapeAsked(time=now, **msgspec.structs.asdict(message)))
+        shape = {name: value for name, value in msgspec.structs.asdict(message).items() if name != "live_only"}
+        if message.live_only and message.parameter_servers not in (None, len(self.state.membership.servers())):
+            return Done(
+                accepted=False,
+                reason="another number of parameter servers is not yet possible live: the job would have to save, "
+                "restart its servers and restore; ask without live_only to have that done",
+            )
+        self.submit(lambda now: events.ShapeAsked(time=now, **shape))
         return Done()
 
     def finish_job(self, message: FinishJob) -> Done:

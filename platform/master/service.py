@@ -28,6 +28,7 @@ from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.pace import heartbeat_seconds, silence_seconds
 from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.profile_book import ProfileBook
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError, TransportError
 from elastrec.platform.specs.metrics import Phase
@@ -50,6 +51,7 @@ from elastrec.platform.transport.job_messages import (
     TakeOver,
 )
 from elastrec.platform.transport.ledger_messages import GetExplanation, GetLedger
+from elastrec.platform.transport.profile_messages import GetProfile
 
 log = structlog.get_logger(__name__)
 JOURNAL_FILE = "journal.sqlite"
@@ -123,6 +125,7 @@ class JobService(ObserverCalls):
         self._told_seconds: dict[str, float] = {}
         self._directives: dict[tuple[int, str], msgspec.Raw] = {}
         self._monitor = Monitor(self.now())
+        self._profile = ProfileBook()
         self._window: Window | None = None
         self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
         self._bequest: Bequest | None = None
@@ -204,6 +207,7 @@ class JobService(ObserverCalls):
             TakeOver: self.take_over,
             SaveNow: self.save_now,
             ChangeShape: self.change_shape,
+            GetProfile: self.profile,
             FinishJob: self.finish_job,
         }
         return {kind: self._while_journalled(handler) for kind, handler in handlers.items()}
@@ -304,6 +308,7 @@ class JobService(ObserverCalls):
             if member is not None:
                 self._last_seen[message.pod] = self._clock()
                 self._monitor.add(message, is_training=self.state.phase is Phase.TRAINING)
+                self._profile.add(message.metrics, self.state, self.now())
                 report = events.PodReported(
                     time=self.now(),
                     pod=message.pod,

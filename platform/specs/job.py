@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, TrainingData
+from elastrec.platform.specs.elasticity import Elasticity
 from elastrec.platform.specs.quantities import Cores, Memory, Seconds
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
@@ -250,6 +251,7 @@ class JobSpec(Spec):
     faults: FaultTolerance = FaultTolerance()
     gate: Gate = Gate()
     history: HistorySpec = HistorySpec()
+    scaling: Elasticity = Elasticity()
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:

@@ -195,6 +195,7 @@ class Heartbeat(Message, frozen=True):
     restored_order_id: str = ""
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
+    dense_bytes: int = 0  # of this server's slice of the dense parameters
 
 
 class Answer(Message, frozen=True):
@@ -284,12 +285,17 @@ class FinishJob(Message, frozen=True):
 
 
 class ChangeShape(Message, frozen=True):
-    """The one entry for changes of a running job: how many pods of which size."""
+    """The one entry for changes of a running job: how many pods of which size.
+
+    Attributes:
+        live_only: refuse what would make the job stand still (other servers: a save, a restart, a restore).
+    """
 
     workers: int | None = None
     parameter_servers: int | None = None
     worker_cores: float | None = None
     parameter_server_cores: float | None = None
+    live_only: bool = False
 
 
 class Done(Message, frozen=True):

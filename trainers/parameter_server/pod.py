@@ -312,6 +312,7 @@ class ServerPod:
                 restored_order_id=self._restored_order_id,
                 memory_bytes=self._memory_bytes(),
                 cpu_seconds=used.ru_utime + used.ru_stime,
+                dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,
             )
 
     def _take(self, directive: Directive) -> None:

@@ -173,6 +173,8 @@ def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
 def test_the_number_of_servers_changes_on_a_complete_record(stage: Callable[..., Stage]):
     s = stage(rows=6000)
     s.wait_for(Phase.TRAINING)
+    refused = s.call(ChangeShape(parameter_servers=3, live_only=True))
+    assert not refused.accepted and "not yet possible live" in refused.reason
     assert s.call(ChangeShape(parameter_servers=3)).accepted
     s.wait(lambda: len(s.service.state.membership.servers()) == 3)
     s.wait_for(Phase.SUCCEEDED)

@@ -1,0 +1,200 @@
+"""From running jobs to plans and back: profiles are read from masters, plans are handed to them.
+
+The decision itself is `platform.scaling`, which knows neither clusters nor masters. Only workers change live: they
+come and go freely, because shards do. What else a plan wants is put to the master, whose refusal is the answer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from elastrec.platform.jobs.observation import jobs
+from elastrec.platform.jobs.past import live_master
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, PriceList, Resources
+from elastrec.platform.scaling.objectives import Rules
+from elastrec.platform.scaling.policy import Round, View, decide, load_policy
+from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, Plan
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.scaling import ScalingSettings, Team
+from elastrec.platform.transport.job_messages import ChangeShape, Done
+from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Measured, Profile
+
+log = structlog.get_logger(__name__)
+
+
+class NotNow(msgspec.Struct, frozen=True):
+    """A running job that is left alone this round, and why."""
+
+    job_id: str
+    reason: str
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a plan.
+
+    Attributes:
+        changed: the master has begun to change the job.
+        reason: why the plan was made, or why the master refused it.
+    """
+
+    job_id: str
+    changed: bool
+    before: str
+    after: str
+    reason: str
+
+
+def training_jobs(platform: Platform) -> list[str]:
+    """Ids of the jobs that train now.
+
+    Raises:
+        ClusterError: the cluster cannot be reached.
+    """
+    return [found.metrics.job for found in jobs(platform) if found.metrics.phase is Phase.TRAINING]
+
+
+def profile(platform: Platform, job_id: str, settings: ScalingSettings) -> JobProfile | NotNow:
+    """What a decision about the job needs, or why there is none to be made now.
+
+    Raises:
+        ClusterError: the job's master does not answer.
+    """
+    client = live_master(platform, job_id)
+    if client is None:
+        return NotNow(job_id, "it is no longer in the cluster")
+    try:
+        told = client.call(GetProfile(), Profile, timeout_seconds=10.0)
+    except TransportError as error:
+        raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
+    finally:
+        client.close()
+    return profile_of(job_id, told, settings)
+
+
+def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProfile | NotNow:
+    """The same from the master's answer alone."""
+    job = job_from_json(told.job_json)
+    elasticity = job.spec.scaling
+    if not elasticity.enabled:
+        return NotNow(job_id, "its job file says scaling.enabled: false")
+    if told.phase != Phase.TRAINING:
+        return NotNow(job_id, f"it is {told.phase}")
+    if not told.is_settled:
+        return NotNow(job_id, "pods are coming or going")
+    steps = next((m.steps for m in told.measured if m.configuration == told.configuration), 0)
+    if steps < settings.least_steps:
+        return NotNow(job_id, f"{steps} steps in its present configuration; {settings.least_steps} are needed")
+    team = job.metadata.team
+    return JobProfile(
+        job_id=job_id,
+        shape=_shape(job, told),
+        allocation=_allocation(told.configuration),
+        remaining_samples=float(told.remaining_samples),
+        observations=tuple(_observation(measured) for measured in told.measured if measured.steps),
+        limits=Limits(workers=(elasticity.minimum_workers, elasticity.maximum_workers)),
+        movable=frozenset({Change.WORKERS}),
+        until_next_change_seconds=settings.round_interval,
+        team=team,
+        priority=settings.teams.get(team, Team()).priority,
+    )
+
+
+def view(platform: Platform, settings: ScalingSettings) -> View:
+    """The cluster as policies see it.
+
+    Raises:
+        ClusterError: the cluster cannot be reached.
+    """
+    free = platform.cluster.capacity().free
+    prices = PriceList(core_hour=settings.prices.core_hour, gibibyte_hour=settings.prices.gibibyte_hour)
+    return View(
+        capacity=Capacity(free=Resources(free.cores, float(free.memory_bytes))),
+        prices=prices,
+        rules=Rules(max_slowdown=settings.max_slowdown),
+    )
+
+
+def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | None = None) -> tuple[Round, list[NotNow]]:
+    """One round over the running jobs, nothing applied.
+
+    Args:
+        job_ids: default: all that train.
+
+    Raises:
+        ClusterError: the cluster or a master does not answer.
+        ScalingError: there is no such policy.
+    """
+    policy = load_policy(settings.policy)
+    found = [profile(platform, job_id, settings) for job_id in job_ids or training_jobs(platform)]
+    profiles = [each for each in found if isinstance(each, JobProfile)]
+    return decide(policy, profiles, view(platform, settings)), [each for each in found if isinstance(each, NotNow)]
+
+
+def apply(platform: Platform, wanted: Plan) -> Applied:
+    """Hands a plan to the job's master.
+
+    Raises:
+        ClusterError: the master does not answer.
+    """
+    before, after = wanted.before, wanted.allocation
+
+    def answer(*, changed: bool, reason: str) -> Applied:
+        applied = Applied(
+            job_id=wanted.job_id, changed=changed, before=str(before), after=str(after), reason=reason
+        )  # fmt: skip
+        log.info("plan_applied" if changed else "plan_not_applied", **msgspec.structs.asdict(applied))
+        return applied
+
+    if not wanted.changes:
+        return answer(changed=False, reason=wanted.reason)
+    client = live_master(platform, wanted.job_id)
+    if client is None:
+        return answer(changed=False, reason="the job is no longer in the cluster")
+    try:
+        now = _allocation(client.call(GetProfile(), Profile, timeout_seconds=10.0).configuration)
+        if now != before:
+            return answer(changed=False, reason=f"the plan is stale: the job has {now} meanwhile")
+        done = client.call(_change(wanted), Done, timeout_seconds=15.0, remember=True)
+    except TransportError as error:
+        raise ClusterError(f"job {wanted.job_id}: its master does not answer: {error}") from error
+    finally:
+        client.close()
+    return answer(changed=done.accepted, reason=wanted.reason if done.accepted else done.reason)
+
+
+def _change(wanted: Plan) -> ChangeShape:
+    changes, after = wanted.changes, wanted.allocation
+    return ChangeShape(
+        workers=after.workers if Change.WORKERS in changes else None,
+        parameter_servers=after.parameter_servers if Change.SERVERS in changes else None,
+        worker_cores=after.worker_cores if Change.WORKER_SIZE in changes else None,
+        parameter_server_cores=after.parameter_server_cores if Change.SERVER_SIZE in changes else None,
+        live_only=True,
+    )
+
+
+def _shape(job: TrainingJob, told: Profile) -> ModelShape:
+    return ModelShape(
+        batch_size=job.spec.training.batch_size,
+        dense_bytes=told.dense_bytes,
+        embedding_dimension=job.spec.model.embedding_dimension,
+    )
+
+
+def _allocation(configuration: Configuration) -> Allocation:
+    return Allocation(**msgspec.structs.asdict(configuration))
+
+
+def _observation(measured: Measured) -> Observation:
+    busy_seconds = measured.pull_seconds + measured.compute_seconds + measured.push_seconds
+    return Observation(
+        allocation=_allocation(measured.configuration),
+        iteration_seconds=busy_seconds / measured.steps,
+        compute_seconds=measured.compute_seconds / measured.steps,
+        iterations=measured.steps,
+    )

@@ -1,0 +1,100 @@
+"""Speed by configuration: the steps of workers, added up for each set of pods that the job has had.
+
+Pure, in memory only: a restarted master measures anew, and what was measured before is in the job's MLflow run. Steps
+that were made while pods came or went belong to no configuration and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.job_messages import WindowMetrics
+from elastrec.platform.transport.profile_messages import Configuration, Measured
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.membership import Member
+    from elastrec.platform.master.state import JobState
+
+SETTLING_SECONDS = 2.0
+"""After a change, connections, caches and the first batches of new workers are not what the configuration is like."""
+_LOOK_SECONDS = 0.2  # a job of a thousand workers is not gone through for every heartbeat
+_MOST_CONFIGURATIONS = 256
+
+
+def configuration_of(state: JobState) -> Configuration | None:
+    """What the job has, or is on its way to; None while it has no worker or no server."""
+    workers = [worker for worker in state.membership.workers() if not worker.retiring]
+    servers = state.membership.servers()
+    if not workers or not servers:
+        return None
+    worker, server = _smallest(workers), _smallest(servers)
+    return Configuration(
+        workers=len(workers),
+        parameter_servers=len(servers),
+        worker_cores=worker.cores,
+        parameter_server_cores=server.cores,
+        worker_memory_bytes=worker.memory_bytes,
+        parameter_server_memory_bytes=server.memory_bytes,
+    )
+
+
+def _smallest(members: Sequence[Member]) -> Member:
+    # Pods of one role differ in memory after one of them ran out of it.
+    return min(members, key=lambda member: (member.cores, member.memory_bytes))
+
+
+def is_settled(state: JobState) -> bool:
+    """Whether every pod is up and has work, and nothing is being changed."""
+    members = state.membership.members.values()
+    return (
+        state.phase is Phase.TRAINING
+        and state.phases.save is None
+        and state.wanted_servers == len(state.membership.servers())
+        and all(
+            member.is_registered and not member.retiring and not (member.role is Role.WORKER and member.starved)
+            for member in members
+        )
+    )
+
+
+class ProfileBook:
+    """One job's sums. Not safe for several threads: its owner locks."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Configuration, Measured] = {}
+        self._now: Configuration | None = None
+        self._settled_since = 0.0
+        self._looked = float("-inf")
+
+    def add(self, metrics: WindowMetrics, state: JobState, time: float) -> None:
+        """Takes a worker's window over if the job stood in one configuration while it was made."""
+        if not metrics.steps:
+            return
+        if time >= self._looked + _LOOK_SECONDS:
+            self._looked = time
+            found = configuration_of(state) if is_settled(state) else None
+            if found != self._now:
+                self._now, self._settled_since = found, time
+        configuration = self._now
+        if configuration is None or time < self._settled_since + SETTLING_SECONDS:
+            return
+        before = self._sums.get(configuration, Measured(configuration=configuration))
+        self._sums[configuration] = msgspec.structs.replace(
+            before,
+            steps=before.steps + metrics.steps,
+            samples=before.samples + metrics.samples,
+            wait_seconds=before.wait_seconds + metrics.wait_seconds,
+            pull_seconds=before.pull_seconds + metrics.pull_seconds,
+            compute_seconds=before.compute_seconds + metrics.compute_seconds,
+            push_seconds=before.push_seconds + metrics.push_seconds,
+        )
+        if len(self._sums) > _MOST_CONFIGURATIONS:
+            del self._sums[next(iter(self._sums))]
+
+    def measured(self) -> list[Measured]:
+        """One entry per configuration, the one that was first seen first."""
+        return list(self._sums.values())

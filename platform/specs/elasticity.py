@@ -1,0 +1,29 @@
+"""How far a job may be scaled while it runs, as its job file says."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from elastrec.platform.specs.base import Spec
+
+
+class Elasticity(Spec):
+    """Bounds of live scaling."""
+
+    enabled: bool = True
+    """Whether the job takes part in automatic scaling."""
+    minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """It never has fewer workers, whoever needs the cores."""
+    maximum_workers: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """It never has more."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Elasticity:
+        if self.minimum_workers > self.maximum_workers:
+            raise ValueError(
+                f"minimum_workers {self.minimum_workers} is above maximum_workers {self.maximum_workers}; "
+                "raise the maximum or lower the minimum"
+            )
+        return self

@@ -1,0 +1,68 @@
+"""What people say about scaling: bounds in a job file, and one file of prices and priorities for a whole cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.loading import parse_mapping, validate
+from elastrec.platform.specs.quantities import Seconds
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Prices(Spec):
+    """What resources cost on this cluster, in any currency."""
+
+    core_hour: Annotated[float, Field(ge=0)] = 0.04
+    """Of one core for an hour."""
+    gibibyte_hour: Annotated[float, Field(ge=0)] = 0.005
+    """Of one GiB of memory for an hour."""
+
+    @model_validator(mode="after")
+    def _not_all_free(self) -> Prices:
+        if not self.core_hour + self.gibibyte_hour:
+            raise ValueError("core_hour and gibibyte_hour are both 0: plans are compared by price; set at least one")
+        return self
+
+
+class Team(Spec):
+    """How a team's jobs count against those of others."""
+
+    priority: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Multiplies the weight of the team's jobs when they compete for the same cores; 1 is normal."""
+
+
+class ScalingSettings(Spec):
+    """How the jobs of one cluster are scaled while they run."""
+
+    policy: Annotated[str, Field(min_length=1)] = "three-stage"
+    """`three-stage`, `three-stage-exact`, `optimus`, `elastic-scheduler`, `static`, or one that a package registers."""
+    prices: Prices = Prices()
+    """Plans are weighed by what they cost."""
+    max_slowdown: Share = 0.05
+    """A plan that saves may cost a job this share of its speed."""
+    round_interval: Seconds = 180.0
+    """Time between two rounds: what a change costs must come back until the next one."""
+    least_steps: Annotated[int, Field(ge=1)] = 50
+    """A job is left alone until its workers have made so many steps in its present configuration."""
+    teams: dict[str, Team] = Field(default_factory=dict)
+    """By the name that job files give in metadata.team; teams that are not listed have priority 1."""
+
+
+def load_scaling(file: Path) -> ScalingSettings:
+    """The settings in a YAML file.
+
+    Raises:
+        SpecError: the file cannot be read, is no YAML, or fields are wrong; all problems are named.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable YAML file in UTF-8", "check the path")
+        raise SpecError([problem], str(file)) from None
+    return validate(ScalingSettings, parse_mapping(text, str(file)), str(file))

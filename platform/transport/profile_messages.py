@@ -1,0 +1,61 @@
+"""What a planner asks a master about the speed of its job: what was measured in which configuration."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.transport.job_messages import Message, TableUsage
+
+
+class Configuration(msgspec.Struct, frozen=True, order=True):
+    """Pods of a job and the size of each. Cores are those of one pod, memory is in bytes of one pod."""
+
+    workers: int
+    parameter_servers: int
+    worker_cores: float
+    parameter_server_cores: float
+    worker_memory_bytes: int
+    parameter_server_memory_bytes: int
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over all steps that workers made while the job had one configuration and nothing was changing.
+
+    Attributes:
+        steps: of single workers: a round of four workers counts four times.
+        wait_seconds: for rows to read; no part of a step's own time.
+    """
+
+    configuration: Configuration
+    steps: int = 0
+    samples: int = 0
+    wait_seconds: float = 0.0
+    pull_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    push_seconds: float = 0.0
+
+
+class GetProfile(Message, frozen=True):
+    """What is known of the job's speed."""
+
+
+class Profile(Message, frozen=True):
+    """Answer to GetProfile.
+
+    Attributes:
+        configuration: what the job has now, or is on its way to.
+        is_settled: every pod of it is up and nothing is being changed.
+        measured: one entry per configuration that the job has had, the oldest first.
+        remaining_samples: rows still to be trained, all epochs.
+        dense_bytes: of the dense parameters, all servers together; 0 before the first worker has sent them.
+        tables: rows and bytes on all servers.
+    """
+
+    job_json: bytes
+    phase: str
+    configuration: Configuration
+    is_settled: bool
+    measured: list[Measured]
+    remaining_samples: int
+    dense_bytes: int = 0
+    tables: list[TableUsage] = []

@@ -1,0 +1,57 @@
+"""Speed by configuration: what counts, what is left out."""
+
+from __future__ import annotations
+
+from elastrec.platform.master import events
+from elastrec.platform.master.profile_book import SETTLING_SECONDS, ProfileBook, configuration_of, is_settled
+from elastrec.platform.transport.job_messages import WindowMetrics
+from elastrec.platform.transport.profile_messages import Configuration
+from tests.platform.master.world import World, running
+
+STEPS = WindowMetrics(samples=200, steps=4, wait_seconds=1.0, pull_seconds=0.2, compute_seconds=2.0, push_seconds=0.1)
+TWO = Configuration(2, 2, 1.0, 1.0, 1000, 1000)
+LATER = SETTLING_SECONDS + 1.0
+
+
+def ask(world: World, **shape: int) -> None:
+    world.tell(events.ShapeAsked(time=world.time, **shape))
+
+
+def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
+    world, book = running(), ProfileBook()
+    for time in (0.0, LATER, LATER + 1):
+        book.add(STEPS, world.state, time)
+    (measured,) = book.measured()
+    assert measured.configuration == TWO
+    assert (measured.steps, measured.samples, measured.compute_seconds, measured.wait_seconds) == (8, 400, 4.0, 2.0)
+
+
+def test_what_is_made_right_after_a_change_counts_for_nothing():
+    world, book = running(), ProfileBook()
+    for time in (0.0, 0.1, SETTLING_SECONDS - 0.1):
+        book.add(STEPS, world.state, time)
+    assert book.measured() == []
+
+
+def test_while_pods_come_nothing_is_settled_and_the_configuration_is_the_wanted_one():
+    world, book = running(), ProfileBook()
+    book.add(STEPS, world.state, 0.0)
+    ask(world, workers=3)
+    assert not is_settled(world.state)
+    assert configuration_of(world.state) == Configuration(3, 2, 1.0, 1.0, 1000, 1000)
+    book.add(STEPS, world.state, LATER)
+    assert book.measured() == []
+
+
+def test_a_worker_that_leaves_belongs_to_no_configuration_any_more():
+    world = running()
+    ask(world, workers=1)
+    assert configuration_of(world.state) == Configuration(1, 2, 1.0, 1.0, 1000, 1000)
+    assert not is_settled(world.state)
+
+
+def test_servers_that_are_asked_for_unsettle_a_job_until_they_are_there():
+    world = running()
+    assert is_settled(world.state)
+    ask(world, parameter_servers=3)
+    assert not is_settled(world.state)
