@@ -9,7 +9,7 @@ import pytest
 from tests.docs.pages import DOCS, Shell, follow
 from tests.processes import Elastrec, processes_of, wait_for
 
-RUN_PAGES = [DOCS / "tutorial.md"]
+RUN_PAGES = [DOCS / "security.md", DOCS / "tutorial.md"]
 
 
 @pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)

@@ -89,6 +89,7 @@ def _serve(state: StateFolder, total: PodSize, port: int, node: str, kind: str, 
             address=f"127.0.0.1:{port}",
             total=total,
             limits=limits.kind,
+            tls=tls is not None,
         )
         agent.start()
         server = RpcServer(_handlers(agent, info), token=state.token.read_text(), port=port, tls=tls)

@@ -47,7 +47,7 @@ def start_agent(
         tls_folder: with ca.pem, tls.crt and tls.key.
 
     Raises:
-        ClusterError: the agent does not start, or one of another size is running there.
+        ClusterError: the agent does not start, or one of another size, or with other TLS, is running there.
     """
     state = StateFolder(Path(state_folder))
     with state.starting():
@@ -83,7 +83,7 @@ def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> Loca
     """The cluster of a folder if its agent is running, else None.
 
     Raises:
-        ClusterError: an agent holds the folder but does not answer.
+        ClusterError: an agent holds the folder but does not answer, or only one of the two sides has TLS.
     """
     if not Path(state_folder).is_dir():
         return None
@@ -166,10 +166,21 @@ def _spawn(state: StateFolder, command: list[str]) -> None:
 
 
 def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster | None:
-    """The cluster of a folder when an agent holds the folder and answers."""
+    """The cluster of a folder when an agent holds the folder and answers.
+
+    Raises:
+        ClusterError: one side speaks TLS and the other does not; they would never understand each other.
+    """
     info = state.agent()
     if info is None or not state.is_owned():
         return None
+    if info.tls is not bool(tls_folder):
+        problem = (
+            "speaks TLS: name the folder of its TLS material (ELASTREC_TLS)"
+            if info.tls
+            else "speaks no TLS: leave the TLS folder out (ELASTREC_TLS), or stop that agent first, without it"
+        )
+        raise ClusterError(f"the node agent in {state.folder} {problem}")
     tls = TlsConfig.from_folder(tls_folder) if tls_folder else None
     cluster = LocalCluster(info.address, state.token.read_text(), tls)
     try:

@@ -102,7 +102,7 @@ class StopAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`limits` is `cgroup v1`, `cgroup v2` or `threads`."""
+    """`limits` is `cgroup v1`, `cgroup v2` or `threads`; `tls` whether the agent's port speaks TLS."""
 
     agent_id: str
     pid: int
@@ -110,6 +110,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     total: PodSize
     limits: str
+    tls: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

@@ -216,8 +216,17 @@ def test_an_agent_with_a_certificate_speaks_tls_only(state, tmp_path):
         assert connect_cluster(config_of(cluster)).list() == []
         with pytest.raises(ClusterError):
             LocalCluster(cluster.address, cluster.token).agent(timeout_seconds=1.0)
+        for look in (find_agent, start_agent, stop_agent):
+            with pytest.raises(ClusterError, match="speaks TLS: name the folder"):
+                look(state)
     finally:
         stop_agent(state, tls_folder=folder)
+    start_agent(state, **_SIZE)
+    try:
+        with pytest.raises(ClusterError, match="speaks no TLS: leave the TLS folder out"):
+            find_agent(state, folder)
+    finally:
+        stop_agent(state)
 
 
 def test_a_second_agent_for_the_same_folder_refuses_to_start(state):
