@@ -47,7 +47,7 @@ def render(messages: Mapping[str, str]) -> str:
         if case.group != group:
             group = case.group
             lines.append(f"\n## {group}\n\n| what is wrong | what is said |\n|---|---|\n")
-        text = html.escape(messages[key(case)], quote=False).replace("|", "\\|").replace("*", "\\*")
+        text = re.sub(r"[|*\[]", r"\\\g<0>", html.escape(messages[key(case)], quote=False))
         lines.append(f"| {case.title} | {text.replace(chr(10), '<br>')} |\n")
     return "".join(lines)
 
