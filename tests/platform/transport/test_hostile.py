@@ -32,7 +32,7 @@ from elastrec.platform.transport.streams import FindStreams, StreamsAt
 TOKEN = new_token()
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-IDLE = 250
+IDLE = 500
 FUZZ = settings(
     max_examples=60,
     deadline=None,
@@ -207,7 +207,7 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_hundreds_of_idle_connections_keep_nobody_from_being_served(
+def test_a_thousand_idle_connections_keep_nobody_from_being_served(
     server: RpcServer, stream_port: int, many_descriptors: None
 ) -> None:
     with contextlib.ExitStack() as idle:
