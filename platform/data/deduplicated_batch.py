@@ -8,7 +8,7 @@ the columns stands in the schema's metadata, so that `expand_batch` gives back t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -42,12 +42,22 @@ def deduplicate_batch(batch: pa.RecordBatch, groups: Sequence[Sequence[str]]) ->
             raise DataError(
                 f"feature {name!r}: {kind} is not allowed; allowed: int64 or a list of it; encode the rows first"
             )
-    columns = {name: batch.column(name) for name in batch.schema.names if name not in named}
+    found = [deduplicate({name: batch.column(name) for name in group}) for group in groups]
+    plain = batch.select([name for name in batch.schema.names if name not in named])
+    return with_groups(plain, found, {name: str(batch.schema.field(name).type) for name in batch.schema.names})
+
+
+def with_groups(plain: pa.RecordBatch, groups: Sequence[InverseJagged], kinds: Mapping[str, str]) -> pa.RecordBatch:
+    """A batch of plain columns and groups that are deduplicated already.
+
+    Args:
+        kinds: names and Arrow types of all columns of the plain form, in their order.
+    """
+    columns = {name: plain.column(name) for name in plain.schema.names}
     for index, group in enumerate(groups):
-        columns[f"{PREFIX}{index}"] = deduplicate({name: batch.column(name) for name in group}).to_arrow()
-    kinds = {name: str(batch.schema.field(name).type) for name in batch.schema.names}
+        columns[f"{PREFIX}{index}"] = group.to_arrow()
     schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()])
-    metadata = {**(batch.schema.metadata or {}), _ORDER: json.dumps(kinds).encode()}
+    metadata = {**(plain.schema.metadata or {}), _ORDER: json.dumps(dict(kinds)).encode()}
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema.with_metadata(metadata))
 
 

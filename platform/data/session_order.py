@@ -17,19 +17,20 @@ from elastrec.platform.data.sorting import session_starts
 from elastrec.platform.transport.job_messages import Shard
 
 
-def session_order(sessions: pa.Array | pa.ChunkedArray, rng: np.random.Generator) -> NDArray[np.int64]:
-    """A permutation int64 [N] of clustered rows that moves whole sessions.
+def session_order(sessions: pa.Array | pa.ChunkedArray, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A permutation int64 [N] of clustered rows that moves whole sessions, to where `order` puts their first rows.
 
     Args:
         sessions: the session of each row, equal ones side by side; a row without one is a session of its own.
-        rng: decides the order; equal seeds give equal orders.
+        order: a permutation of the rows, as a shuffle of single rows would have it.
     """
     begins = np.flatnonzero(session_starts(sessions))
-    lengths = np.diff(np.append(begins, len(sessions)))
-    shuffled = rng.permutation(len(begins))
-    lengths = lengths[shuffled]
-    ends = np.cumsum(lengths)
-    return np.arange(len(sessions)) + np.repeat(begins[shuffled] - (ends - lengths), lengths)
+    lengths = np.diff(np.append(begins, len(order)))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    moved = np.argsort(place[begins])
+    ends = np.cumsum(lengths[moved])
+    return np.arange(len(order)) + np.repeat(begins[moved] - (ends - lengths[moved]), lengths[moved])
 
 
 class DeduplicatingSource:

@@ -1,0 +1,187 @@
+"""A reader of clustered rows that encodes each distinct row once ÷ the plain reader of rows in order of time.
+
+Both fill batches from Parquet (decompress, decode, encode), convert them (the plain one to jagged arrays, the other to
+groups without repeats), preprocess their ids (hash, cut) and lay down the bytes that a worker gets. The same rows in
+both files; rows per CPU second, rounds that take turns. Also bytes read and sent (RecD §6.3, Table 3 and Figure 10).
+
+    python -m benchmarks.dedup_reader [--rows 60000] [--rounds 5] [--output json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from benchmarks.dedup_storage import clustered
+from benchmarks.figures import Figure, interleave, ratio, run_benchmark
+from benchmarks.processes.session_log import LogShape, session_log
+from elastrec.platform.data import ShardReader, build_manifest, ids_of
+from elastrec.platform.data.deduplicated_batch import groups_of, plain_part
+from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
+from elastrec.platform.data.preprocessing import HashIds, Step, Truncate, preprocess
+from elastrec.platform.specs.data import TrainingData
+
+_BATCH_ROWS = 4_096
+_STEPS: tuple[Step, ...] = (Truncate(100), HashIds(10_000_000))
+Spent = dict[str, float]
+"""CPU seconds by part, and `sent` in bytes."""
+
+
+class _Parts:
+    """CPU seconds of this process, part by part."""
+
+    def __init__(self) -> None:
+        self.spent: Spent = {"fill": 0.0, "convert": 0.0, "process": 0.0, "send": 0.0, "sent": 0.0}
+        self._at = time.process_time()
+
+    def end(self, part: str) -> None:
+        """What was spent since the last call belongs to this part."""
+        now = time.process_time()
+        self.spent[part] += now - self._at
+        self._at = now
+
+    def send(self, *arrays: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
+        """Lay down the bytes."""
+        sink = pa.BufferOutputStream()
+        for array in arrays:
+            sink.write(pa.py_buffer(np.ascontiguousarray(array)))
+        self.spent["sent"] += sink.getvalue().size
+
+
+def read_plain(reader: ShardReader, rows: int) -> Spent:
+    """Every row as plain jagged arrays."""
+    parts = _Parts()
+    for batch in reader.read(0, rows, seed=0, shuffle=False, batch_size=_BATCH_ROWS):
+        parts.end("fill")
+        ids = ids_of(batch)
+        parts.end("convert")
+        ids = preprocess(ids, dict.fromkeys(ids.keys, _STEPS))
+        parts.end("process")
+        parts.send(ids.values, ids.lengths)
+        parts.end("send")
+    return parts.spent
+
+
+class TimedReader(DeduplicatingReader):
+    """Tells what finding repeats and numbering them costs apart from decoding and encoding."""
+
+    convert_seconds = 0.0
+
+    def _distinct(self, columns: pa.Table) -> tuple[pa.Table, NDArray[np.int32] | None]:
+        before = time.process_time()
+        try:
+            return super()._distinct(columns)
+        finally:
+            self.convert_seconds += time.process_time() - before
+
+    def _finished(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        before = time.process_time()
+        try:
+            return super()._finished(batch)
+        finally:
+            self.convert_seconds += time.process_time() - before
+
+
+def read_deduplicated(reader: TimedReader, rows: int) -> Spent:
+    """Every row, groups without repeats."""
+    parts = _Parts()
+    reader.convert_seconds = 0.0
+    for batch in reader.read(0, rows, seed=0, shuffle=False, batch_size=_BATCH_ROWS):
+        parts.end("fill")
+        groups, ids = groups_of(batch), ids_of(plain_part(batch))
+        parts.end("convert")
+        groups = [preprocess(group, dict.fromkeys(group.keys, _STEPS)) for group in groups]
+        ids = preprocess(ids, dict.fromkeys(ids.keys, _STEPS))
+        parts.end("process")
+        for group in groups:
+            parts.send(group.values, group.offsets, group.inverse_lookup)
+        parts.send(ids.values, ids.lengths)
+        parts.end("send")
+    parts.end("fill")
+    parts.spent["fill"] -= reader.convert_seconds
+    parts.spent["convert"] += reader.convert_seconds
+    return parts.spent
+
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    """Both readers on one log."""
+    shape = LogShape(rows=arguments.rows, open_sessions=arguments.rows, user_lists=2)
+    log = session_log(shape)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        report = clustered(log, shape, root)
+        # In order of time, by the same writer settings: zstd, no dictionaries for lists.
+        (root / "time").mkdir()
+        pq.write_table(
+            log, root / "time" / "part-0.parquet", compression="zstd", compression_level=3,
+            use_dictionary=list(report.dictionary_columns), row_group_size=16_384,
+        )  # fmt: skip
+        readers: dict[str, Callable[[], Spent]] = {}
+        data = {name: _data(root / name, shape) for name in ("time", "clustered")}
+        plain = {name: ShardReader(each, build_manifest(each)) for name, each in data.items()}
+        ours = TimedReader(data["clustered"], build_manifest(data["clustered"]), groups=[shape.user_names])
+        readers["plain"] = lambda: read_plain(plain["time"], log.num_rows)
+        readers["clustered"] = lambda: read_plain(plain["clustered"], log.num_rows)
+        readers["deduplicated"] = lambda: read_deduplicated(ours, log.num_rows)
+        interleave(readers, 1)
+        results = interleave(readers, arguments.rounds)
+        read_bytes = {name: each.manifest.bytes for name, each in plain.items()}
+    settings = {
+        "rows": log.num_rows, "batch": _BATCH_ROWS, "rounds": arguments.rounds, "user_lists": shape.user_lists,
+        "user_list_length": shape.length, "item_ids_per_row": shape.item_length, "stays": shape.stays,
+    }  # fmt: skip
+    total = {name: [_total(each) for each in results[name]] for name in readers}
+    unit = "of the plain reader's rows per CPU second"
+    figures = [
+        Figure("dedup_reader.rows", ratio(total["plain"], total["deduplicated"]), unit, 1.8, settings=settings),
+        Figure("dedup_reader.clustered_without_dedup", ratio(total["plain"], total["clustered"]), unit),
+        Figure(
+            "dedup_reader.convert",
+            statistics.median(each["convert"] / each["fill"] for each in results["deduplicated"]),
+            "of the deduplicating reader's fill", at_most=0.4,
+        ),
+        Figure("dedup_reader.read_bytes", read_bytes["time"] / read_bytes["clustered"], "× fewer"),
+        Figure("dedup_reader.sent_bytes", results["plain"][0]["sent"] / results["deduplicated"][0]["sent"], "× fewer"),
+    ]  # fmt: skip
+    for name in readers:
+        for part in ("fill", "convert", "process", "send"):
+            value = statistics.median(1e6 * each[part] / log.num_rows for each in results[name])
+            figures.append(Figure(f"dedup_reader.{name}: {part}", value, "CPU µs per row"))
+    return figures
+
+
+def _data(path: Path, shape: LogShape) -> TrainingData:
+    return TrainingData.model_validate(
+        {
+            "path": str(path),
+            "partitioning": "none",
+            "evaluation_path": str(path),
+            "sparse": [{"name": name, "is_list": True, "max_length": 1_000} for name in (*shape.user_names, "i0")],
+            "session": "session",
+            "timestamp": "time",
+        }
+    )
+
+
+def _total(spent: Spent) -> float:
+    return sum(spent[part] for part in ("fill", "convert", "process", "send"))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=60_000, help="rows of the log (default 60,000)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each reader (default 5)")
+
+
+if __name__ == "__main__":
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    run_benchmark(__doc__, measure, add_options)
