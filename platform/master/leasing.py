@@ -1,4 +1,4 @@
-"""Who gets shards, when, and what is answered when there are none. Pure."""
+"""Who gets shards, when, what is answered when there are none, and whose hands must rest for a save. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from elastrec.platform.master.effects import AnswerLease, Effect
 from elastrec.platform.master.events import ShardsAsked
 from elastrec.platform.master.membership import Member
+from elastrec.platform.master.phases import PAUSING
 from elastrec.platform.master.shards import ShardQueue
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.job_messages import LeaseState, Shard
@@ -68,3 +69,19 @@ def _lease_answer(queue: ShardQueue, shards: list[Shard]) -> AnswerLease:
     if shards:
         return AnswerLease(state=LeaseState.GRANTED, shards=shards)
     return AnswerLease(state=LeaseState.DONE if queue.is_done else LeaseState.WAIT)
+
+
+def moving_workers(state: JobState) -> list[Member]:
+    """Workers that do not stand still yet although a save is waiting for them.
+
+    Who holds no shard has pushed nothing that is not applied and acknowledged, and gets no shard now. So nobody waits
+    for a process that still loads its model, which may take longer than the interval between two saves.
+    """
+    save = state.phases.save
+    if save is None or save.stage != PAUSING:
+        return []
+    return [
+        worker
+        for worker in state.membership.workers()
+        if worker.is_registered and worker.name in state.training.held and worker.reached_version < save.version
+    ]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastrec.platform.master import leasing
 from elastrec.platform.master.effects import Decided, DeletePod, Effect
 from elastrec.platform.master.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.membership import Member
-from elastrec.platform.master.phases import PAUSING
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.quantities import format_bytes
 
@@ -93,9 +93,9 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
         return
     save = phases.save
     if save is not None:
-        if save.stage == PAUSING and save.deadline <= state.time:
-            for worker in state.membership.workers():
-                if not phases.phase.is_final and worker.is_registered and worker.reached_version < save.version:
+        if save.deadline <= state.time:
+            for worker in leasing.moving_workers(state):
+                if not phases.phase.is_final:
                     _lose(state, worker, "did not stand still for a save", effects, delete=True)
         return
     running = {Phase.TRAINING: state.training, Phase.EVALUATING: state.evaluation}.get(phases.phase)

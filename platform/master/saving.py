@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master import losses
+from elastrec.platform.master import leasing, losses
 from elastrec.platform.master.effects import CommitRecord, Decided, DiscardRecord, Effect
 from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, LastRecord
 from elastrec.platform.specs.metrics import Phase
@@ -102,8 +102,7 @@ def _push_save(state: JobState, effects: list[Effect]) -> bool:
     if save is None:
         return False
     if save.stage == PAUSING:
-        workers = [w for w in state.membership.workers() if w.is_registered]
-        if any(worker.reached_version < save.version for worker in workers):
+        if leasing.moving_workers(state):
             return False
         save.positions = state.training.positions()
         save.stage = WRITING

@@ -129,6 +129,20 @@ def test_a_worker_that_does_not_stand_still_is_replaced():
     assert "j-worker-1-r1" in world.state.membership.members and "j-worker-0" in world.state.membership.members
 
 
+def test_a_save_does_not_wait_for_a_worker_that_has_nothing_to_train_and_does_not_replace_it():
+    world = running()
+    world.kill("j-worker-1")
+    world.start_pod()
+    assert world.state.membership.members["j-worker-1-r1"].is_registered
+    world.tell(events.SaveAsked(time=world.time))
+    # It still loads its model and has reached no directive at all.
+    world.act("j-worker-0")
+    assert world.state.directive("j-ps-0").save is not None
+    world.time += 61.0
+    world.tick()
+    assert "j-worker-1-r1" in world.state.membership.members
+
+
 def test_a_failed_record_does_not_stop_the_training():
     world = running()
     world.tell(events.SaveAsked(time=world.time))
