@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
 import structlog
 
+from benchmarks.processes.groups import outweigh_other_load
 from elastrec.platform import jobs
 from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import start_agent, stop_agent
@@ -29,9 +33,13 @@ from elastrec.platform.transport.ledger_messages import Explanation
 _POLL_SECONDS = 0.2
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
 @dataclass(frozen=True)
 class Ended:
-    """A job that succeeded.
+    """A job that succeeded, or did what it was started for.
 
     Attributes:
         ledger: one row per attempt at a shard; `began` and `ended` are seconds on the job's clock.
@@ -43,18 +51,21 @@ class Ended:
 
 
 @contextlib.contextmanager
-def private_platform(cores: float = 16.0) -> Iterator[jobs.Platform]:
-    """A node agent in a folder of its own; agent, pods and folder are gone afterwards.
+def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Platform]:
+    """A node agent in a folder of its own; agent, pods and folder are gone afterwards, however the benchmark ends.
 
     Args:
         cores: that the agent may grant; the machine may have fewer.
+        weight: of all pods together against other load, in busy processes.
     """
+    signal.signal(signal.SIGTERM, _end)
     # Decisions are no part of a benchmark's output.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     home = Path(tempfile.mkdtemp(prefix="elastrec-benchmark-"))
     try:
         cluster = start_agent(home / "agent", cores=cores, memory_bytes=64 * 2**30)
         try:
+            outweigh_other_load(cluster.agent().agent_id, weight)
             work = home / "work"
             work.mkdir()
             yield jobs.Platform.connect(config_of(cluster), f"sqlite:///{home}/mlflow.db", str(work))
@@ -68,14 +79,14 @@ def private_platform(cores: float = 16.0) -> Iterator[jobs.Platform]:
 def run_job(
     platform: jobs.Platform,
     content: dict[str, Any],
-    on_look: Callable[[TrainingMetrics], None] | None = None,
+    until: Callable[[TrainingMetrics], bool] | None = None,
     timeout_seconds: float = 900.0,
 ) -> Ended:
     """Trains and evaluates a job; its pods are removed whatever happens.
 
     Args:
         content: the job file.
-        on_look: called with the job's state a few times a second.
+        until: told the job's state a few times a second; true ends the job before its own end.
 
     Raises:
         RuntimeError: the job failed or did not end in time; holds the last lines of its pods.
@@ -88,9 +99,8 @@ def run_job(
         deadline = time.monotonic() + timeout_seconds
         while True:
             seen = jobs.observe(platform, job_id)
-            if on_look is not None:
-                on_look(seen.metrics)
-            if seen.metrics.phase is Phase.SUCCEEDED:
+            is_enough = until is not None and seen.reachable and until(seen.metrics)
+            if is_enough or seen.metrics.phase is Phase.SUCCEEDED:
                 break
             if seen.metrics.phase.is_final or time.monotonic() > deadline:
                 raise RuntimeError(

@@ -1,0 +1,92 @@
+"""The control groups of a job's pods: how long their limits held them back, and their weight against other load."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from elastrec.platform.specs.environment import POD
+
+# Of one process outside of any group.
+_V1_WEIGHT, _V2_WEIGHT, _V2_MOST_WEIGHT = 1024, 100, 10_000
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """Counters of a group since it was made: scheduling periods in which it ran, those it was stopped in, CPU time."""
+
+    periods: int
+    throttled: int
+    cpu_seconds: float
+
+    def since(self, before: Throttling) -> Throttling:
+        return Throttling(
+            self.periods - before.periods, self.throttled - before.throttled, self.cpu_seconds - before.cpu_seconds
+        )
+
+    @property
+    def share(self) -> float:
+        """Of the periods, those in which the limit was reached; 0 to 1."""
+        return self.throttled / self.periods if self.periods else 0.0
+
+
+def pod_groups(job_id: str) -> dict[str, Path]:
+    """The CPU groups of a job's running pods by pod, empty where pods have none."""
+    groups = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            pod = process.environ().get(POD, "")
+            folder = _cpu_group(Path(f"/proc/{process.pid}/cgroup").read_text())
+            # The supervisor of a pod knows its name, too, but stays outside of its group.
+            if pod.startswith(f"{job_id}-") and folder is not None and folder.parent.name.startswith("elastrec-"):
+                groups[pod] = folder
+    return groups
+
+
+def throttling(group: Path) -> Throttling:
+    """The counters of a group now."""
+    pairs = (line.split() for line in (group / "cpu.stat").read_text().splitlines())
+    stat = {name: int(value) for name, value in pairs}
+    if "usage_usec" in stat:
+        used = stat["usage_usec"] / 1e6
+    else:
+        used = int((group / "cpuacct.usage").read_text()) / 1e9 if (group / "cpuacct.usage").exists() else 0.0
+    return Throttling(stat["nr_periods"], stat["nr_throttled"], used)
+
+
+def outweigh_other_load(agent_id: str, processes: int) -> None:
+    """Gives all pods of a node agent together the weight of so many busy processes; without, they weigh as one.
+
+    Does nothing where the agent has no groups.
+    """
+    for mount in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")):
+        folder = mount / f"elastrec-{agent_id}"
+        if (folder / "cpu.shares").exists():
+            (folder / "cpu.shares").write_text(str(_V1_WEIGHT * processes))
+        elif (folder / "cpu.weight").exists():
+            (folder / "cpu.weight").write_text(str(min(_V2_MOST_WEIGHT, _V2_WEIGHT * processes)))
+
+
+def _cpu_group(text: str) -> Path | None:
+    """The folder that /proc/PID/cgroup names; version 1 where its CPU controller is mounted, else version 2."""
+    unified = None
+    for line in text.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            # Inside a container the path may be that of the host; the mount shows the part below the container's own.
+            return _below(Path("/sys/fs/cgroup/cpu"), path)
+        if number == "0":
+            unified = _below(Path("/sys/fs/cgroup"), path)
+    return unified
+
+
+def _below(mount: Path, path: str) -> Path | None:
+    parts = [part for part in path.split("/") if part]
+    for first in range(len(parts)):
+        found = mount.joinpath(*parts[first:])
+        if found.is_dir():
+            return found
+    return None
