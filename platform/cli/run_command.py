@@ -10,7 +10,7 @@ import click
 from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, job_options, output_option, parse_interval, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
-from elastrec.platform.specs.errors import ClusterError, JobFailedError
+from elastrec.platform.specs.errors import ClusterError, JobFailedError, TransportError
 from elastrec.platform.specs.loading import load_job
 from elastrec.platform.specs.metrics import Phase
 
@@ -83,7 +83,15 @@ def run(
 def _wait(platform: jobs.Platform, job_id: str, progress: JobProgress) -> None:
     heard_at = time.monotonic()
     while True:
-        observation = jobs.observe(platform, job_id)
+        try:
+            observation = jobs.observe(platform, job_id)
+        except ClusterError as error:
+            # A node agent that is being started again is no reason to stop a job that goes on training without it.
+            cause = error.__cause__
+            is_away = isinstance(cause, TransportError) and cause.retryable
+            if not is_away or time.monotonic() - heard_at > _SILENCE_SECONDS:
+                raise
+            continue
         if observation.reachable:
             heard_at = time.monotonic()
         elif time.monotonic() - heard_at > _SILENCE_SECONDS:

@@ -1,0 +1,50 @@
+"""`run` outlives a node agent that is started again; what the cluster says with a clear voice still ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from elastrec.platform import jobs
+from elastrec.platform.cli import run_command
+from elastrec.platform.cli.progress import JobProgress
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+
+SUCCEEDED = jobs.Observation(TrainingMetrics(job="j", phase=Phase.SUCCEEDED))
+
+
+def cluster_error(*, retryable: bool) -> ClusterError:
+    error = ClusterError("local cluster 127.0.0.1:1: no answer")
+    error.__cause__ = TransportError("no answer", retryable=retryable)
+    return error
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *sequence: jobs.Observation | ClusterError) -> Callable[[], None]:
+    """Makes `observe` answer these, and returns the wait for the job's end."""
+    left = iter(sequence)
+
+    def observe(platform: object, job_id: str) -> jobs.Observation:
+        answer = next(left)
+        if isinstance(answer, ClusterError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(jobs, "observe", observe)
+    return lambda: run_command._wait(None, "j", JobProgress(quiet=True))  # type: ignore[arg-type]
+
+
+def test_a_cluster_that_is_out_of_reach_for_a_while_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, cluster_error(retryable=True), cluster_error(retryable=True), SUCCEEDED)()
+
+
+def test_a_cluster_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_command, "_SILENCE_SECONDS", -1.0)
+    with pytest.raises(ClusterError, match="no answer"):
+        answers(monkeypatch, cluster_error(retryable=True), SUCCEEDED)()
+
+
+def test_a_job_that_the_cluster_does_not_know_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterError, match="no answer"):
+        answers(monkeypatch, cluster_error(retryable=False), SUCCEEDED)()
