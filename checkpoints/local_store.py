@@ -6,6 +6,7 @@ temporary file, which no listing shows.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _TEMPORARY = ".elastrec-"
+_GATHERED_BYTES = 2**20
 
 
 @contextmanager
@@ -61,18 +63,18 @@ class _LocalWriter(StoreWriter):
         self._temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}.tmp"
         with _explained("could not write", path):
             _make_folder(path.parent)
-            self._file = self._temporary.open("xb", buffering=0)
+            # Parts consist of thousands of small arrays: those are gathered, larger pieces go straight to the file.
+            self._file = self._temporary.open("xb", buffering=_GATHERED_BYTES)
         self._open = True
 
     def write(self, data: Buffer) -> None:
-        view = memoryview(data).cast("B")
         with _explained("could not write", self._path):
-            while view:
-                view = view[self._file.write(view) :]
+            self._file.write(data)
 
     def synchronise(self) -> Path:
         """Makes the temporary file durable and returns its path; the caller moves it into place."""
         with _explained("could not write", self._path):
+            self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
         self._open = False
@@ -92,7 +94,9 @@ class _LocalWriter(StoreWriter):
 
     def abort(self) -> None:
         self._open = False
-        self._file.close()
+        # What is gathered may find no room; it is dropped anyway, and the file is closed all the same.
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 

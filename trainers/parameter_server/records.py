@@ -16,6 +16,7 @@ from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
 from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.trainers.parameter_server.row_store import RowStore
 from elastrec.trainers.parameter_server.server import ParameterServer, Place
 
 Array = np.ndarray[Any, Any]
@@ -67,6 +68,7 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
         buckets = None  # other buckets: every section may hold rows of ours
     stores = server.empty_stores(place)
     skipped = []
+    wanted: dict[str, tuple[RowStore, bool]] = {}
     for store in stores:
         for index in range(store.group.first_table, store.group.end_table):
             name = server.plan.tables[index].name
@@ -74,9 +76,12 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
             if saved is None or saved.dimension != store.group.dimension:
                 skipped.append(name)
                 continue
-            keep_state = saved.optimizer == server.spec.optimizers.rows.kind
-            for _, arrays in record.read_many(record.sections(SectionKind.TABLE, name, buckets)):
-                store.import_rows(name, arrays, keep_state=keep_state, now_seconds=server.now_seconds())
+            wanted[name] = store, saved.optimizer == server.spec.optimizers.rows.kind
+    # All at once, so that neighbours are read together: a part holds bucket after bucket, each with all its tables.
+    keys = [key for key in record.sections(SectionKind.TABLE, buckets=buckets) if key.name in wanted]
+    for key, arrays in record.read_many(keys):
+        store, keep_state = wanted[key.name]
+        store.import_rows(key.name, arrays, keep_state=keep_state, now_seconds=server.now_seconds())
     source = _DenseOfRecord(server, record)
     server.become(place, routing, generation, stores, source.slice_of(place), source)
     log.info(

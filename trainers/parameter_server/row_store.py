@@ -172,11 +172,16 @@ class RowStore:
         keys, entries = np.empty(self._used[bucket], np.int64), np.empty(self._used[bucket], np.int64)
         kernels.list_entries(bucket, self._slots, self._regions, keys, entries)
         tables = (entries >> kernels.TABLE_SHIFT) - 1
-        order = np.lexsort((keys, tables))
+        # As lexsort((keys, tables)): numpy sorts 64-bit numbers fast where the order of equals is free, small ones by
+        # radix, and no id is in a table twice.
+        order = np.argsort(keys)
+        order = order[np.argsort(tables[order].astype(np.min_scalar_type(len(self.plan.tables))), kind="stable")]
         keys, entries, tables = keys[order], entries[order], tables[order]
-        for table in np.unique(tables):
-            mine = tables == table
-            ids, payloads = keys[mine], entries[mine] & kernels.PAYLOAD
+        ends = np.append(np.flatnonzero(np.diff(tables)) + 1, len(tables)) if len(tables) else []
+        start = 0
+        for end in ends:
+            ids, payloads = keys[start:end], entries[start:end] & kernels.PAYLOAD
+            table, start = tables[start], end
             waiting = (payloads & kernels.CANDIDATE) != 0
             rows = payloads[~waiting]
             arrays = {"ids": ids[~waiting], "values": self._values[rows], "state": self._state[rows]}
@@ -197,7 +202,9 @@ class RowStore:
         """
         index = self.plan.by_name[table].index
         ids = np.ascontiguousarray(arrays["ids"], np.int64)
-        mine = self._is_owned(index, ids)
+        mine: Any = self._is_owned(index, ids)
+        if mine.all():
+            mine = slice(None)  # nothing is copied once more to be left out
         ids = ids[mine]
         first = int(self._row_allocator[0])
         end = first + len(ids)
