@@ -21,6 +21,7 @@ from scipy.sparse import csr_array
 
 from elastrec.platform.scaling.amounts import Resources, require
 from elastrec.platform.scaling.columns import Floats
+from elastrec.platform.scaling.native_output import native_output_to_stderr
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
 from elastrec.platform.specs.errors import ScalingError
 
@@ -78,6 +79,8 @@ class Choice:
     left: Resources
 
 
+_PRICE_STEPS = 40
+
 Knapsack = Callable[[Items, Resources], npt.NDArray[np.intp]]
 """Chooses items, at most one per job, within the resources; returns their indexes."""
 
@@ -127,20 +130,54 @@ def _fill(items: Items, order: npt.NDArray[np.intp], free: Resources) -> npt.NDA
     return order[np.array(sorted(taken.values()), dtype=np.intp)]
 
 
-def greedy(items: Items, free: Resources) -> npt.NDArray[np.intp]:
-    """The best of three greedy orders: by value, by value per scarcest resource, by value per sum of resources."""
-    if not len(items):
-        return np.zeros(0, dtype=np.intp)
-    shares = np.stack(
+def _shares(items: Items, free: Resources) -> Floats:
+    """What each item takes of what is free, shape (2, I)."""
+    return np.stack(
         [
             np.maximum(items.cores, 0.0) / max(free.cores, 1e-9),
             np.maximum(items.memory_bytes, 0.0) / max(free.memory_bytes, 1e-9),
         ]
     )
+
+
+def _shadow_prices(items: Items, shares_2I: Floats) -> Floats:
+    """What a whole capacity of each resource is worth when every job takes its best item at these prices. Shape (2,).
+
+    A resource that is wanted beyond what is free gets dearer, one that is left over cheaper (the dual of eq. 12–13, by
+    multiplicative steps: values of jobs differ by many orders of magnitude).
+    """
+    order = np.argsort(items.job, kind="stable")
+    starts = np.flatnonzero(np.diff(items.job[order], prepend=-1))
+    value_I, shares_2I = items.value[order], shares_2I[:, order]
+    prices = np.full(2, float(np.maximum.reduceat(value_I, starts).sum()))
+    for step in np.geomspace(2.0, 0.02, _PRICE_STEPS):
+        worth_I = value_I - prices @ shares_2I
+        best_J = np.maximum.reduceat(worth_I, starts)
+        takes_I = (worth_I == np.repeat(best_J, np.diff(starts, append=len(order)))) & (worth_I > 0)
+        used = shares_2I[:, takes_I].sum(axis=1)
+        prices = np.maximum(prices * np.exp(step * np.clip(used - 1.0, -1.0, 1.0)), 1e-300)
+    return prices
+
+
+def greedy(items: Items, free: Resources) -> npt.NDArray[np.intp]:
+    """The best of several greedy orders: by value, by value per resource, and by what is left at shadow prices."""
+    if not len(items):
+        return np.zeros(0, dtype=np.intp)
+    shares = _shares(items, free)
     fits = np.flatnonzero((shares <= 1.0 + 1e-9).all(axis=0) & (items.value > 0))
-    sizes = (np.ones(len(items)), shares.max(axis=0) + 1e-12, shares.sum(axis=0) + 1e-12)
-    orders = (fits[np.argsort(-(items.value / size)[fits], kind="stable")] for size in sizes)
-    return max((_fill(items, order, free) for order in orders), key=lambda rows: float(items.value[rows].sum()))
+    if not len(fits):
+        return fits
+    wanted = Items(*(getattr(items, name)[fits] for name in Items.__dataclass_fields__))
+    shares = shares[:, fits]
+    paid = _shadow_prices(wanted, shares) @ shares
+    scores = [
+        wanted.value,
+        wanted.value / (shares.max(axis=0) + 1e-12),
+        wanted.value - paid,
+    ]
+    orders = [np.argsort(-score, kind="stable") for score in scores]
+    filled = (_fill(wanted, order, free) for order in orders)
+    return fits[max(filled, key=lambda rows: float(wanted.value[rows].sum()))]
 
 
 def exact(items: Items, free: Resources, limit_seconds: float = 30.0) -> npt.NDArray[np.intp]:
@@ -159,13 +196,14 @@ def exact(items: Items, free: Resources, limit_seconds: float = 30.0) -> npt.NDA
     top = float(items.value.max())
     if top <= 0:
         return np.zeros(0, dtype=np.intp)
-    result = milp(
-        c=-items.value / top,
-        integrality=np.ones(len(items)),
-        bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(one, ub=1.0), LinearConstraint(use, ub=room)],
-        options={"time_limit": limit_seconds, "mip_rel_gap": 1e-6},
-    )
+    with native_output_to_stderr():
+        result = milp(
+            c=-items.value / top,
+            integrality=np.ones(len(items)),
+            bounds=Bounds(0, 1),
+            constraints=[LinearConstraint(one, ub=1.0), LinearConstraint(use, ub=room)],
+            options={"time_limit": limit_seconds, "mip_rel_gap": 1e-6},
+        )
     if result.x is None:
         raise ScalingError(f"exact selection of {len(items)} plans: {result.message}; use the greedy policy")
     return np.flatnonzero(result.x > 0.5)

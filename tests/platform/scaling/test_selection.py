@@ -88,7 +88,7 @@ def test_the_exact_choice_is_what_trying_everything_finds(seed: int, cores: int,
     items, room = random_items(seed, jobs=4, each=3), free(cores, gib)
     best = best_by_trying_all(items, room)
     assert items.value[exact(items, room)].sum() == pytest.approx(best, rel=1e-4)
-    assert items.value[greedy(items, room)].sum() >= 0.7 * best
+    assert items.value[greedy(items, room)].sum() >= 0.8 * best
 
 
 def test_greedy_takes_everything_when_there_is_room() -> None:
