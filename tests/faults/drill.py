@@ -202,11 +202,8 @@ def _live(site: Site, run: Run, prepared: Prepared, outcome: Outcome) -> Trainin
     striking = threads.start(lambda: _strike_all(run.strikes, watch, scene, struck, outcome))
     deadline = time.monotonic() + LONGEST_RUN_SECONDS
     try:
-        while True:
-            observation = jobs.observe(platform, job_id)
-            if observation.metrics.phase.is_final and observation.reachable:
-                break
-            assert time.monotonic() < deadline, f"the job hangs: {observation.metrics.model_dump_json()}"
+        while not ((observation := _observe(platform, job_id)) and observation.metrics.phase.is_final):
+            assert time.monotonic() < deadline, f"the job hangs: {watch.last and watch.last.model_dump_json()}"
             time.sleep(_OBSERVE_SECONDS)
         # Strikes that are under way end before anything is checked; the others have no victim any more.
         striking.join()
@@ -227,6 +224,17 @@ def _live(site: Site, run: Run, prepared: Prepared, outcome: Outcome) -> Trainin
         else:
             outcome.recoveries.append(round(seconds, 2))
     return observation.metrics
+
+
+def _observe(platform: jobs.Platform, job_id: str) -> jobs.Observation | None:
+    """The job now; None while its master or the node agent does not answer. As patient as `elastrec run` is."""
+    try:
+        observation = jobs.observe(platform, job_id)
+    except ClusterError as error:
+        if not (isinstance(error.__cause__, TransportError) and error.__cause__.retryable):
+            raise
+        return None
+    return observation if observation.reachable else None
 
 
 def _pushes(platform: jobs.Platform, job_id: str) -> int | None:

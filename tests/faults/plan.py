@@ -127,7 +127,8 @@ def draw_run(seed: int, number: int, kinds: tuple[Kind, ...] = tuple(Kind)) -> R
         kinds: those that can be inflicted on this machine.
     """
     dice = random.Random(f"{seed}/{number}")
-    shape = SHAPES[number % len(SHAPES)]
+    # Several runs of a shape in a row: each shape needs one run without faults to be compared with.
+    shape = SHAPES[number // 3 % len(SHAPES)]
     left = dice.randint(*FAULTS_PER_RUN)
     strikes: list[Strike] = []
     starved: set[tuple[Victim, int]] = set()
