@@ -35,6 +35,7 @@ class Connection:
     def _client(self) -> MlflowClient:
         # mlflow prints a link at the end of every run, which is no part of a command's output.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         import mlflow
         from mlflow.tracking import MlflowClient
 

@@ -52,6 +52,11 @@ COST_ROLE_CORE_SECONDS = "cost/{role}/core_seconds"
 COST_ROLE_BYTE_SECONDS = "cost/{role}/byte_seconds"
 COST_SAMPLES_PER_CORE_SECOND = "cost/samples_per_core_second"
 
+SCALING_WORKERS = "scaling/workers"
+SCALING_PREDICTED = "scaling/predicted_samples_per_second"
+SCALING_GAIN = "scaling/predicted_gain"
+SCALING_CHANGED = "scaling/changed"
+
 CONFIGURATION = "cfg.{name}"
 
 DESCRIPTIONS = {
@@ -92,6 +97,10 @@ DESCRIPTIONS = {
     COST_ROLE_CORE_SECONDS: "cost/core_seconds of one role",
     COST_ROLE_BYTE_SECONDS: "cost/byte_seconds of one role",
     COST_SAMPLES_PER_CORE_SECOND: "total/samples_trained over cost/core_seconds",
+    SCALING_WORKERS: "workers that the last round of scaling decided for",
+    SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
+    SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",
+    SCALING_CHANGED: "1 when the round changed the job, 0 when it stayed",
     CONFIGURATION: "a number of the job file or of the allocation, as a metric because MLflow compares only those by >",
 }
 """Meaning and unit by name; `{}` stands for the changing part."""

@@ -9,17 +9,22 @@ from __future__ import annotations
 import msgspec
 import structlog
 
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.jobs.launching import RUN_LABEL
 from elastrec.platform.jobs.observation import jobs
 from elastrec.platform.jobs.past import live_master
 from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.master.launch import pod_name
 from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, PriceList, Resources
+from elastrec.platform.scaling.explain import rows
 from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.policy import Round, View, decide, load_policy
 from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, Plan
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team
 from elastrec.platform.transport.job_messages import ChangeShape, Done
 from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Measured, Profile
@@ -167,6 +172,25 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
     return answer(changed=done.accepted, reason=wanted.reason if done.accepted else done.reason)
 
 
+def log_decision(platform: Platform, wanted: Plan, applied: Applied) -> str:
+    """Writes the decision and all its candidates into the job's run; returns the run's page, empty without a run.
+
+    Raises:
+        HistoryError: MLflow cannot be reached.
+    """
+    master = platform.cluster.get(pod_name(wanted.job_id, Role.MASTER))
+    run_id = master.labels.get(RUN_LABEL, "") if master else ""
+    if not run_id:
+        return ""
+    figures = {names.SCALING_WORKERS: float(wanted.allocation.workers), names.SCALING_CHANGED: float(applied.changed)}
+    if wanted.predicted is not None:
+        figures[names.SCALING_PREDICTED] = wanted.predicted.samples_per_second
+        figures[names.SCALING_GAIN] = wanted.predicted.gain
+    lines = [{"policy": wanted.policy, "decision": applied.reason, **row} for row in rows(wanted)]
+    history = Decisions(platform.tracking_uri, "", platform.ui_url)
+    return history.log_decision(run_id, lines, figures, changed=applied.changed)
+
+
 def _change(wanted: Plan) -> ChangeShape:
     changes, after = wanted.changes, wanted.allocation
     return ChangeShape(
@@ -191,10 +215,11 @@ def _allocation(configuration: Configuration) -> Allocation:
 
 
 def _observation(measured: Measured) -> Observation:
-    busy_seconds = measured.pull_seconds + measured.compute_seconds + measured.push_seconds
+    # Workers read and prepare their rows themselves, so all but standing still for servers is T_grad of eq. 2.
+    own_seconds = measured.worker_seconds - measured.pull_seconds - measured.push_seconds
     return Observation(
         allocation=_allocation(measured.configuration),
-        iteration_seconds=busy_seconds / measured.steps,
-        compute_seconds=measured.compute_seconds / measured.steps,
+        iteration_seconds=measured.worker_seconds / measured.steps,
+        compute_seconds=max(own_seconds, 0.0) / measured.steps,
         iterations=measured.steps,
     )

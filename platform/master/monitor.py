@@ -25,6 +25,8 @@ class PodSample(msgspec.Struct):
     cpu_seconds: float = 0.0
     dense_bytes: int = 0
     tables: list[TableUsage] = []
+    incarnation: str = ""
+    window: int = 0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,15 +61,25 @@ class Monitor:
         self._steps: dict[str, _Sums] = {}
         self._waited = self._worked = 0.0
 
-    def add(self, beat: Heartbeat, *, is_training: bool = False) -> None:
-        """Takes the metrics of one heartbeat over; `is_training` counts its seconds for the waiting share."""
+    def add(self, beat: Heartbeat, *, is_training: bool = False) -> bool:
+        """Takes the metrics of one heartbeat over, unless they are a window that was counted already.
+
+        Args:
+            is_training: count its seconds for the waiting share.
+
+        Returns:
+            Whether steps were counted.
+        """
         pod = self.pods.setdefault(beat.pod, PodSample())
         pod.memory_bytes, pod.cpu_seconds, pod.dense_bytes = beat.memory_bytes, beat.cpu_seconds, beat.dense_bytes
         if beat.tables:
             pod.tables = beat.tables
         metrics = beat.metrics
-        if not metrics.steps:
-            return
+        if pod.incarnation != beat.incarnation:
+            pod.incarnation, pod.window = beat.incarnation, 0
+        if not metrics.steps or 0 < metrics.number <= pod.window:
+            return False
+        pod.window = metrics.number
         pod.samples += metrics.samples
         self._samples += metrics.samples
         self._loss_sum += metrics.loss_sum
@@ -80,6 +92,7 @@ class Monitor:
         if is_training:
             self._waited += metrics.wait_seconds
             self._worked += sum(parts)
+        return True
 
     def dense_bytes(self) -> int:
         """Of the dense parameters on all servers."""

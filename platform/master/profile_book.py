@@ -69,27 +69,28 @@ class ProfileBook:
         self._now: Configuration | None = None
         self._settled_since = 0.0
         self._looked = float("-inf")
+        self._heard: dict[str, float] = {}
 
-    def add(self, metrics: WindowMetrics, state: JobState, time: float) -> None:
-        """Takes a worker's window over if the job stood in one configuration while it was made."""
-        if not metrics.steps:
-            return
+    def add(self, pod: str, metrics: WindowMetrics, state: JobState, time: float) -> None:
+        """Takes a worker's window of some steps over if the job stood in one configuration while it was made."""
+        # A window begins where the last one with steps ended: what passed without a step is part of the next one.
+        since, self._heard[pod] = self._heard.get(pod), time
         if time >= self._looked + _LOOK_SECONDS:
             self._looked = time
             found = configuration_of(state) if is_settled(state) else None
             if found != self._now:
                 self._now, self._settled_since = found, time
+                self._heard = {pod: time}
         configuration = self._now
-        if configuration is None or time < self._settled_since + SETTLING_SECONDS:
+        if configuration is None or since is None or since < self._settled_since + SETTLING_SECONDS:
             return
         before = self._sums.get(configuration, Measured(configuration=configuration))
         self._sums[configuration] = msgspec.structs.replace(
             before,
             steps=before.steps + metrics.steps,
             samples=before.samples + metrics.samples,
-            wait_seconds=before.wait_seconds + metrics.wait_seconds,
+            worker_seconds=before.worker_seconds + time - since,
             pull_seconds=before.pull_seconds + metrics.pull_seconds,
-            compute_seconds=before.compute_seconds + metrics.compute_seconds,
             push_seconds=before.push_seconds + metrics.push_seconds,
         )
         if len(self._sums) > _MOST_CONFIGURATIONS:

@@ -307,8 +307,8 @@ class JobService(ObserverCalls):
                 return _Unknown()
             if member is not None:
                 self._last_seen[message.pod] = self._clock()
-                self._monitor.add(message, is_training=self.state.phase is Phase.TRAINING)
-                self._profile.add(message.metrics, self.state, self.now())
+                if self._monitor.add(message, is_training=self.state.phase is Phase.TRAINING):
+                    self._profile.add(message.pod, message.metrics, self.state, self.now())
                 report = events.PodReported(
                     time=self.now(),
                     pod=message.pod,

@@ -147,8 +147,14 @@ class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums since the last heartbeat; all zero when nothing ran."""
+    """Sums over the time of one window; all zero when nothing ran.
 
+    Attributes:
+        number: rises by one with every window of a process. A window whose delivery was not confirmed is sent again
+            under its number, and counts once.
+    """
+
+    number: int = 0
     samples: int = 0
     steps: int = 0
     loss_sum: float = 0.0

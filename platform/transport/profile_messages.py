@@ -23,15 +23,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         steps: of single workers: a round of four workers counts four times.
-        wait_seconds: for rows to read; no part of a step's own time.
+        worker_seconds: of every worker, from heartbeat to heartbeat: all that went by while the steps were made.
+        pull_seconds, push_seconds: the part of it in which a worker stood still for the servers.
     """
 
     configuration: Configuration
     steps: int = 0
     samples: int = 0
-    wait_seconds: float = 0.0
+    worker_seconds: float = 0.0
     pull_seconds: float = 0.0
-    compute_seconds: float = 0.0
     push_seconds: float = 0.0
 
 

@@ -251,15 +251,11 @@ class Session:
             memory_bytes=self._memory_bytes(),
             cpu_seconds=usage.ru_utime + usage.ru_stime,
         )
-        try:
-            answer = self._client.call(message, Answer, timeout_seconds=timeout_seconds)
-        except TransportError:
-            self.window.give_back(metrics)
-            raise
+        answer = self._client.call(message, Answer, timeout_seconds=timeout_seconds)
         if not answer.known:
-            self.window.give_back(metrics)
             self._register()
             return
+        self.window.delivered(metrics)
         self._beat_seconds = answer.heartbeat_seconds or self._beat_seconds
         self._delivered(sent)
         if answer.directive is not None:
@@ -290,6 +286,8 @@ class Session:
         """Delivers all progress and metrics; False when the master could not be reached in time."""
         try:
             self._heartbeat(timeout_seconds)
+            if not self.window.is_empty:  # an older window had to go first
+                self._heartbeat(timeout_seconds)
         except TransportError as error:
             log.warning("last_report_lost", reason=str(error))
             return False

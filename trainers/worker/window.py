@@ -12,7 +12,7 @@ from elastrec.platform.transport.job_messages import WindowMetrics
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
-_COUNTERS = tuple(name for name in WindowMetrics.__struct_fields__ if name != "sketch")
+_COUNTERS = tuple(name for name in WindowMetrics.__struct_fields__ if name not in ("sketch", "number"))
 
 
 class Window:
@@ -23,9 +23,11 @@ class Window:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._taking = threading.Lock()
         self._totals: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
         self._rows: list[tuple[FloatArray, FloatArray]] = []
-        self._returned = b""
+        self._number = 0
+        self._undelivered: WindowMetrics | None = None
 
     def add(self, **amounts: float) -> None:
         """Adds to the counters of these names (the fields of WindowMetrics)."""
@@ -39,16 +41,36 @@ class Window:
             self._rows.append((predictions_B, labels_B))
 
     def take(self) -> WindowMetrics:
-        """The sums since the last call, which start again from zero."""
+        """The oldest window that was not delivered yet: the same one until `delivered`, then what came since."""
+        with self._taking:
+            if self._undelivered is None:
+                self._undelivered = self._close()
+            return self._undelivered
+
+    def delivered(self, window: WindowMetrics) -> None:
+        """The master has counted this window; only now is the next one closed."""
+        with self._taking:
+            if self._undelivered is window:
+                self._undelivered = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be delivered."""
+        with self._taking:
+            return self._undelivered is None and not self._totals["steps"]
+
+    def _close(self) -> WindowMetrics:
         with self._lock:
             totals, self._totals = self._totals, dict.fromkeys(_COUNTERS, 0)
             rows, self._rows = self._rows, []
-            encoded, self._returned = self._returned, b""
+        encoded = b""
         if rows:
-            sketch = BinaryMetricsSketch.decode(encoded) if encoded else BinaryMetricsSketch.coarse()
+            sketch = BinaryMetricsSketch.coarse()
             sketch.update(np.concatenate([row[0] for row in rows]), np.concatenate([row[1] for row in rows]))
             encoded = sketch.encode()
+        self._number += 1
         return WindowMetrics(
+            number=self._number,
             samples=int(totals["samples"]),
             steps=int(totals["steps"]),
             bytes_pulled=int(totals["bytes_pulled"]),
@@ -60,15 +82,3 @@ class Window:
             push_seconds=totals["push_seconds"],
             sketch=encoded,
         )
-
-    def give_back(self, metrics: WindowMetrics) -> None:
-        """Takes sums back that could not be delivered; the next `take` holds them too."""
-        with self._lock:
-            for name in _COUNTERS:
-                self._totals[name] += getattr(metrics, name)
-            if metrics.sketch and self._returned:
-                merged = BinaryMetricsSketch.decode(metrics.sketch)
-                merged.merge(BinaryMetricsSketch.decode(self._returned))
-                self._returned = merged.encode()
-            else:
-                self._returned = metrics.sketch or self._returned

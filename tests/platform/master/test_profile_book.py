@@ -8,7 +8,7 @@ from elastrec.platform.transport.job_messages import WindowMetrics
 from elastrec.platform.transport.profile_messages import Configuration
 from tests.platform.master.world import World, running
 
-STEPS = WindowMetrics(samples=200, steps=4, wait_seconds=1.0, pull_seconds=0.2, compute_seconds=2.0, push_seconds=0.1)
+STEPS = WindowMetrics(samples=200, steps=4, pull_seconds=0.2, push_seconds=0.1)
 TWO = Configuration(2, 2, 1.0, 1.0, 1000, 1000)
 LATER = SETTLING_SECONDS + 1.0
 
@@ -19,27 +19,27 @@ def ask(world: World, **shape: int) -> None:
 
 def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
     world, book = running(), ProfileBook()
-    for time in (0.0, LATER, LATER + 1):
-        book.add(STEPS, world.state, time)
+    for time in (0.0, LATER, LATER + 1, LATER + 2.5):
+        book.add("j-worker-0", STEPS, world.state, time)
     (measured,) = book.measured()
     assert measured.configuration == TWO
-    assert (measured.steps, measured.samples, measured.compute_seconds, measured.wait_seconds) == (8, 400, 4.0, 2.0)
+    assert (measured.steps, measured.samples, measured.worker_seconds, measured.pull_seconds) == (8, 400, 2.5, 0.4)
 
 
 def test_what_is_made_right_after_a_change_counts_for_nothing():
     world, book = running(), ProfileBook()
     for time in (0.0, 0.1, SETTLING_SECONDS - 0.1):
-        book.add(STEPS, world.state, time)
+        book.add("j-worker-0", STEPS, world.state, time)
     assert book.measured() == []
 
 
 def test_while_pods_come_nothing_is_settled_and_the_configuration_is_the_wanted_one():
     world, book = running(), ProfileBook()
-    book.add(STEPS, world.state, 0.0)
+    book.add("j-worker-0", STEPS, world.state, 0.0)
     ask(world, workers=3)
     assert not is_settled(world.state)
     assert configuration_of(world.state) == Configuration(3, 2, 1.0, 1.0, 1000, 1000)
-    book.add(STEPS, world.state, LATER)
+    book.add("j-worker-0", STEPS, world.state, LATER)
     assert book.measured() == []
 
 
@@ -55,3 +55,11 @@ def test_servers_that_are_asked_for_unsettle_a_job_until_they_are_there():
     assert is_settled(world.state)
     ask(world, parameter_servers=3)
     assert not is_settled(world.state)
+
+
+def test_time_without_a_step_belongs_to_the_next_step():
+    world, book = running(), ProfileBook()
+    for time in (0.0, LATER, LATER + 3):
+        book.add("j-worker-0", STEPS, world.state, time)
+    (measured,) = book.measured()
+    assert (measured.steps, measured.worker_seconds) == (4, 3.0)

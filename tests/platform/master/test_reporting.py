@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -44,6 +45,16 @@ def test_a_window_adds_up_the_heartbeats_of_all_workers():
     assert window.auc == pytest.approx(0.75, abs=0.01)
     assert window.batch_seconds == pytest.approx({"a": 0.2, "b": 0.1})
     assert monitor.pods["b"].phase_seconds["pull"] == pytest.approx(0.1)
+
+
+def test_a_window_that_is_sent_twice_counts_once_and_a_new_process_counts_from_one_again():
+    monitor = Monitor(0.0)
+    window = WindowMetrics(number=1, samples=64, steps=1)
+    beat = Heartbeat(pod="w0", incarnation="a", generation=0, reached_version=1, metrics=window)
+    assert monitor.add(beat)
+    assert not monitor.add(beat)
+    assert monitor.add(msgspec.structs.replace(beat, incarnation="b"))
+    assert monitor.pods["w0"].samples == 128
 
 
 def test_a_damaged_sketch_of_a_window_costs_only_itself():
