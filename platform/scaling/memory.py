@@ -60,15 +60,18 @@ class Growth:
     bytes_per_row: float
     cap: float
 
-    def rows(self, samples_N: Floats, deviations: float = 0.0) -> Floats:
-        """Rows at so many samples (≥ the last seen), moved by so many standard deviations; shape (N,)."""
-        ahead_N = np.log(np.maximum(samples_N, self.last_samples) / self.last_samples)
+    def at(self, samples: float, deviations: float = 0.0) -> float:
+        """Rows at so many samples (≥ the last seen), moved by so many standard deviations."""
+        ahead = math.log(max(samples, self.last_samples) / self.last_samples)
         # Only the exponent's error matters from a point that is known; its scatter does not grow with distance.
-        error_N = np.sqrt(self.exponent_error**2 * ahead_N**2 + self.scatter**2 * np.minimum(ahead_N, 1.0))
-        exponent_N = self.exponent * ahead_N + deviations * error_N
+        error = math.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * min(ahead, 1.0))
         # A table never grows faster than by one row per id of a sample: b ≤ 1 holds for the band too.
-        grown_N = self.last_rows * np.exp(np.clip(exponent_N, 0.0, ahead_N))
-        return np.minimum(grown_N, max(self.cap, self.last_rows))
+        grown = self.last_rows * math.exp(min(max(self.exponent * ahead + deviations * error, 0.0), ahead))
+        return min(grown, max(self.cap, self.last_rows))
+
+    def rows(self, samples_N: Floats, deviations: float = 0.0) -> Floats:
+        """`at` for a picture; shape (N,)."""
+        return np.array([self.at(samples, deviations) for samples in samples_N.tolist()])
 
 
 def fit_growth(history: TableHistory) -> Growth:
@@ -110,6 +113,8 @@ def fit_growth(history: TableHistory) -> Growth:
     slope_variance = scatter**2 / spread
     # Consecutive counts of one table share their errors, so that residuals understate the slope's.
     slope_variance *= _inflation(residual_P)
+    # A curve that bends says itself how far its exponent may move: the later half against the whole.
+    slope_variance += (_recent_exponent(x_P, y_P) - slope) ** 2
     return Growth(
         table=history.table,
         log_k=log_k,
@@ -121,6 +126,13 @@ def fit_growth(history: TableHistory) -> Growth:
         bytes_per_row=history.bytes_per_row,
         cap=history.cap if history.cap is not None else math.inf,
     )
+
+
+def _recent_exponent(x_P: Floats, y_P: Floats) -> float:
+    """Slope over the later half of the points (at least three of them)."""
+    later = min(len(x_P) // 2, len(x_P) - 3)
+    x, y = x_P[later:] - x_P[later:].mean(), y_P[later:] - y_P[later:].mean()
+    return float(x @ y / max(float(x @ x), 1e-300))
 
 
 def _inflation(residual_P: Floats) -> float:
@@ -215,8 +227,7 @@ def forecast(
         require(math.isfinite(value) and value > 0, f"servers.{name}", value, "above 0", "measure the servers")
 
     def total(samples: float, deviations: float) -> float:
-        at = np.array([samples])
-        return sum(growth.bytes_per_row * float(growth.rows(at, deviations)[0]) for growth in growths)
+        return sum(growth.bytes_per_row * growth.at(samples, deviations) for growth in growths)
 
     share = servers.imbalance / servers.count
     base = max(0.0, servers.used_bytes - share * total(trained_samples, 0.0))
@@ -272,7 +283,7 @@ def _time_to(bytes_at: Callable[[float], float], safe: float, now: float, sample
         low, high = high, high * 2
     else:
         return math.inf
-    for _ in range(60):
+    for _ in range(30):
         middle = 0.5 * (low + high)
         low, high = (low, middle) if bytes_at(middle) > safe else (middle, high)
     return (high - now) / samples_per_second
