@@ -24,6 +24,7 @@ _LAZY = {
     "explain": "past_commands",
     "ledger": "past_commands",
     "inspect": "inspect_command",
+    "plan": "plan_command",
     "agent": "cluster_commands",
     "schema": "job_commands",
     "data": "data_commands",

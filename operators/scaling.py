@@ -1,0 +1,161 @@
+"""Operators of `auto_scaling`: find running jobs, propose for each, choose across all, hand the plans over.
+
+Values of `platform.scaling` travel between tasks as JSON objects; a mapped task carries its job's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from elastrec.operators.base import ElastrecOperator, no_retry_for_bad_input
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from elastrec.platform.scaling.types import JobProfile
+    from elastrec.platform.specs.scaling import ScalingSettings
+
+
+class _ScalingOperator(ElastrecOperator):
+    """Base: the settings file, read anew in every task so that a change of it counts from the next round.
+
+    Args:
+        settings_file: see `platform.specs.scaling.ScalingSettings`.
+    """
+
+    template_fields: Sequence[str] = ("settings_file",)
+
+    def __init__(self, *, settings_file: str | Path, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.settings_file = str(settings_file)
+
+    def _settings(self) -> ScalingSettings:
+        from elastrec.platform.specs.scaling import load_scaling
+
+        return load_scaling(Path(self.settings_file))
+
+
+class RunningJobsOperator(_ScalingOperator):
+    """Output: profiles of the jobs that can be decided about now; the others are in the log, each with its reason."""
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Skips the rest of the round when there is nothing to decide."""
+        from airflow.sdk.exceptions import AirflowSkipException
+
+        from elastrec.platform.jobs import scaling
+        from elastrec.platform.jobs.scaling import NotNow
+
+        with no_retry_for_bad_input():
+            settings = self._settings()
+        found = []
+        for job_id in scaling.training_jobs(self.platform):
+            told = scaling.profile(self.platform, job_id, settings)
+            if isinstance(told, NotNow):
+                self.log.info("%s is left alone: %s", job_id, told.reason)
+            else:
+                self.log.info("%s: %s, %d observations", job_id, told.allocation, len(told.observations))
+                found.append(msgspec.to_builtins(told))
+        if not found:
+            raise AirflowSkipException("no job can be decided about now")
+        return found
+
+
+class ProposeOperator(_ScalingOperator):
+    """One job's candidates. Output: `{"profile", "proposal" or None, "problem"}`.
+
+    Args:
+        profile: one element of RunningJobsOperator's output.
+    """
+
+    template_fields: Sequence[str] = ("settings_file", "profile")
+
+    def __init__(self, *, profile: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.profile = profile
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Fits the job's model and asks the policy; what goes wrong is told and costs only this job its plan."""
+        from elastrec.platform.jobs import scaling
+        from elastrec.platform.scaling.policy import load_policy, propose_safely
+        from elastrec.platform.scaling.types import JobProfile
+
+        settings = self._settings()
+        profile = msgspec.convert(self.profile, JobProfile)
+        context["map_index_name"] = profile.job_id  # type: ignore[typeddict-unknown-key]
+        proposal, problem = propose_safely(load_policy(settings.policy), profile, scaling.view(self.platform, settings))
+        for line in (*(proposal.notes if proposal else ()), problem):
+            if line:
+                self.log.info(line)
+        return {"profile": self.profile, "proposal": msgspec.to_builtins(proposal), "problem": problem}
+
+
+class SelectOperator(_ScalingOperator):
+    """The choice across all jobs. Output: one plan per job, in the order in which they are to be applied.
+
+    Args:
+        proposed: all outputs of ProposeOperator.
+    """
+
+    template_fields: Sequence[str] = ("settings_file", "proposed")
+
+    def __init__(self, *, proposed: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.proposed = proposed
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Jobs that the policy has no sound plan for stay as they are."""
+        from elastrec.platform.jobs import scaling
+        from elastrec.platform.scaling.policy import load_policy, select_safely
+        from elastrec.platform.scaling.types import JobProfile, Proposal
+
+        settings = self._settings()
+        answers = list(self.proposed)
+        profiles: list[JobProfile] = [msgspec.convert(each["profile"], JobProfile) for each in answers]
+        proposals = [msgspec.convert(each["proposal"], Proposal) for each in answers if each["proposal"]]
+        problems = {
+            profile.job_id: each["problem"] for profile, each in zip(profiles, answers, strict=True) if each["problem"]
+        }
+        decided = select_safely(
+            load_policy(settings.policy), profiles, proposals, scaling.view(self.platform, settings), problems
+        )
+        for plan in decided.plans:
+            self.log.info("%s: %s", plan.job_id, plan.reason)
+        for job_id, problem in decided.problems.items():
+            self.log.warning("%s: %s", job_id or "all jobs", problem)
+        plans: list[dict[str, Any]] = msgspec.to_builtins(decided.plans)
+        return plans
+
+
+class ApplyPlanOperator(ElastrecOperator):
+    """Hands one plan to its job's master and writes the decision into the job's MLflow run. Output: `Applied`.
+
+    Args:
+        plan: one element of SelectOperator's output.
+    """
+
+    template_fields: Sequence[str] = ("plan",)
+
+    def __init__(self, *, plan: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.plan = plan
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """A plan that the master refuses, or that is stale, is said so and changes nothing."""
+        from elastrec.operators.links import push_link
+        from elastrec.platform.jobs import scaling
+        from elastrec.platform.scaling.types import Plan
+
+        plan = msgspec.convert(self.plan, Plan)
+        context["map_index_name"] = plan.job_id  # type: ignore[typeddict-unknown-key]
+        applied = scaling.apply(self.platform, plan)
+        push_link(context, scaling.log_decision(self.platform, plan, applied))
+        if applied.changed:
+            self.log.info("%s: %s → %s", applied.job_id, applied.before, applied.after)
+        else:
+            self.log.info("%s stays: %s", applied.job_id, applied.reason)
+        found: dict[str, Any] = msgspec.to_builtins(applied)
+        return found
