@@ -175,7 +175,7 @@ def run_worker(network: str, batch: int, rows: int, address: str) -> None:
             loss_of(model(numbers, sparse).squeeze(-1), labels).backward()
             moments.append(clock())
             left = collection.take_row_gradients()
-            client.push(left.pulled, left.gradients, flat.gradients, batch)
+            client.push(left.pulled, left.gradients, flat.gradients, batch, hold=True)
             moments.append(clock())
             spent = np.diff(moments)
             ask, load, compute, push = ask + spent[0], load + spent[1], compute + spent[2], push + spent[3]

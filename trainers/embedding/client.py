@@ -6,7 +6,7 @@
     client.init_dense(flat.values)                              # first worker wins; idempotent
     pulled = client.pull(client.router.route(...), dense=True)  # returns at once
     rows = pulled.rows()                                        # waits
-    client.push(pulled, row_gradients, dense_gradient, samples) # returns at once
+    client.push(pulled, row_gradients, dense_gradient, samples, hold=True)  # leaves with the next pull, or `release`
     client.flush()                                              # every push is applied
 
 Requests to one server are answered in the order in which they were made: a pull made after a push sees it. Errors of a
@@ -29,7 +29,7 @@ from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.embedding.lane import Lane, Reply, RoutingChangedError
 from elastrec.trainers.embedding.routing import RoutedIds, Router
 from elastrec.trainers.parameter_server.dense_slice import layout_size, slice_bounds
-from elastrec.trainers.parameter_server.messages import InitDense, Join, Leave, Parameter, Pull, Push, Stamp
+from elastrec.trainers.parameter_server.messages import InitDense, Join, Leave, Parameter, Pull, Push, PushPull, Stamp
 from elastrec.trainers.parameter_server.plan import TablePlan
 
 __all__ = ["ParameterClient", "Pulled", "RoutingChangedError"]
@@ -122,6 +122,7 @@ class ParameterClient:
         self._version = -1
         self._sequence = 0
         self._pushes: deque[list[Future[Reply]]] = deque()
+        self._held: tuple[Push, list[list[Array]]] | None = None
 
     # Connection
 
@@ -162,7 +163,7 @@ class ParameterClient:
         """Drops the connections with everything in flight; pushes that were not flushed may or may not be applied."""
         for lane in self._lanes:
             lane.close()
-        self._lanes, self._router, self._stamp = [], None, None
+        self._lanes, self._router, self._stamp, self._held = [], None, None, None
         self._pushes.clear()
 
     def close(self, timeout_seconds: float = 5.0) -> None:
@@ -183,6 +184,7 @@ class ParameterClient:
         if values.shape != (total,):
             raise ValueError(f"values of shape {values.shape} for a layout of {total} elements")
         stamp = self._require_stamp()
+        self.release()
         replies = []
         for server, lane in enumerate(self._lanes):
             start, end = slice_bounds(total, server, len(self._lanes))
@@ -195,14 +197,26 @@ class ParameterClient:
         self._raise_failures()
         stamp = self._require_stamp()
         self._check_layout(routed)
-        message = Pull(stamp=stamp, read_only=read_only, dense=dense)
-        replies = [
-            lane.send(message, [routed.counts[server], routed.of_server(server, routed.ids)])
-            for server, lane in enumerate(self._lanes)
-        ]
+        message: Pull | PushPull = Pull(stamp=stamp, read_only=read_only, dense=dense)
+        arrays = [[routed.counts[server], routed.of_server(server, routed.ids)] for server in range(len(self._lanes))]
+        held, self._held = self._held, None
+        if held is not None:
+            message = PushPull(push=held[0], pull=message)
+            arrays = [pushed + asked for pushed, asked in zip(held[1], arrays, strict=True)]
+        replies = self._send(message, arrays)
+        if held is not None:
+            self._pushes.append(replies)
         return Pulled(routed, self._dimensions, replies)
 
-    def push(self, pulled: Pulled, row_gradients: Sequence[Array], dense_gradient: Array | None, samples: int) -> int:
+    def push(
+        self,
+        pulled: Pulled,
+        row_gradients: Sequence[Array],
+        dense_gradient: Array | None,
+        samples: int,
+        *,
+        hold: bool = False,
+    ) -> int:
         """Sends the gradients of one step to every server; returns at once with the number of bytes.
 
         The arrays must not change until the push is applied.
@@ -211,16 +225,19 @@ class ParameterClient:
             row_gradients: per table group [U_g, D_g] float32, laid out like `pulled.rows()`; not copied.
             dense_gradient: [P] float32, not copied; None for none.
             samples: rows of the batch.
+            hold: send it together with the next `pull`, in one round trip. Others may wait for this push: when no pull
+                follows at once, call `release`.
         """
         self._raise_failures()
+        self.release()
         routed, stamp, servers = pulled.routed, self._require_stamp(), len(self._lanes)
         self._check_layout(routed)
         message = Push(stamp=stamp, sequence=self._sequence, samples=samples)
         self._sequence += 1
         dense = np.empty(0, np.float32) if dense_gradient is None else np.ascontiguousarray(dense_gradient, np.float32)
         nothing, starts, sent = np.empty(0, np.int32), [0] * len(row_gradients), 0
-        replies = []
-        for server, lane in enumerate(self._lanes):
+        shares = []
+        for server in range(servers):
             runs = []
             for group, gradients in enumerate(row_gradients):
                 end = starts[group] + int(routed.group_sizes[group, server])
@@ -235,9 +252,17 @@ class ParameterClient:
                 dense[low:high],
             ]
             sent += sum(array.nbytes for array in arrays)
-            replies.append(lane.send(message, arrays))
-        self._pushes.append(replies)
+            shares.append(arrays)
+        self._held = message, shares
+        if not hold:
+            self.release()
         return sent
+
+    def release(self) -> None:
+        """Sends the push that waits for a pull, if there is one; returns at once."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._pushes.append(self._send(*held))
 
     def flush(self) -> None:
         """Waits until every push is applied.
@@ -246,6 +271,7 @@ class ParameterClient:
             RoutingChangedError: wait for a newer directive, then connect; the pushes may or may not be applied.
             TransportError: a server refused.
         """
+        self.release()
         while self._pushes:
             for reply in self._pushes[0]:
                 reply.result()
@@ -255,7 +281,7 @@ class ParameterClient:
     def pushes_applied(self) -> int:
         """How many of this client's pushes, counted from its first, every server has answered. Does not wait."""
         self._raise_failures()
-        return self._sequence - len(self._pushes)
+        return self._sequence - len(self._pushes) - (self._held is not None)
 
     def join(self) -> None:
         """Takes part in bsp and ssp; needed only to make others wait for this worker before its first request."""
@@ -267,8 +293,12 @@ class ParameterClient:
         self._tell(Leave(stamp=self._require_stamp()))
 
     def _tell(self, message: Join | Leave) -> None:
+        self.release()
         for reply in [lane.send(message) for lane in self._lanes]:
             reply.result()
+
+    def _send(self, message: msgspec.Struct, arrays: Sequence[Sequence[Array]]) -> list[Future[Reply]]:
+        return [lane.send(message, share) for lane, share in zip(self._lanes, arrays, strict=True)]
 
     def _require_stamp(self) -> Stamp:
         if self._stamp is None:

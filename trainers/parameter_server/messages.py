@@ -6,6 +6,7 @@ Every request with arrays carries a `Stamp`. Rows of all tables travel in one fr
     Rows     ← rows [sum of U_g * D_g] float32 (group after group), dense [S] float32 or empty
     Push     → counts [T], ids [U], gradients [sum of U_g * D_g] float32, sightings [U] int32 or empty,
                dense gradient [S] float32 or empty
+    PushPull → the five arrays of a Push and the two of a Pull; answered as the Pull once the Push is applied
     InitDense→ this server's slice [S] float32 of the initial dense vector
 
 A training pull changes nothing: a row that does not exist yet is answered with its first value (zero while its id is
@@ -59,6 +60,13 @@ class Applied(Message):
     """The push is in the parameters (with bsp: its whole round)."""
 
     sequence: int
+
+
+class PushPull(Message):
+    """A push and the pull that follows it in one round trip; repeated like a Push, for its pull changes nothing."""
+
+    push: Push
+    pull: Pull
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
@@ -129,5 +137,7 @@ class Stats(Message):
     members: list[str]
 
 
+REQUESTS: tuple[type[Message], ...] = (Pull, Push, PushPull, InitDense, Join, Leave)
+"""What a server's stream takes."""
 ANSWERS: tuple[type[Message], ...] = (Rows, Applied, Initialised, Accepted, Stale, Blocked)
 """What a stream may answer."""

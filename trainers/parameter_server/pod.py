@@ -33,17 +33,7 @@ from elastrec.platform.transport.job_messages import (
     Registered,
     SavedPart,
 )
-from elastrec.trainers.parameter_server.messages import (
-    GetStats,
-    InitDense,
-    Join,
-    Leave,
-    Message,
-    Pull,
-    Push,
-    Stale,
-    Stats,
-)
+from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Message, Stale, Stats
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
@@ -136,7 +126,7 @@ class ServerPod:
         rpc = RpcServer(
             {GetStats: handlers.stats},
             token=self._settings.token,
-            array_handlers=dict.fromkeys((Pull, Push, InitDense, Join, Leave), handlers.answer),
+            array_handlers=dict.fromkeys(REQUESTS, handlers.answer),
             host=self._settings.listen,
             port=self._settings.port,
             tls=self._settings.tls,

@@ -13,6 +13,9 @@ from elastrec.trainers.parameter_server.plan import TablePlan
 
 Array = np.ndarray[Any, Any]
 
+PUSH_ARRAYS = 5
+"""Arrays of a push: counts, ids, gradients, sightings, dense gradient."""
+
 
 def _check_array(name: str, array: Array, dtype: type, dimensions: int = 1) -> None:
     if array.dtype != dtype or array.ndim != dimensions:
@@ -45,7 +48,7 @@ def check_push(plan: TablePlan, arrays: Sequence[Array], samples: int) -> Gradie
     Raises:
         TransportError: an array is missing or has the wrong type or length, or `samples` is negative.
     """
-    if len(arrays) != 5 or samples < 0:
+    if len(arrays) != PUSH_ARRAYS or samples < 0:
         raise TransportError(f"a push has five arrays and samples >= 0, not {len(arrays)} and {samples}")
     counts, ids = check_ids(plan, arrays)
     gradients, sightings, dense = arrays[2], arrays[3], arrays[4]

@@ -36,13 +36,14 @@ from elastrec.trainers.parameter_server.messages import (
     Message,
     Pull,
     Push,
+    PushPull,
     Rows,
     Stale,
     Stamp,
     Stats,
 )
 from elastrec.trainers.parameter_server.plan import TablePlan, plan_of_job
-from elastrec.trainers.parameter_server.requests import check_ids, check_push
+from elastrec.trainers.parameter_server.requests import PUSH_ARRAYS, check_ids, check_push
 from elastrec.trainers.parameter_server.row_store import RowStore
 
 Array = np.ndarray[Any, Any]
@@ -215,6 +216,7 @@ class ParameterServer:
         return {
             Pull: self.pull,
             Push: self.push,
+            PushPull: self.push_pull,
             InitDense: self.init_dense,
             Join: self.join,
             Leave: self.leave,
@@ -231,8 +233,23 @@ class ParameterServer:
 
     def pull(self, request: Pull, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
+        return self._pull(request, arrays, time.monotonic() + _PATIENCE_SECONDS)
+
+    def push(self, request: Push, arrays: list[Array]) -> tuple[Message, list[Array]]:
+        """See messages."""
+        return self._push(request, arrays, time.monotonic() + _PATIENCE_SECONDS)
+
+    def push_pull(self, request: PushPull, arrays: list[Array]) -> tuple[Message, list[Array]]:
+        """See messages."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        answer, nothing = self._push(request.push, arrays[:PUSH_ARRAYS], deadline)
+        if not isinstance(answer, Applied):
+            return answer, nothing
+        return self._pull(request.pull, arrays[PUSH_ARRAYS:], deadline)
+
+    def _pull(self, request: Pull, arrays: list[Array], deadline: float) -> tuple[Message, list[Array]]:
         counts, ids = check_ids(self.plan, arrays)
-        stamp, deadline = request.stamp, time.monotonic() + _PATIENCE_SECONDS
+        stamp = request.stamp
         with self.changed:
             while True:
                 if stale := self._stale(stamp):
@@ -264,10 +281,9 @@ class ParameterServer:
             # Sent after the lock is released, while others push: a step leaves this array alone (see DenseSlice).
             return Rows(), [flat, self.dense.values]
 
-    def push(self, request: Push, arrays: list[Array]) -> tuple[Message, list[Array]]:
-        """See messages."""
+    def _push(self, request: Push, arrays: list[Array], deadline: float) -> tuple[Message, list[Array]]:
         gradient = check_push(self.plan, arrays, request.samples)
-        stamp, sequence, deadline = request.stamp, request.sequence, time.monotonic() + _PATIENCE_SECONDS
+        stamp, sequence = request.stamp, request.sequence
         with self.changed:
             if stale := self._stale(stamp):
                 return stale, []

@@ -5,9 +5,10 @@ shards, minibatch by minibatch:
 
     read ─► pull rows and dense parameters ─► forward, backward ─► push gradients ─► acknowledge the samples
 
-and with `overlap_pull` the pull of the next minibatch is under way while this one computes. A minibatch counts only
-once the servers have applied it. Whatever is lost on the way (a server, a connection, a rollback of the job) ends in
-the same place: everything in flight is dropped and the feed begins again at the last acknowledged row.
+and with `overlap_pull` the pull of the next minibatch is under way while this one computes; a push then leaves together
+with the pull after that one. A minibatch counts only once the servers have applied it. Whatever is lost on the way (a
+server, a connection, a rollback of the job) ends in the same place: everything in flight is dropped and the feed begins
+again at the last acknowledged row.
 """
 
 from __future__ import annotations
@@ -70,12 +71,13 @@ def _work(worker: Worker, directive: Directive) -> None:
         if isinstance(entry, Item):
             started = worker.pull(entry)
             if ahead:
-                worker.finish(ahead)
+                worker.finish(ahead, hold=True)
             ahead = started
             if not overlap:
                 worker.finish(ahead)
                 ahead = None
             continue
+        worker.release()
         if ahead:
             worker.finish(ahead)
             ahead = None
@@ -84,8 +86,10 @@ def _work(worker: Worker, directive: Directive) -> None:
             worker.rest()
         if isinstance(entry, Finished):
             session.wait_for_change(directive, float("inf"))
-    if ahead and session.directive.generation == directive.generation:
-        worker.finish(ahead)
+    if session.directive.generation == directive.generation:
+        worker.release()
+        if ahead:
+            worker.finish(ahead)
 
 
 def _settle(worker: Worker, directive: Directive) -> None:

@@ -91,14 +91,15 @@ class Step:
             TransportError: the servers are not those of the routing any more.
         """
         if not item.batch.num_rows:
+            self.client.release()
             return InFlight(item, None, None)
         inputs = inputs_of(item.batch)
         dense = self.model.training or not self._dense_is_current
         self._dense_is_current = True
         return InFlight(item, inputs, self.collection.prefetch(inputs.sparse, dense=dense))
 
-    def train(self, started: InFlight) -> None:
-        """Forward, backward, push; the push is under way when this returns.
+    def train(self, started: InFlight, *, hold: bool) -> None:
+        """Forward, backward, push; the push is under way when this returns, or is held for the next pull.
 
         Raises:
             TransportError: rows or gradients were lost; nothing of this step counts.
@@ -124,7 +125,7 @@ class Step:
         computed = clock()
         left = self.collection.take_row_gradients()
         samples = started.item.batch.num_rows
-        sent = self.client.push(left.pulled, left.gradients, self.flat.gradients, samples)
+        sent = self.client.push(left.pulled, left.gradients, self.flat.gradients, samples, hold=hold)
         self._window.add(
             samples=samples, steps=1, loss_sum=loss_value * samples,
             pull_seconds=pulled - began, compute_seconds=computed - pulled, push_seconds=clock() - computed,

@@ -103,15 +103,23 @@ class Worker:
         self._takes_part = self._kind == "train"
         return self.step.pull(item)
 
-    def finish(self, started: InFlight) -> None:
-        """Trains or evaluates a minibatch whose pull was started, and acknowledges what was applied meanwhile."""
+    def finish(self, started: InFlight, *, hold: bool = False) -> None:
+        """Trains or evaluates a minibatch whose pull was started, and acknowledges what was applied meanwhile.
+
+        Args:
+            hold: its push travels with the next pull, which must follow at once (else `release`).
+        """
         if self._kind == "train":
-            self.step.train(started)
+            self.step.train(started, hold=hold)
             self._pushes += started.pulled is not None
             self._unacknowledged.append((self._pushes, started.item.shard, started.item.end_offset))
             self._acknowledge(self._applied())
         else:
             self._evaluate(started)
+
+    def release(self) -> None:
+        """Sends a push that was held for the next pull: there is none yet."""
+        self.step.client.release()
 
     def _evaluate(self, started: InFlight) -> None:
         item = started.item

@@ -108,6 +108,46 @@ def test_a_pull_after_a_push_sees_it_and_evaluation_answers_zero_for_unknown_row
         client.close()
 
 
+def test_a_held_push_travels_with_the_next_pull_to_every_server() -> None:
+    with running_servers(SPEC, 2) as (routing, servers):
+        client = client_of()
+        client.connect(routing, 1)
+        client.init_dense(np.zeros(7, np.float32))
+        collection = RemoteEmbeddingBagCollection(configs(), client)
+        before = collection(features([1, 2], [3])).values()
+        before.sum().backward()
+        left = collection.take_row_gradients()
+        client.push(left.pulled, left.gradients, np.ones(7, np.float32), 2, hold=True)
+        assert client.pushes_applied == 0
+        assert [server._pushes for server in servers] == [0, 0]
+        pulled = collection.prefetch(batch := features([1, 2], [3]), dense=True)
+        after = collection(batch).values()
+        np.testing.assert_allclose((before - after)[0, DIMENSION:].detach(), 0.02, atol=1e-4)
+        assert (pulled.dense() < 0).all()
+        assert client.pushes_applied == 1
+        assert [server._pushes for server in servers] == [1, 1]
+        client.close()
+
+
+@pytest.mark.parametrize("action", ["release", "flush", "leave", "push", "abort"])
+def test_a_held_push_is_sent_before_whatever_else_is_asked_and_forgotten_by_abort(action: str) -> None:
+    with running_servers(SPEC) as (routing, servers):
+        client = client_of()
+        client.connect(routing, 1)
+        collection = RemoteEmbeddingBagCollection(configs(), client)
+        collection(features([1], [2])).values().sum().backward()
+        left = collection.take_row_gradients()
+        client.push(left.pulled, left.gradients, None, 1, hold=True)
+        if action == "push":
+            client.push(left.pulled, left.gradients, None, 1, hold=True)
+        else:
+            getattr(client, action)()
+        client.connect(routing, 1) if action == "abort" else client.flush()
+        client.join()
+        assert servers[0]._pushes == {"push": 2, "abort": 0}.get(action, 1)
+        client.close()
+
+
 def test_empty_bags_are_zero_and_keys_come_in_the_tables_order() -> None:
     with running_servers(SPEC) as (routing, _):
         client = client_of()

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from elastrec.platform.specs.errors import TransportError
+from elastrec.trainers.parameter_server import server as server_module
 from elastrec.trainers.parameter_server.messages import (
+    REQUESTS,
     Applied,
+    Blocked,
     GetStats,
     InitDense,
     Join,
@@ -18,6 +21,7 @@ from elastrec.trainers.parameter_server.messages import (
     Parameter,
     Pull,
     Push,
+    PushPull,
     Rows,
     Stale,
     Stamp,
@@ -46,6 +50,16 @@ def pull(server: ParameterServer, worker: str, ids: list[int]) -> Any:
     return server.pull(message, [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)])
 
 
+def gradient(ids: list[int], value: float) -> list[np.ndarray]:
+    return [
+        np.array([len(ids), 0], np.int32),
+        np.array(ids, np.int64),
+        np.full(len(ids) * DIMENSION, value, np.float32),
+        np.empty(0, np.int32),
+        np.full(2, value, np.float32),
+    ]
+
+
 def push(
     server: ParameterServer,
     worker: str,
@@ -55,14 +69,20 @@ def push(
     samples: int = 1,
     **names: Any,
 ) -> Any:
-    arrays = [
-        np.array([len(ids), 0], np.int32),
-        np.array(ids, np.int64),
-        np.full(len(ids) * DIMENSION, value, np.float32),
-        np.empty(0, np.int32),
-        np.full(2, value, np.float32),
-    ]
-    return server.push(Push(stamp=stamp(worker, **names), sequence=sequence, samples=samples), arrays)
+    message = Push(stamp=stamp(worker, **names), sequence=sequence, samples=samples)
+    return server.push(message, gradient(ids, value))
+
+
+def push_pull(server: ParameterServer, worker: str, sequence: int, ids: list[int], value: float, **names: Any) -> Any:
+    """Pushes gradients of the ids and pulls the same rows."""
+    mine = stamp(worker, **names)
+    message = PushPull(push=Push(stamp=mine, sequence=sequence, samples=1), pull=Pull(stamp=mine, dense=True))
+    asked = [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)]
+    return server.push_pull(message, gradient(ids, value) + asked)
+
+
+def test_every_request_has_a_handler() -> None:
+    assert set(server_of().array_handlers()) == set(REQUESTS)
 
 
 def test_a_repeated_push_is_applied_once_and_a_new_process_counts_anew() -> None:
@@ -73,6 +93,35 @@ def test_a_repeated_push_is_applied_once_and_a_new_process_counts_anew() -> None
     np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.25, atol=1e-6)
     push(server, "a", 0, [5], 0.25, incarnation="another")
     np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.5, atol=1e-6)
+
+
+def test_a_pull_that_travels_with_a_push_sees_it_and_repeating_both_applies_the_push_once() -> None:
+    server = server_of()
+    start = pull(server, "a", [5])[1][0]
+    for _ in range(3):
+        answer, (rows, dense) = push_pull(server, "a", 0, [5], 0.25)
+        assert answer == Rows()
+        np.testing.assert_allclose(rows, start - 0.25, atol=1e-6)
+        np.testing.assert_allclose(dense, [-0.25, -0.25])
+    assert server.stats(GetStats()).pushes == 1
+
+
+def test_a_pull_that_travels_with_a_push_waits_for_the_pushs_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_PATIENCE_SECONDS", 0.01)
+    server = server_of("bsp")
+    for worker in ("a", "b"):
+        server.join(Join(stamp=stamp(worker)), [])
+    start = pull(server, "a", [5])[1][0]
+    assert push_pull(server, "a", 0, [5], 0.25) == (Blocked(), [])
+    push(server, "b", 0, [5], 0.75)
+    np.testing.assert_allclose(push_pull(server, "a", 0, [5], 0.25)[1][0], start - 0.5, atol=1e-6)
+    assert server.stats(GetStats()).pushes == 2
+
+
+def test_a_refused_push_takes_the_pull_that_travels_with_it_along() -> None:
+    server = server_of()
+    assert push_pull(server, "a", 0, [5], 1.0, generation=0) == (Stale(epoch=1, generation=1, ready=True), [])
+    assert (server.stats(GetStats()).pushes, server.stats(GetStats()).pulls) == (0, 0)
 
 
 def test_other_epochs_and_generations_are_told_what_is_current() -> None:
