@@ -26,7 +26,7 @@ from benchmarks.processes.jobs import private_platform, run_job
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.trainers.threads import process_settings
 
-BATCH, WORKERS, SERVERS = 1024, 4, 2
+BATCH, WORKERS, SERVERS = 512, 4, 2
 MODES: dict[str, dict[str, Any]] = {
     "one_worker": {"workers": 1, "batch": BATCH, "consistency": {"mode": "async"}},
     "async": {"workers": WORKERS, "batch": BATCH, "consistency": {"mode": "async"}},
@@ -51,9 +51,9 @@ def job_content(log: GenerateReport, mode: str, seed: int) -> dict[str, Any]:
     shard_batches = 32 * BATCH // of["batch"]
     spec = {
         "model": {
-            "architecture": "dlrm",
+            "architecture": "dcn_v2",
             "embedding_dimension": 8,
-            "options": {"bottom_layer_sizes": [64, 32], "top_layer_sizes": [128, 64]},
+            "options": {"layer_sizes": [64, 32]},
         },
         "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
         "training": {
@@ -63,9 +63,11 @@ def job_content(log: GenerateReport, mode: str, seed: int) -> dict[str, Any]:
             "consistency": of["consistency"],
         },
         "optimizers": {
-            "rows": {"kind": "adagrad", "learning_rate": 0.1},
-            "dense": {"kind": "adam", "learning_rate": 0.004},
+            "rows": {"kind": "adagrad", "learning_rate": 0.05},
+            "dense": {"kind": "adam", "learning_rate": 0.001},
         },
+        # Ids that were seen once or never should say nothing.
+        "tables": {f"C{number + 1}": {"initial_range": 0.02} for number in range(log.spec.sparse)},
         "resources": {
             "worker": {"count": of["workers"], "cores": 1.0, "memory": "2Gi"},
             "parameter_server": {"count": SERVERS, "cores": 1.0, "memory": "1Gi"},
@@ -126,7 +128,7 @@ def figures_of(results: dict[str, list[float]], log: GenerateReport, rounds: int
     medians = {name: statistics.median(aucs) for name, aucs in results.items()}
     settings = {
         "rows": log.days[0].rows, "evaluation_rows": log.days[-1].rows, "rounds": rounds, "step": f"{BATCH} samples",
-        "bsp_batch_per_worker": BATCH // WORKERS, "workers": WORKERS, "servers": SERVERS, "network": "dlrm",
+        "bsp_batch_per_worker": BATCH // WORKERS, "workers": WORKERS, "servers": SERVERS, "network": "dcn_v2",
     }  # fmt: skip
     return [
         Figure("equal_models.spread", max(medians.values()) - min(medians.values()), "AUC", at_most=0.002,

@@ -7,6 +7,7 @@ FusedEmbeddingBagCollection with its RowWiseAdagrad, and torch's Adam.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 from torch import nn
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
@@ -25,6 +27,7 @@ from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import existing_partitions
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.master.shards import shard_order, shard_seed
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.trainers.models import FeatureSchema, build_model
 
@@ -34,12 +37,15 @@ Rows = tuple[Any, Any, Any]
 
 
 def read(spec: JobSpec, *, last: bool) -> Rows:
-    """All rows of the last partition, or in shuffled order those of the others; scalar features only."""
+    """All rows of the last partition, or those of the others in the order in which a job's shards hold them.
+
+    Scalar features only.
+    """
     partitions = existing_partitions(spec.data)
     manifest = build_manifest(spec.data, partitions[-1:] if last else partitions[:-1])
     ids, dense, labels = [], [], []
     reader = ShardReader(spec.data, manifest)
-    for batch in reader.read(0, manifest.rows, seed=spec.training.seed, shuffle=not last, batch_size=_READ_ROWS):
+    for batch in _batches(reader, spec, manifest.rows, shuffled=not last):
         found = ids_of(batch)
         assert found.scalar, "lists would need offsets, which no benchmark needs yet"
         ids.append(found.values.reshape(len(found.keys), -1))
@@ -48,6 +54,18 @@ def read(spec: JobSpec, *, last: bool) -> Rows:
         labels.append(label_of(batch).copy())
     reader.close()
     return np.concatenate(ids, 1), np.concatenate(dense), np.concatenate(labels)
+
+
+def _batches(reader: ShardReader, spec: JobSpec, rows: int, *, shuffled: bool) -> Iterator[pa.RecordBatch]:
+    if not shuffled:
+        yield from reader.read(0, rows, seed=0, shuffle=False, batch_size=_READ_ROWS)
+        return
+    seed, size = spec.training.seed, spec.training.batch_size * spec.training.batches_per_shard
+    for shard in shard_order(seed, 0, math.ceil(rows / size)).tolist():
+        first = shard * size
+        yield from reader.read(
+            first, min(size, rows - first), seed=shard_seed(seed, 0, shard), shuffle=True, batch_size=_READ_ROWS
+        )
 
 
 def numbered(train: Rows, scored: Rows) -> tuple[Rows, Rows, list[int]]:
@@ -90,8 +108,9 @@ def train_and_score(spec: JobSpec) -> dict[str, Any]:
         device=torch.device("cpu"),
     )
     # As rows start on our servers; torchrec's fused tables pass over their configs' init_fn.
-    for table in collection.state_dict().values():
-        table.uniform_(-(width**-0.5), width**-0.5)
+    for name, table in zip(names, collection.state_dict().values(), strict=True):
+        reach = spec.table(name).initial_range or width**-0.5
+        table.uniform_(-reach, reach)
     schema = FeatureSchema(
         tuple(feature.name for feature in spec.data.dense), tuple(names), spec.model.embedding_dimension
     )

@@ -43,7 +43,8 @@ def start(role: str, cluster: dict[str, list[str]]) -> None:
     """A TensorFlow server of a role, for ever."""
     import tensorflow as tf
 
-    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    # Operators compute on one thread. Those between operators only wait for each other: with one, nothing would move.
+    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=4)
     server = tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=role, task_index=0, protocol="grpc", config=config
     )
@@ -147,7 +148,6 @@ def coordinate(batch: int, rows: int, tables: int) -> None:
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(cluster), rpc_layer="grpc")
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

@@ -1,0 +1,13 @@
+"""Benchmarks as the command line calls them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def benchmark(name: str, *arguments: str, timeout_seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
+        capture_output=True, text=True, check=False, timeout=timeout_seconds,
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""The sides of `equal_models`: steps of one size, the rows of a job's shards, and the figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.equal_models import BATCH, MODES, ONE_PROCESS, click_log, figures_of, job_content
+from benchmarks.processes.one_process import numbered, read, train_and_score
+from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.specs.job import TrainingJob
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> GenerateReport:
+    return click_log(tmp_path_factory.mktemp("data") / "clicks", 40_000)
+
+
+def test_a_step_takes_the_same_samples_and_a_shard_holds_the_same_rows_in_every_mode(log: GenerateReport) -> None:
+    for mode in (ONE_PROCESS, *MODES):
+        training = TrainingJob.model_validate(job_content(log, mode, 1)).spec.training
+        pushes_of_a_step = MODES[mode]["workers"] if training.consistency.mode == "bsp" else 1
+        assert training.batch_size * pushes_of_a_step == BATCH
+        assert training.batch_size * training.batches_per_shard == 32 * BATCH
+
+
+def test_the_single_process_reads_every_row_once_and_numbers_ids_without_gaps(log: GenerateReport) -> None:
+    spec = TrainingJob.model_validate(job_content(log, ONE_PROCESS, 1)).spec
+    train, scored = read(spec, last=False), read(spec, last=True)
+    assert len(train[2]) == len(scored[2]) == 40_000
+    assert train[2].sum() == log.days[0].positives and scored[2].sum() == log.days[1].positives
+    new_train, new_scored, sizes = numbered(train, scored)
+    for feature, size in enumerate(sizes):
+        ids = np.concatenate([new_train[0][feature], new_scored[0][feature]])
+        assert np.array_equal(np.unique(ids), np.arange(size))
+
+
+def test_the_single_process_learns_something_of_the_teacher(log: GenerateReport) -> None:
+    answer = train_and_score(TrainingJob.model_validate(job_content(log, ONE_PROCESS, 1)).spec)
+    best = log.days[1].best_auc
+    assert answer["samples_trained"] == 40_000
+    assert best is not None and 0.6 < answer["auc"] < best
+
+
+def test_the_figures_are_the_distances_between_medians_and_to_the_teacher(log: GenerateReport) -> None:
+    best = log.days[1].best_auc
+    assert best is not None
+    results = {"a": [best - 0.001, best - 0.004, best - 0.003], "b": [best - 0.009, best - 0.009, best]}
+    spread, below, *each = figures_of(results, log, 3)
+    assert (spread.value, spread.met) == (pytest.approx(0.006), False)
+    assert (below.value, below.met) == (pytest.approx(0.009), True)
+    assert [figure.value for figure in each] == [best - 0.003, best - 0.009]
