@@ -30,7 +30,7 @@ class LogShape:
     samples_per_session: float = 16.2
     open_sessions: int = 25_000
     user_lists: int = 1
-    length: int = 100
+    length: int = 128
     item_share: float = 0.19
     stays: float = 0.95
     vocabulary: int = 10_000_000
