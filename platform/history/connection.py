@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -15,6 +16,8 @@ from elastrec.platform.specs.errors import HistoryError
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+_DATABASE_FILE = "sqlite:///"
 
 
 class Connection:
@@ -63,7 +66,7 @@ class Connection:
             found = self._client.get_experiment_by_name(self._experiment)
             if found is None:
                 try:
-                    return str(self._client.create_experiment(self._experiment))
+                    return str(self._client.create_experiment(self._experiment, self._artifacts()))
                 except MlflowException as error:
                     if error.error_code != "RESOURCE_ALREADY_EXISTS":
                         raise
@@ -74,6 +77,14 @@ class Connection:
                 "(mlflow experiments restore) or name another in spec.history.experiment"
             )
         return str(found.experiment_id)
+
+    def _artifacts(self) -> str | None:
+        """Where a new experiment keeps its files: beside a database file; a server chooses itself."""
+        # MLflow's own choice is `mlruns` in the folder that somebody happens to stand in.
+        if not self._tracking_uri.startswith(_DATABASE_FILE):
+            return None
+        database = Path(self._tracking_uri.removeprefix(_DATABASE_FILE).partition("?")[0])
+        return (database.absolute().parent / "artifacts").as_uri()
 
     def run_url(self, run_id: str) -> str:
         """Page of a run; empty when nobody serves MLflow's pages (a database file as tracking URI)."""
