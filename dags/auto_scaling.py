@@ -16,7 +16,7 @@ DOCUMENTATION = """
 
 | task | what it does |
 |---|---|
-| `running_jobs` | reads from every master how fast its job was in each configuration; skips the rest if there is nothing to decide |
+| `running_jobs` | asks the masters how fast jobs were in each configuration; the rest is skipped if there is none |
 | `propose` | one per job: fits the throughput model, lists what could be done and what it would bring |
 | `select` | chooses across all jobs under what is free; plans that save go first |
 | `apply` | one per job: hands the plan to the master; the decision and all candidates go into the job's MLflow run |

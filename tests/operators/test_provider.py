@@ -92,7 +92,7 @@ def test_a_folder_without_an_agent_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_dag_files_can_be_read(dags: DagBag) -> None:
     assert dags.import_errors == {}
-    assert set(dags.dags) == {"daily_retraining", "click_log_arrived"}
+    assert set(dags.dags) == {"daily_retraining", "click_log_arrived", "auto_scaling"}
 
 
 def test_the_daily_dag_reads_as_the_life_of_a_job(dags: DagBag) -> None:
@@ -103,6 +103,15 @@ def test_the_daily_dag_reads_as_the_life_of_a_job(dags: DagBag) -> None:
     assert dag.get_task("launch").is_setup
     assert not dag.catchup
     assert all(dag.get_task(step).retries >= 2 for step in steps)
+
+
+def test_scaling_runs_one_round_at_a_time_with_one_task_per_job(dags: DagBag) -> None:
+    dag = dags.dags["auto_scaling"]
+    assert [task.task_id for task in dag.topological_sort()] == ["running_jobs", "propose", "select", "apply"]
+    assert dag.max_active_runs == 1 and not dag.catchup
+    for task_id in ("propose", "apply"):
+        assert dag.get_task(task_id).is_mapped
+        assert "map_index_name" in str(dag.get_task(task_id).map_index_template)
 
 
 def test_dag_files_load_neither_torch_nor_mlflow() -> None:
