@@ -1,0 +1,66 @@
+"""Nodes of a simulated cluster and the pods on them: first fit, nothing is overcommitted. Pure bookkeeping."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastrec.platform.scaling.amounts import Capacity, Resources, require
+from elastrec.platform.specs.errors import ScalingError
+
+
+class Nodes:
+    """Equal nodes with free cores and bytes."""
+
+    def __init__(self, count: int, size: Resources) -> None:
+        """Empty nodes.
+
+        Raises:
+            ScalingError: no node, or a node of nothing.
+        """
+        require(count >= 1, "nodes.count", count, "at least 1", "a cluster has nodes")
+        good = size.cores > 0 and size.memory_bytes > 0
+        require(good, "nodes.size", size, "cores and bytes above 0", "give the size of a node")
+        self.size, self.count = size, count
+        self._cores = np.full(count, size.cores)
+        self._bytes = np.full(count, size.memory_bytes)
+
+    def place(self, pods: int, each: Resources) -> list[int] | None:
+        """The nodes of so many equal pods, one entry per pod; None, and nothing taken, where not all find room."""
+        # How many fit on every node; a thousandth of a core is rounding.
+        fits = np.minimum(
+            (self._cores + 1e-6) // each.cores if each.cores > 0 else pods,
+            (self._bytes + 1.0) // each.memory_bytes if each.memory_bytes > 0 else pods,
+        ).astype(np.int64)
+        upto = np.cumsum(fits)
+        if pods and (not len(upto) or upto[-1] < pods):
+            return None
+        taken = np.diff(np.minimum(upto, pods), prepend=0)
+        self._cores -= taken * each.cores
+        self._bytes -= taken * each.memory_bytes
+        return [int(node) for node in np.repeat(np.arange(self.count), taken)]
+
+    def take(self, nodes: list[int], each: Resources) -> None:
+        """Puts pods back where they were a moment ago."""
+        self.give_back(nodes, Resources(-each.cores, -each.memory_bytes))
+
+    def give_back(self, nodes: list[int], each: Resources) -> None:
+        """Frees one pod on each of these nodes.
+
+        Raises:
+            ScalingError: more is given back than was ever taken: a fault of the simulator.
+        """
+        taken = np.bincount(nodes, minlength=self.count) if nodes else np.zeros(self.count)
+        self._cores += taken * each.cores
+        self._bytes += taken * each.memory_bytes
+        if (self._cores > self.size.cores + 1e-3).any() or (self._bytes > self.size.memory_bytes + 1e3).any():
+            raise ScalingError(f"nodes: {len(nodes)} pods of {each} given back that were never placed")
+
+    @property
+    def free(self) -> Resources:
+        """Of all nodes together."""
+        return Resources(float(self._cores.sum()), float(self._bytes.sum()))
+
+    @property
+    def capacity(self) -> Capacity:
+        """What a policy is told. A pod may be as large as a node: changing a job frees its old pods first."""
+        return Capacity(free=self.free, largest_pod=self.size)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrec.platform.scaling.amounts import GIBIBYTE, Change, PriceList, Resources
+from elastrec.platform.scaling.policies.static import Static
+from elastrec.platform.scaling.policy import View, load_policy
+from elastrec.platform.scaling.types import JobProfile, Plan, Proposal
+from elastrec.platform.simulator.nodes import Nodes
+from elastrec.platform.simulator.report import Report
+from elastrec.platform.simulator.simulation import Settings, Simulation
+from elastrec.platform.simulator.workload import JobToRun, synthetic
+from elastrec.platform.specs.errors import ScalingError
+
+PRICES = PriceList(core_hour=0.04, gibibyte_hour=0.005)
+WORKERS = frozenset({Change.WORKERS})
+QUIET = Settings(noise=0.0, start_spread=0.0, hours_between_failures=math.inf)
+NODE = Resources(32.0, 192.0 * GIBIBYTE)
+
+
+def run(policy: str, jobs: Sequence[JobToRun], nodes: int = 20, given: Settings = QUIET) -> Report:
+    return Simulation(jobs, Nodes(nodes, NODE), load_policy(policy), PRICES, given).run()
+
+
+def test_a_job_alone_takes_its_start_and_its_samples_at_its_speed() -> None:
+    (job,) = synthetic(1)
+    step = job.step_seconds(job.allocation)
+    expected = 60.0 + job.samples / (job.allocation.workers * job.shape.batch_size / step)
+    (ended,) = run("static", [job]).jobs
+    assert ended.completion_seconds == pytest.approx(expected, rel=1e-6)
+    assert ended.core_hours == pytest.approx(job.allocation.resources.cores * expected / 3600, rel=1e-6)
+    assert ended.cost == pytest.approx(PRICES.per_hour(job.allocation.resources) * expected / 3600, rel=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["static", "three-stage", "optimus", "elastic-scheduler"])
+def test_every_job_ends_and_equal_seeds_give_equal_results(policy: str) -> None:
+    jobs = synthetic(12, movable=WORKERS, mean_seconds=900.0)
+    noisy = Settings(seed=3, hours_between_failures=5.0)
+    one, other = run(policy, jobs, given=noisy), run(policy, jobs, given=noisy)
+    assert one == other
+    assert len(one.jobs) == 12
+    assert not one.unfinished
+    assert not one.problems
+
+
+def test_another_seed_gives_another_result() -> None:
+    jobs = synthetic(5, mean_seconds=900.0)
+    assert run("static", jobs, given=Settings(seed=1)) != run("static", jobs, given=Settings(seed=2))
+
+
+def test_scaling_shortens_jobs_that_asked_for_too_little() -> None:
+    jobs = [
+        msgspec.structs.replace(job, allocation=msgspec.structs.replace(job.allocation, workers=1))
+        for job in synthetic(8, movable=WORKERS, mean_seconds=7200.0)
+    ]
+    static, ours = (run(name, jobs).figures() for name in ("static", "three-stage"))
+    assert ours["completion_seconds_mean"] < 0.7 * static["completion_seconds_mean"]
+    assert ours["changes"] > 0
+
+
+def test_jobs_wait_where_there_is_no_room_and_nothing_is_overcommitted() -> None:
+    jobs = synthetic(10, mean_arrival_seconds=1.0, mean_seconds=600.0)
+    figures = run("static", jobs, nodes=2).figures()
+    assert figures["waiting_seconds_mean"] > 0
+    assert 0 < figures["cores_used"] <= 1
+
+
+def test_failures_make_jobs_longer() -> None:
+    jobs = synthetic(6, mean_seconds=7200.0)
+    failing = msgspec.structs.replace(QUIET, hours_between_failures=0.5)
+    calm, hit = run("static", jobs), run("static", jobs, given=failing)
+    assert hit.figures()["failures"] > 5
+    assert hit.figures()["completion_seconds_mean"] > calm.figures()["completion_seconds_mean"]
+
+
+def test_what_does_not_fit_at_all_is_reported_as_unfinished() -> None:
+    (job,) = synthetic(1)
+    large = msgspec.structs.replace(job, allocation=msgspec.structs.replace(job.allocation, worker_cores=64.0))
+    report = run("static", [large], given=msgspec.structs.replace(QUIET, until_seconds=3600.0))
+    assert report.unfinished == (job.job_id,)
+
+
+def test_a_policy_that_fails_does_not_stop_the_cluster() -> None:
+    class Failing(Static):
+        name = "failing"
+
+        def propose(self, job: JobProfile, view: View) -> Proposal:
+            raise ZeroDivisionError("oops")
+
+        def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
+            raise ZeroDivisionError("oops")
+
+    jobs = synthetic(3, mean_seconds=900.0)
+    report = Simulation(jobs, Nodes(20, NODE), Failing(), PRICES, QUIET).run()
+    assert len(report.jobs) == 3
+    assert sum(report.problems.values()) > 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.floats(0.1, 9.0), st.booleans()), max_size=20))
+def test_nodes_lose_and_invent_nothing(steps: list[tuple[int, float, bool]]) -> None:
+    nodes, placed = Nodes(3, Resources(8.0, 16.0 * GIBIBYTE)), []
+    for pods, cores, give_back in steps:
+        if give_back and placed:
+            nodes.give_back(*placed.pop())
+        each = Resources(cores, 1.0 * GIBIBYTE)
+        before = nodes.free
+        where = nodes.place(pods, each)
+        if where is None:
+            assert nodes.free == before
+        else:
+            assert len(where) == pods
+            placed.append((where, each))
+        assert nodes.free.cores >= -1e-3
+    for pair in placed:
+        nodes.give_back(*pair)
+    assert nodes.free.cores == pytest.approx(24.0, abs=1e-6)
+
+
+def test_giving_back_what_was_never_placed_is_a_fault() -> None:
+    with pytest.raises(ScalingError, match="never placed"):
+        Nodes(1, NODE).give_back([0], Resources(1.0, 1.0))
+
+
+def test_two_jobs_of_one_name_are_refused() -> None:
+    (job,) = synthetic(1)
+    with pytest.raises(ScalingError, match="two of one job_id"):
+        Simulation([job, job], Nodes(1, NODE), Static(), PRICES)
+
+
+@pytest.mark.parametrize("field, wrong", [("noise", -1.0), ("interval_seconds", 0.0), ("start_seconds", math.inf)])
+def test_settings_that_mean_nothing_are_refused(field: str, wrong: float) -> None:
+    with pytest.raises(ScalingError, match=rf"simulation\.{field}"):
+        Settings(**{field: wrong})
