@@ -27,7 +27,7 @@ class DeduplicatedBags(nn.Module):
     def forward(self, features: DeduplicatedFeatures | KeyedJaggedTensor) -> KeyedTensor:
         if isinstance(features, KeyedJaggedTensor):
             return self.collection(features)
-        pooled = self.collection(features.stacked())
+        pooled = self.collection(features.stacked)
         distinct = {key: group.distinct_rows for group in features.groups for key in group.keys}
         lookups = dict(features.lookups())
         # Neighbouring columns of one group are expanded together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 import torch
@@ -46,10 +47,12 @@ class DeduplicatedFeatures:
             for key in group.keys:
                 yield key, group.inverse_lookup
 
+    @cached_property
     def stacked(self) -> KeyedJaggedTensor:
         """One KeyedJaggedTensor of stride B: a group's first U bags hold its distinct rows, its others nothing.
 
-        So one request serves features with different numbers of rows, and an empty bag costs next to nothing.
+        So one request serves features with different numbers of rows, and an empty bag costs next to nothing. It is
+        made once, so that what was prefetched for it is found again.
         """
         values: list[Tensor] = []
         lengths: list[Tensor] = []

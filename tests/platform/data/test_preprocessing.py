@@ -129,6 +129,12 @@ def test_sessions_are_really_shuffled_and_by_the_seed_alone() -> None:
     assert (first != other).any() and (first != np.arange(500)).any()
 
 
+@given(st.lists(st.integers(0, 3), max_size=30))
+def test_sessions_that_do_not_stand_side_by_side_are_moved_piece_by_piece_and_lose_no_row(sessions: list[int]) -> None:
+    order = session_order(pa.array(sessions, pa.int64()), np.random.default_rng(0).permutation(len(sessions)))
+    assert sorted(order.tolist()) == list(range(len(sessions)))
+
+
 def test_a_deduplicating_source_gives_the_same_minibatches_in_another_form(tmp_path: object) -> None:
     spec = GenerateSpec(path=f"{tmp_path}/log", days=1, rows_per_day=300, dense=2, sparse=3, lists=2)
     generate(spec)
