@@ -18,10 +18,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tests.faults.drill import Outcome, Site, drill, site_at
+from tests.faults.drill import drill
 from tests.faults.injury import kinds_that_work
+from tests.faults.outcome import Outcome
 from tests.faults.plan import Kind, Run, Shape, draw_run
 from tests.faults.report import Report, as_json, as_page
+from tests.faults.site import Site, site_at
 
 UNDISTURBED = -1
 """Number of the run without faults of a shape."""

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tests.faults.drill import AUC_TOLERANCE, Outcome
+from tests.faults.checking import AUC_TOLERANCE
 from tests.faults.job import BATCH_ROWS, EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
+from tests.faults.outcome import Outcome
 
 
 class Report(msgspec.Struct, kw_only=True):

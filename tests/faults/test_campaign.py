@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import Notes, campaign
-from tests.faults.drill import Outcome, site_at
+from tests.faults.outcome import Outcome
 from tests.faults.report import Report, as_page
+from tests.faults.site import site_at
 
 SEED, NUMBERS = 3, (18, 19)  # two runs of one shape, so that one undisturbed run is enough
 

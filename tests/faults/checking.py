@@ -1,0 +1,92 @@
+"""What has to hold after a run: the model, the accounts. Each finding is a sentence among the outcome's problems."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from elastrec.platform.jobs.types import Prepared
+from elastrec.platform.master.explanation import read_explanation
+from elastrec.platform.master.launch import pod_name
+from elastrec.platform.master.ledger import read_ledger
+from elastrec.platform.specs.metrics import Role, TrainingMetrics
+from elastrec.platform.transport.export_messages import ExportRequest, predictions_folder
+from tests.faults.books import Size, batches_told, check_books, check_restores
+from tests.faults.job import BATCH_ROWS, EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
+from tests.faults.leftovers import torn_records
+from tests.faults.outcome import Outcome
+from tests.faults.plan import Run
+from tests.faults.site import Site
+
+AUC_TOLERANCE = 0.003
+DROPPED_BATCHES = 4
+"""A worker that loses a connection drops what it pulled, what it computes, and a push without an answer."""
+HELD_BATCHES = 3 * SHARD_BATCHES
+"""A worker that is lost may have trained all of its shards without having told: it reads ahead into two more."""
+_SIZE = Size(rows=ROWS, shard_rows=SHARD_ROWS, epochs=EPOCHS, seed=1)
+
+
+def check_model(
+    site: Site,
+    prepared: Prepared,
+    job_name: str,
+    metrics: TrainingMetrics,
+    expected_auc: float | None,
+    outcome: Outcome,
+) -> None:
+    """Exports the final record as the evaluator does, loads it, and scores with it."""
+    from elastrec.trainers.export.process import export
+
+    if not metrics.shards_done == metrics.shards_total == SHARDS:
+        outcome.problems.append(f"{metrics.shards_done} of {metrics.shards_total} shards are done, not {SHARDS}")
+    request = ExportRequest(
+        job_json=prepared.job_json,
+        job_id=prepared.job_id,
+        store_uri=str(site.store),
+        record_uri=metrics.checkpoint or "",
+        predictions_uri=predictions_folder(str(site.store), job_name, prepared.job_id),
+        evaluation_manifest_uri=prepared.evaluation_manifest,
+    )
+    with tempfile.TemporaryDirectory(dir=site.home) as work:
+        exported = export(request, Path(work))
+    if exported.challenger is None or exported.challenger.auc is None or not exported.checked_rows:
+        outcome.problems.append("the exported model could not be checked")
+        return
+    outcome.auc = exported.challenger.auc
+    if metrics.auc is None or abs(metrics.auc - outcome.auc) > 1e-3:
+        outcome.problems.append(f"the job said AUC {metrics.auc}, its exported model has {outcome.auc:.5f}")
+    if expected_auc is not None and abs(outcome.auc - expected_auc) >= AUC_TOLERANCE:
+        outcome.problems.append(f"AUC {outcome.auc:.5f}, undisturbed {expected_auc:.5f}")
+
+
+def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept: Path, outcome: Outcome) -> None:
+    """Adds up what the job has left of itself, now that it is gone.
+
+    Args:
+        kept: a folder per pod with its log.
+    """
+    ledger, story = (read(str(site.store), prepared.job_id) for read in (read_ledger, read_explanation))
+    if ledger is None or story is None:
+        outcome.problems.append("the job left no ledger or no explanation")
+        return
+    attempts = ledger.to_pylist()
+    books = check_books(attempts, story, _SIZE)
+    if outcome.in_flight is not None:
+        outcome.in_flight -= batches_told(attempts, BATCH_ROWS)
+        if not 0 <= outcome.in_flight <= outcome.in_flight_allowed:
+            outcome.problems.append(
+                f"{outcome.in_flight} steps were made that nobody was told of; at most {outcome.in_flight_allowed} "
+                "were in flight"
+            )
+    outcome.lost, outcome.repeated = books.lost, books.repeated
+    outcome.problems += books.problems
+    if books.lost:
+        outcome.problems.append(f"{books.lost} samples were never trained")
+    prefix = pod_name(prepared.job_id, Role.PARAMETER_SERVER).removesuffix("-0")
+    logs = {
+        pod.name: "".join(file.read_text() for file in sorted((pod / "log").iterdir()))
+        for pod in kept.iterdir()
+        if pod.name.startswith(prefix)
+    }
+    outcome.problems += check_restores(logs, story, run.shape.servers)
+    outcome.problems += torn_records(site.store, job_name)

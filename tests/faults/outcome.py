@@ -1,0 +1,34 @@
+"""What one run of a campaign came to: a plain value, one line of JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What one run came to. `problems` is empty when everything held.
+
+    Attributes:
+        faults: those that were inflicted, by name; a job may end before its last ones.
+        recoveries: seconds, one per strike.
+        auc: on the evaluation rows, of the exported model.
+        in_flight: training steps that servers took but the master was never told of, because who made them was lost or
+            dropped them: done again by somebody. None where it cannot be counted (after a rollback).
+        in_flight_allowed: what was in flight at most when the faults came.
+        generations: rollbacks.
+    """
+
+    seed: int
+    number: int
+    shape: str
+    plan: list[str] = []
+    faults: list[str] = []
+    recoveries: list[float] = []
+    problems: list[str] = []
+    lost: int = 0
+    repeated: int = 0
+    in_flight: int | None = None
+    in_flight_allowed: int = 0
+    auc: float = 0.0
+    generations: int = 0
+    seconds: float = 0.0
