@@ -33,6 +33,7 @@ COUNTS = (1, 2, 4)
 GOALS = {2: 1.9, 4: 3.5}
 _SHARD_BATCHES, _WARM_SHARDS = 4, 5
 _WEIGHT = 128
+_ROWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Case:
 
     Attributes:
         samples_each: trained per pod that is counted, so that every run takes about as long.
+        zipf_exponent: of the ids; the lower, the more different ids a batch has, which is what servers work for.
     """
 
     role: str
@@ -50,6 +52,7 @@ class Case:
     model: dict[str, Any]
     samples_each: int
     batch: int = 512
+    zipf_exponent: float = 1.0
     rows: dict[str, Any] = field(default_factory=dict)
 
     def resources(self, count: int) -> dict[str, Any]:
@@ -68,9 +71,9 @@ CASES = {
         model={"architecture": "dlrm", "embedding_dimension": 16,
                "options": {"bottom_layer_sizes": [512, 256, 64], "top_layer_sizes": [512, 256]}},
     ),
-    # Long rows under Adam and hardly a network: servers with a tenth of a core cannot keep up.
+    # Long rows under Adam, hardly two alike in a batch, and hardly a network: a twentieth of a core cannot keep up.
     "servers": Case(
-        "parameter_server", worker_cores=0.75, server_cores=0.1, others=2, samples_each=60_000,
+        "parameter_server", worker_cores=0.75, server_cores=0.05, others=2, samples_each=60_000, zipf_exponent=0.3,
         model={"architecture": "wide_and_deep", "embedding_dimension": 63, "options": {"layer_sizes": [8]}},
         rows={"kind": "adam", "learning_rate": 0.001},
     ),
@@ -198,12 +201,20 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=_WEIGHT) as platform:
         if not platform.cluster.capacity().limits_enforced:
             raise SystemExit("scaling_out: this machine's control groups cannot be written, so pods have no limits")
-        spec = GenerateSpec(
-            path=str(Path(folder) / "clicks"), rows_per_day=20_480, days=2, seed=1, dense=8, sparse=12, lists=0
-        )
-        log = generate(spec)
-        chosen = arguments.case or list(CASES)
-        return [figure for name in chosen for figure in measure_case(platform, log, name, arguments.rounds)]
+        figures = []
+        for name in arguments.case or list(CASES):
+            log = click_log(Path(folder) / name, CASES[name])
+            figures += measure_case(platform, log, name, arguments.rounds)
+        return figures
+
+
+def click_log(folder: Path, case: Case) -> GenerateReport:
+    """Few rows, which are gone through as often as it takes."""
+    spec = GenerateSpec(
+        path=str(folder), rows_per_day=_ROWS, days=2, seed=1, dense=8, sparse=12, lists=0, heaps_exponent=0.9,
+        zipf_exponent=case.zipf_exponent,
+    )  # fmt: skip
+    return generate(spec)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

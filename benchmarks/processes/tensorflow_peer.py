@@ -2,10 +2,10 @@
 
 Runs in an environment with TensorFlow and NumPy alone, so nothing of this repository is imported. What is written here
 is what TensorFlow's guide on parameter servers recommends, and where there was a choice the faster one: ids are made
-unique before rows are fetched, updates are TensorFlow's own fused operators next to their variables, several steps go
-into one scheduled function, and a worker's rows lie in its memory.
+unique before rows are fetched, updates are TensorFlow's own fused operators next to their variables, several steps may
+go into one scheduled function, and a worker's rows lie in its memory.
 
-Roles: `coordinator NETWORK-SETTINGS`, which starts `ps` and `worker` itself and answers lines of JSON.
+Roles: `coordinator BATCH ROWS TABLES STEPS_PER_CALL`, which starts `ps` and `worker` itself and answers lines of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import numpy as np
 
 DENSE, FEATURES, ROW, LAYERS = 13, 26, 16, (256, 128)
 ROW_RATE, DENSE_RATE = 0.02, 0.001
-STEPS_PER_CALL = 8
 
 
 def batches(batch: int, rows: int) -> tuple[Any, Any, Any]:
@@ -132,7 +131,7 @@ class WideAndDeep:
                 power.assign(power * beta)
 
 
-def coordinate(batch: int, rows: int, tables: int) -> None:
+def coordinate(batch: int, rows: int, tables: int, steps_per_call: int) -> None:
     """Starts server and worker, and answers `{"steps": N}` with the CPU seconds that N steps took the three of them."""
     code = 1
     names = ("ps", "worker")
@@ -160,7 +159,7 @@ def coordinate(batch: int, rows: int, tables: int) -> None:
 
         @tf.function
         def train(entries: Any) -> None:
-            for _ in tf.range(STEPS_PER_CALL):
+            for _ in tf.range(steps_per_call):
                 model.step(*next(entries))
 
         def cpu_seconds() -> float:
@@ -171,12 +170,12 @@ def coordinate(batch: int, rows: int, tables: int) -> None:
         coordinator.join()
         print(json.dumps({"tensorflow": tf.__version__}), flush=True)
         for line in sys.stdin:
-            calls = json.loads(line)["steps"] // STEPS_PER_CALL
+            calls = json.loads(line)["steps"] // steps_per_call
             began = cpu_seconds()
             for _ in range(calls):
                 coordinator.schedule(train, args=(iterator,))
             coordinator.join()
-            print(json.dumps({"cpu": cpu_seconds() - began, "steps": calls * STEPS_PER_CALL}), flush=True)
+            print(json.dumps({"cpu": cpu_seconds() - began, "steps": calls * steps_per_call}), flush=True)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -200,6 +199,6 @@ def free_ports(count: int) -> list[int]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "coordinator":
-        coordinate(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        coordinate(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
     else:
         start(sys.argv[1], json.loads(sys.argv[2]))

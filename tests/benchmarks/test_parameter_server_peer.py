@@ -18,7 +18,13 @@ def test_without_tensorflow_it_measures_nothing_and_says_how_to_get_it(tmp_path:
 
 
 def test_the_ratio_is_the_median_of_rounds_side_by_side() -> None:
-    speeds = {"elastrec": [90.0, 80.0, 10.0], "tensorflow": [30.0, 20.0, 5.0], "tensorflow_merged_tables": [45.0] * 3}
-    ours, merged, *_ = figures_of(speeds, {})
+    speeds = {
+        "elastrec": [90.0, 80.0, 10.0],
+        "tensorflow": [30.0, 20.0, 5.0],
+        "tensorflow_merged_tables": [45.0] * 3,
+        "tensorflow_single_steps": [10.0] * 3,
+    }
+    ours, single, merged, *_ = figures_of(speeds, {})
     assert (ours.value, ours.met) == (pytest.approx(3.0), True)
+    assert single.value == pytest.approx(8.0)
     assert (merged.value, merged.goal) == (pytest.approx(80 / 45), None)
