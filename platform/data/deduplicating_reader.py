@@ -103,10 +103,16 @@ class DeduplicatingReader(ShardReader):
         self, start: int, length: int, *, seed: int, shuffle: bool, offset: int = 0, batch_size: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """As `ShardReader.read_with_offsets`, in the deduplicated form."""
-        self._pools = [[] for _ in self._groups]
-        for batch, position in super().read_with_offsets(
+        pools: list[list[_Pool]] = [[] for _ in self._groups]
+        plain = super().read_with_offsets(
             start, length, seed=seed, shuffle=shuffle, offset=offset, batch_size=batch_size
-        ):
+        )
+        while True:
+            # Two shards may be read in turns by one reader: each has its own distinct rows.
+            self._pools = pools
+            batch, position = next(plain, (None, 0))
+            if batch is None:
+                return
             yield self._finished(batch), position
 
     def _window(

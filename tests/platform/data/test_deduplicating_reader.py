@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import ShardReader, build_manifest, reader
+from elastrec.platform.data import InProcessSource, ShardReader, build_manifest, reader
 from elastrec.platform.data.deduplicated_batch import expand_batch, groups_of
 from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.validation import check_inverse
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.transport.job_messages import Shard
 
 ROWS, SESSION = 600, 6
 
@@ -137,6 +138,31 @@ def test_a_shuffled_shard_is_taken_up_where_it_was_left(log: Path, offset: int, 
     ours = DeduplicatingReader(data, build_manifest(data), groups=[["cart", "likes"]])
     whole = _dense(ours.read(0, ROWS, seed=3, shuffle=True, batch_size=100))
     assert _dense(ours.read(0, ROWS, seed=3, shuffle=True, offset=offset, batch_size=size)) == whole[offset:]
+
+
+def test_two_shards_may_be_read_in_turns(log: Path) -> None:
+    data = _data(log)
+    manifest = build_manifest(data)
+    ours = DeduplicatingReader(data, manifest, groups=[["cart", "likes"]])
+    how = {"seed": 1, "shuffle": False, "batch_size": 50}
+    turns = zip(ours.read(0, 300, **how), ours.read(300, 300, **how), strict=True)
+    plain = ShardReader(data, manifest)
+    expected = zip(plain.read(0, 300, **how), plain.read(300, 300, **how), strict=True)
+    for mine, theirs in zip(turns, expected, strict=True):
+        assert [expand_batch(each) for each in mine] == list(theirs)
+
+
+def test_a_worker_reads_it_as_any_batch_source(log: Path) -> None:
+    data = _data(log)
+    manifest = build_manifest(data)
+    source = InProcessSource(DeduplicatingReader(data, manifest, groups=[["cart"]]), 128)
+    plain = InProcessSource(ShardReader(data, manifest), 128)
+    shard = Shard(kind="train", epoch=0, index=0, attempt=1, start=0, length=300, offset=10, seed=1, shuffle=False)
+    for mine, theirs in zip(source.batches(shard), plain.batches(shard), strict=True):
+        assert mine.end_offset == theirs.end_offset
+        assert expand_batch(mine.batch).equals(theirs.batch)
+    source.close()
+    plain.close()
 
 
 def test_repeats_are_found_in_the_raw_columns(log: Path) -> None:

@@ -9,20 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data import (
-    GenerateSpec,
-    InProcessSource,
-    ShardReader,
-    build_manifest,
-    generate,
     ids_of,
-    training_data_for,
 )
-from elastrec.platform.data.deduplicated_batch import expand_batch, groups_of
 from elastrec.platform.data.deduplication import InverseJagged, deduplicate
 from elastrec.platform.data.preprocessing import Bucketize, Clip, HashIds, LogNormalize, Step, Truncate, preprocess
-from elastrec.platform.data.session_order import DeduplicatingSource, session_order
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.transport.job_messages import Shard
 from tests.platform.data.jagged import list_column, repeated_lists, rows_of
 
 _steps = st.lists(
@@ -106,46 +97,3 @@ def _group() -> InverseJagged:
 def test_steps_that_do_not_fit_are_refused(steps: dict[str, list[Step]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         preprocess(_group(), steps)
-
-
-@given(st.lists(st.none() | st.integers(0, 5), max_size=40), st.integers(0, 100))
-def test_a_shuffle_of_sessions_keeps_each_ones_rows_together_and_in_order(
-    sessions: list[int | None], seed: int
-) -> None:
-    ordered = sorted(sessions, key=lambda s: (s is None, s))
-    order = session_order(pa.array(ordered, pa.int64()), np.random.default_rng(seed).permutation(len(ordered)))
-    assert sorted(order.tolist()) == list(range(len(ordered)))
-    for session in set(ordered) - {None}:
-        rows = [row for row in order.tolist() if ordered[row] == session]
-        places = [place for place, row in enumerate(order.tolist()) if ordered[row] == session]
-        assert rows == sorted(rows)
-        assert places == list(range(places[0], places[0] + len(places)))
-
-
-def test_sessions_are_really_shuffled_and_by_the_seed_alone() -> None:
-    sessions = pa.array(np.repeat(np.arange(100), 5))
-    first, again, other = (session_order(sessions, np.random.default_rng(seed).permutation(500)) for seed in (1, 1, 2))
-    assert (first == again).all()
-    assert (first != other).any() and (first != np.arange(500)).any()
-
-
-@given(st.lists(st.integers(0, 3), max_size=30))
-def test_sessions_that_do_not_stand_side_by_side_are_moved_piece_by_piece_and_lose_no_row(sessions: list[int]) -> None:
-    order = session_order(pa.array(sessions, pa.int64()), np.random.default_rng(0).permutation(len(sessions)))
-    assert sorted(order.tolist()) == list(range(len(sessions)))
-
-
-def test_a_deduplicating_source_gives_the_same_minibatches_in_another_form(tmp_path: object) -> None:
-    spec = GenerateSpec(path=f"{tmp_path}/log", days=1, rows_per_day=300, dense=2, sparse=3, lists=2)
-    generate(spec)
-    data = training_data_for(spec)
-    manifest = build_manifest(data)
-    shard = Shard(kind="train", epoch=0, index=0, attempt=1, start=0, length=300, offset=0, seed=1, shuffle=True)
-    plain = InProcessSource(ShardReader(data, manifest), 128)
-    source = DeduplicatingSource(InProcessSource(ShardReader(data, manifest), 128), [["L1", "L2"]])
-    for ours, theirs in zip(source.batches(shard), plain.batches(shard), strict=True):
-        assert ours.end_offset == theirs.end_offset
-        assert len(groups_of(ours.batch)) == 1
-        assert expand_batch(ours.batch).equals(theirs.batch)
-    source.close()
-    plain.close()
