@@ -21,6 +21,7 @@ from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.transport.job_messages import Shard
 
 T = TypeVar("T")
+_INT64 = pa.int64().id
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def ids_of(batch: pa.RecordBatch) -> JaggedIds:
     found = [(k, c) for k, c in zip(batch.schema.names, batch.columns, strict=True) if k not in (LABEL, DENSE)]
     keys, columns = tuple(key for key, _ in found), [column for _, column in found]
     rows = batch.num_rows
-    scalar = all(pa.types.is_int64(column.type) for column in columns)
+    scalar = all(column.type.id == _INT64 for column in columns)
     if scalar:
         values_L = np.concatenate([column.to_numpy() for column in columns])
         return JaggedIds(keys, values_L, np.ones((len(keys), rows), np.int32), True)

@@ -21,7 +21,8 @@ from elastrec.platform.data.text import INDEX_ROWS, TextLayout, parse_strings, p
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
-_PIECE_ROWS = 131_072
+# A piece of text fits into the processor's cache, and is what lies between two rows whose places are known.
+_PIECE_ROWS = INDEX_ROWS
 # Neighbouring shards share a row group; keeping the last ones spares decoding it twice.
 _CACHED_GROUPS = 4
 _CACHED_BYTES = 64 * 2**20
@@ -140,7 +141,7 @@ class RawReader:
         try:
             with filesystem.open_input_file(path) as stream:
                 while count:
-                    taken = min(count, _PIECE_ROWS)
+                    taken = min(count, _PIECE_ROWS - first % _PIECE_ROWS)
                     block = _lines(stream, layout, first, taken, file)
                     try:
                         table, ragged = self._parse(block, layout, columns, taken)

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import pyarrow.flight as flight
@@ -39,6 +39,12 @@ class RpcClient:
         tls: the root to trust, or None for plain TCP.
     """
 
+    # A server that comes back must be found at once, not after gRPC's two-minute back-off.
+    channel_options: ClassVar[tuple[tuple[str, int], ...]] = (
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 500),
+    )
+
     def __init__(self, address: str, token: str, tls: TlsConfig | None = None) -> None:
         self.address = address
         self._token = token
@@ -52,9 +58,8 @@ class RpcClient:
             if self._flight is None:
                 scheme = "grpc+tls" if self._tls else "grpc+tcp"
                 options: dict[str, Any] = {"tls_root_certs": self._tls.root_pem} if self._tls else {}
-                # A server that comes back must be found at once, not after gRPC's two-minute back-off.
-                backoff = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 500)]
-                self._flight = flight.connect(f"{scheme}://{self.address}", generic_options=backoff, **options)
+                channel_options = list(self.channel_options)
+                self._flight = flight.connect(f"{scheme}://{self.address}", generic_options=channel_options, **options)
             return self._flight
 
     def call(

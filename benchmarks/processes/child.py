@@ -1,0 +1,87 @@
+"""A child process of a benchmark: answers a line of JSON with a line of JSON, and says what it has used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Child:
+    """A running child, as its parent sees it.
+
+    Args:
+        module, arguments: what `python -m` runs; the module calls `serve`.
+        environment: variables beside the parent's own.
+
+    Raises:
+        RuntimeError: the child ended; what it said is on standard error.
+    """
+
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            # A child that dies in native code says where.
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            self.hello = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, **request: Any) -> Any:
+        """Sends a request and waits for its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}; see its errors above")
+        return json.loads(line)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all threads of the process, in nanosecond resolution."""
+        # How Linux numbers the CPU clock of another process (clock_getcpuclockid).
+        return time.clock_gettime((~self._process.pid << 3) | 2)
+
+    def resident_bytes(self) -> int:
+        """Memory of the process, without what it only shares with files."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
+        return int(line.split()[1]) * 1024
+
+    def close(self) -> None:
+        """Closes the child's input, which ends it; kills one that does not end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve(answers: Callable[[dict[str, Any]], Any], hello: Any) -> None:
+    """The child's side: answers requests until the parent closes the pipe."""
+    print(json.dumps(hello), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answers(json.loads(line))), flush=True)

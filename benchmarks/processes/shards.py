@@ -1,0 +1,298 @@
+"""The two processes of `benchmarks.shards`: a real master, and pods that only talk.
+
+The master is the product's: state machine, journal on disk, service, RPC server on a socket. Its cluster only
+remembers, and its pods are played: each worker has a connection of its own, beats at the pace the master tells it,
+leases shards and says that they are done, without training anything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+
+from benchmarks.processes.child import serve
+from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.service import JobService
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport import RpcClient, RpcServer
+from elastrec.platform.transport.job_messages import (
+    Answer,
+    Directive,
+    Heartbeat,
+    Leased,
+    LeaseShards,
+    LeaseState,
+    Mode,
+    Register,
+    Registered,
+    Shard,
+    ShardProgress,
+    WindowMetrics,
+)
+from elastrec.platform.transport.server import end_process
+
+_TOKEN = "benchmark"
+_START_SECONDS = 120.0
+_PLAYING_THREADS = 4
+
+
+class RememberingCluster:
+    """Says that every pod runs."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, PodStatus] = {}
+
+    def create(self, pod: PodSpec) -> PodStatus:
+        status = PodStatus(
+            name=pod.name, uid=pod.name, job=pod.job, role=pod.role, phase=PodPhase.RUNNING, size=pod.size
+        )
+        return self._pods.setdefault(pod.name, status)
+
+    def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
+        self._pods.pop(name, None)
+
+    def resize(self, name: str, size: PodSize) -> PodStatus:
+        self._pods[name] = msgspec.structs.replace(self._pods[name], size=size)
+        return self._pods[name]
+
+    def get(self, name: str) -> PodStatus | None:
+        return self._pods.get(name)
+
+    def list(self, job: str | None = None) -> list[PodStatus]:
+        return list(self._pods.values())
+
+    def watch(
+        self, job: str | None = None, since_version: int = 0, timeout_seconds: float = 30.0
+    ) -> Iterator[PodEvent]:
+        threading.Event().wait(timeout_seconds)
+        return iter(())
+
+    def capacity(self) -> Capacity:
+        return Capacity(PodSize(1e6, 2**50), PodSize(1e6, 2**50))
+
+    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
+        return iter(())
+
+    def dry_run(self, pod: PodSpec) -> dict[str, Any]:
+        plain: dict[str, Any] = msgspec.to_builtins(pod)
+        return plain
+
+
+def run_master(workers: int, rows: int, batch: int, batches_per_shard: int) -> None:
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+    )
+    job = TrainingJob.model_validate(
+        {
+            "metadata": {"name": "benchmark"},
+            "spec": {
+                "model": {"architecture": "dlrm"},
+                "data": {"path": "none", "sparse": [{"name": "user"}]},
+                "training": {"batch_size": batch, "batches_per_shard": batches_per_shard},
+                "resources": {"worker": {"count": workers}, "parameter_server": {"count": 1}},
+                "checkpoint": {"interval": 0},
+            },
+        }
+    )
+    with tempfile.TemporaryDirectory(prefix="elastrec-benchmark-") as folder:
+        request = LaunchRequest.of(
+            job, job_id="benchmark-1", training_manifest="none", training_rows=rows, store=f"{folder}/store"
+        )
+        service = JobService(request, RememberingCluster(), Path(folder), token=_TOKEN)
+        server = RpcServer(service.handlers(), token=_TOKEN)
+        server.serve_in_background()
+        service.start(server.address)
+        serve(lambda _: {"done": service.state.training.done}, {"address": server.address})
+        server.shutdown()
+        service.close()
+    end_process(0)
+
+
+class _OwnConnection(RpcClient):
+    # gRPC lets all clients of a process share one connection to an address; workers are processes of their own.
+    channel_options = (*RpcClient.channel_options, ("grpc.use_local_subchannel_pool", 1))
+
+
+class PlayedPod:
+    """One pod that says what a real one would say; used by one thread at a time."""
+
+    def __init__(self, name: str, role: Role, master: str) -> None:
+        self.name, self.role = name, role
+        self.beat_seconds = 0.0
+        self._incarnation = uuid.uuid4().hex
+        self._client = _OwnConnection(master, _TOKEN)
+        address = f"{name}:1" if role is Role.PARAMETER_SERVER else ""
+        message = Register(pod=name, role=role, incarnation=self._incarnation, address=address)
+        registered = self._client.call(message, Registered, timeout_seconds=_START_SECONDS)
+        self.directive: Directive = registered.directive
+        self.beat_seconds = registered.heartbeat_seconds
+        self._trained: list[Shard] = []
+
+    def beat(self, metrics: WindowMetrics | None = None) -> None:
+        """Gives a life sign, and obeys at once."""
+        restore = self.directive.restore
+        message = Heartbeat(
+            pod=self.name,
+            incarnation=self._incarnation,
+            generation=self.directive.generation,
+            reached_version=self.directive.version,
+            restored_order_id=restore.order_id if restore else "",
+            metrics=metrics or WindowMetrics(),
+            memory_bytes=2**30,
+            cpu_seconds=1.0,
+        )
+        answer = self._client.call(message, Answer)
+        assert answer.directive is not None
+        self.directive, self.beat_seconds = answer.directive, answer.heartbeat_seconds
+
+    def lease(self, count: int) -> int:
+        """Reports the shards of the last lease as trained, and takes new ones; how many came.
+
+        Raises:
+            RuntimeError: the master granted none.
+        """
+        request = LeaseShards(
+            pod=self.name,
+            incarnation=self._incarnation,
+            generation=self.directive.generation,
+            request_id=uuid.uuid4().hex,
+            count=count,
+            kind="train",
+            progress=[
+                ShardProgress(kind="train", epoch=s.epoch, index=s.index, attempt=s.attempt, offset=s.length)
+                for s in self._trained
+            ],
+        )
+        leased = self._client.call(request, Leased)
+        if leased.state is not LeaseState.GRANTED:
+            raise RuntimeError(f"{self.name}: the master answers {leased.state} to a request for {count} shards")
+        self._trained = leased.shards
+        return len(leased.shards)
+
+
+def _metrics(steps: int, batch: int) -> WindowMetrics:
+    """What a worker reports of so many steps, the sketch of its predictions included."""
+    random = np.random.default_rng(0)
+    sketch = BinaryMetricsSketch.coarse()
+    prediction = random.beta(1, 3, steps * batch).astype(np.float32)
+    sketch.update(prediction, (random.random(len(prediction)) < prediction).astype(np.float32))
+    return WindowMetrics(
+        samples=steps * batch, steps=steps, loss_sum=0.5 * steps * batch, wait_seconds=0.1, pull_seconds=0.1,
+        compute_seconds=0.7, push_seconds=0.1, bytes_pulled=2**20, bytes_pushed=2**20, sketch=sketch.encode(),
+    )  # fmt: skip
+
+
+class Players:
+    """All pods of one job."""
+
+    def __init__(self, master: str, workers: int) -> None:
+        self._server = PlayedPod("benchmark-1-ps-0", Role.PARAMETER_SERVER, master)
+        self._workers = [PlayedPod(f"benchmark-1-worker-{index}", Role.WORKER, master) for index in range(workers)]
+        deadline = time.monotonic() + _START_SECONDS
+        while self._workers[0].directive.mode is not Mode.TRAIN:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the job does not train after {_START_SECONDS} s: {self._workers[0].directive}")
+            self._server.beat()
+            self._workers[0].beat()
+            time.sleep(0.05)
+        for pod in self._workers:
+            pod.beat()
+
+    def lease(self, shards: int, count: int) -> dict[str, float]:
+        """All workers lease and finish shards as fast as they are answered, `shards` in all."""
+        each = shards // len(self._workers)
+
+        def work(pod: PlayedPod) -> None:
+            taken = 0
+            while taken < each:
+                taken += pod.lease(count)
+
+        began = time.monotonic()
+        _in_threads(work, self._workers)
+        seconds = time.monotonic() - began
+        self._server.beat()
+        return {"seconds": seconds, "shards": each * len(self._workers)}
+
+    def train(self, seconds: float, steps_per_second: float, batch: int, shard_seconds: float) -> dict[str, float]:
+        """All pods beat at the pace they are told; each worker leases a shard every `shard_seconds`.
+
+        Args:
+            shard_seconds: 0: heartbeats alone.
+        """
+        end = time.monotonic() + seconds
+        pace = self._workers[0].beat_seconds
+        metrics = _metrics(max(1, round(steps_per_second * pace)), batch)
+        beats = leases = 0
+        lock = threading.Lock()
+
+        def play(pods: list[PlayedPod]) -> None:
+            nonlocal beats, leases
+            now = time.monotonic()
+            # Pods start at moments of their own.
+            due = [(now + pace * (index + 0.5) / len(pods), pod) for index, pod in enumerate(pods)]
+            next_lease = {pod.name: moment + shard_seconds / 2 for moment, pod in due}
+            beaten = leased = 0
+            while due[0][0] < end:
+                moment, pod = due.pop(0)
+                time.sleep(max(0.0, moment - time.monotonic()))
+                pod.beat(metrics if pod.role is Role.WORKER else None)
+                beaten += 1
+                if shard_seconds and pod.role is Role.WORKER and next_lease[pod.name] <= moment:
+                    pod.lease(1)
+                    leased += 1
+                    next_lease[pod.name] += shard_seconds
+                due.append((moment + pod.beat_seconds, pod))
+                due.sort(key=lambda entry: entry[0])
+            with lock:
+                beats, leases = beats + beaten, leases + leased
+
+        pods = [self._server, *self._workers]
+        _in_threads(play, [pods[index::_PLAYING_THREADS] for index in range(_PLAYING_THREADS)])
+        return {"beats": beats, "leases": leases, "beat_seconds": self._workers[0].beat_seconds}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, float]:
+        done: dict[str, float] = getattr(self, request.pop("do"))(**request)
+        return done
+
+
+def _in_threads(work: Any, items: list[Any]) -> None:
+    problems: list[BaseException] = []
+
+    def run(item: Any) -> None:
+        try:
+            work(item)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=run, args=(item,)) for item in items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+
+
+if __name__ == "__main__":
+    role, settings = sys.argv[1], json.loads(sys.argv[2])
+    if role == "master":
+        run_master(**settings)
+    else:
+        serve(Players(**settings).answer, {})
+        end_process(0)

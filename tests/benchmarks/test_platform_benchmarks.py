@@ -1,0 +1,45 @@
+"""The plumbing of benchmarks that measure the platform: with hardly any work they still give every figure."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks import checkpoint, reader, shards
+from benchmarks.figures import Figure
+from benchmarks.processes import reader as processes
+from elastrec.platform.specs.data import FileFormat
+
+
+def _values(figures: list[Figure]) -> dict[str, float]:
+    assert all(figure.value > 0 for figure in figures if figure.figure != "shards.memory_per_finished_shard")
+    return {figure.figure: figure.value for figure in figures}
+
+
+def test_the_master_grants_shards_and_hears_played_workers():
+    rounds = shards.leasing(shards=2048, rounds=1)
+    assert rounds[0].settings["finished"] >= 1024
+    (beating,) = shards.life_signs("beating", workers=3, seconds=0.6, rounds=1, at_most=100.0, shards=True)
+    assert beating.simulated and beating.settings["beat_seconds"] == 0.5
+    assert {"shards.per_second", "shards.memory_per_finished_shard"} <= _values([*rounds, beating]).keys()
+
+
+def test_records_stand_beside_the_same_bytes(tmp_path: Path):
+    found = _values(checkpoint.measure(argparse.Namespace(rows=26_000, rounds=1, folder=str(tmp_path))))
+    assert found.keys() >= {"checkpoint.save_to_memcpy", "checkpoint.restore_to_raw_read", "checkpoint.save_cpu"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_readers_of_a_criteo_log_read_the_same_rows(tmp_path: Path):
+    path = reader.click_log(tmp_path, FileFormat.CRITEO_TSV, 1500).spec.path
+    readers = [
+        processes.ours(path, 64, 3, tensors=False), processes.ours(path, 64, 3, tensors=True),
+        processes.plain(path, 64), processes.torchrec(path, 64),
+    ]  # fmt: skip
+    assert [read(1500) for read in readers] == [1500] * 4
+
+
+def test_readers_stand_beside_each_other_in_processes_of_their_own(tmp_path: Path):
+    log = reader.click_log(tmp_path, FileFormat.PARQUET, 3000)
+    found = _values(reader.speeds(log, batch=512, rounds=1))
+    assert found.keys() >= {"reader.parquet_to_pyarrow_batch_512", "reader.parquet_batch_512.ours"}
