@@ -10,7 +10,7 @@ from __future__ import annotations
 from elastrec.platform.specs.job import FaultTolerance
 
 MOST_BEATS_PER_SECOND = 200.0
-"""Of all pods together: about a thirtieth of a core of the master."""
+"""Of all pods together; they take less than a tenth of a core of the master."""
 
 # Progress must come several times within a lease, or every shard would be given away while it is trained.
 _BEATS_PER_LEASE = 4
