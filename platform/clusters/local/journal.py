@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from elastrec.platform.clusters.local.pod_life import PodRecord
 from elastrec.platform.clusters.protocol import PodEvent
 
+log = structlog.get_logger(__name__)
 KEPT_EVENTS = 10_000
+_NO_ROOM = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"})
+_PAUSE_SECONDS = 0.5
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS pods (
@@ -47,7 +52,28 @@ class Journal:
         return [msgspec.json.decode(row[0], type=PodRecord) for row in rows]
 
     def write(self, record: PodRecord | None, event: PodEvent) -> None:
-        """Keeps a changed record with its event; `record` None forgets the pod of the event."""
+        """Keeps a changed record with its event; `record` None forgets the pod of the event.
+
+        A full disk is waited out: the agent stands still meanwhile, for what it does not write down is lost with it,
+        and a pod's end that was not kept would never be told. Pods run on.
+        """
+        stalled = False
+        while True:
+            try:
+                self._write(record, event)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname not in _NO_ROOM:
+                    raise
+                if not stalled:
+                    log.error("agent_journal_has_no_room", reason=str(error), advice="make room on its disk")
+                stalled = True
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            if stalled:
+                log.info("agent_journal_written_again", pod=event.pod.name)
+            return
+
+    def _write(self, record: PodRecord | None, event: PodEvent) -> None:
         database = self._database
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -65,7 +91,8 @@ class Journal:
                 database.execute("DELETE FROM events WHERE version <= ?", (event.version - KEPT_EVENTS,))
             database.execute("COMMIT")
         except BaseException:
-            database.execute("ROLLBACK")
+            if database.in_transaction:
+                database.execute("ROLLBACK")
             raise
         self.version = event.version
 

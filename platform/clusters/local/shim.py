@@ -15,6 +15,7 @@ Files in FOLDER, all JSON: `plan.N.json` (read), `claim.N.json` (who supervises 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import select
@@ -27,6 +28,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 _CANNOT_START = 127
+_PAUSE_SECONDS = 0.5
 
 
 def start_ticks(pid: int) -> int:
@@ -133,16 +135,26 @@ class Supervisor:
         times = os.times()
         signalled = os.WIFSIGNALED(self._status)
         exit_code = 128 + os.WTERMSIG(self._status) if signalled else os.WEXITSTATUS(self._status)
-        write_once(
-            f"{self._folder}/exit.{self._attempt}.json",
+        self._leave(
             {
                 "exit_code": exit_code,
                 "oom_killed": exit_code != 0 and self._oom_kills() > kills_before,
                 "message": self._message,
                 "finished_unix_seconds": finished,
                 "cpu_seconds": times.children_user + times.children_system,
-            },
+            }
         )
+
+    def _leave(self, end: dict[str, Any]) -> None:
+        """Writes the exit file, however long the disk stays full: an end without it counts as a death."""
+        while True:
+            try:
+                write_once(f"{self._folder}/exit.{self._attempt}.json", end)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            time.sleep(_PAUSE_SECONDS)
 
     def _handle(self, signals: bytes) -> None:
         for number in signals:

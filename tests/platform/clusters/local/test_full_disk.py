@@ -1,0 +1,42 @@
+"""The disk under a node agent is full for a while: what ends meanwhile is told afterwards, as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.clusters.protocol import PodPhase
+from tests.disks import small_disk
+
+MIB = 1 << 20
+_LEAVES = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+print(os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_pod_that_ends_while_the_disk_is_full_is_seen_to_end_with_its_exit_code(
+    tmp_path, make_pod, first_line, until, until_true, is_alive
+):
+    with small_disk(tmp_path / "agent", 16 * MIB) as disk:
+        cluster = start_agent(disk.folder, cores=2.0, memory_bytes=512 * MIB)
+        try:
+            leaving, staying = make_pod(_LEAVES), make_pod()
+            cluster.create(leaving)
+            cluster.create(staying)
+            pid = int(first_line(cluster, leaving.name))
+            disk.fill()
+            os.kill(pid, signal.SIGTERM)
+            until_true(lambda: not is_alive(pid))
+            time.sleep(1.0)  # whoever wants to write it down has tried
+            disk.free()
+            ended = until(cluster, leaving.name)
+            assert (ended.phase, ended.exit_code, ended.reason) == (PodPhase.FAILED, 3, "Error")
+            assert cluster.get(staying.name).phase is PodPhase.RUNNING
+        finally:
+            stop_agent(disk.folder)
