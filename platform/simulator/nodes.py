@@ -21,8 +21,8 @@ class Nodes:
         good = size.cores > 0 and size.memory_bytes > 0
         require(good, "nodes.size", size, "cores and bytes above 0", "give the size of a node")
         self.size, self.count = size, count
-        self._cores = np.full(count, size.cores)
-        self._bytes = np.full(count, size.memory_bytes)
+        self._cores = np.full(count, float(size.cores))
+        self._bytes = np.full(count, float(size.memory_bytes))
 
     def place(self, pods: int, each: Resources) -> list[int] | None:
         """The nodes of so many equal pods, one entry per pod; None, and nothing taken, where not all find room."""

@@ -128,6 +128,12 @@ def test_giving_back_what_was_never_placed_is_a_fault() -> None:
         Nodes(1, NODE).give_back([0], Resources(1.0, 1.0))
 
 
+def test_a_node_of_whole_cores_can_give_a_part_of_one() -> None:
+    nodes = Nodes(1, Resources(2, 4 * GIBIBYTE))
+    assert nodes.place(1, Resources(0.5, 1.0)) == [0]
+    assert nodes.free.cores == 1.5
+
+
 def test_two_jobs_of_one_name_are_refused() -> None:
     (job,) = synthetic(1)
     with pytest.raises(ScalingError, match="two of one job_id"):
