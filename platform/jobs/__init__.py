@@ -25,7 +25,8 @@ from elastrec.platform.jobs.launching import (
 )
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
 from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, ledger
-from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare, warm_start
+from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare
+from elastrec.platform.jobs.starting_sizes import warm_start
 from elastrec.platform.jobs.surroundings import Platform, home_folder, read_tls, tls_folder
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
 

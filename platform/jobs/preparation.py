@@ -102,22 +102,6 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
     return prepared
 
 
-def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
-    """Start-up sizes. Until a scaling policy has history to learn from, they are those of the job file."""
-    resources = TrainingJob.model_validate_json(prepared.job_json).spec.resources
-    allocation = Allocation(
-        workers=resources.worker.count,
-        parameter_servers=resources.parameter_server.count,
-        worker_cores=resources.worker.cores,
-        worker_memory_bytes=resources.worker.memory,
-        parameter_server_cores=resources.parameter_server.cores,
-        parameter_server_memory_bytes=resources.parameter_server.memory,
-        source="job file (documented default: no history is used yet)",
-    )
-    log.info("warm_start", job_id=prepared.job_id, source=allocation.source, workers=allocation.workers)
-    return allocation
-
-
 def allocated(job: TrainingJob, allocation: Allocation) -> TrainingJob:
     """The job file with the start-up sizes in it."""
     resources = job.spec.resources

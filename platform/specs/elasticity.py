@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,8 +10,10 @@ from elastrec.platform.specs.base import Spec
 
 
 class Elasticity(Spec):
-    """Bounds of live scaling."""
+    """How large a job starts, and bounds of live scaling."""
 
+    start: Literal["job_file", "history"] = "job_file"
+    """`job_file`: start with the sizes under `resources`; `history`: with those of similar finished jobs."""
     enabled: bool = True
     """Whether the job takes part in automatic scaling."""
     minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
