@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from elastrec.operators.services import ServiceStack
 from elastrec.operators.settings import DAG_ID
 
-_LOOK_MILLISECONDS = 30_000
+_LOOK_MILLISECONDS = 90_000
 
 
 def has_chromium() -> bool:
