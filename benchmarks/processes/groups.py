@@ -10,6 +10,7 @@ import psutil
 
 from elastrec.platform.specs.environment import POD
 
+_CPU_TIME_MOUNT = Path("/sys/fs/cgroup/cpuacct")
 # Of one process outside of any group.
 _V1_WEIGHT, _V2_WEIGHT, _V2_MOST_WEIGHT = 1024, 100, 10_000
 
@@ -50,10 +51,10 @@ def throttling(group: Path) -> Throttling:
     """The counters of a group now."""
     pairs = (line.split() for line in (group / "cpu.stat").read_text().splitlines())
     stat = {name: int(value) for name, value in pairs}
-    if "usage_usec" in stat:
-        used = stat["usage_usec"] / 1e6
-    else:
-        used = int((group / "cpuacct.usage").read_text()) / 1e9 if (group / "cpuacct.usage").exists() else 0.0
+    # Version 1 counts CPU time in a controller of its own, which may be mounted beside this one.
+    accounts = (group, _CPU_TIME_MOUNT / group.parent.name / group.name)
+    file = next((file for folder in accounts if (file := folder / "cpuacct.usage").exists()), None)
+    used = stat["usage_usec"] / 1e6 if file is None else int(file.read_text()) / 1e9
     return Throttling(stat["nr_periods"], stat["nr_throttled"], used)
 
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from benchmarks.equal_models import BATCH, MODES, ONE_PROCESS, click_log, figures_of, job_content
+from benchmarks.equal_models import (
+    BATCH,
+    MODES,
+    ONE_PROCESS,
+    click_log,
+    figures_of,
+    job_content,
+    rows_before_the_last_worker,
+)
 from benchmarks.processes.one_process import numbered, read, train_and_score
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.specs.job import TrainingJob
@@ -40,6 +49,14 @@ def test_the_single_process_learns_something_of_the_teacher(log: GenerateReport)
     best = log.days[1].best_auc
     assert answer["samples_trained"] == 40_000
     assert best is not None and 0.6 < answer["auc"] < best
+
+
+def test_rows_trained_before_the_last_worker_was_up_are_told_apart() -> None:
+    def attempt(pod: str, began: float, ended: float) -> dict[str, object]:
+        return {"kind": "train", "pod": pod, "began_seconds": began, "ended_seconds": ended, "from": 10, "to": 110}
+
+    attempts = [attempt("w-0", 0.0, 1.0), attempt("w-0", 1.0, 2.0), attempt("w-0", 2.0, 3.0), attempt("w-1", 2.5, 3.0)]
+    assert rows_before_the_last_worker(pa.Table.from_pylist(attempts)) == 200
 
 
 def test_the_figures_are_the_distances_between_medians_and_to_the_teacher(log: GenerateReport) -> None:
