@@ -140,7 +140,8 @@ def _alike(one: float | None, other: float | None, settings: WarmStartSettings) 
         return 1.0
     if min(one, other) == 0:
         return 0.0
-    return float(0.5 ** (abs(math.log(one / other)) / math.log(settings.half_ratio)))
+    # Not the logarithm of the quotient, which overflows.
+    return float(0.5 ** (abs(math.log(one) - math.log(other)) / math.log(settings.half_ratio)))
 
 
 def _shared(one: frozenset[str] | None, other: frozenset[str] | None) -> float:

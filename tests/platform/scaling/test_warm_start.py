@@ -149,6 +149,10 @@ def test_a_foreign_number_only_makes_a_job_less_similar(wrong: float) -> None:
     assert similarity(TODAY, odd, SETTINGS).numbers == pytest.approx(0.5)
 
 
+def test_numbers_too_far_apart_to_divide_are_simply_not_alike() -> None:
+    assert similarity(with_rows(1e12), with_rows(5e-324), SETTINGS).numbers == pytest.approx(0.5)
+
+
 def test_a_smoothing_of_nothing_is_refused() -> None:
     with pytest.raises(ScalingError, match=r"warm_start\.smoothing"):
         WarmStartSettings(smoothing=0.0)
