@@ -14,7 +14,7 @@ from tests.faults.site import site_at
 SEED, NUMBERS = 3, (18, 19)  # two runs of one shape, so that one undisturbed run is enough
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_random_faults_cost_no_sample_and_hardly_any_quality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     notes = Notes(tmp_path / "outcomes.jsonl", SEED)
