@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data import Partition, build_manifest, clustering
@@ -89,6 +89,7 @@ def test_no_session_lies_in_two_row_groups(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.none() | st.integers(0, 5), max_size=60), st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
 def test_groups_hold_whole_sessions_and_are_no_larger_than_they_must_be(
     sessions: list[int | None], target: int
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data.dedupe_factor import (
@@ -49,6 +49,7 @@ def test_impossible_sessions_and_shares_are_refused(samples: float, share: float
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 50))
+@settings(max_examples=60, deadline=None)
 def test_the_measured_factor_counts_distinct_rows_of_each_batch(codes: list[int], batch: int) -> None:
     kept = sum(len(set(codes[i : i + batch])) for i in range(0, len(codes), batch))
     assert measured_factor(np.array(codes), np.full(len(codes), 3), batch) == pytest.approx(len(codes) / kept)

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data.deduplicated_batch import deduplicate_batch, expand_batch, groups_of, plain_part
@@ -39,6 +39,7 @@ def _journey(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     st.integers(1, 15).flatmap(lambda n: st.tuples(repeated_lists(rows=n), repeated_lists(rows=n))),
     st.sampled_from([[], [["a"]], [["b"], ["a"]], [["b", "a"]], [["item", "b"], ["a"]], [["item"]]]),
 )
+@settings(max_examples=60, deadline=None)
 def test_a_batch_comes_out_as_it_went_in(columns: tuple[pa.Array, pa.Array], groups: list[list[str]]) -> None:
     batch = _batch(len(columns[0]), *columns)
     sent = deduplicate_batch(batch, groups)

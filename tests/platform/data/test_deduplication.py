@@ -24,6 +24,7 @@ def _expanded(group: InverseJagged) -> dict[str, list[list[int]]]:
 
 
 @given(repeated_lists())
+@settings(max_examples=60, deadline=None)
 def test_expanding_gives_back_every_row(column: pa.Array) -> None:
     group = deduplicate({"a": column})
     check_inverse(group, distinct=True)
@@ -32,6 +33,7 @@ def test_expanding_gives_back_every_row(column: pa.Array) -> None:
 
 
 @given(st.integers(0, 20).flatmap(lambda n: st.tuples(*[repeated_lists(rows=n) for _ in range(3)])))
+@settings(max_examples=60, deadline=None)
 def test_a_group_gives_back_every_row_of_every_member(columns: tuple[pa.Array, ...]) -> None:
     named = dict(zip("abc", columns, strict=True))
     group = deduplicate(named)
@@ -40,6 +42,7 @@ def test_a_group_gives_back_every_row_of_every_member(columns: tuple[pa.Array, .
 
 
 @given(shifted_lists())
+@settings(max_examples=60, deadline=None)
 def test_the_partial_form_gives_back_every_row(column: pa.Array) -> None:
     feature = deduplicate_partially("a", column)
     check_partial(feature)
@@ -48,7 +51,7 @@ def test_the_partial_form_gives_back_every_row(column: pa.Array) -> None:
 
 
 @given(repeated_lists(), st.data())
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_a_slice_of_a_column_is_deduplicated_as_if_it_were_whole(column: pa.Array, data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, len(column)))
     part = column.slice(begin, data.draw(st.integers(0, len(column) - begin)))
@@ -57,7 +60,7 @@ def test_a_slice_of_a_column_is_deduplicated_as_if_it_were_whole(column: pa.Arra
 
 
 @given(st.integers(1, 10).flatmap(lambda n: st.tuples(repeated_lists(rows=n), repeated_lists(rows=n))))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_a_group_survives_the_journey_as_arrow(columns: tuple[pa.Array, pa.Array]) -> None:
     group = deduplicate({"a": columns[0], "b": columns[1]})
     batch = pa.RecordBatch.from_arrays([group.to_arrow()], names=["group"])

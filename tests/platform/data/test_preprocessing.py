@@ -24,7 +24,7 @@ _steps = st.lists(
 
 
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(repeated_lists(rows=n), repeated_lists(rows=n))), _steps, _steps)
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 def test_the_plain_and_the_deduplicated_form_are_preprocessed_alike(
     columns: tuple[pa.Array, pa.Array], first: list[Step], second: list[Step]
 ) -> None:
