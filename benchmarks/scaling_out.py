@@ -73,7 +73,7 @@ CASES = {
     ),
     # Long rows under Adam, hardly two alike in a batch, and hardly a network: a twentieth of a core cannot keep up.
     "servers": Case(
-        "parameter_server", worker_cores=0.75, server_cores=0.05, others=2, samples_each=60_000, zipf_exponent=0.3,
+        "parameter_server", worker_cores=0.4, server_cores=0.05, others=4, samples_each=100_000, zipf_exponent=0.3,
         model={"architecture": "wide_and_deep", "embedding_dimension": 63, "options": {"layer_sizes": [8]}},
         rows={"kind": "adam", "learning_rate": 0.001},
     ),
