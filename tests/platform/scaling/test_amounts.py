@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.history import Sizes
@@ -59,6 +59,7 @@ def test_changes_name_what_has_to_be_done() -> None:
     assert now.changes(allocation(2, 2, server_cores=4)) == {Change.SERVERS, Change.SERVER_SIZE}
 
 
+@settings(deadline=None)
 @given(st.floats(-100, 100), st.floats(-100, 100), st.floats(-100, 100), st.floats(-100, 100))
 def test_what_is_given_back_always_fits(cores: float, memory: float, free_cores: float, free_memory: float) -> None:
     needs = Resources(-abs(cores), -abs(memory) * GIB)

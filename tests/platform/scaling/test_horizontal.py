@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.scaling.horizontal import HorizontalSettings, Load, load_value, scale_horizontally
@@ -18,6 +18,7 @@ def load(fill: float, cpu: float = 0.5, memory: float = 0.1) -> Load:
     return Load(buffer_fill=fill, cpu=cpu, memory=memory)
 
 
+@settings(deadline=None)
 @given(shares, shares, shares)
 def test_the_load_is_the_weighted_sum_of_equation_1(fill: float, cpu: float, memory: float) -> None:
     weights = (0.5, 0.3, 0.2)
@@ -29,6 +30,7 @@ def test_empty_buffers_add_executors_and_full_ones_remove_them() -> None:
     assert scale_horizontally(20, [load(1.0)], BOUNDS, LONG_AGO).executors == 15
 
 
+@settings(deadline=None)
 @given(st.floats(0.36, 0.64))
 def test_nothing_happens_within_the_band(fill: float) -> None:
     plan = scale_horizontally(20, [load(fill)], BOUNDS, LONG_AGO)
@@ -42,6 +44,7 @@ def test_a_change_is_given_time_to_work() -> None:
     assert "cooling down for 240 s" in plan.reason
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1000), shares, shares, shares)
 def test_the_answer_is_within_bounds_and_a_step(executors: int, fill: float, cpu: float, memory: float) -> None:
     plan = scale_horizontally(executors, [load(fill, cpu, memory)], BOUNDS, LONG_AGO)

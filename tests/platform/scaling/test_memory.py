@@ -33,6 +33,7 @@ def servers(limit: float, count: int = 1, largest: float = 64.0 * GIB, base: flo
     return Servers(count=count, used_bytes=used, limit_bytes=limit, imbalance=1.0, largest_bytes=largest)
 
 
+@settings(deadline=None)
 @given(st.floats(0.05, 1.0), st.floats(0.1, 1000))
 def test_heaps_law_is_found_again(exponent: float, scale: float) -> None:
     growth = fit_growth(history(exponent, scale))

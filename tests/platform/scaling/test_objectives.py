@@ -104,6 +104,7 @@ def test_no_path_of_allowed_plans_comes_back(
         left -= ends
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_rules_under_which_a_job_could_flap_are_refused(save: float, grow: float) -> None:
     assume(save >= grow)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pymoo.indicators.hv import HV
 
@@ -11,6 +11,7 @@ from elastrec.platform.scaling.pareto import front, hypervolume, thin
 points = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40)
 
 
+@settings(deadline=None)
 @given(points)
 def test_the_front_is_what_nothing_else_beats(chosen: list[tuple[int, int]]) -> None:
     a = np.array(chosen, dtype=float)
@@ -22,6 +23,7 @@ def test_the_front_is_what_nothing_else_beats(chosen: list[tuple[int, int]]) -> 
     assert len(rows) == len(expected)
 
 
+@settings(deadline=None)
 @given(points)
 def test_the_hypervolume_agrees_with_pymoo(chosen: list[tuple[int, int]]) -> None:
     a = np.array(chosen, dtype=float)
@@ -32,6 +34,7 @@ def test_points_beyond_the_reference_do_not_count() -> None:
     assert hypervolume(np.array([5.0]), np.array([0.0]), (4.0, 4.0)) == 0.0
 
 
+@settings(deadline=None)
 @given(st.integers(2, 200), st.integers(2, 20))
 def test_thinning_keeps_both_ends_and_the_number_asked_for(size: int, most: int) -> None:
     x = np.sort(np.random.default_rng(size).uniform(0, 1, size))

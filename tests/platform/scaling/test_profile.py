@@ -6,7 +6,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.scaling.profile import summarise
@@ -58,6 +58,7 @@ def test_one_pause_does_not_move_a_configuration() -> None:
     assert not profile.notes
 
 
+@settings(deadline=None)
 @given(st.permutations(list(range(8))))
 def test_the_order_of_observations_does_not_matter(order: list[int]) -> None:
     observations = measure(coefficients(), spread(4) * 2, noise=0.2)

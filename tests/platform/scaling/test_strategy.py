@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.scaling.amounts import Resources
@@ -46,6 +46,7 @@ pasts = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(wishes, pasts)
 def test_one_strategy_at_most_and_a_reason_for_every_other(given_wishes: list[Wish], past: list[Done]) -> None:
     verdict = choose_strategy(given_wishes, past, FREE)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.scaling.vertical import VerticalSettings, scale_vertically, trend
@@ -14,6 +14,7 @@ BOUNDS = (0.25, 64.0)
 usage = st.lists(st.floats(0, 32), min_size=1, max_size=30)
 
 
+@settings(deadline=None)
 @given(usage)
 def test_the_trend_is_equation_2(used: list[float]) -> None:
     count = len(used) - 1
@@ -52,6 +53,7 @@ def test_a_change_is_given_time_to_work() -> None:
     assert "cooling down for 500 s" in plan.reason
 
 
+@settings(deadline=None)
 @given(usage, st.floats(0.25, 64))
 def test_no_executor_gets_less_than_it_used_unless_its_use_falls(used: list[float], allocated: float) -> None:
     plan = scale_vertically(used, allocated, BOUNDS, LONG_AGO)
@@ -60,6 +62,7 @@ def test_no_executor_gets_less_than_it_used_unless_its_use_falls(used: list[floa
         assert plan.allocated >= min(max(used), BOUNDS[1])
 
 
+@settings(deadline=None)
 @given(usage)
 def test_the_same_measurements_ask_for_no_second_change(used: list[float]) -> None:
     once = scale_vertically(used, 64.0, BOUNDS, LONG_AGO)

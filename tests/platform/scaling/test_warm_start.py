@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity, Resources
@@ -38,6 +38,7 @@ some_features = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(some_features, some_features)
 def test_similarity_is_symmetric_and_a_share(one: Features, other: Features) -> None:
     there, back = similarity(one, other, SETTINGS), similarity(other, one, SETTINGS)
@@ -81,6 +82,7 @@ def test_the_most_similar_job_counts_most_as_algorithm_1_smooths() -> None:
     assert found.allocation.workers == 10
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.floats(0.05, 1))
 def test_shares_add_up_and_sizes_stay_between_those_of_the_past(workers: list[int], smoothing: float) -> None:
     history = [past(str(k), allocation(each, 1)) for k, each in enumerate(workers)]
