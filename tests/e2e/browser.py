@@ -51,9 +51,10 @@ def trigger_by_form(stack: ServiceStack, job_file: Path) -> str:
 
 def open_mlflow_from_task(stack: ServiceStack, page: Page, run_id: str, task_id: str) -> Page:
     """Follows the task's link; the page of the MLflow run comes up in a tab of its own."""
-    page.goto(f"{stack.airflow_url}/dags/{DAG_ID}/runs/{quote(run_id, safe='')}/tasks/{task_id}")
+    task = f"{stack.airflow_url}/dags/{DAG_ID}/runs/{quote(run_id, safe='')}/tasks/{task_id}"
+    page.goto(task)
     expect(page.get_by_text("Succeeded").first).to_be_visible()
-    page.goto(f"{page.url}/details")
+    page.goto(f"{task}/details")
     with page.context.expect_page() as opened:
         page.get_by_role("link", name="MLflow run").click()
     return opened.value
