@@ -36,8 +36,8 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def auc_difference(self) -> float:
-        """The largest between a run and the undisturbed one of its shape."""
-        return max((abs(o.auc - self.undisturbed[o.shape]) for o in self.outcomes), default=0.0)
+        """The largest between a run and the undisturbed one of its shape; runs without a model are among the failed."""
+        return max((abs(o.auc - self.undisturbed[o.shape]) for o in self.outcomes if o.auc), default=0.0)
 
     @property
     def failed(self) -> list[Outcome]:
