@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -189,15 +190,21 @@ def test_whenever_the_agent_dies_every_wish_is_fulfilled_and_nobody_is_left(
                 wanted[pod.name] = cluster.create(pod).uid
         restarter.join()
         assert {pod.name: pod.uid for pod in cluster.list()} == wanted, f"seed {seed}"
-    alive = {
-        variables[b"ELASTREC_POD_UID"].decode()
-        for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"] == ["sleep", "1000"]
-        for text in [Path(f"/proc/{process.pid}/environ").read_bytes()]
-        for variables in [dict(pair.partition(b"=")[::2] for pair in text.split(b"\0"))]
-        if variables.get(b"ELASTREC_WORK", b"").startswith(bytes(state))
-    }
-    assert alive == set(wanted.values())
+
+    def alive() -> set[str]:
+        found: set[str] = set()
+        for process in psutil.process_iter(["cmdline"]):
+            if process.info["cmdline"] == ["sleep", "1000"]:
+                with contextlib.suppress(OSError):
+                    text = Path(f"/proc/{process.pid}/environ").read_bytes()
+                    variables = dict(pair.partition(b"=")[::2] for pair in text.split(b"\0"))
+                    if variables.get(b"ELASTREC_WORK", b"").startswith(bytes(state)):
+                        found.add(variables[b"ELASTREC_POD_UID"].decode())
+        return found
+
+    # The pods of the last wishes may stand between their fork and the execution of their command.
+    until_true(lambda: alive() >= set(wanted.values()))
+    assert alive() == set(wanted.values())
     known = {path.name for path in (state / "pods").iterdir()}
     assert known - {"trash"} == set(wanted.values())
 
