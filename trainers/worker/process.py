@@ -26,6 +26,7 @@ from elastrec.trainers.worker.feed import FeedError
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.loop import run
 from elastrec.trainers.worker.session import Session
+from elastrec.trainers.worker.warm_up import warm_up
 from elastrec.trainers.worker.work import Worker
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ def run_worker(identity: Identity) -> int:
     signal.signal(signal.SIGTERM, lambda *_: session.stop())
     signal.signal(signal.SIGINT, lambda *_: session.stop())
     try:
+        warm_up()
         run(Worker(session, session.register()))
         return EXIT_DONE
     except AuthenticationError as error:
