@@ -93,7 +93,7 @@ class PrepareDataOperator(ElastrecOperator):
             prepared.interval.evaluation_end,
         )
         self.log.info("continues from %s", prepared.start_record or "nothing")
-        for line in prepared.adaptation.splitlines():
+        for line in (*prepared.adaptation.splitlines(), *prepared.deduplication.splitlines()):
             self.log.info(line)
         return give(prepared)
 

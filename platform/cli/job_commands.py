@@ -52,8 +52,9 @@ def validate(
             "evaluation_rows": prepared.evaluation_rows,
             "continues_from": prepared.start_record or None,
         }
-        if output == "text" and prepared.adaptation:
-            click.echo(prepared.adaptation)
+        if output == "text":
+            for told in filter(None, (prepared.adaptation, prepared.deduplication)):
+                click.echo(told)
     if output == "json":
         echo_json(facts)
         return
@@ -97,8 +98,9 @@ def render(
         return
     if full:
         click.echo(dump_job(request.training_job))
-    if prepared.adaptation:
-        click.echo("\n".join(f"# {line}" for line in prepared.adaptation.splitlines()))
+    for told in (prepared.adaptation, prepared.deduplication):
+        for line in told.splitlines():
+            click.echo(f"# {line}")
     click.echo(yaml.dump_all(requests, Dumper=_ReadableDumper, sort_keys=False).rstrip())
 
 

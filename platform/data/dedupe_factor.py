@@ -180,7 +180,7 @@ def propose(
             reasons[factor.name] = f"{what}, pooled without computing, cost less than the lookup"
         else:
             chosen.append(factor)
-    groups = _grouped([factor.name for factor in chosen], samples, batch_rows)
+    groups = group_features([factor.name for factor in chosen], samples, batch_rows)
     place = {name: index for index, group in enumerate(groups) for name in group}
     for factor in chosen:
         others = [name for name in groups[place[factor.name]] if name != factor.name]
@@ -190,7 +190,7 @@ def propose(
     return Proposal(groups, choices)
 
 
-def _grouped(
+def group_features(
     names: Sequence[str], samples: Mapping[str, FeatureSample], batch_rows: int
 ) -> tuple[tuple[str, ...], ...]:
     """Features that change together, greedily, the least changing first."""

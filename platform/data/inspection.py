@@ -22,10 +22,9 @@ from elastrec.platform.data.dedupe_factor import (
 )
 from elastrec.platform.data.deduplicated_batch import deduplicate_batch
 from elastrec.platform.data.deduplication import jagged_parts, row_codes
-from elastrec.platform.data.encode import RowEncoder
 from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.data.numbers import combined
-from elastrec.platform.data.raw import RawReader
+from elastrec.platform.data.sample import read_sample
 from elastrec.platform.data.sorting import ClusterKeys, session_starts
 from elastrec.platform.data.writers import ROW_GROUP_ROWS
 from elastrec.platform.specs.data import TrainingData
@@ -103,7 +102,8 @@ def inspect_data(
             f"computed_pooling: {unknown} is not allowed; allowed: {', '.join(each.name for each in data.sparse)}"
         )
     keys = ClusterKeys(data.session, data.timestamp)
-    raw, encoded = _read(data, manifest, min(sample_rows, manifest.rows), keys)
+    names = [name for name in (keys.session, keys.timestamp) if name]
+    raw, encoded = read_sample(data, manifest, sample_rows, names)
     log = _order(raw, [keys.timestamp] if keys.timestamp else [])
     raw, encoded = raw.take(log), encoded.take(log)
     clustered = _order(raw, [keys.session])
@@ -130,34 +130,6 @@ def inspect_data(
         sent=_sent(clustered_rows, proposal, batch_rows),
         pooled=_pooled(samples, proposal, batch_rows),
     )
-
-
-def _read(data: TrainingData, manifest: DataManifest, rows: int, keys: ClusterKeys) -> tuple[pa.Table, pa.RecordBatch]:
-    """The sample's raw and trainer-ready rows, bad ones left out of both."""
-    encoder = RowEncoder(data)
-    extra = [name for name in (keys.session, keys.timestamp) if name]
-    reader = RawReader(data, manifest, extra=extra)
-    tables, batches = [], []
-    for piece in reader.read(0, rows):
-        missing = [name for name in extra if name not in piece.table.column_names]
-        if missing:
-            raise DataError(
-                f"{piece.file.uri}: the columns {missing} are missing; correct data.session, data.timestamp"
-            )
-        encoded = piece.explained(encoder.encode(piece.table))
-        if encoded.first_bad is not None and data.bad_rows.policy == "fail":
-            raise DataError(
-                f"{piece.file.uri}: row {piece.first_row + encoded.first_bad.row}, {encoded.first_bad.reason}; mend "
-                "the file, or allow such rows with data.bad_rows.policy: skip"
-            )
-        good = pa.array(~encoded.bad_B)
-        tables.append(piece.table.filter(good))
-        batches.append(encoded.batch.filter(good))
-    reader.close()
-    raw, batch = pa.concat_tables(tables, promote_options="permissive").combine_chunks(), pa.concat_batches(batches)
-    if not raw.num_rows:
-        raise DataError(f"{data.path}: all {rows} rows of the sample are bad; correct the data section")
-    return raw, batch
 
 
 def _order(raw: pa.Table, names: list[str]) -> pa.Array:

@@ -25,6 +25,7 @@ from elastrec.platform.data import (
     partitions_between,
     write_manifest,
 )
+from elastrec.platform.jobs.deduplication import with_groups
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.specs.data import Partitioning
@@ -76,6 +77,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
     _check_capacity(platform, job)
     _check_model(job)
     rows = _find_rows(job, interval)
+    job, deduplication = with_groups(job, rows.training)
     start_record, adaptation = _find_record(job, rows.interval)
     folder = f"{platform.work_uri}/manifests/{job_id}"
     training, evaluation = f"{folder}/training.json", f"{folder}/evaluation.json"
@@ -91,6 +93,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         evaluation_rows=rows.evaluation.rows,
         start_record=start_record,
         adaptation=adaptation,
+        deduplication=deduplication,
     )
     log.info(
         "job_prepared",

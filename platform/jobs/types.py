@@ -31,6 +31,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         job_json: the job file as it will run (overrides applied).
         start_record: URI of the checkpoint record to continue from, empty for a fresh start.
         adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
+        deduplication: which features are deduplicated and why, a table for people; empty where the job says off.
     """
 
     job_id: str
@@ -42,6 +43,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_rows: int
     start_record: str = ""
     adaptation: str = ""
+    deduplication: str = ""
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

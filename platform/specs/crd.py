@@ -118,6 +118,9 @@ def _collapse_unions(node: dict[str, Any], definitions: dict[str, Any]) -> dict[
     rest = {key: value for key, value in node.items() if key != "anyOf"}
     kinds = [option for option in options if option.get("type") != "null"]
     nullable = len(kinds) < len(options)
+    if len({"$ref" in option or option.get("type") == "object" for option in kinds}) > 1:
+        # No structural type unites a word and a mapping: the models alone check it.
+        return {**rest, "x-kubernetes-preserve-unknown-fields": True}
     # `"latest" | text` is text; the enumeration is only documentation.
     chosen = next((option for option in kinds if "enum" not in option and "const" not in option), kinds[0])
     if "$ref" in chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, TrainingData
+from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
 from elastrec.platform.specs.elasticity import Elasticity
 from elastrec.platform.specs.quantities import Cores, Memory, Seconds
 
@@ -17,6 +19,9 @@ API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")
 FIRST_ORDER_MODELS = ("wide_and_deep", "deepfm", "xdeepfm")
 """Built-in models whose rows carry one more number in front: the wide (first-order) weight of the id."""
+
+SEQUENCE_OPTIONS = {"din": "attention", "bst": "sequences"}
+"""The option by which a built-in model names the features whose rows it pools itself."""
 
 # 40 characters leave room for the date and the role that are appended to make a pod's name (63 in Kubernetes).
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40, examples=["click-dlrm"])]
@@ -52,6 +57,14 @@ class ModelSpec(Spec):
         if name not in BUILT_IN_MODELS and not re.match(IMPORT_PATH_PATTERN, name):
             raise ValueError(f"{', '.join(BUILT_IN_MODELS)} or an import path such as my_package.models:MyModel")
         return name
+
+    @property
+    def sequence_features(self) -> tuple[str, ...]:
+        """Features whose rows the model itself pools, by attention or a transformer; their order is the options'."""
+        named = self.options.get(SEQUENCE_OPTIONS.get(self.architecture, ""))
+        if not isinstance(named, Mapping | list | tuple):
+            return ()
+        return tuple(name for name in named if isinstance(name, str))
 
     @property
     def row_dimension(self) -> int:
@@ -110,7 +123,11 @@ class Consistency(Spec):
     """How workers wait for each other."""
 
     mode: Literal["async", "bsp", "ssp"] = "async"
-    """`async`: nobody waits; `bsp`: all workers take a step together; `ssp`: the fastest waits for the slowest."""
+    """`async`: nobody waits; `bsp`: all workers take a step together; `ssp`: the fastest waits for the slowest.
+
+    A step of `bsp` keeps the size that the job file gives it, workers times batch size: while fewer workers train, it
+    takes as many rounds as that needs.
+    """
     staleness: Annotated[int, Field(ge=0, le=1000)] = 0
     """With `ssp`: how many steps the fastest worker may be ahead of the slowest."""
 
@@ -243,6 +260,9 @@ class JobSpec(Spec):
     model: ModelSpec
     data: TrainingData
     training: Training = Training()
+    deduplication: Annotated[Deduplication, Field(json_schema_extra=words_or_section)] = OFF
+    """Look up and pool equal rows of a batch once. `auto` takes the features for which that pays; the rows of a session
+    are then trained side by side, in the order of the files, and sessions are shuffled."""
     optimizers: Optimizers = Optimizers()
     tables: dict[str, TableSpec] = Field(default_factory=dict)
     resources: Resources = Resources()
@@ -258,6 +278,10 @@ class JobSpec(Spec):
         unknown = sorted(set(self.tables) - set(self.data.tables))
         if unknown:
             raise ValueError(f"tables {unknown} belong to no sparse feature; known tables: {list(self.data.tables)}")
+        features = [feature.name for feature in self.data.sparse]
+        strange = [name for name in self.deduplication.named if name not in features]
+        if strange:
+            raise ValueError(f"deduplication names {strange}, which are no sparse features; known: {features}")
         if self.faults.heartbeat_timeout <= 2 * self.faults.heartbeat_interval:
             raise ValueError(
                 f"faults.heartbeat_timeout {self.faults.heartbeat_timeout}s must be more than twice "

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 from elastrec.trainers.deduplication.jagged import expand_rows
+
+Features = DeduplicatedFeatures | KeyedJaggedTensor
 
 
 class DeduplicatedBags(nn.Module):
@@ -16,6 +21,9 @@ class DeduplicatedBags(nn.Module):
     Models call it as they call the collection itself. Input: DeduplicatedFeatures, or a KeyedJaggedTensor that is
     passed on. Output: KeyedTensor `[B, sum of dimensions]` as the collection's.
 
+    A model that knows nothing of deduplication gets `features.expanded`: it is recognised here, and its distinct rows
+    are pooled all the same.
+
     Args:
         collection: torchrec's, or the one over parameter servers.
     """
@@ -23,8 +31,37 @@ class DeduplicatedBags(nn.Module):
     def __init__(self, collection: nn.Module) -> None:
         super().__init__()
         self.collection = collection
+        self._prefetched: list[DeduplicatedFeatures] = []
 
-    def forward(self, features: DeduplicatedFeatures | KeyedJaggedTensor) -> KeyedTensor:
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The collection's tables."""
+        found: list[EmbeddingBagConfig] = self.collection.embedding_bag_configs()
+        return found
+
+    def is_weighted(self) -> bool:
+        return False
+
+    def prefetch(self, features: Features, *, dense: bool = False) -> Any:
+        """Starts the pull that `forward` of these features will wait for: see RemoteEmbeddingBagCollection.
+
+        An id of a distinct row counts as seen once per row of the batch that it stands for.
+        """
+        if isinstance(features, KeyedJaggedTensor):
+            return self.collection.prefetch(features, dense=dense)
+        self._prefetched.append(features)
+        return self.collection.prefetch(features.stacked, dense=dense, repeats=lambda: features.repeats)
+
+    def forget(self) -> None:
+        """Drops what was prefetched."""
+        self._prefetched.clear()
+        self.collection.forget()
+
+    def forward(self, features: Features) -> KeyedTensor:
+        features = self._recognised(features)
         if isinstance(features, KeyedJaggedTensor):
             return self.collection(features)
         pooled = self.collection(features.stacked)
@@ -42,3 +79,12 @@ class DeduplicatedBags(nn.Module):
             lookup = lookups[key]
             blocks.append(block if lookup is None else expand_rows(block[: distinct[key]].contiguous(), lookup))
         return KeyedTensor(keys=pooled.keys(), length_per_key=pooled.length_per_key(), values=torch.cat(blocks, dim=1))
+
+    def _recognised(
+        self, features: Features
+    ) -> DeduplicatedFeatures | KeyedJaggedTensor:
+        for index, each in enumerate(self._prefetched):
+            if each is features or each.is_expanded_as(features):
+                del self._prefetched[index]
+                return each
+        return features

@@ -71,6 +71,26 @@ class DeduplicatedFeatures:
             stride=self.rows,
         )
 
+    @property
+    def repeats(self) -> Tensor:
+        """How many rows of the batch each id of `stacked` stands for, int64 `[L]`."""
+        counts: list[Tensor] = []
+        if self.plain is not None:
+            counts.append(torch.ones(len(self.plain.values()), dtype=torch.int64))
+        for group in self.groups:
+            row_U = torch.bincount(group.inverse_lookup, minlength=group.distinct_rows)
+            counts.append(torch.repeat_interleave(row_U.repeat(len(group.keys)), group.offsets.diff()))
+        return torch.cat(counts)
+
+    @cached_property
+    def expanded(self) -> KeyedJaggedTensor:
+        """`expand`, made once, so that what was prefetched for it is found again."""
+        return self.expand()
+
+    def is_expanded_as(self, features: object) -> bool:
+        """Whether this object is the plain form that `expanded` gave out."""
+        return self.__dict__.get("expanded") is features
+
     def expand(self) -> KeyedJaggedTensor:
         """The plain form of all features."""
         parts = [self.plain] if self.plain is not None else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,13 +143,16 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def is_weighted(self) -> bool:
         return False
 
-    def prefetch(self, features: KeyedJaggedTensor, *, dense: bool = False) -> Pulled:
+    def prefetch(
+        self, features: KeyedJaggedTensor, *, dense: bool = False, repeats: Callable[[], Tensor] | None = None
+    ) -> Pulled:
         """Starts the pull that `forward(features)` of the same object will wait for.
 
         Args:
             dense: also pull the dense parameters (`Pulled.dense`).
+            repeats: gives how often each id counts as seen, int64 `[N]`; asked only where servers count. Default: once.
         """
-        request = self._ask(features, dense)
+        request = self._ask(features, dense, repeats)
         self._requests.append(request)
         return request.pulled
 
@@ -181,7 +185,7 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             raise RuntimeError(f"{len(self._left)} backward passes wait for take_row_gradients; exactly one must")
         return self._left.pop()
 
-    def _ask(self, features: KeyedJaggedTensor, dense: bool) -> _Request:
+    def _ask(self, features: KeyedJaggedTensor, dense: bool, repeats: Callable[[], Tensor] | None = None) -> _Request:
         if features.weights_or_none() is not None:
             raise ValueError("weighted bags are not supported; use a KeyedJaggedTensor without weights")
         keys = features.keys()
@@ -195,6 +199,8 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         taken = np.array([positions[name] for name in self._routed_features], np.int64)
         starts, ends = offsets[taken * batch], offsets[(taken + 1) * batch]
         routed = self.client.router.route(values, starts, ends, self._routed_tables)
+        if repeats is not None and self.client.plan.counts_sightings:
+            routed = self.client.router.recounted(routed, repeats().numpy(), starts, ends, self._routed_tables)
         pulled = self.client.pull(routed, read_only=not self.training, dense=dense)
         return _Request(features, pulled, offsets, positions, batch)
 

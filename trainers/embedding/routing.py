@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,3 +78,12 @@ class Router:
             [counts[:, group.first_table : group.end_table].sum(1, dtype=np.int64) for group in self.plan.groups]
         )
         return RoutedIds(inverse, counts, sizes, ids[:unique], sightings[:unique], self.epoch, self.generation)
+
+    def recounted(self, routed: RoutedIds, repeats: Array, starts: Array, ends: Array, tables: Array) -> RoutedIds:
+        """The same ids, where id n of `route`'s values counts as seen `repeats[n]` times: int64 [N]."""
+        group_starts = np.concatenate(([0], np.cumsum(routed.group_sizes.sum(axis=1))))
+        sightings = np.zeros(len(routed.ids), np.int64)
+        for start, end, table in zip(starts.tolist(), ends.tolist(), tables.tolist(), strict=True):
+            places = routed.inverse[start:end] + group_starts[self._group_of_table[table]]
+            np.add.at(sightings, places, repeats[start:end])
+        return replace(routed, sightings=np.minimum(sightings, np.iinfo(np.int32).max).astype(np.int32))

@@ -5,7 +5,7 @@ A model is `Class(embedding_bag_collection, schema, **options)` with
 files; the embedding collection may be torchrec's own or the one over the parameter servers.
 """
 
-from elastrec.trainers.models.registry import build_model, model_class
+from elastrec.trainers.models.registry import build_model, model_class, takes_deduplicated
 from elastrec.trainers.models.schema import FeatureSchema, embedding_tables
 
-__all__ = ["FeatureSchema", "build_model", "embedding_tables", "model_class"]
+__all__ = ["FeatureSchema", "build_model", "embedding_tables", "model_class", "takes_deduplicated"]

@@ -54,6 +54,17 @@ def model_class(architecture: str) -> type[nn.Module]:
     return found
 
 
+def takes_deduplicated(architecture: str) -> bool:
+    """Whether a model's forward takes DeduplicatedFeatures: the built-in ones, and classes that say so.
+
+    A class of one's own says it by `takes_deduplicated = True`; otherwise it gets a KeyedJaggedTensor as ever.
+
+    Raises:
+        SpecError: see `model_class`.
+    """
+    return architecture in _BUILT_IN or bool(getattr(model_class(architecture), "takes_deduplicated", False))
+
+
 def build_model(spec: ModelSpec, embedding_bag_collection: nn.Module, schema: FeatureSchema, *, seed: int) -> nn.Module:
     """The job's model, with dense parameters that depend on the seed alone.
 

@@ -5,7 +5,7 @@
   member's. A worker that joins starts at the slowest member's clock.
 - bsp: a round holds one push of every member and is applied when complete. A worker whose push is still pending may not
   pull. Gradients of a round are averaged with the batches' sizes as weights, so W workers with batches of B rows take
-  the step that one worker with a batch of W * B rows would take.
+  the step that one worker with a batch of W * B rows would take (see global_batch for rounds of fewer).
 
 Members join by their first request, leave when they run out of shards or pause, and are dropped when the master's list
 no longer names them. Lists and workers' directives carry the same version, so a list that is older than what a worker

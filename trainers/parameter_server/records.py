@@ -33,6 +33,7 @@ def save_part(server: ParameterServer, uri: str) -> PartManifest:
     with server.changed:
         if not server.ready or server.place is None:
             raise CheckpointError(f"server {server.name} has nothing to save: it has not restored yet")
+        server.settle()
         with PartWriter(uri, server.name, {"generation": server.generation}) as writer:
             for store in server.stores:
                 for bucket in np.flatnonzero(server.place.owned):

@@ -23,7 +23,8 @@ from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import RoutingTable, TableUsage
 from elastrec.trainers.parameter_server.consistency import Consistency, Round
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
-from elastrec.trainers.parameter_server.gradients import Gradient, average
+from elastrec.trainers.parameter_server.global_batch import GlobalBatch
+from elastrec.trainers.parameter_server.gradients import Gradient
 from elastrec.trainers.parameter_server.messages import (
     Accepted,
     Applied,
@@ -135,6 +136,9 @@ class ParameterServer:
         self._held: dict[int, tuple[str, int, Gradient]] = {}
         self._found: dict[str, deque[_Found]] = {}
         self._next_token = 0
+        training = self.spec.training
+        is_bsp = training.consistency.mode == "bsp"
+        self._batch = GlobalBatch(training.batch_size * self.spec.resources.worker.count if is_bsp else 0)
 
     # What the master directs
 
@@ -317,24 +321,37 @@ class ParameterServer:
     def _apply(self, rounds: list[Round]) -> None:
         for pushes in rounds:
             held = [self._held.pop(token) for _, token in pushes]
-            gradient = average([each for _, _, each in held])
-            now = self.now_seconds()
-            known = self._known(held[0][0], gradient) if len(held) == 1 else None
-            for index, (store, group) in enumerate(zip(self.stores, gradient.groups, strict=True)):
-                if len(group.ids):
-                    rows = known[index] if known else None
-                    store.push(group.counts, group.ids, group.sightings, group.gradients, now, rows)
-            if len(gradient.dense) and self.dense is not None:
-                self.dense.apply(gradient.dense)
-                self._dense_trained = True
+            gradient = self._batch.add([each for _, _, each in held])
+            if gradient is not None:
+                known = self._known(held[0][0], gradient) if gradient is held[0][2] else None
+                self._step(gradient, known)
             for worker, sequence, _ in held:
                 sender = self._senders[worker]
                 if sender.waiting.pop(sequence, None) is not None:
                     sender.applied = max(sender.applied, sequence)
             self._rounds += 1
+        if self._consistency.mode == "bsp" and not self._consistency.members:
+            self.settle()  # nobody is left who could fill the step
         # Async never waits, so nobody has to be woken.
         if rounds and self._consistency.mode != "async":
             self.changed.notify_all()
+
+    def settle(self) -> None:
+        """Takes a step with the gradients that wait for others to make a whole one, if there are any."""
+        with self.changed:
+            gradient = self._batch.take()
+            if gradient is not None:
+                self._step(gradient, None)
+
+    def _step(self, gradient: Gradient, known: list[Array] | None) -> None:
+        now = self.now_seconds()
+        for index, (store, group) in enumerate(zip(self.stores, gradient.groups, strict=True)):
+            if len(group.ids):
+                rows = known[index] if known else None
+                store.push(group.counts, group.ids, group.sightings, group.gradients, now, rows)
+        if len(gradient.dense) and self.dense is not None:
+            self.dense.apply(gradient.dense)
+            self._dense_trained = True
 
     def _known(self, worker: str, gradient: Gradient) -> list[Array] | None:
         """Per table group the rows that a pull of the worker found for the same ids, while they are still there."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from elastrec.platform.data.deduplicated_batch import expand_batch
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.transport.job_messages import Shard, ShardProgress
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
@@ -30,14 +31,14 @@ class ShardEvaluation:
         self._kept: list[tuple[pa.RecordBatch, FloatArray, FloatArray]] = []
 
     def add(self, batch: pa.RecordBatch, prediction_B: FloatArray, label_B: FloatArray, pooled_BFR: FloatArray) -> None:
-        """Counts the rows of one minibatch.
+        """Counts the rows of one minibatch; those that are kept are kept in their plain form.
 
         Raises:
             DataError: a prediction is no probability.
         """
         self._sketch.update(prediction_B, label_B)
         if self.shard.keep_predictions:
-            self._kept.append((batch, prediction_B, pooled_BFR))
+            self._kept.append((expand_batch(batch), prediction_B, pooled_BFR))
 
     def completion(self) -> ShardProgress:
         """Writes the predictions that are to be kept, then says that the shard is done.

@@ -12,29 +12,39 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.data.batches import dense_of, ids_of, label_of
+from elastrec.platform.data.deduplicated_batch import PREFIX
 from elastrec.platform.data.encode import LABEL
+from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 
 
 class Inputs(NamedTuple):
     """One minibatch: dense `[B, I]` float32, sparse features (ids int64), labels `[B]` float32."""
 
     dense_BI: Tensor
-    sparse: KeyedJaggedTensor
+    sparse: KeyedJaggedTensor | DeduplicatedFeatures
     label_B: Tensor
 
 
 def inputs_of(batch: pa.RecordBatch) -> Inputs:
-    """The torch form of a trainer-ready batch; labels are empty when the batch has none (rows to be scored)."""
-    jagged = ids_of(batch)
+    """The torch form of a trainer-ready batch; labels are empty when the batch has none (rows to be scored).
+
+    Groups without repeats, which a deduplicating reader makes, stay so.
+    """
+    deduplicated = any(name.startswith(PREFIX) for name in batch.schema.names)
     with warnings.catch_warnings():
         # Arrow's buffers are read-only and torch warns of that; nobody writes to inputs.
         warnings.simplefilter("ignore", UserWarning)
-        sparse = KeyedJaggedTensor(
-            keys=list(jagged.keys),
-            values=torch.from_numpy(jagged.values),
-            lengths=torch.from_numpy(jagged.lengths.reshape(-1)),
-            stride=batch.num_rows,
-        )
+        sparse = DeduplicatedFeatures.from_batch(batch) if deduplicated else _jagged(batch)
         dense = torch.from_numpy(dense_of(batch))
         labels = label_of(batch) if LABEL in batch.schema.names else np.empty(0, np.float32)
         return Inputs(dense, sparse, torch.from_numpy(labels))
+
+
+def _jagged(batch: pa.RecordBatch) -> KeyedJaggedTensor:
+    jagged = ids_of(batch)
+    return KeyedJaggedTensor(
+        keys=list(jagged.keys),
+        values=torch.from_numpy(jagged.values),
+        lengths=torch.from_numpy(jagged.lengths.reshape(-1)),
+        stride=batch.num_rows,
+    )

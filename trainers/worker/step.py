@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from elastrec.platform.specs.errors import JobFailedError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.trainers.deduplication import DeduplicatedBags, DeduplicatedFeatures
 from elastrec.trainers.embedding.client import ParameterClient, Pulled
 from elastrec.trainers.embedding.dense import FlatParameters
 from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
-from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
+from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables, takes_deduplicated
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
@@ -66,12 +67,16 @@ class Step:
             patience_seconds=_PATIENCE_SECONDS,
         )
         self.collection = RemoteEmbeddingBagCollection(tables, self.client)
-        self.model = build_model(spec.model, self.collection, FeatureSchema.from_job(job), seed=spec.training.seed)
+        self._bags: RemoteEmbeddingBagCollection | DeduplicatedBags = self.collection
+        if not spec.deduplication.is_off:
+            self._bags = DeduplicatedBags(self.collection)
+        self._expands = not takes_deduplicated(spec.model.architecture)
+        self.model = build_model(spec.model, self._bags, FeatureSchema.from_job(job), seed=spec.training.seed)
         self.flat = FlatParameters(self.model)
         self.initial_dense = self.flat.values.copy()
         self.client.layout = self.flat.layout
         self._pooled: FloatArray | None = None
-        self.collection.register_forward_hook(self._keep_pooled)
+        self._bags.register_forward_hook(self._keep_pooled)
         self._dense_is_current = False
 
     @property
@@ -96,7 +101,7 @@ class Step:
         inputs = inputs_of(item.batch)
         dense = self.model.training or not self._dense_is_current
         self._dense_is_current = True
-        return InFlight(item, inputs, self.collection.prefetch(inputs.sparse, dense=dense))
+        return InFlight(item, inputs, self._bags.prefetch(inputs.sparse, dense=dense))
 
     def train(self, started: InFlight, *, hold: bool) -> None:
         """Forward, backward, push; the push is under way when this returns, or is held for the next pull.
@@ -150,7 +155,7 @@ class Step:
     def drop(self) -> None:
         """Forgets everything in flight and the connections."""
         self.client.abort()
-        self.collection.forget()
+        self._bags.forget()
         self._dense_is_current = False
 
     def _load(self, pulled: Pulled) -> None:
@@ -160,7 +165,11 @@ class Step:
         pulled.rows()
 
     def _forward(self, inputs: Inputs) -> Tensor:
-        logits = self.model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
+        sparse = inputs.sparse
+        if self._expands and isinstance(sparse, DeduplicatedFeatures):
+            # The collection recognises this form, and pools the distinct rows all the same.
+            sparse = sparse.expanded
+        logits = self.model(dense_features=inputs.dense_BI, sparse_features=sparse)
         if logits.shape != inputs.label_B.shape:
             raise JobFailedError(
                 f"the model's forward returned a tensor of shape {tuple(logits.shape)}; expected logits of shape "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from elastrec.platform.data.batches import InProcessSource, Minibatch
+from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.specs.job import TrainingJob
@@ -207,6 +208,10 @@ class Worker:
         if kind not in self._sources:
             spec = self.job.spec
             hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
-            reader = ShardReader(spec.data, read_manifest(self._manifests[kind]), hash_sizes=hash_sizes)
+            manifest, groups = read_manifest(self._manifests[kind]), spec.deduplication.groups
+            if groups:
+                reader: ShardReader = DeduplicatingReader(spec.data, manifest, groups=groups, hash_sizes=hash_sizes)
+            else:
+                reader = ShardReader(spec.data, manifest, hash_sizes=hash_sizes)
             self._sources[kind] = InProcessSource(reader, spec.training.batch_size)
         return self._sources[kind].batches(shard)

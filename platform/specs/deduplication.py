@@ -1,0 +1,79 @@
+"""Deduplication: which features a job's workers look up and pool once per distinct row (RecD §4–5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import model_serializer, model_validator
+
+from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.data import ColumnName
+
+
+class Deduplication(Spec):
+    """In place of `auto` or `off`: the features, or the groups. In Python, `auto` names neither and `off` no group."""
+
+    features: tuple[ColumnName, ...] | None = None
+    """These features are deduplicated; which of them form a group is found out on a sample of the rows."""
+    groups: tuple[tuple[ColumnName, ...], ...] | None = None
+    """Features of a group change together: a row is a repeat where all of them are equal to an earlier row's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        if isinstance(value, Mapping | cls):
+            return value
+        # YAML reads `off` as false.
+        if value is False or value == "off":
+            return {"groups": ()}
+        if value == "auto":
+            return {}
+        raise ValueError("auto, off, or a mapping with features or groups")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.features is not None and self.groups is not None:
+            raise ValueError("features or groups, not both; groups say which features there are")
+        if self.features == ():
+            raise ValueError("at least one feature; write off for none")
+        if self.groups and not all(self.groups):
+            raise ValueError("groups of at least one feature")
+        doubled = sorted({name for name in self.named if self.named.count(name) > 1})
+        if doubled:
+            raise ValueError(f"each feature once; {doubled} stand in several places")
+        return self
+
+    @model_serializer
+    def _plain(self) -> Any:
+        if self.is_auto:
+            return "auto"
+        if self.is_off:
+            return "off"
+        if self.features is not None:
+            return {"features": list(self.features)}
+        return {"groups": [list(group) for group in self.groups or ()]}
+
+    @property
+    def is_auto(self) -> bool:
+        """Features and groups are chosen by what a sample of the rows repeats."""
+        return self.features is None and self.groups is None
+
+    @property
+    def is_off(self) -> bool:
+        """Nothing is deduplicated."""
+        return self.groups == ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All features that are named, in order."""
+        return self.features or tuple(name for group in self.groups or () for name in group)
+
+
+OFF = Deduplication(groups=())
+
+
+def words_or_section(schema: dict[str, Any]) -> None:
+    """The JSON schema of a field of this type: `auto`, `off` or the section."""
+    section = {"$ref": schema.pop("$ref")}
+    schema["anyOf"] = [section, {"type": "string", "enum": ["auto", "off"]}]

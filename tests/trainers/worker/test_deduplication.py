@@ -1,0 +1,141 @@
+"""A worker on deduplicated batches: the same loss, weights, counts and predictions as on plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
+from elastrec.platform.transport.job_messages import Mode
+from elastrec.trainers.parameter_server.messages import GetStats
+from elastrec.trainers.worker.predictions import read_predictions
+from tests.trainers.worker.sessions import session_job
+from tests.trainers.worker.test_worker import Setting
+
+BATCH, STEPS = 48, 200
+GROUPS = {"groups": [["user", "cart"], ["likes"]]}
+
+
+class Own(nn.Module):
+    """A model that knows torchrec's types only."""
+
+    seen: list[type] = []
+
+    def __init__(self, embedding_bag_collection: nn.Module, schema: Any) -> None:
+        super().__init__()
+        self.tables = embedding_bag_collection
+        self.output = nn.Linear(len(schema.sparse_names) * schema.embedding_dimension, 1)
+
+    def forward(self, dense_features: Any, sparse_features: Any) -> Any:
+        self.seen.append(type(sparse_features))
+        lengths = sparse_features["cart"].lengths()
+        return self.output(self.tables(sparse_features).values()).squeeze(1) + 0.01 * lengths
+
+
+Make = Callable[..., Setting]
+
+
+@pytest.fixture
+def trained(scripted_master: Callable[..., Any], tmp_path: Path) -> Iterator[Make]:
+    made: list[Setting] = []
+
+    def make(deduplication: Any, steps: int = STEPS, servers: int = 1, **spec: Any) -> Setting:
+        folder = tmp_path / str(len(made))
+        job = session_job(folder, steps * BATCH, BATCH, deduplication=deduplication, **spec)
+        here = Setting(job, scripted_master, folder, servers)
+        made.append(here)
+        here.master.add_shards("train", steps * BATCH, steps * BATCH // 4)
+        here.start_worker()
+        here.master.wait_for(lambda: len(here.master.done) == 4 or bool(here.errors))
+        assert not here.errors
+        return here
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def _loss(here: Setting) -> float:
+    beats = [beat.metrics for beat in here.master.heartbeats]
+    return sum(each.loss_sum for each in beats) / sum(each.samples for each in beats)
+
+
+def _dense(here: Setting) -> np.ndarray[Any, Any]:
+    return np.concatenate([server.dense.values for server in here.servers])
+
+
+def _tables(here: Setting, name: str) -> dict[tuple[str, int], Any]:
+    """What all servers hold, by table and id; `name` is an array of `RowStore.export_bucket`."""
+    ids_of = "candidate_ids" if name.startswith("candidate") else "ids"
+    found = {}
+    for store in (store for server in here.servers for store in server.stores):
+        for bucket in range(here.job.spec.resources.virtual_buckets):
+            for table, arrays in store.export_bucket(bucket):
+                found |= {(table, int(i)): value for i, value in zip(arrays[ids_of], arrays[name], strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_two_hundred_steps_give_the_same_loss_and_weights(trained: Make, servers: int) -> None:
+    plain, ours = trained("off", servers=servers), trained(GROUPS, servers=servers)
+    assert isinstance(ours.workers[0]._sources["train"].reader, DeduplicatingReader)
+    assert not isinstance(plain.workers[0]._sources["train"].reader, DeduplicatingReader)
+    for here in (plain, ours):
+        here.finish()
+    assert _loss(ours) == pytest.approx(_loss(plain), abs=1e-6)
+    assert _loss(ours) < 0.67
+    np.testing.assert_allclose(_dense(ours), _dense(plain), atol=1e-4)
+    rows = _tables(plain, "values")
+    assert rows.keys() == _tables(ours, "values").keys()
+    for key, values in _tables(ours, "values").items():
+        np.testing.assert_allclose(values, rows[key], atol=1e-4)
+
+
+def test_ids_are_admitted_after_as_many_rows_as_on_plain_batches(trained: Make) -> None:
+    tables = {name: {"admit_after": 20} for name in ("user", "items", "likes")}
+    plain, ours = (trained(how, steps=8, tables=tables) for how in ("off", GROUPS))
+    for here in (plain, ours):
+        here.finish()
+    waiting = _tables(plain, "candidate_sightings")
+    assert waiting and waiting == _tables(ours, "candidate_sightings")
+    assert _tables(plain, "values") and _tables(plain, "values").keys() == _tables(ours, "values").keys()
+
+
+def test_predictions_and_what_is_kept_of_them_are_those_of_plain_batches(trained: Make) -> None:
+    kept = []
+    for how in ("off", GROUPS):
+        here = trained(how, steps=8)
+        here.master.done.clear()
+        here.master.add_shards("evaluate", 8 * BATCH, 4 * BATCH)
+        here.master.command(Mode.EVALUATE)
+        here.master.wait_for(lambda here=here: len(here.master.done) == 2 or bool(here.errors))
+        here.finish()
+        assert not here.errors
+        kept.append(read_predictions(here.workers[0]._predictions_uri))
+    for plain, ours in zip(*kept, strict=True):
+        assert ours.batch.equals(plain.batch)
+        np.testing.assert_allclose(ours.prediction, plain.prediction, atol=1e-5)
+        np.testing.assert_allclose(ours.pooled, plain.pooled, atol=1e-4)
+
+
+def test_a_model_that_knows_torchrec_only_trains_the_same(trained: Make) -> None:
+    model = {"architecture": f"{__name__}:Own", "embedding_dimension": 8}
+    plain, ours = (trained(how, steps=12, model=model) for how in ("off", GROUPS))
+    for here in (plain, ours):
+        here.finish()
+    assert set(Own.seen) == {KeyedJaggedTensor}
+    assert _loss(ours) == pytest.approx(_loss(plain), abs=1e-6)
+    np.testing.assert_allclose(_dense(ours), _dense(plain), atol=1e-5)
+
+
+def test_overlapped_pulls_find_what_was_prefetched_for_each_batch(trained: Make) -> None:
+    training = {"batch_size": BATCH, "shuffle": False, "consistency": {"mode": "async"}}
+    here = trained(GROUPS, steps=12, training=training)
+    here.finish()
+    assert here.servers[0].stats(GetStats()).pulls == 12
