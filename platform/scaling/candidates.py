@@ -68,5 +68,5 @@ def _trust(situation: Situation) -> str:
 
 
 def _looked_at(found: Front, size: int, trusted: int) -> str:
-    how = "all" if found.exhaustive else "NSGA-II over"
+    how = "all" if found.exhaustive else "a search of"
     return f"{how} {size} plans: {len(found.points)} on the Pareto front, {trusted} with a prediction to be trusted"

@@ -18,7 +18,7 @@ from pymoo.optimize import minimize
 from elastrec.platform.scaling.amounts import Capacity
 from elastrec.platform.scaling.columns import Floats
 from elastrec.platform.scaling.objectives import Situation
-from elastrec.platform.scaling.search import Front, SearchSettings, best_of, excess
+from elastrec.platform.scaling.search import Front, SearchSettings, excess, polish
 from elastrec.platform.scaling.space import Space
 
 
@@ -60,12 +60,4 @@ def genetic_front(situation: Situation, capacity: Capacity, space: Space, settin
         copy_algorithm=False,
     )
     points = np.concatenate([start_5, result.pop.get("X").astype(np.int64)])
-    found = best_of(situation, capacity, space, points, exhaustive=False)
-    for _ in range(settings.polish_rounds):
-        base = found.points if len(found.points) else start_5
-        tried = np.unique(np.concatenate([base, space.neighbours(base)]), axis=0)
-        better = best_of(situation, capacity, space, tried, exhaustive=False)
-        if np.array_equal(better.points, found.points):
-            break
-        found = better
-    return found
+    return polish(situation, capacity, space, points, settings.polish_rounds)

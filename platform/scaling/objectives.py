@@ -18,6 +18,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -105,7 +106,7 @@ class Situation:
     overheads: Overheads = field(default_factory=Overheads)
     rules: Rules = field(default_factory=Rules)
 
-    @property
+    @cached_property
     def samples_per_second(self) -> float:
         """Ψ now, by the model: compared with the model's own predictions, its errors cancel."""
         return float(self.model.predict(Columns.of([self.job.allocation])).samples_per_second[0])

@@ -25,6 +25,8 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         exhaustive_points: spaces up to this size are gone through whole.
         population, generations: of NSGA-II.
+        coarse_points: above 0, a grid of at most so many points is looked at instead of NSGA-II: some milliseconds
+            instead of a hundred, for a simulator that asks thousands of times.
         polish_rounds: how often the neighbours of the front found are looked at afterwards.
         most: candidates kept of a front, spread along it.
     """
@@ -33,12 +35,15 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     exhaustive_points: int = 50_000
     population: int = 48
     generations: int = 30
+    coarse_points: int = 0
     polish_rounds: int = 8
     most: int = 20
 
     def __post_init__(self) -> None:
         require(self.most >= 2, "search.most", self.most, "at least 2", "a front has two ends")
         require(self.population >= 4, "search.population", self.population, "at least 4", "raise it")
+        coarse = self.coarse_points
+        require(coarse == 0 or coarse >= 32, "search.coarse_points", coarse, "0, or at least 32", "0 is NSGA-II")
         require(self.generations >= 1, "search.generations", self.generations, "at least 1", "raise it")
 
 
@@ -111,10 +116,32 @@ def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> 
     return best_of(situation, capacity, space, space.everything(), exhaustive=True)
 
 
+def coarse_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
+    """The front of a grid of at most `coarse_points`, spread by ratio over every ladder, then of its neighbours."""
+    points = np.concatenate([np.array([space.start]), space.spread(settings.coarse_points)])
+    return polish(situation, capacity, space, points, settings.polish_rounds)
+
+
+def polish(situation: Situation, capacity: Capacity, space: Space, points_N5: Indexes, rounds: int) -> Front:
+    """The front of these points, then of its own neighbours, until it stays the same; at most so many rounds."""
+    start_5 = np.array([space.start])
+    found = best_of(situation, capacity, space, points_N5, exhaustive=False)
+    for _ in range(rounds):
+        base = found.points if len(found.points) else start_5
+        tried = space.unique(np.concatenate([base, space.neighbours(base)]))
+        better = best_of(situation, capacity, space, tried, exhaustive=False)
+        if np.array_equal(better.points, found.points):
+            break
+        found = better
+    return found
+
+
 def pareto_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
-    """Exhaustive where the space is small, NSGA-II where it is not."""
+    """Exhaustive where the space is small; where it is not NSGA-II, or a grid where the settings ask for one."""
     if space.size <= settings.exhaustive_points:
         return exhaustive_front(situation, capacity, space)
+    if settings.coarse_points:
+        return coarse_front(situation, capacity, space, settings)
     # pymoo takes a second to load; most jobs that only move workers never need it.
     from elastrec.platform.scaling.genetic import genetic_front
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -57,15 +58,35 @@ class Space(msgspec.Struct, frozen=True):
 
     def neighbours(self, points_N5: Indexes) -> Indexes:
         """The points one step away in one or in two decisions, each once."""
-        steps = [
-            (*step,)
-            for step in np.ndindex(*(3,) * len(self.ladders))
-            if 0 < sum(value != 1 for value in step) <= 2
-        ]  # fmt: skip
-        moves = np.array(steps, dtype=np.int64) - 1
+        moves = _moves(len(self.ladders))
         highest = np.array([len(ladder) - 1 for ladder in self.ladders])
         found = (points_N5[:, None, :] + moves[None, :, :]).reshape(-1, len(self.ladders))
-        return np.unique(found[((found >= 0) & (found <= highest)).all(axis=1)], axis=0)
+        return self.unique(found[((found >= 0) & (found <= highest)).all(axis=1)])
+
+    def unique(self, points_N5: Indexes) -> Indexes:
+        """Each point once, in the order of their indexes."""
+        lengths = tuple(map(len, self.ladders))
+        flat_N = np.unique(np.ravel_multi_index(tuple(points_N5.T), lengths))
+        return np.stack(np.unravel_index(flat_N, lengths), axis=1).astype(np.int64)
+
+    def spread(self, most: int) -> Indexes:
+        """At most so many points of a grid whose values rise by ratio, the ends of every ladder among them."""
+        counts = [len(ladder) for ladder in self.ladders]
+        while math.prod(counts) > most and max(counts) > 2:
+            counts[counts.index(max(counts))] -= 1
+        chosen = []
+        for ladder, count in zip(self.ladders, counts, strict=True):
+            values = np.log(np.asarray(ladder, dtype=np.float64))
+            wanted = np.linspace(values[0], values[-1], count)
+            chosen.append(np.unique(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1)))
+        grid = np.meshgrid(*chosen, indexing="ij")
+        return np.stack([axis.reshape(-1) for axis in grid], axis=1).astype(np.int64)
+
+
+@cache
+def _moves(decisions: int) -> Indexes:
+    steps = [(*step,) for step in np.ndindex(*(3,) * decisions) if 0 < sum(value != 1 for value in step) <= 2]
+    return np.array(steps, dtype=np.int64) - 1
 
 
 def _counts(low: int, high: int, now: int) -> tuple[float, ...]:

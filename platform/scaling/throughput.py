@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -79,13 +80,17 @@ class ThroughputModel:
         rows_NK = _with_fixed(features(self.shape, columns))
         seconds_N = rows_NK @ _vector(self.coefficients)
         relative_NK = rows_NK / seconds_N[:, None]
-        covariance_KK = np.linalg.pinv(self.information_KK, rcond=1e-12, hermitian=True)
-        variance_N = np.einsum("nk,kl,nl->n", relative_NK, covariance_KK, relative_NK)
+        variance_N = np.sum((relative_NK @ self._covariance_KK) * relative_NK, axis=1)
         return Prediction(
             iteration_seconds=seconds_N,
             samples_per_second=columns.workers * self.shape.batch_size / seconds_N,
             relative_error=np.sqrt(np.maximum(variance_N, 0.0) + LEAST_ERROR**2),
         )
+
+    @cached_property
+    def _covariance_KK(self) -> Floats:
+        # A decision asks for many predictions, and this is the dearest part of one.
+        return np.asarray(np.linalg.pinv(self.information_KK, rcond=1e-12, hermitian=True), dtype=np.float64)
 
     def parts(self, columns: Columns) -> dict[str, Floats]:
         """Seconds of each term of T_iter, by name, shape (N,) each; `fixed` is β."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Capacity, Resources, require
@@ -23,42 +25,58 @@ class Nodes:
         self.size, self.count = size, count
         self._cores = np.full(count, float(size.cores))
         self._bytes = np.full(count, float(size.memory_bytes))
+        self._free = Resources(count * float(size.cores), count * float(size.memory_bytes))
+
+    def copy(self) -> Nodes:
+        """To try something out on."""
+        other = Nodes.__new__(Nodes)
+        other.size, other.count, other._free = self.size, self.count, self._free
+        other._cores, other._bytes = self._cores.copy(), self._bytes.copy()
+        return other
+
+    def become(self, other: Nodes) -> None:
+        """Takes over what was tried out on a copy, which is not to be used any more."""
+        self._cores, self._bytes, self._free = other._cores, other._bytes, other._free
 
     def place(self, pods: int, each: Resources) -> list[int] | None:
         """The nodes of so many equal pods, one entry per pod; None, and nothing taken, where not all find room."""
+        if not pods:
+            return []
         # How many fit on every node; a thousandth of a core is rounding.
         fits = np.minimum(
             (self._cores + 1e-6) // each.cores if each.cores > 0 else pods,
             (self._bytes + 1.0) // each.memory_bytes if each.memory_bytes > 0 else pods,
         ).astype(np.int64)
         upto = np.cumsum(fits)
-        if pods and (not len(upto) or upto[-1] < pods):
+        if upto[-1] < pods:
             return None
         taken = np.diff(np.minimum(upto, pods), prepend=0)
         self._cores -= taken * each.cores
         self._bytes -= taken * each.memory_bytes
+        self._free -= Resources(pods * each.cores, pods * each.memory_bytes)
         return [int(node) for node in np.repeat(np.arange(self.count), taken)]
 
-    def take(self, nodes: list[int], each: Resources) -> None:
-        """Puts pods back where they were a moment ago."""
-        self.give_back(nodes, Resources(-each.cores, -each.memory_bytes))
-
-    def give_back(self, nodes: list[int], each: Resources) -> None:
+    def give_back(self, nodes: Sequence[int], each: Resources) -> None:
         """Frees one pod on each of these nodes.
 
         Raises:
             ScalingError: more is given back than was ever taken: a fault of the simulator.
         """
-        taken = np.bincount(nodes, minlength=self.count) if nodes else np.zeros(self.count)
-        self._cores += taken * each.cores
-        self._bytes += taken * each.memory_bytes
-        if (self._cores > self.size.cores + 1e-3).any() or (self._bytes > self.size.memory_bytes + 1e3).any():
+        if not nodes:
+            return
+        where = np.asarray(nodes)
+        np.add.at(self._cores, where, each.cores)
+        np.add.at(self._bytes, where, each.memory_bytes)
+        self._free += Resources(len(nodes) * each.cores, len(nodes) * each.memory_bytes)
+        if (self._cores[where] > self.size.cores + 1e-3).any() or (
+            self._bytes[where] > self.size.memory_bytes + 1e3
+        ).any():
             raise ScalingError(f"nodes: {len(nodes)} pods of {each} given back that were never placed")
 
     @property
     def free(self) -> Resources:
         """Of all nodes together."""
-        return Resources(float(self._cores.sum()), float(self._bytes.sum()))
+        return self._free
 
     @property
     def capacity(self) -> Capacity:

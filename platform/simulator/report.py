@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 import msgspec
 
 from elastrec.platform.scaling.amounts import Allocation
+
+
+class Used(msgspec.Struct, frozen=True):
+    """Held and used by all pods of one role, in core-hours and byte-hours."""
+
+    core_hours: float
+    core_hours_used: float
+    byte_hours: float
+    byte_hours_used: float
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,7 +25,11 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cost: of all that it held, from its placement to its end.
         changes: plans that were applied to it.
-        allocation: the last one it held.
+        failures: pods that it lost.
+        out_of_memory: times that it ended for want of memory and was started again.
+        evictions: times that it had to make room for a more urgent job.
+        scaling_seconds: from its first step to its last change.
+        started_with, allocation: the first and the last one it held.
     """
 
     job_id: str
@@ -26,7 +40,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     cost: float
     changes: int
     failures: int
+    out_of_memory: int
+    evictions: int
+    scaling_seconds: float
+    started_with: Allocation
     allocation: Allocation
+    workers: Used
+    servers: Used
 
     @property
     def completion_seconds(self) -> float:
@@ -34,13 +54,30 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return self.ended_seconds - self.arrival_seconds
 
 
+class Moment(msgspec.Struct, frozen=True):
+    """The cluster at one round of the policy.
+
+    Attributes:
+        cores: held by all jobs.
+        samples_per_second: of all jobs.
+    """
+
+    seconds: float
+    running: int
+    waiting: int
+    cores: float
+    samples_per_second: float
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One policy on one workload.
 
     Attributes:
+        jobs: in the order of their ends.
         unfinished: jobs that had not ended when the time was over.
         seconds: that were simulated.
         cores_used: share of the cluster's cores that were held, over that time.
+        moments: the cluster at every round.
         problems: rounds in which the policy had none or a wrong plan, by job; "" stands for all jobs.
     """
 
@@ -49,22 +86,44 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: tuple[str, ...]
     seconds: float
     cores_used: float
+    moments: tuple[Moment, ...]
     problems: dict[str, int]
 
     def figures(self) -> dict[str, float]:
-        """Means and quantiles; completion times are 0 when no job ended."""
+        """Means, quantiles and shares, by name with its unit; completion times are 0 when no job ended."""
         times = sorted(job.completion_seconds for job in self.jobs)
         waits = [job.placed_seconds - job.arrival_seconds for job in self.jobs]
+        count = max(len(self.jobs), 1)
         return {
             "jobs": float(len(times)),
             "unfinished": float(len(self.unfinished)),
             "completion_seconds_mean": statistics.fmean(times) if times else 0.0,
-            "completion_seconds_median": statistics.median(times) if times else 0.0,
-            "completion_seconds_p90": times[min(len(times) - 1, int(0.9 * len(times)))] if times else 0.0,
+            "completion_seconds_median": quantile(times, 0.5),
+            "completion_seconds_p90": quantile(times, 0.9),
             "waiting_seconds_mean": statistics.fmean(waits) if waits else 0.0,
             "core_hours": sum(job.core_hours for job in self.jobs),
             "cost": sum(job.cost for job in self.jobs),
             "changes": float(sum(job.changes for job in self.jobs)),
             "failures": float(sum(job.failures for job in self.jobs)),
+            "evictions": float(sum(job.evictions for job in self.jobs)),
+            "out_of_memory_share": sum(job.out_of_memory > 0 for job in self.jobs) / count,
             "cores_used": self.cores_used,
+            "worker_cpu_share": _share([(job.workers.core_hours_used, job.workers.core_hours) for job in self.jobs]),
+            "server_cpu_share": _share([(job.servers.core_hours_used, job.servers.core_hours) for job in self.jobs]),
+            "worker_memory_share": _share([(job.workers.byte_hours_used, job.workers.byte_hours) for job in self.jobs]),
+            "server_memory_share": _share([(job.servers.byte_hours_used, job.servers.byte_hours) for job in self.jobs]),
         }
+
+
+def quantile(rising: Sequence[float], share: float) -> float:
+    """The value below which so large a share lies; the mean of the two middle ones for an even median; 0 of nothing."""
+    if not rising:
+        return 0.0
+    if share == 0.5:
+        return statistics.median(rising)
+    return rising[min(len(rising) - 1, int(share * len(rising)))]
+
+
+def _share(pairs: Sequence[tuple[float, float]]) -> float:
+    held = sum(each for _, each in pairs)
+    return sum(used for used, _ in pairs) / held if held else 0.0

@@ -8,204 +8,256 @@ import msgspec
 import numpy as np
 import simpy
 
-from elastrec.platform.scaling.amounts import Allocation, PriceList, Resources
-from elastrec.platform.scaling.types import JobProfile, Observation
-from elastrec.platform.simulator.nodes import Nodes
+from elastrec.platform.scaling.amounts import Allocation, Change, PriceList, Resources
+from elastrec.platform.scaling.memory import MemoryRules
+from elastrec.platform.scaling.types import JobProfile, MemoryNeed, Observation, Prior
+from elastrec.platform.simulator.accounts import Accounts
+from elastrec.platform.simulator.memory import Outlook, look_ahead
+from elastrec.platform.simulator.placing import Placing
 from elastrec.platform.simulator.report import Ended
+from elastrec.platform.simulator.settings import Settings
+from elastrec.platform.simulator.speed import Rate, rate_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
 
 _LEAST_WINDOW_SECONDS = 10.0
-_MOST_OBSERVATIONS = 200
+_LEAST_POINTS = 4
+_MOST_POINTS = 60
 
 
 class Running:
-    """A job from its arrival to its end.
+    """A job from its arrival to its end. Its methods are called at moments that never go back.
 
     Attributes:
         held: what it has been given and pays for.
         allocation: what trains; behind `held` while new pods start.
         remaining: samples.
+        placed: happens when it has all of its pods; made anew when it is evicted.
+        changed: happens when its speed does; made anew by `wake`.
+        generation: rises when changes that are on their way are void.
     """
 
     def __init__(
-        self, job: JobToRun, random: np.random.Generator, environment: simpy.Environment, noise: float
-    ) -> None:
-        self.job, self.random = job, random
-        self.held = self.allocation = job.allocation
+        self, job: JobToRun, start: Allocation, prior: Prior | None, environment: simpy.Environment, settings: Settings,
+        random: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self.job, self.random, self.settings = job, random, settings
+        self.held = self.allocation = self.started_with = start
         self.remaining = job.samples
-        self.placed = environment.event()
-        self.is_training = False
-        self._process = environment.active_process
-        self._noise, self._factor = noise, 1.0
-        self._workers: list[int] = []
-        self._servers: list[int] = []
-        self._down, self._failures, self._changes = 0, 0, 0
-        self._placed_at = self._passed = self._paid = self._paused_until = 0.0
-        self._core_seconds, self._byte_seconds = 0.0, 0.0
-        self._observations: list[Observation] = []
+        self.placed, self.changed = environment.event(), environment.event()
+        self.is_training = self.is_evicted = False
+        self.slow_workers, self.is_hot, self.generation = 0, False, 0
+        self.counts = dict.fromkeys(("changes", "failures", "out_of_memory", "evictions"), 0)
+        self.need: MemoryNeed | None = None
+        self._environment, self._prior = environment, prior
+        self._steps, self._placing, self.accounts = steps_of(job.shape, job.coefficients), Placing(), Accounts()
+        self._factor, self._down = 1.0, 0
+        self._placed_at, self._begun_at, self._scaled_at = math.nan, math.nan, math.nan
+        self._passed = self._paused_until = self._saved_at = 0.0
+        self._saved_remaining = job.samples
+        self._seen: dict[Allocation, tuple[float, float, int]] = {}
+        self._rows: list[tuple[float, float]] = []
+        self._trained = 0.0
 
     @property
     def settled(self) -> bool:
         """No change is on its way and no worker is missing."""
-        return self.held == self.allocation and not self._down
+        return self.held == self.allocation and not self._down and self._environment.now >= self._paused_until
 
     @property
     def has_measured(self) -> bool:
-        """A policy is not asked about a job of which nothing is known yet."""
-        return bool(self._observations)
+        """A policy is not asked about a job of which nothing is known in its present shape."""
+        return self.allocation in self._seen
 
-    def place(self, nodes: Nodes, now: float) -> bool:
-        """All pods or none."""
-        if not self._put(nodes, self.held):
-            return False
-        self._placed_at = self._paid = now
-        return True
-
-    def _put(self, nodes: Nodes, wanted: Allocation) -> bool:
-        workers = nodes.place(wanted.workers, _worker(wanted))
-        if workers is None:
-            return False
-        servers = nodes.place(wanted.parameter_servers, _server(wanted))
-        if servers is None:
-            nodes.give_back(workers, _worker(wanted))
-            return False
-        self._workers, self._servers = workers, servers
-        return True
-
-    def free(self, nodes: Nodes) -> None:
-        """Gives all pods back."""
-        nodes.give_back(self._workers, _worker(self.held))
-        nodes.give_back(self._servers, _server(self.held))
-        self._workers, self._servers = [], []
-
-    def move(self, nodes: Nodes, wanted: Allocation, now: float) -> bool:
-        """Takes the room of another allocation in place of its own; False, and nothing changed, where it does not fit.
-
-        The old pods train on until the new ones are up; for that time their overlap is not counted.
-        """
-        self._pay(now)
-        before = (self._workers, self._servers)
-        self.free(nodes)
-        if not self._put(nodes, wanted):
-            # What was just freed fits where it was.
-            self._workers = _again(nodes, before[0], _worker(self.held))
-            self._servers = _again(nodes, before[1], _server(self.held))
-            return False
-        self.held, self._changes = wanted, self._changes + 1
-        return True
+    @property
+    def placing(self) -> Placing:
+        """Where its pods are."""
+        return self._placing
 
     def begin(self, now: float) -> None:
-        """All pods are up."""
-        self.is_training, self._passed = True, now
+        """All pods are up, for the first time or again."""
+        self.is_training, self.is_evicted, self._passed, self._saved_at = True, False, now, now
+        if math.isnan(self._begun_at):
+            self._begun_at = self._scaled_at = now
+
+    def take_place(self, placing: Placing, now: float) -> None:
+        """It has room for all of its pods, and pays from now on."""
+        self._placing, self.accounts.paid_until = placing, now
+        if math.isnan(self._placed_at):
+            self._placed_at = now
+        self.placed.succeed()
 
     def new_window(self) -> None:
         """Draws how fast nodes and network are for a while."""
-        self._factor = float(np.exp(self._noise * self.random.standard_normal()))
+        self._factor = float(np.exp(self.settings.noise * self.random.standard_normal()))
 
     @property
-    def _rate(self) -> float:
-        """Samples per second now; Ψ of eq. 1 with the workers that are up."""
-        up = self.allocation.workers - self._down
-        if up < 1:
-            return 0.0
-        now = msgspec.structs.replace(self.allocation, workers=up)
-        return up * self.job.shape.batch_size / (self.job.step_seconds(now) * self._factor)
+    def rate(self) -> Rate:
+        """Now, by its workers that are up."""
+        settings = self.settings
+        found = rate_of(
+            self._steps(self.allocation), self.job.shape.batch_size, self.allocation.workers - self._down,
+            self.slow_workers, settings.straggler_slowdown, settings.hot_server_slowdown if self.is_hot else 1.0,
+            settings.handling.dynamic_sharding,
+        )  # fmt: skip
+        factor = self._factor
+        return Rate(found.samples / factor, found.step_seconds * factor, found.worker_busy, found.server_busy)
 
     @property
     def seconds_left(self) -> float:
-        """Until its last sample if nothing changes."""
-        rate = self._rate
-        return max(self._paused_until - self._passed, 0.0) + self.remaining / rate if rate else math.inf
+        """Until its last sample, or until a server is full, if nothing changes."""
+        speed = self.rate.samples
+        paused = max(self._paused_until - self._passed, 0.0)
+        return paused + min(self.remaining, self._samples_until_full()) / speed if speed else math.inf
+
+    def _samples_until_full(self) -> float:
+        if self.job.memory is None:
+            return math.inf
+        now = self.allocation
+        limit = self.job.memory.samples_until(now.parameter_servers, float(now.parameter_server_memory_bytes))
+        # Past the limit by a hair, so that the end of the window finds it exceeded.
+        return max(limit * (1.0 + 1e-9) - self._trained, 0.0)
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """A server holds more rows than it has room for."""
+        return self.remaining > 0 and self.job.memory is not None and self._samples_until_full() <= 0.0
 
     def pass_time(self, now: float) -> None:
-        """Trains until `now`, and notes how fast it was."""
+        """Trains until `now`, and notes how fast it was; a job that waits or starts does not train."""
+        if not self.is_training:
+            return
         trained = now - max(self._passed, min(self._paused_until, now))
         self._passed = now
         if trained <= 0:
             return
-        self.remaining -= trained * self._rate
+        rate = self.rate
+        self.accounts.use(self.allocation, rate, self.job.memory, self._trained, trained)
+        done = trained * rate.samples
+        self.remaining -= done
+        self._trained = max(self._trained, self.job.samples - self.remaining)
         if self.remaining <= 1e-9 * self.job.samples:
             self.remaining = 0.0
+        every = self.settings.handling.checkpoint_seconds
+        if now - self._saved_at >= every:
+            # The last checkpoint of this window lies so many samples back.
+            self._saved_at += math.floor((now - self._saved_at) / every) * every
+            self._saved_remaining = self.remaining + (now - self._saved_at) * rate.samples
         if self._down == 0 and trained >= _LEAST_WINDOW_SECONDS:
-            step = self.job.step_seconds(self.allocation) * self._factor
-            seen = Observation(
-                allocation=self.allocation, iteration_seconds=step, iterations=max(1, int(trained / step))
-            )
-            self._observations = [*self._observations[-_MOST_OBSERVATIONS + 1 :], seen]
+            seconds, steps, windows = self._seen.get(self.allocation, (0.0, 0.0, 0))
+            # A look back over some windows: what was slow an hour ago is not slow now.
+            fade = 0.8 if windows else 0.0
+            count = trained / rate.step_seconds
+            self._seen[self.allocation] = (fade * seconds + trained, fade * steps + count, windows + 1)
+        if self.job.memory is not None and (not self._rows or self._trained > 1.02 * self._rows[-1][0]):
+            noise = 1.0 + 0.02 * self.random.standard_normal()
+            rows = max(self.job.memory.rows(self._trained) * noise, self._rows[-1][1] if self._rows else 1.0)
+            self._rows = [*self._rows[-_MOST_POINTS + 1 :], (self._trained, rows)]
+
+    def outlook(self, largest_bytes: float, rules: MemoryRules) -> Outlook | None:
+        """What will become of its servers' memory; None while too little is known."""
+        speed = self.rate.samples
+        if self.job.memory is None or len(self._rows) < _LEAST_POINTS or speed <= 0:
+            return None
+        trained = self.job.samples - self.remaining
+        return look_ahead(
+            self.job.memory, self._rows, self.allocation, max(trained, self._trained), self.remaining, speed,
+            largest_bytes, rules,
+        )  # fmt: skip
 
     def profile(self, until_next_change_seconds: float) -> JobProfile:
         """What a policy sees of it."""
-        return JobProfile(
-            job_id=self.job.job_id,
-            shape=self.job.shape,
-            allocation=self.held,
-            remaining_samples=self.remaining,
-            observations=tuple(self._observations),
-            limits=self.job.limits,
-            movable=self.job.movable,
-            until_next_change_seconds=until_next_change_seconds,
-            team=self.job.team,
-            priority=self.job.priority,
+        seen = tuple(
+            Observation(allocation=each, iteration_seconds=seconds / steps, iterations=max(1, int(steps)))
+            for each, (seconds, steps, _) in self._seen.items()
         )
+        return JobProfile(
+            job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, remaining_samples=self.remaining,
+            observations=seen, prior=self._prior, memory=self.need, limits=self.job.limits, movable=self.job.movable,
+            until_next_change_seconds=until_next_change_seconds, team=self.job.team, priority=self.job.priority,
+        )  # fmt: skip
+
+    def change_to(self, wanted: Allocation, placing: Placing, now: float) -> None:
+        """Holds, and pays for, another allocation from now on; what trains is still the old one."""
+        self.pass_time(now)
+        self.accounts.hold(self.held, now)
+        self.held, self._placing = wanted, placing
+        self.counts["changes"] += 1
 
     def cut_over(self, wanted: Allocation, pause_seconds: float, now: float) -> None:
         """The new pods take over."""
         self.pass_time(now)
-        self.allocation, self._paused_until = wanted, now + pause_seconds
+        changes = self.allocation.changes(wanted)
+        # New pods stand on other nodes, and rows are spread anew over other servers.
+        self.slow_workers = 0 if Change.WORKER_SIZE in changes else min(self.slow_workers, wanted.workers)
+        self.is_hot = self.is_hot and not changes & {Change.SERVERS, Change.SERVER_SIZE}
+        self.allocation, self._paused_until, self._scaled_at = wanted, max(self._paused_until, now + pause_seconds), now
         self._down = min(self._down, wanted.workers)
 
-    def lose_worker(self) -> bool:
+    def lose_worker(self, now: float) -> bool:
         """One worker fails; False when none was up."""
         if self._down >= self.allocation.workers:
             return False
-        self._pass_before_change()
-        self._down, self._failures = self._down + 1, self._failures + 1
+        self.pass_time(now)
+        self._down += 1
+        self.counts["failures"] += 1
         return True
 
-    def regain_worker(self) -> None:
+    def regain_worker(self, now: float) -> None:
         """Its replacement is up."""
-        self._pass_before_change()
+        self.pass_time(now)
         self._down = max(0, self._down - 1)
 
-    def _pass_before_change(self) -> None:
-        self.pass_time(self.placed.env.now)
+    def pause(self, seconds: float, now: float) -> None:
+        """Nothing trains for so long."""
+        self.pass_time(now)
+        self._paused_until = max(self._paused_until, now + seconds)
 
-    def interrupt(self) -> None:
+    def lose_server(self, pause_seconds: float, now: float) -> None:
+        """What was trained since the last checkpoint is lost, and nothing trains for a while."""
+        self.pass_time(now)
+        self.remaining = max(self.remaining, self._saved_remaining)
+        self._saved_at = self._paused_until = max(self._paused_until, now + pause_seconds)
+        self.counts["failures"] += 1
+
+    def restart(self, wanted: Allocation, placing: Placing, pause_seconds: float, now: float) -> None:
+        """It ran out of memory, and begins again from its last checkpoint with another allocation."""
+        self.lose_server(pause_seconds, now)
+        self.accounts.hold(self.held, now)
+        self.held = self.allocation = wanted
+        self._placing, self._down = placing, 0
+        self.generation += 1
+
+    def evict(self, now: float, asks: Allocation | None = None) -> None:
+        """It has to give everything back, and to wait for room once more.
+
+        Args:
+            asks: for what; None: what it started with and the memory that it has needed since. What it had grown by
+                is gone.
+        """
+        self.pass_time(now)
+        self.accounts.hold(self.held, now)
+        self.remaining = max(self.remaining, self._saved_remaining)
+        self.is_training, self.is_evicted = False, True
+        self.generation += 1
+        if asks is None:
+            memory = max(self.started_with.parameter_server_memory_bytes, self.held.parameter_server_memory_bytes)
+            asks = msgspec.structs.replace(self.started_with, parameter_server_memory_bytes=memory)
+            self.counts["evictions"] += 1
+        self.held = self.allocation = asks
+        self._down, self._placing, self.placed = 0, Placing(), self._environment.event()
+
+    def wake(self) -> None:
         """Ends the job's window, because its speed has changed."""
-        if self._process is not None and self._process.is_alive and self.remaining > 0:
-            self._process.interrupt()
-
-    def _pay(self, now: float) -> None:
-        held = self.held.resources
-        self._core_seconds += held.cores * (now - self._paid)
-        self._byte_seconds += held.memory_bytes * (now - self._paid)
-        self._paid = now
+        before, self.changed = self.changed, self._environment.event()
+        before.succeed()
 
     def end(self, now: float, prices: PriceList) -> Ended:
         """The job's line in the report."""
-        self._pay(now)
-        hours = Resources(self._core_seconds / 3600.0, self._byte_seconds / 3600.0)
+        self.accounts.hold(self.held, now)
+        hours = Resources(self.accounts.core_seconds / 3600.0, self.accounts.byte_seconds / 3600.0)
         return Ended(
-            job_id=self.job.job_id,
-            arrival_seconds=self.job.arrival_seconds,
-            placed_seconds=self._placed_at,
-            ended_seconds=now,
-            core_hours=hours.cores,
-            cost=prices.per_hour(hours),
-            changes=self._changes,
-            failures=self._failures,
-            allocation=self.held,
-        )
-
-
-def _worker(allocation: Allocation) -> Resources:
-    return Resources(allocation.worker_cores, allocation.worker_memory_bytes)
-
-
-def _server(allocation: Allocation) -> Resources:
-    return Resources(allocation.parameter_server_cores, allocation.parameter_server_memory_bytes)
-
-
-def _again(nodes: Nodes, where: list[int], each: Resources) -> list[int]:
-    nodes.take(where, each)
-    return where
+            job_id=self.job.job_id, arrival_seconds=self.job.arrival_seconds, placed_seconds=self._placed_at,
+            ended_seconds=now, core_hours=hours.cores, cost=prices.per_hour(hours),
+            scaling_seconds=self._scaled_at - self._begun_at, started_with=self.started_with, allocation=self.held,
+            workers=self.accounts.workers.used(), servers=self.accounts.servers.used(), **self.counts,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The cluster in SimPy: jobs arrive, wait, start, train, lose workers, are rescaled by a policy, and end.
+"""The cluster in SimPy: jobs arrive, wait, start, train, meet trouble, are rescaled by a policy, and end.
 
 A policy is asked every `interval_seconds` through the same `decide` that a real cluster's round goes through; it sees
 step times with noise, never a job's true coefficients. What is granted is held from the moment of the decision, works
@@ -7,62 +7,45 @@ once the new pods are up, and is paid for all the while.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Sequence
-from contextlib import suppress
-from typing import Any
+from bisect import insort
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 import simpy
 
 from elastrec.platform.scaling.amounts import PriceList, Resources, require
+from elastrec.platform.scaling.memory import Action, MemoryRules
 from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
 from elastrec.platform.scaling.search import SearchSettings
 from elastrec.platform.scaling.selection import Weights
 from elastrec.platform.scaling.types import Overheads, Plan
+from elastrec.platform.scaling.warm_start import WarmStartSettings
+from elastrec.platform.simulator.memory import provided_for
 from elastrec.platform.simulator.nodes import Nodes
-from elastrec.platform.simulator.report import Ended, Report
+from elastrec.platform.simulator.placing import free, move, place
+from elastrec.platform.simulator.report import Ended, Moment, Report
+from elastrec.platform.simulator.room import make_room
 from elastrec.platform.simulator.running import Running
+from elastrec.platform.simulator.settings import Settings
+from elastrec.platform.simulator.starting import Starting
+from elastrec.platform.simulator.troubles import Process, Troubles
 from elastrec.platform.simulator.workload import JobToRun
 
-Process = Generator[simpy.Event, Any, None]
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The simulated cluster's habits.
-
-    Attributes:
-        interval_seconds: between two rounds of the policy.
-        start_seconds: median until a pod trains; log-normal with `start_spread`.
-        migration_pause_seconds: training stands still when servers or a pod's size change.
-        noise: standard deviation of the logarithm of a window's step time.
-        hours_between_failures: mean of one worker, gamma with shape `failure_shape`; infinity: none fails.
-        until_seconds: jobs that run longer than this are reported as unfinished.
-    """
-
-    seed: int = 0
-    interval_seconds: float = 180.0
-    start_seconds: float = 60.0
-    start_spread: float = 0.3
-    migration_pause_seconds: float = 30.0
-    noise: float = 0.05
-    hours_between_failures: float = 200.0
-    failure_shape: float = 0.8
-    until_seconds: float = 30 * 86_400.0
-
-    def __post_init__(self) -> None:
-        for name in ("interval_seconds", "hours_between_failures", "failure_shape", "until_seconds"):
-            value = getattr(self, name)
-            require(value > 0, f"simulation.{name}", value, "above 0", "correct the settings")
-        for name in ("start_seconds", "start_spread", "migration_pause_seconds", "noise"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"simulation.{name}", value, "0 or more", "correct the settings")
+QUICK_SEARCH = SearchSettings(coarse_points=3000, polish_rounds=2, exhaustive_points=3000)
+"""A grid instead of NSGA-II: some milliseconds per job and round, without which thousands of jobs take hours."""
+_FORECAST_EVERY_ROUNDS = 4
 
 
 class Simulation:
-    """One run; make a new one for every policy."""
+    """One run; make a new one for every policy.
+
+    Args:
+        nodes: all free; they are used up.
+        warm_start: how jobs start from those that have ended; None: with what their owners ask for.
+        progress: told (jobs ended, jobs in all) after every job.
+    """
 
     def __init__(
         self,
@@ -71,37 +54,46 @@ class Simulation:
         policy: ScalingPolicy,
         prices: PriceList,
         settings: Settings | None = None,
+        *,
         rules: Rules | None = None,
         weights: Weights | None = None,
+        search: SearchSettings = QUICK_SEARCH,
+        warm_start: WarmStartSettings | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._settings = settings or Settings()
         self._jobs, self._nodes, self._policy, self._prices = tuple(jobs), nodes, policy, prices
         names = {job.job_id for job in self._jobs}
         require(len(names) == len(self._jobs), "jobs", "two of one job_id", "different ids", "rename one")
-        self._rules, self._weights = rules or Rules(), weights or Weights()
+        self._rules, self._weights, self._search = rules or Rules(), weights or Weights(), search
+        self._starting, self._progress = Starting(warm_start), progress
         self._environment = simpy.Environment()
-        self._waiting: list[Running] = []
+        self._troubles = Troubles(self._environment, self._settings, self._start_seconds)
+        # The most urgent first, then by arrival: (-priority, arrival, number, job).
+        self._waiting: list[tuple[float, float, int, Running]] = []
         self._running: dict[str, Running] = {}
         self._ended: list[Ended] = []
+        self._moments: list[Moment] = []
         self._problems: dict[str, int] = {}
-        self._used_core_seconds, self._looked_at = 0.0, 0.0
+        self._used_core_seconds, self._looked_at, self._round = 0.0, 0.0, 0
 
     def run(self) -> Report:
         """Simulates until every job has ended, or `until_seconds`."""
         for index, job in enumerate(self._jobs):
-            self._environment.process(self._life(job, np.random.default_rng([self._settings.seed, index])))
+            self._environment.process(self._life(index, job))
         self._environment.process(self._rounds())
         while len(self._ended) < len(self._jobs) and self._environment.peek() <= self._settings.until_seconds:
             self._environment.step()
         self._count_use()
-        unfinished = sorted(each.job.job_id for each in (*self._waiting, *self._running.values()))
+        unfinished = {job.job_id for job in self._jobs} - {job.job_id for job in self._ended}
         return Report(
             policy=self._policy.name,
             jobs=tuple(self._ended),
-            unfinished=tuple(unfinished),
+            unfinished=tuple(sorted(unfinished)),
             seconds=self._environment.now,
             cores_used=self._used_core_seconds
             / max(self._nodes.count * self._nodes.size.cores * self._environment.now, 1e-9),
+            moments=tuple(self._moments),
             problems=dict(self._problems),
         )
 
@@ -111,82 +103,161 @@ class Simulation:
         self._used_core_seconds += held * (now - self._looked_at)
         self._looked_at = now
 
-    def _start_seconds(self, job: Running) -> float:
-        settings = self._settings
-        return settings.start_seconds * float(job.random.lognormal(0.0, settings.start_spread))
+    def _start_seconds(self, random: np.random.Generator) -> float:
+        return self._settings.start_seconds * float(random.lognormal(0.0, self._settings.start_spread))
 
-    def _life(self, job: JobToRun, random: np.random.Generator) -> Process:
+    def _life(self, index: int, job: JobToRun) -> Process:
         environment, settings = self._environment, self._settings
         yield environment.timeout(job.arrival_seconds)
-        running = Running(job, random, environment, settings.noise)
-        self._waiting.append(running)
-        self._admit()
-        yield running.placed
-        yield environment.timeout(self._start_seconds(running))
-        running.begin(environment.now)
-        environment.process(self._failures(running))
+        start, prior = self._starting.of(job, self._nodes.capacity)
+        random = np.random.default_rng([settings.seed, index, 0])
+        running = Running(job, start, prior, environment, settings, random)
+        has_begun = False
         while running.remaining > 0:
-            running.new_window()
-            # Interrupted when its allocation, its workers or a pause change: the window ends there.
-            with suppress(simpy.Interrupt):
-                yield environment.timeout(min(running.seconds_left, settings.interval_seconds))
-            running.pass_time(environment.now)
+            insort(self._waiting, (-job.priority, job.arrival_seconds, index, running))
+            self._admit()
+            yield running.placed
+            yield environment.timeout(self._start_seconds(random))
+            running.begin(environment.now)
+            if not has_begun:
+                self._troubles.begin(running, settings.seed, index)
+                has_begun = True
+            while running.remaining > 0 and not running.is_evicted:
+                running.new_window()
+                # `changed`: its allocation, its workers or a pause did: the window ends there.
+                yield running.changed | environment.timeout(min(running.seconds_left, settings.interval_seconds))
+                running.pass_time(environment.now)
+                if running.is_out_of_memory and not self._restarted(running):
+                    # No room for more at the moment: once its owner has noticed, it waits for some like a new job.
+                    yield environment.timeout(settings.handling.resubmit_seconds)
+        self._end(running)
+
+    def _end(self, running: Running) -> None:
         self._count_use()
-        self._ended.append(running.end(environment.now, self._prices))
-        running.free(self._nodes)
-        del self._running[job.job_id]
+        self._ended.append(running.end(self._environment.now, self._prices))
+        self._starting.remember(running, self._environment.now)
+        free(self._nodes, running.placing, running.held)
+        del self._running[running.job.job_id]
+        if self._progress is not None:
+            self._progress(len(self._ended), len(self._jobs))
         self._admit()
 
     def _admit(self) -> None:
         """Places waiting jobs, the most urgent first, then by arrival; a small one may pass a large one."""
         self._count_use()
-        for each in sorted(self._waiting, key=lambda one: (-one.job.priority, one.job.arrival_seconds)):
-            if each.place(self._nodes, self._environment.now):
-                self._waiting.remove(each)
-                self._running[each.job.job_id] = each
-                each.placed.succeed()
+        again = True
+        while again:
+            again = False
+            for entry in list(self._waiting):
+                running = entry[3]
+                placing = place(self._nodes, running.held)
+                if placing is None and self._settings.preemption:
+                    again = self._preempt(running)
+                    placing = place(self._nodes, running.held) if again else None
+                if placing is not None:
+                    self._waiting.remove(entry)
+                    self._running[running.job.job_id] = running
+                    running.take_place(placing, self._environment.now)
+                if again:
+                    # Who was evicted waits too, and what is left may be enough for another one.
+                    break
 
-    def _failures(self, running: Running) -> Process:
-        settings, environment = self._settings, self._environment
-        if math.isinf(settings.hours_between_failures):
-            return
-        while running.remaining > 0:
-            mean = settings.hours_between_failures * 3600.0 / max(running.allocation.workers, 1)
-            wait = running.random.gamma(settings.failure_shape, mean / settings.failure_shape)
-            yield environment.timeout(wait)
-            if running.remaining > 0 and running.lose_worker():
-                running.interrupt()
-                yield environment.timeout(self._start_seconds(running))
-                running.regain_worker()
-                running.interrupt()
+    def _preempt(self, wanted: Running) -> bool:
+        """Whether jobs of lower priority have given way."""
+        now = self._environment.now
+        yielding = make_room(wanted, self._running.values(), self._nodes)
+        for each in yielding:
+            victim = each.running
+            free(self._nodes, victim.placing, victim.held)
+            if each.allocation is None or each.placing is None:
+                victim.evict(now)
+                del self._running[victim.job.job_id]
+            else:
+                found = place(self._nodes, each.allocation)
+                if found is None:
+                    raise AssertionError(f"{victim.job.job_id}: no room for a part of what it held")
+                victim.change_to(each.allocation, found, now)
+                victim.cut_over(each.allocation, 0.0, now)
+            victim.wake()
+        return bool(yielding)
+
+    def _restarted(self, running: Running) -> bool:
+        """Its owner starts it again with twice the memory, or twice the servers where no node has so much.
+
+        False: there is no room for that now, and it has lost what it had.
+        """
+        settings, now = self._settings, self._environment.now
+        running.counts["out_of_memory"] += 1
+        held, largest = running.held, self._nodes.size.memory_bytes
+        memory = 2 * running.allocation.parameter_server_memory_bytes
+        servers = held.parameter_servers if memory <= largest else 2 * held.parameter_servers
+        wanted = msgspec.structs.replace(
+            held,
+            parameter_servers=servers,
+            parameter_server_memory_bytes=int(min(max(memory, held.parameter_server_memory_bytes), largest)),
+        )
+        pause = settings.handling.resubmit_seconds + settings.handling.restore_seconds
+        self._count_use()
+        placing = move(self._nodes, running.placing, held, wanted)
+        if placing is not None:
+            running.restart(wanted, placing, pause + self._start_seconds(running.random), now)
+            return True
+        free(self._nodes, running.placing, held)
+        running.evict(now, wanted)
+        del self._running[running.job.job_id]
+        return False
 
     def _rounds(self) -> Process:
         settings, environment = self._settings, self._environment
         while True:
             yield environment.timeout(settings.interval_seconds)
-            training = [each for each in self._running.values() if each.is_training and each.settled]
-            if not training:
-                continue
-            for each in training:
+            self._round += 1
+            for each in self._running.values():
                 each.pass_time(environment.now)
-            profiles = [
-                each.profile(settings.interval_seconds) for each in training if each.remaining > 0 and each.has_measured
-            ]
-            free = self._nodes.capacity
+            self._note_moment()
+            training = [each for each in self._running.values() if each.is_training and each.settled]
+            asked = [each for each in training if each.remaining > 0 and each.has_measured]
+            if not asked:
+                continue
+            provided = self._forecast(asked) if settings.handling.memory_forecast else {}
+            profiles = [each.profile(settings.interval_seconds) for each in asked]
+            capacity = self._nodes.capacity
             if self._waiting:
                 # What waits has a claim on what is free before those that run may grow.
-                wanted = sum((each.job.allocation.resources for each in self._waiting), Resources())
-                free = msgspec.structs.replace(free, free=free.free - wanted)
-            view = View(
-                free, self._prices, self._overheads(), self._rules, self._weights, SearchSettings(generations=10)
-            )
+                wanted = sum((each.held.resources for *_, each in self._waiting), Resources())
+                capacity = msgspec.structs.replace(capacity, free=capacity.free - wanted)
+            view = View(capacity, self._prices, self._overheads(), self._rules, self._weights, self._search)
             answer = decide(self._policy, profiles, view)
             for job_id in answer.problems:
                 self._problems[job_id] = self._problems.get(job_id, 0) + 1
-            for plan in answer.plans:
-                if plan.changes:
-                    self._apply(plan)
-            self._admit()
+            plans = {plan.job_id: plan for plan in answer.plans if plan.changes}
+            for plan in (*plans.values(), *(plan for name, plan in provided.items() if name not in plans)):
+                self._apply(plan)
+            if self._waiting:
+                self._admit()
+
+    def _note_moment(self) -> None:
+        held = self._nodes.count * self._nodes.size.cores - self._nodes.free.cores
+        speed = sum(each.rate.samples for each in self._running.values() if each.is_training)
+        self._moments.append(Moment(self._environment.now, len(self._running), len(self._waiting), held, speed))
+
+    def _forecast(self, asked: Sequence[Running]) -> dict[str, Plan]:
+        """Tells jobs what memory they need, and plans more for those that would run out of it."""
+        rules, plans = MemoryRules(), {}
+        for number, each in enumerate(asked):
+            if (number + self._round) % _FORECAST_EVERY_ROUNDS and each.need is not None:
+                continue
+            found = each.outlook(self._nodes.size.memory_bytes, rules)
+            if found is None:
+                continue
+            each.need = found.need
+            wanted = provided_for(each.held, found.forecast)
+            if found.forecast.action is not Action.NONE and each.held.changes(wanted) <= each.job.movable:
+                plans[each.job.job_id] = Plan(
+                    job_id=each.job.job_id, policy="memory", before=each.held, allocation=wanted,
+                    reason=found.forecast.reason,
+                )  # fmt: skip
+        return plans
 
     def _overheads(self) -> Overheads:
         settings = self._settings
@@ -199,15 +270,18 @@ class Simulation:
     def _apply(self, plan: Plan) -> None:
         running = self._running[plan.job_id]
         self._count_use()
-        if running.move(self._nodes, plan.allocation, self._environment.now):
+        placing = move(self._nodes, running.placing, running.held, plan.allocation)
+        if placing is not None:
+            running.change_to(plan.allocation, placing, self._environment.now)
             self._environment.process(self._change(running, plan))
 
     def _change(self, running: Running, plan: Plan) -> Process:
         """The old pods train until the new ones are up; servers and sizes cost a pause on top."""
         shrinks = plan.allocation.workers < plan.before.workers and len(plan.changes) == 1
-        yield self._environment.timeout(0.0 if shrinks else self._start_seconds(running))
-        if running.remaining <= 0:
+        generation = running.generation
+        yield self._environment.timeout(0.0 if shrinks else self._start_seconds(running.random))
+        if running.remaining <= 0 or running.generation != generation:
             return
         pause = 0.0 if plan.changes <= {"workers"} else self._settings.migration_pause_seconds
         running.cut_over(plan.allocation, pause, self._environment.now)
-        running.interrupt()
+        running.wake()

@@ -1,13 +1,14 @@
-"""Jobs to simulate: a value, and a synthetic mix of them. Arrivals of your own are made the same way."""
+"""Jobs to simulate: a value, and how it truly behaves. `mixes` makes them up, `job_file` reads them from a CSV file."""
 
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
-from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Change, is_positive, require
-from elastrec.platform.scaling.columns import TERMS, Columns, features
+from elastrec.platform.scaling.amounts import Allocation, Change, is_positive, require
 from elastrec.platform.scaling.types import Coefficients, Limits, ModelShape
+from elastrec.platform.scaling.warm_start import Features
+from elastrec.platform.simulator.memory import MemoryTruth
+from elastrec.platform.simulator.speed import steps_of
 
 
 class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +17,9 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         coefficients: of eq. 2–5; a policy never sees them, only times with noise.
         allocation: what its owner asks for.
+        memory: None: its memory is no subject of the simulation.
+        features: what warm start compares.
+        straggles, is_hot: whether a worker or a server of it becomes slow; None: drawn by the settings' shares.
     """
 
     job_id: str
@@ -28,63 +32,21 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
     movable: frozenset[Change] = frozenset(Change)
     priority: float = 1.0
     team: str = "default"
+    memory: MemoryTruth | None = None
+    features: Features = Features()
+    straggles: bool | None = None
+    is_hot: bool | None = None
 
     def __post_init__(self) -> None:
         require(is_positive(self.samples), f"{self.job_id}.samples", self.samples, "above 0", "correct the workload")
         arrival = self.arrival_seconds
         require(0 <= arrival < float("inf"), f"{self.job_id}.arrival_seconds", arrival, "0 or more", "correct it")
+        require(is_positive(self.priority), f"{self.job_id}.priority", self.priority, "above 0", "correct it")
 
     def step_seconds(self, allocation: Allocation) -> float:
         """T_iter of eq. 1, without noise."""
-        row = features(self.shape, Columns.of([allocation]))[0]
-        terms = sum(getattr(self.coefficients, term) * value for term, value in zip(TERMS, row, strict=True))
-        return float(terms + self.coefficients.fixed)
+        return steps_of(self.shape, self.coefficients)(allocation).seconds
 
-
-def synthetic(
-    count: int,
-    seed: int = 0,
-    mean_arrival_seconds: float = 60.0,
-    mean_seconds: float = 3600.0,
-    movable: frozenset[Change] = frozenset(Change),
-) -> tuple[JobToRun, ...]:
-    """A mix of jobs: Poisson arrivals, log-normal lengths, owners who ask for too much or too little.
-
-    Args:
-        mean_seconds: median length with what the owner asks for.
-    """
-    require(count >= 1, "count", count, "at least 1", "give a number of jobs")
-    random = np.random.default_rng(seed)
-    arrivals = np.cumsum(random.exponential(mean_arrival_seconds, count))
-    jobs = []
-    for index in range(count):
-        shape = ModelShape(
-            batch_size=int(random.choice([256, 512, 1024])),
-            dense_bytes=int(10 ** random.uniform(6, 8)),
-            embedding_dimension=int(random.choice([8, 16, 32])),
-        )
-        asked = Allocation(
-            workers=int(random.choice([1, 2, 4, 8])),
-            parameter_servers=int(random.choice([1, 2, 4])),
-            worker_cores=float(random.choice([1, 2, 4])),
-            parameter_server_cores=float(random.choice([1, 2, 4])),
-            worker_memory_bytes=2 * GIBIBYTE,
-            parameter_server_memory_bytes=4 * GIBIBYTE,
-        )
-        shares = random.dirichlet([4.0, 1.0, 1.0, 1.0, 1.0])
-        seconds = float(random.uniform(0.02, 0.2))
-        alpha = shares[: len(TERMS)] * seconds / features(shape, Columns.of([asked]))[0]
-        job = JobToRun(
-            job_id=f"job-{index:05d}",
-            arrival_seconds=float(arrivals[index]),
-            samples=asked.workers * shape.batch_size / seconds * mean_seconds * float(random.lognormal(0.0, 0.8)),
-            shape=shape,
-            coefficients=Coefficients(
-                **dict(zip(TERMS, map(float, alpha), strict=True)), fixed=float(shares[-1] * seconds)
-            ),
-            allocation=asked,
-            limits=Limits(workers=(1, 32), parameter_servers=(1, 8)),
-            movable=movable,
-        )
-        jobs.append(job)
-    return tuple(jobs)
+    def samples_per_second(self, allocation: Allocation) -> float:
+        """Ψ of eq. 1, without noise."""
+        return allocation.workers * self.shape.batch_size / self.step_seconds(allocation)

@@ -8,24 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.scaling.amounts import GIBIBYTE, Change, PriceList, Resources
+from elastrec.platform.scaling.amounts import GIBIBYTE, Change, Resources
 from elastrec.platform.scaling.policies.static import Static
-from elastrec.platform.scaling.policy import View, load_policy
+from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import JobProfile, Plan, Proposal
+from elastrec.platform.simulator.mixes import synthetic
 from elastrec.platform.simulator.nodes import Nodes
-from elastrec.platform.simulator.report import Report
 from elastrec.platform.simulator.simulation import Settings, Simulation
-from elastrec.platform.simulator.workload import JobToRun, synthetic
 from elastrec.platform.specs.errors import ScalingError
+from tests.platform.simulator.cluster import NODE, PRICES, QUIET, run
 
-PRICES = PriceList(core_hour=0.04, gibibyte_hour=0.005)
 WORKERS = frozenset({Change.WORKERS})
-QUIET = Settings(noise=0.0, start_spread=0.0, hours_between_failures=math.inf)
-NODE = Resources(32.0, 192.0 * GIBIBYTE)
-
-
-def run(policy: str, jobs: Sequence[JobToRun], nodes: int = 20, given: Settings = QUIET) -> Report:
-    return Simulation(jobs, Nodes(nodes, NODE), load_policy(policy), PRICES, given).run()
 
 
 def test_a_job_alone_takes_its_start_and_its_samples_at_its_speed() -> None:
@@ -73,7 +66,7 @@ def test_jobs_wait_where_there_is_no_room_and_nothing_is_overcommitted() -> None
 
 def test_failures_make_jobs_longer() -> None:
     jobs = synthetic(6, mean_seconds=7200.0)
-    failing = msgspec.structs.replace(QUIET, hours_between_failures=0.5)
+    failing = msgspec.structs.replace(QUIET, hours_between_failures=2.0)
     calm, hit = run("static", jobs), run("static", jobs, given=failing)
     assert hit.figures()["failures"] > 5
     assert hit.figures()["completion_seconds_mean"] > calm.figures()["completion_seconds_mean"]

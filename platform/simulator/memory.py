@@ -1,0 +1,126 @@
+"""Memory of simulated servers: how it truly grows, and what the product's forecast makes of what can be measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Allocation, is_positive, require
+from elastrec.platform.scaling.memory import (
+    Action,
+    Forecast,
+    MemoryRules,
+    Servers,
+    TableHistory,
+    fit_growth,
+    forecast,
+)
+from elastrec.platform.scaling.types import MemoryNeed
+from elastrec.platform.specs.errors import ScalingError
+
+
+class MemoryTruth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job truly needs: φ(n) = rows_scale · n^exponent rows after n samples (Heaps' law).
+
+    Attributes:
+        worker_bytes: that a worker uses, whatever it was given.
+        server_base_bytes: of one server before its first row.
+        imbalance: rows of the fullest server over the mean, ≥ 1.
+    """
+
+    worker_bytes: float
+    server_base_bytes: float
+    bytes_per_row: float
+    rows_scale: float
+    exponent: float
+    imbalance: float = 1.1
+
+    def __post_init__(self) -> None:
+        for name in ("worker_bytes", "server_base_bytes", "bytes_per_row", "rows_scale"):
+            value = getattr(self, name)
+            require(is_positive(value), f"memory.{name}", value, "above 0", "correct the workload")
+        require(0 < self.exponent <= 1, "memory.exponent", self.exponent, "above 0, at most 1", "0.5 to 0.9 is usual")
+        require(self.imbalance >= 1, "memory.imbalance", self.imbalance, "1 or more", "1 is an even spread")
+
+    def rows(self, samples: float) -> float:
+        """Of all servers together."""
+        return float(self.rows_scale * samples**self.exponent)
+
+    def server_bytes(self, servers: int, samples: float) -> float:
+        """Of the fullest of so many servers."""
+        return self.server_base_bytes + self.imbalance * self.bytes_per_row * self.rows(samples) / servers
+
+    def samples_until(self, servers: int, limit_bytes: float) -> float:
+        """After so many samples the fullest server passes its limit."""
+        room = (limit_bytes - self.server_base_bytes) * servers / (self.imbalance * self.bytes_per_row)
+        if room <= 0:
+            return 0.0
+        # Roots of small exponents overflow: a table that large is never reached.
+        logarithm = math.log(room / self.rows_scale) / self.exponent
+        return math.exp(logarithm) if logarithm < 200.0 else math.inf
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """A forecast, and the need that plans have to meet."""
+
+    forecast: Forecast
+    need: MemoryNeed
+
+
+def look_ahead(
+    truth: MemoryTruth,
+    seen: Sequence[tuple[float, float]],
+    allocation: Allocation,
+    trained: float,
+    remaining: float,
+    samples_per_second: float,
+    largest_bytes: float,
+    rules: MemoryRules,
+) -> Outlook | None:
+    """What a master would know: rows counted so far, bytes in use now. None where that is too little to say anything.
+
+    Args:
+        seen: (samples, rows), rising.
+    """
+    table = TableHistory(
+        table="all",
+        samples=tuple(samples for samples, _ in seen),
+        rows=tuple(rows for _, rows in seen),
+        bytes_per_row=truth.bytes_per_row,
+    )
+    servers = Servers(
+        count=allocation.parameter_servers,
+        used_bytes=truth.server_bytes(allocation.parameter_servers, trained),
+        limit_bytes=float(allocation.parameter_server_memory_bytes),
+        imbalance=truth.imbalance,
+        largest_bytes=largest_bytes,
+    )
+    try:
+        growth = fit_growth(table)
+        found = forecast([growth], servers, trained, remaining, samples_per_second, rules)
+    except ScalingError:
+        return None
+    share = truth.imbalance / allocation.parameter_servers
+    base = max(0.0, servers.used_bytes - share * growth.bytes_per_row * growth.at(trained))
+    keep = 1.0 - rules.margin
+    rows_bytes = growth.bytes_per_row * growth.at(trained + remaining, rules.deviations)
+    need = MemoryNeed(
+        worker_bytes=math.ceil(truth.worker_bytes / keep),
+        server_base_bytes=math.ceil(base / keep),
+        embedding_bytes=math.ceil(rows_bytes / keep),
+        imbalance=truth.imbalance,
+    )
+    return Outlook(found, need)
+
+
+def provided_for(allocation: Allocation, found: Forecast) -> Allocation:
+    """The allocation with the memory that a forecast asks for; itself when it asks for nothing."""
+    if found.action is Action.NONE:
+        return allocation
+    return msgspec.structs.replace(
+        allocation,
+        parameter_servers=max(allocation.parameter_servers, found.needed_servers),
+        parameter_server_memory_bytes=max(allocation.parameter_server_memory_bytes, found.needed_bytes),
+    )

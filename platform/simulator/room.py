@@ -1,0 +1,57 @@
+"""Who gives way to a waiting job of higher priority, and how much of what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Allocation, Change
+from elastrec.platform.simulator.nodes import Nodes
+from elastrec.platform.simulator.placing import Placing, free, move, place
+from elastrec.platform.simulator.running import Running
+
+
+class Yielding(msgspec.Struct, frozen=True):
+    """One job that gives way: to fewer workers, or, without an allocation, altogether."""
+
+    running: Running
+    allocation: Allocation | None = None
+    placing: Placing | None = None
+
+
+def make_room(wanted: Running, running: Iterable[Running], nodes: Nodes) -> Sequence[Yielding]:
+    """Changes that let the wanted job in; none when all that is possible would not.
+
+    Only jobs of lower priority give way, the least urgent and youngest first; they all shrink to their fewest workers
+    before the first one is evicted, and as few as possible do either.
+    """
+    victims = sorted(
+        (each for each in running if each.is_training and each.job.priority < wanted.job.priority),
+        key=lambda each: (each.job.priority, -each.job.arrival_seconds),
+    )
+    trial, yielding, evicted = nodes.copy(), dict[str, Yielding](), dict[str, Yielding]()
+    for each in victims:
+        fewest = each.job.limits.workers[0]
+        if Change.WORKERS not in each.job.movable or not each.settled or each.held.workers <= fewest:
+            continue
+        smaller = msgspec.structs.replace(each.held, workers=fewest)
+        placing = move(trial, each.placing, each.held, smaller)
+        if placing is not None:
+            yielding[each.job.job_id] = Yielding(each, smaller, placing)
+            if _fits(wanted, trial):
+                return list(yielding.values())
+    for each in victims:
+        before = yielding.pop(each.job.job_id, None)
+        if before is not None and before.placing is not None and before.allocation is not None:
+            free(trial, before.placing, before.allocation)
+        else:
+            free(trial, each.placing, each.held)
+        evicted[each.job.job_id] = Yielding(each)
+        if _fits(wanted, trial):
+            return [*evicted.values(), *yielding.values()]
+    return []
+
+
+def _fits(wanted: Running, nodes: Nodes) -> bool:
+    return wanted.held.resources.fits(nodes.free) and place(nodes.copy(), wanted.held) is not None

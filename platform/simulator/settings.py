@@ -1,0 +1,108 @@
+"""The simulated cluster's habits: how it asks its policy, how long things take, what goes wrong, what is done about it.
+
+Defaults are DLRover-RM's figures where the paper has them; every other number is an assumption and says so.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import require
+
+
+class Handling(msgspec.Struct, frozen=True, kw_only=True):
+    """What the platform does when something goes wrong; the defaults are elastrec's own ways.
+
+    Attributes:
+        dynamic_sharding: workers take shards as they go. False: every worker has its fixed part of the data, so that
+            the slowest one decides when the job ends.
+        straggler_seconds: until a slow worker has been found and is replaced; infinity: never.
+        hot_server_seconds: the same for an overloaded server, whose rows are then spread anew.
+        memory_forecast: servers get more memory before they run out (DLRover-RM §5.3).
+        checkpoint_seconds: between two checkpoints; what was trained since is lost with a server.
+        restore_seconds: to load a checkpoint, after the new pod has started.
+        resubmit_seconds: until somebody has noticed that a job ran out of memory and started it again with twice as
+            much.
+    """
+
+    dynamic_sharding: bool = True
+    straggler_seconds: float = 600.0
+    hot_server_seconds: float = 600.0
+    memory_forecast: bool = True
+    checkpoint_seconds: float = 600.0
+    restore_seconds: float = 30.0
+    resubmit_seconds: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for name in ("straggler_seconds", "hot_server_seconds"):
+            value = getattr(self, name)
+            require(value >= 0, f"handling.{name}", value, "0 or more; infinity: never", "correct the settings")
+        for name in ("restore_seconds", "resubmit_seconds"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"handling.{name}", value, "0 or more", "correct the settings")
+        every = self.checkpoint_seconds
+        require(0 < every < math.inf, "handling.checkpoint_seconds", every, "above 0", "correct the settings")
+
+
+BY_HAND = Handling(
+    dynamic_sharding=False,
+    straggler_seconds=math.inf,
+    hot_server_seconds=math.inf,
+    memory_forecast=False,
+    restore_seconds=900.0,
+)
+"""A general framework without elastrec, DLRover-RM's «w/o»: data divided once, nothing replaced that is only slow.
+
+A restart prepares for 5–10 and loads for 5–10 minutes (§2.2): the middles of both.
+"""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulation's numbers.
+
+    Attributes:
+        interval_seconds: between two rounds of the policy (DLRover-RM §6.2: three minutes).
+        start_seconds: median until a pod trains; log-normal with `start_spread`.
+        migration_pause_seconds: training stands still when servers or a pod's size change.
+        noise: standard deviation of the logarithm of a window's step time.
+        hours_between_failures: mean of one pod, gamma with shape `failure_shape`; infinity: none fails. 1.5 % of pods
+            fail per day (DLRover-RM §2.2), which is one in 1600 hours.
+        straggler_share, hot_server_share: of the jobs, in which a worker or server becomes slow at a random moment
+            (DLRover-RM table 4 and §6.3: 7 % and 13 %; none by default).
+        straggler_slowdown, hot_server_slowdown: factor on its part of a step; the papers have none for production.
+        preemption: jobs of lower priority make room: first they shrink to their fewest workers, then they wait again.
+        until_seconds: jobs that run longer than this are reported as unfinished.
+    """
+
+    seed: int = 0
+    interval_seconds: float = 180.0
+    start_seconds: float = 60.0
+    start_spread: float = 0.3
+    migration_pause_seconds: float = 30.0
+    noise: float = 0.05
+    hours_between_failures: float = 1600.0
+    failure_shape: float = 0.8
+    straggler_share: float = 0.0
+    straggler_slowdown: float = 3.0
+    hot_server_share: float = 0.0
+    hot_server_slowdown: float = 3.0
+    preemption: bool = True
+    handling: Handling = Handling()
+    until_seconds: float = 30 * 86_400.0
+
+    def __post_init__(self) -> None:
+        mend = "correct the settings"
+        for name in ("interval_seconds", "hours_between_failures", "failure_shape", "until_seconds"):
+            value = getattr(self, name)
+            require(value > 0, f"simulation.{name}", value, "above 0", mend)
+        for name in ("start_seconds", "start_spread", "migration_pause_seconds", "noise"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"simulation.{name}", value, "0 or more", mend)
+        for name in ("straggler_share", "hot_server_share"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"simulation.{name}", value, "a share of 0 to 1", mend)
+        for name in ("straggler_slowdown", "hot_server_slowdown"):
+            value = getattr(self, name)
+            require(1 <= value < math.inf, f"simulation.{name}", value, "1 or more", mend)

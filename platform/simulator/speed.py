@@ -1,0 +1,84 @@
+"""How fast a simulated job truly is, with workers missing or slow and a server overloaded. Pure.
+
+T_w = T_grad · slow_w + (T_upd + T_sync + T_emb) · hot + β, for each worker w        DLRover-RM eq. 1–5
+Ψ   = Σ_w m / T_w with dynamic sharding; workers · m / max T_w where the data was divided once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from elastrec.platform.scaling.amounts import Allocation
+from elastrec.platform.scaling.columns import TERMS, Columns, features
+from elastrec.platform.scaling.types import Coefficients, ModelShape
+
+
+class Step(msgspec.Struct, frozen=True):
+    """The parts of a step, in seconds; `network` is T_sync, `update` and `lookup` keep servers busy."""
+
+    compute: float
+    update: float
+    network: float
+    lookup: float
+    fixed: float
+
+    @property
+    def seconds(self) -> float:
+        """T_iter of eq. 1 without trouble."""
+        return self.compute + self.update + self.network + self.lookup + self.fixed
+
+    def with_trouble(self, slow: float, hot: float) -> float:
+        """T_w."""
+        return self.compute * slow + (self.update + self.network + self.lookup) * hot + self.fixed
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """What a job does per second.
+
+    Attributes:
+        samples: Ψ.
+        step_seconds: mean over workers, what its profile shows.
+        worker_busy, server_busy: share of the granted cores in use, 0 to 1.
+    """
+
+    samples: float
+    step_seconds: float
+    worker_busy: float
+    server_busy: float
+
+
+STOPPED = Rate(0.0, 0.0, 0.0, 0.0)
+
+
+def steps_of(shape: ModelShape, coefficients: Coefficients) -> Callable[[Allocation], Step]:
+    """Steps by allocation, each computed once."""
+    alpha_K = np.array([getattr(coefficients, term) for term in TERMS])
+    known: dict[tuple[int, int, float, float], Step] = {}
+
+    def step(now: Allocation) -> Step:
+        key = (now.workers, now.parameter_servers, now.worker_cores, now.parameter_server_cores)
+        if key not in known:
+            compute, update, network, lookup = (features(shape, Columns.of([now]))[0] * alpha_K).tolist()
+            known[key] = Step(compute, update, network, lookup, coefficients.fixed)
+        return known[key]
+
+    return step
+
+
+def rate_of(step: Step, batch: int, up: int, slow_workers: int, slow: float, hot: float, dynamic: bool) -> Rate:
+    """The rate of `up` workers, `slow_workers` of which compute `slow` times longer."""
+    if up < 1:
+        return STOPPED
+    slow_workers = min(slow_workers, up)
+    good, bad = step.with_trouble(1.0, hot), step.with_trouble(slow, hot)
+    if not slow_workers:
+        bad = good
+    steps_per_second = (up - slow_workers) / good + slow_workers / bad if dynamic else up / bad
+    mean = up / steps_per_second
+    # The slow worker's own cores are busy with something else: they do not count as used by the job.
+    used = steps_per_second * (step.compute + step.fixed) / up
+    serving = (step.update + step.lookup) / mean
+    return Rate(steps_per_second * batch, mean, min(used, 1.0), min(serving, 1.0))

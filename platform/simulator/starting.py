@@ -1,0 +1,61 @@
+"""With what a simulated job starts: what its owner asks for, or what similar finished jobs ended with (Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Allocation, Capacity
+from elastrec.platform.scaling.throughput import fit_job
+from elastrec.platform.scaling.types import Prior
+from elastrec.platform.scaling.warm_start import PastJob, WarmStartSettings, warm_start
+from elastrec.platform.simulator.running import Running
+from elastrec.platform.simulator.workload import JobToRun
+from elastrec.platform.specs.errors import ScalingError
+
+_LOOKED_AT = 200
+
+
+class Starting:
+    """Remembers the jobs that have ended, as MLflow does for real ones.
+
+    Args:
+        settings: of the warm start; None: every job starts with what its owner asks for.
+    """
+
+    def __init__(self, settings: WarmStartSettings | None = None) -> None:
+        self._settings = settings
+        self._past: deque[PastJob] = deque(maxlen=_LOOKED_AT)
+
+    def of(self, job: JobToRun, capacity: Capacity) -> tuple[Allocation, Prior | None]:
+        """Its first allocation, within its limits, and where its throughput model starts."""
+        if self._settings is None:
+            return job.allocation, None
+        found = warm_start(job.features, tuple(self._past), job.allocation, capacity, self._settings)
+        low, high = job.limits.workers
+        few, many = job.limits.parameter_servers
+        allocation = msgspec.structs.replace(
+            found.allocation,
+            workers=min(max(found.allocation.workers, low), high),
+            parameter_servers=min(max(found.allocation.parameter_servers, few), many),
+        )
+        return allocation, found.prior
+
+    def remember(self, running: Running, now: float) -> None:
+        """A job that has ended."""
+        if self._settings is None:
+            return
+        try:
+            coefficients = fit_job(running.profile(1.0)).coefficients
+        except ScalingError:
+            coefficients = None
+        self._past.append(
+            PastJob(
+                job_id=running.job.job_id,
+                features=running.job.features,
+                allocation=running.held,
+                coefficients=coefficients,
+                ended_unix_seconds=now,
+            )
+        )

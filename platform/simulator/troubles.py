@@ -1,0 +1,98 @@
+"""What goes wrong with simulated jobs, as SimPy processes: pods fail, workers straggle, servers run hot.
+
+Who is hit, when, and for how long is drawn from the job's own seed: every policy meets the same trouble.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+import simpy
+
+from elastrec.platform.simulator.running import Running
+from elastrec.platform.simulator.settings import Settings
+
+Process = Generator[simpy.Event, Any, None]
+
+
+class Troubles:
+    """Starts them for one job at a time."""
+
+    def __init__(
+        self, environment: simpy.Environment, settings: Settings, start_seconds: Callable[[np.random.Generator], float]
+    ) -> None:
+        self._environment, self._settings, self._start_seconds = environment, settings, start_seconds
+
+    def begin(self, job: Running, seed: int, index: int) -> None:
+        """Once per job, when it trains for the first time."""
+        settings, environment = self._settings, self._environment
+        fate = np.random.default_rng([seed, index, 1])
+        # Always drawn in this order, so that one share does not move what another one draws.
+        straggles = fate.uniform() < settings.straggler_share
+        is_hot = fate.uniform() < settings.hot_server_share
+        moments = fate.uniform(0.0, 0.5, size=2)
+        straggles = straggles if job.job.straggles is None else job.job.straggles
+        is_hot = is_hot if job.job.is_hot is None else job.job.is_hot
+        asked = job.job.samples / job.job.samples_per_second(job.job.allocation)
+        if straggles:
+            environment.process(self._straggle(job, float(moments[0]) * asked, fate))
+        if is_hot:
+            environment.process(self._run_hot(job, float(moments[1]) * asked, fate))
+        if not math.isinf(settings.hours_between_failures):
+            environment.process(self._fail(job, np.random.default_rng([seed, index, 2])))
+
+    def _fail(self, job: Running, random: np.random.Generator) -> Process:
+        """Any pod, each as likely as another."""
+        settings, environment = self._settings, self._environment
+        while job.remaining > 0:
+            pods = job.allocation.workers + job.allocation.parameter_servers
+            mean = settings.hours_between_failures * 3600.0 / pods
+            yield environment.timeout(random.gamma(settings.failure_shape, mean / settings.failure_shape))
+            is_server = random.uniform() * pods >= job.allocation.workers
+            start = self._start_seconds(random)
+            if job.remaining <= 0 or not job.is_training:
+                continue
+            if is_server:
+                job.lose_server(start + settings.handling.restore_seconds, environment.now)
+                job.wake()
+            elif job.lose_worker(environment.now):
+                job.wake()
+                yield environment.timeout(start)
+                job.regain_worker(environment.now)
+                job.wake()
+
+    def _straggle(self, job: Running, after: float, random: np.random.Generator) -> Process:
+        """One worker is slow until it is replaced; it works on while its replacement starts."""
+        environment, patience = self._environment, self._settings.handling.straggler_seconds
+        yield environment.timeout(after)
+        if job.remaining <= 0:
+            return
+        job.pass_time(environment.now)
+        job.slow_workers = 1
+        job.wake()
+        if math.isinf(patience):
+            return
+        yield environment.timeout(patience + self._start_seconds(random))
+        job.pass_time(environment.now)
+        job.slow_workers = 0
+        job.wake()
+
+    def _run_hot(self, job: Running, after: float, random: np.random.Generator) -> Process:
+        """One server holds up all workers until it is replaced; a migration on top of the wait for its pod."""
+        environment, settings = self._environment, self._settings
+        yield environment.timeout(after)
+        if job.remaining <= 0:
+            return
+        job.pass_time(environment.now)
+        job.is_hot = True
+        job.wake()
+        if math.isinf(settings.handling.hot_server_seconds):
+            return
+        yield environment.timeout(settings.handling.hot_server_seconds + self._start_seconds(random))
+        if job.remaining > 0 and job.is_training and job.is_hot:
+            job.pause(settings.migration_pause_seconds, environment.now)
+        job.is_hot = False
+        job.wake()

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elastrec.platform.scaling.pareto import hypervolume
+from elastrec.platform.scaling.search import SearchSettings, exhaustive_front, pareto_front
+from elastrec.platform.scaling.space import space_of
+from elastrec.platform.scaling.types import Limits
+from elastrec.platform.specs.errors import ScalingError
+from tests.platform.scaling.jobs import PLENTY, situation
+
+LIMITS = Limits(workers=(1, 24), parameter_servers=(1, 6), worker_cores=(0.5, 8), parameter_server_cores=(0.5, 8))
+
+
+@pytest.mark.parametrize("points", [500, 3000])
+def test_a_coarse_grid_and_its_neighbours_come_close_to_an_exhaustive_search(points: int) -> None:
+    asked = situation(limits=LIMITS)
+    space = space_of(asked.job, PLENTY)
+    assert space.size > points
+    exact = exhaustive_front(asked, PLENTY, space).outcomes
+    settings = SearchSettings(exhaustive_points=points, coarse_points=points, polish_rounds=2)
+    found = pareto_front(asked, PLENTY, space, settings)
+    reference = (float(exact.cost_per_hour.max()) * 1.1, 0.0)
+    ours = hypervolume(found.outcomes.cost_per_hour, -found.outcomes.gain, reference)
+    assert not found.exhaustive
+    assert ours >= 0.98 * hypervolume(exact.cost_per_hour, -exact.gain, reference) > 0
+
+
+def test_a_grid_has_the_ends_of_every_ladder_and_not_more_points_than_asked_for() -> None:
+    space = space_of(situation(limits=LIMITS).job, PLENTY)
+    points = space.spread(400)
+    assert len(points) <= 400
+    for decision, ladder in enumerate(space.ladders):
+        assert {0, len(ladder) - 1} <= set(points[:, decision].tolist())
+
+
+def test_points_that_are_equal_are_kept_once_and_in_order() -> None:
+    space = space_of(situation(limits=LIMITS).job, PLENTY)
+    points = space.everything()
+    twice = np.concatenate([points[::-1], points[:10]])
+    assert np.array_equal(space.unique(twice), points)
+
+
+def test_a_grid_of_a_few_points_is_refused() -> None:
+    with pytest.raises(ScalingError, match=r"search\.coarse_points"):
+        SearchSettings(coarse_points=5)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from elastrec.platform.simulator.settings import BY_HAND, Handling, Settings
+from tests.platform.simulator.cluster import QUIET, growing, job, run
+
+NEVER = Handling(straggler_seconds=math.inf, hot_server_seconds=math.inf)
+
+
+def with_handling(handling: Handling, given: Settings = QUIET) -> Settings:
+    return msgspec.structs.replace(given, handling=handling)
+
+
+def jct(*, handling: Handling = NEVER, policy: str = "static", **changed: object) -> float:
+    (ended,) = run(policy, [job(**changed)], given=with_handling(handling)).jobs
+    return ended.completion_seconds
+
+
+def test_a_slow_worker_costs_its_own_part_where_shards_are_taken_as_workers_go() -> None:
+    calm, slow = jct(straggles=False), jct(straggles=True)
+    fixed_parts = jct(straggles=True, handling=msgspec.structs.replace(NEVER, dynamic_sharding=False))
+    assert calm < slow < fixed_parts
+    # Three of four workers go on as they did; the fourth computes three times as long, from half of the job at latest.
+    assert slow < calm * 4 / (3 + 0.1 / 0.2) + 1
+
+
+def test_a_straggler_that_is_replaced_costs_less_than_one_that_stays() -> None:
+    assert jct(straggles=True, handling=Handling()) < jct(straggles=True)
+
+
+def test_a_hot_server_holds_up_every_worker_until_it_is_replaced() -> None:
+    calm, hot, replaced = jct(is_hot=False), jct(is_hot=True), jct(is_hot=True, handling=Handling())
+    assert calm < replaced < hot
+    # Servers have 40 % of a step, three times as long for at least half of the job.
+    assert hot > calm + 0.5 * 2 * 0.4 * 3600 - 1
+
+
+def test_the_share_of_jobs_that_are_hit_is_the_settings() -> None:
+    jobs = [job(f"job-{index}", seconds=600.0) for index in range(60)]
+    calm = run("static", jobs).figures()["completion_seconds_mean"]
+    hit = msgspec.structs.replace(with_handling(NEVER), straggler_share=1.0)
+    some = msgspec.structs.replace(with_handling(NEVER), straggler_share=0.3)
+    all_hit = run("static", jobs, given=hit).figures()["completion_seconds_mean"]
+    some_hit = run("static", jobs, given=some)
+    slow = sum(each.completion_seconds > 670 for each in some_hit.jobs)
+    assert calm < some_hit.figures()["completion_seconds_mean"] < all_hit
+    assert 8 <= slow <= 28
+
+
+def test_every_policy_meets_the_same_trouble() -> None:
+    jobs = [job(f"job-{index}", seconds=1200.0, movable=frozenset()) for index in range(20)]
+    hit = msgspec.structs.replace(with_handling(NEVER), straggler_share=0.3, hot_server_share=0.3)
+    one, other = (run(policy, jobs, given=hit) for policy in ("static", "three-stage"))
+    assert [each.ended_seconds for each in one.jobs] == pytest.approx([each.ended_seconds for each in other.jobs])
+
+
+def test_a_lost_server_takes_back_what_was_trained_since_the_checkpoint() -> None:
+    often = Settings(seed=2, noise=0.0, start_spread=0.0, hours_between_failures=4.0)
+    often_saved = with_handling(Handling(checkpoint_seconds=30.0), often)
+    seldom_saved = with_handling(Handling(checkpoint_seconds=3000.0), often)
+    jobs = [job(f"job-{index}") for index in range(10)]
+    saved, lost = (run("static", jobs, given=given).figures() for given in (often_saved, seldom_saved))
+    assert saved["failures"] > 5
+    assert lost["completion_seconds_mean"] > saved["completion_seconds_mean"]
+
+
+def test_tables_that_outgrow_their_server_end_the_job_without_a_forecast_and_not_with_one() -> None:
+    full = growing(job(), needed_at_end=1.5)
+    by_hand = run("static", [full], given=with_handling(msgspec.structs.replace(Handling(), memory_forecast=False)))
+    warned = run("static", [full])
+    assert by_hand.figures()["out_of_memory_share"] == 1.0
+    assert warned.figures()["out_of_memory_share"] == 0.0
+    (late,), (early,) = by_hand.jobs, warned.jobs
+    assert late.completion_seconds > early.completion_seconds + Handling().resubmit_seconds
+    assert early.allocation.parameter_server_memory_bytes > full.allocation.parameter_server_memory_bytes
+    assert late.allocation.parameter_server_memory_bytes == 2 * full.allocation.parameter_server_memory_bytes
+
+
+def test_a_job_with_memory_enough_is_left_alone() -> None:
+    (ended,) = run("static", [growing(job(), needed_at_end=0.5)]).jobs
+    assert ended.changes == 0
+    assert ended.out_of_memory == 0
+
+
+def test_a_policy_that_knows_the_need_gives_memory_back() -> None:
+    jobs = [growing(job(seconds=7200.0), needed_at_end=0.2)]
+    static, ours = (run(policy, jobs).figures() for policy in ("static", "three-stage"))
+    assert ours["out_of_memory_share"] == 0
+    assert ours["server_memory_share"] > static["server_memory_share"]
+
+
+def test_work_by_hand_is_never_quicker() -> None:
+    jobs = [growing(job(f"job-{index}"), needed_at_end=0.8 + 0.05 * index) for index in range(8)]
+    hit = Settings(seed=1, straggler_share=0.3, hot_server_share=0.3, hours_between_failures=50.0)
+    ours = run("static", jobs, given=hit).figures()
+    by_hand = run("static", jobs, given=with_handling(BY_HAND, hit)).figures()
+    assert by_hand["completion_seconds_mean"] > 1.1 * ours["completion_seconds_mean"]
+    assert by_hand["out_of_memory_share"] > 0
+
+
+def test_memory_is_full_exactly_where_the_job_says() -> None:
+    full = growing(job(), needed_at_end=1.25)
+    assert full.memory is not None
+    limit = float(full.allocation.parameter_server_memory_bytes)
+    samples = full.memory.samples_until(2, limit)
+    assert full.memory.server_bytes(2, samples) == pytest.approx(limit)
+    assert samples < full.samples
