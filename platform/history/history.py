@@ -260,8 +260,8 @@ class History(Connection):
     def job_records(self, wanted: JobFilter | None = None, limit: int = 200) -> list[JobRecord]:
         """Jobs of this experiment, the newest first.
 
-        Raises:
-            HistoryError: also when a run that claims to be a job cannot be read.
+        A run that claims to be a job and cannot be read (half-written, or changed by hand) is left out and named in the
+        log: one bad run must not end what is learned from all others.
         """
         found: dict[str, Any] = {}
         for expression in (wanted or JobFilter()).expressions():
@@ -279,7 +279,12 @@ class History(Connection):
                     token = page.token
                     if not token:
                         break
-        records = [read_record(run) for run in found.values()]
+        records = []
+        for run in found.values():
+            try:
+                records.append(read_record(run))
+            except HistoryError as error:
+                _log.warning("run_left_out", run_id=run.info.run_id, reason=str(error))
         records.sort(key=lambda record: record.started_unix_seconds, reverse=True)
         return records[:limit]
 

@@ -52,6 +52,9 @@ COST_ROLE_CORE_SECONDS = "cost/{role}/core_seconds"
 COST_ROLE_BYTE_SECONDS = "cost/{role}/byte_seconds"
 COST_SAMPLES_PER_CORE_SECOND = "cost/samples_per_core_second"
 
+WORKER_START_SECONDS = "overhead/worker_start_seconds"
+SERVER_START_SECONDS = "overhead/parameter_server_start_seconds"
+
 SCALING_WORKERS = "scaling/workers"
 SCALING_PREDICTED = "scaling/predicted_samples_per_second"
 SCALING_GAIN = "scaling/predicted_gain"
@@ -97,6 +100,8 @@ DESCRIPTIONS = {
     COST_ROLE_CORE_SECONDS: "cost/core_seconds of one role",
     COST_ROLE_BYTE_SECONDS: "cost/byte_seconds of one role",
     COST_SAMPLES_PER_CORE_SECOND: "total/samples_trained over cost/core_seconds",
+    WORKER_START_SECONDS: "median seconds from asking for a worker to its first step",
+    SERVER_START_SECONDS: "median seconds from asking for a parameter server until it has registered",
     SCALING_WORKERS: "workers that the last round of scaling decided for",
     SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
     SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",

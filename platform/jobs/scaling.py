@@ -13,6 +13,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.launching import RUN_LABEL
 from elastrec.platform.jobs.observation import jobs
+from elastrec.platform.jobs.overheads import overheads
 from elastrec.platform.jobs.past import live_master
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.launch import pod_name
@@ -120,6 +121,7 @@ def view(platform: Platform, settings: ScalingSettings) -> View:
     return View(
         capacity=Capacity(free=Resources(free.cores, float(free.memory_bytes))),
         prices=prices,
+        overheads=overheads(platform, settings),
         rules=Rules(max_slowdown=settings.max_slowdown),
     )
 

@@ -57,6 +57,7 @@ class HistorySink:
         self._meter = CostMeter()
         self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
         self._has_ended = False
+        self._overheads: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
 
@@ -96,6 +97,12 @@ class HistorySink:
             points += self._meter.usage_points(pods, step, now)
         except ClusterError as error:
             log.warning("pods_not_listed", job=self._job_id, reason=str(error))
+        overheads = {name: value for name, value in report.totals.items() if name.startswith("overhead/")}
+        # While the job runs, too: the next round of scaling wants to know, and they change with new pods alone.
+        points += [
+            Point(name, value, step, now) for name, value in overheads.items() if self._overheads.get(name) != value
+        ]
+        self._overheads = overheads
         if report.metrics.phase.is_final:
             self._has_ended = True
             points += final_points(report.metrics, now)

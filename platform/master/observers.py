@@ -17,6 +17,7 @@ from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.ledger import queues_now, running_attempts
 from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.profile_book import ProfileBook, configuration_of, is_settled
+from elastrec.platform.master.start_book import StartBook
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.status import totals, training_metrics
 from elastrec.platform.specs.errors import ElastrecError
@@ -49,6 +50,7 @@ class ObserverCalls(abc.ABC):
     _monitor: Monitor
     _executor: Executor
     _profile: ProfileBook
+    _starts: StartBook
 
     @abc.abstractmethod
     def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
@@ -76,7 +78,8 @@ class ObserverCalls(abc.ABC):
     def totals(self) -> dict[str, float]:
         """What the job did and cost until now (see `status.totals`)."""
         with self._lock:
-            return totals(self.state, self.state.phases.since if self.state.phase.is_final else self.now())
+            time = self.state.phases.since if self.state.phase.is_final else self.now()
+            return totals(self.state, time) | self._starts.medians()
 
     def status(self, message: GetStatus) -> Status:
         """For observers."""

@@ -29,9 +29,10 @@ from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.pace import heartbeat_seconds, silence_seconds
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.profile_book import ProfileBook
+from elastrec.platform.master.start_book import StartBook
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError, TransportError
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport import Handler, TlsConfig
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
@@ -126,6 +127,7 @@ class JobService(ObserverCalls):
         self._directives: dict[tuple[int, str], msgspec.Raw] = {}
         self._monitor = Monitor(self.now())
         self._profile = ProfileBook()
+        self._starts = StartBook()
         self._window: Window | None = None
         self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
         self._bequest: Bequest | None = None
@@ -240,6 +242,7 @@ class JobService(ObserverCalls):
             log.exception("event_broke_the_state_machine", received=type(event).__name__)
             self._on_fatal()
             raise
+        self._starts.asked(effects, self.state, event.time)
         lines = [effect for effect in effects if isinstance(effect, RecordAttempt | Decided)]
         return effects, self.journal.append(event, lines, lambda: encode_state(self.state))
 
@@ -278,6 +281,8 @@ class JobService(ObserverCalls):
         with self._lock:
             self._last_seen[message.pod] = self._clock()
             member = self.state.membership.members.get(message.pod)
+            if member is not None and member.role is Role.PARAMETER_SERVER:
+                self._starts.works(message.pod, self.now())
             directive = self.state.directive(message.pod)
             heartbeat_seconds = self._pace(message.pod)
             sequence = self.journal.last
@@ -309,6 +314,7 @@ class JobService(ObserverCalls):
                 self._last_seen[message.pod] = self._clock()
                 if self._monitor.add(message, is_training=self.state.phase is Phase.TRAINING):
                     self._profile.add(message.pod, message.metrics, self.state, self.now())
+                    self._starts.works(message.pod, self.now())
                 report = events.PodReported(
                     time=self.now(),
                     pod=message.pod,

@@ -50,6 +50,8 @@ class ScalingSettings(Spec):
     """Time between two rounds: what a change costs must come back until the next one."""
     least_steps: Annotated[int, Field(ge=1)] = 50
     """A job is left alone until its workers have made so many steps in its present configuration."""
+    experiment: Annotated[str, Field(min_length=1)] = "elastrec"
+    """MLflow's experiment from whose jobs is learned how long pods take to start on this cluster."""
     teams: dict[str, Team] = Field(default_factory=dict)
     """By the name that job files give in metadata.team; teams that are not listed have priority 1."""
 

@@ -133,6 +133,17 @@ def test_jobs_are_found_by_tags_phases_and_ranges_of_numbers(
         found(team='it\'s "odd"')
 
 
+def test_a_half_written_run_is_left_out_and_costs_no_other_job(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    run_id = history.start_run(make_prepared(), allocation)
+    experiment = client.get_run(run_id).info.experiment_id
+    broken = client.create_run(experiment, tags={"elastrec.described": "true", "elastrec.job_id": "broken"})
+    assert [record.job_id for record in history.job_records()] == [history.record(run_id).job_id]
+    with pytest.raises(HistoryError, match=rf"{broken.info.run_id} is no job record: KeyError"):
+        history.record(broken.info.run_id)
+
+
 def test_a_reporter_over_http_fills_the_series_and_nan_is_kept(
     history: History,
     tracking_server,

@@ -1,0 +1,55 @@
+"""How long pods took from being asked for until they worked: what adding a pod costs on this cluster. Pure, in memory.
+
+A worker works with its first step, a server once it has registered. Pods that are there when the job begins wait for
+each other too, so that they count only until one was added to the running job.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.master.effects import CreatePod, Effect
+from elastrec.platform.specs.metrics import Phase, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from elastrec.platform.master.state import JobState
+
+_MOST_STARTS = 256
+_NAMES = {Role.WORKER: names.WORKER_START_SECONDS, Role.PARAMETER_SERVER: names.SERVER_START_SECONDS}
+
+
+class StartBook:
+    """One job's starts. Not safe for several threads: its owner locks."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[Role, float, bool]] = {}
+        self._first: dict[Role, list[float]] = {}
+        self._added: dict[Role, list[float]] = {}
+
+    def asked(self, effects: Iterable[Effect], state: JobState, time: float) -> None:
+        """Takes the pods that these effects make; one that a restarted master only makes sure of is none."""
+        for effect in effects:
+            if isinstance(effect, CreatePod):
+                member = state.membership.members.get(effect.name)
+                if member is not None and member.created == state.time:
+                    self._asked[effect.name] = (effect.role, time, state.phase is Phase.TRAINING)
+        if len(self._asked) > len(state.membership.members):
+            self._asked = {pod: start for pod, start in self._asked.items() if pod in state.membership.members}
+
+    def works(self, pod: str, time: float) -> None:
+        """The pod does what it is for; said again, nothing."""
+        if (start := self._asked.pop(pod, None)) is None:
+            return
+        role, since, added = start
+        starts = (self._added if added else self._first).setdefault(role, [])
+        starts.append(max(0.0, time - since))
+        del starts[:-_MOST_STARTS]
+
+    def medians(self) -> dict[str, float]:
+        """Median seconds by metric name; a role of which no pod came up yet is absent."""
+        found = {role: self._added.get(role) or self._first.get(role) for role in _NAMES}
+        return {_NAMES[role]: statistics.median(starts) for role, starts in found.items() if starts}
