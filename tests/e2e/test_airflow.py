@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from playwright.sync_api import expect
 
 from elastrec.operators.rest import AirflowApiError, AirflowClient
-from elastrec.operators.services import ServiceStack
+from elastrec.operators.services import ServiceStack, answers
 from elastrec.operators.settings import DAG_ID
 from elastrec.platform.clusters import connect_cluster
 from elastrec.platform.clusters.protocol import Cluster, PodStatus
@@ -189,7 +189,8 @@ def test_who_starts_a_run_by_the_form_finds_the_models_metrics_behind_the_link(
         assert f"succeeded after {metrics['samples_trained']:,} samples" in story
 
 
-def test_killed_scheduler_and_triggerer_and_a_cleared_task_attach_to_the_same_job(
+@pytest.mark.timeout(600)
+def test_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job(
     stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
 ) -> None:
     run_id = airflow.trigger(DAG_ID, {"job": slow_job(click_log, "disturbed")})
@@ -197,12 +198,17 @@ def test_killed_scheduler_and_triggerer_and_a_cleared_task_attach_to_the_same_jo
     before = master(cluster, job_id)
     assert before is not None
     wait(lambda: "samples/s" in first_try(airflow, run_id), 60, "the triggerer to watch the job")
-    for name in ("triggerer", "scheduler"):
+    # `core` and `execution` are the api-servers, for people and for tasks.
+    killed = ("triggerer", "scheduler", "core", "execution")
+    for name in killed:
         stack.kill(name)
+    for name in killed:
         stack.start_airflow(name)
+    wait(lambda: answers(f"{stack.airflow_url}/api/v2/monitor/health"), 120, "the api-server")
     wait(lambda: first_try(airflow, run_id).count("starting") == 2, 90, "the new triggerer to do so")
     airflow.clear(DAG_ID, run_id, ["offline_phase"])
-    wait(lambda: "left running" in first_try(airflow, run_id), 60, "the first trigger to be told of the clear")
+    # A triggerer that is asked for the first time loads all of Airflow's API: half a minute on a busy machine.
+    wait(lambda: "left running" in first_try(airflow, run_id), 150, "the first trigger to be told of the clear")
     wait(lambda: attempts(airflow, run_id) == 2, 90, "the second try")
     wait(lambda: task_state(airflow, run_id, "offline_phase") == "deferred", 90, "the second try to wait")
     after = master(cluster, job_id)
