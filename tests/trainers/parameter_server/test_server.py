@@ -30,11 +30,13 @@ from elastrec.trainers.parameter_server.server import ParameterServer
 from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
 
 SGD = {"rows": {"kind": "sgd", "learning_rate": 1.0}, "dense": {"kind": "sgd", "learning_rate": 1.0}}
+BATCH = 20
 LAYOUT = [Parameter("w", (2,))]
 
 
-def server_of(mode: str = "async", staleness: int = 0) -> ParameterServer:
-    spec = job_spec(optimizers=SGD, training={"consistency": {"mode": mode, "staleness": staleness}})
+def server_of(mode: str = "async", staleness: int = 0, workers: int = 1) -> ParameterServer:
+    training = {"batch_size": BATCH, "consistency": {"mode": mode, "staleness": staleness}}
+    spec = job_spec(optimizers=SGD, training=training, resources={"worker": {"count": workers}})
     server = ParameterServer("ps-0", spec, capacity_rows=1000)
     server.start_empty(routing_of(["here:1"]), 1)
     server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
@@ -66,7 +68,7 @@ def push(
     sequence: int,
     ids: list[int],
     value: float,
-    samples: int = 1,
+    samples: int = BATCH,
     **names: Any,
 ) -> Any:
     message = Push(stamp=stamp(worker, **names), sequence=sequence, samples=samples)
@@ -76,7 +78,7 @@ def push(
 def push_pull(server: ParameterServer, worker: str, sequence: int, ids: list[int], value: float, **names: Any) -> Any:
     """Pushes gradients of the ids and pulls the same rows."""
     mine = stamp(worker, **names)
-    message = PushPull(push=Push(stamp=mine, sequence=sequence, samples=1), pull=Pull(stamp=mine, dense=True))
+    message = PushPull(push=Push(stamp=mine, sequence=sequence, samples=BATCH), pull=Pull(stamp=mine, dense=True))
     asked = [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)]
     return server.push_pull(message, gradient(ids, value) + asked)
 
@@ -158,7 +160,7 @@ def test_requests_that_would_mislead_a_kernel_are_refused() -> None:
 
 
 def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_lets_all_go_on() -> None:
-    server = server_of("bsp")
+    server = server_of("bsp", workers=2)
     server.join(Join(stamp=stamp("a")), [])
     server.join(Join(stamp=stamp("b")), [])
     start = pull(server, "a", [1, 2, 3])[1][0].reshape(3, DIMENSION)
@@ -173,6 +175,27 @@ def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_lets_all_go_on() -
     np.testing.assert_allclose(rows.reshape(3, DIMENSION), expected, atol=1e-6)
     np.testing.assert_allclose(dense, [-1.25, -1.25])
     assert server.stats(GetStats()).rounds == 1
+
+
+def test_a_bsp_worker_alone_goes_on_at_once_but_its_steps_keep_the_size_of_the_job() -> None:
+    server = server_of("bsp", workers=3)
+    start, dense = (part.copy() for part in pull(server, "a", [1])[1])
+    for sequence, value in enumerate((1.0, 2.0)):
+        assert push(server, "a", sequence, [1], value, samples=BATCH) == (Applied(sequence=sequence), [])
+        np.testing.assert_array_equal(pull(server, "a", [1])[1][1], dense)
+    push(server, "a", 2, [1], 6.0, samples=BATCH)
+    rows, dense = pull(server, "a", [1])[1]
+    np.testing.assert_allclose(rows, start - 3.0, atol=1e-6)
+    np.testing.assert_allclose(dense, [-3.0, -3.0])
+
+
+def test_gradients_that_wait_for_a_whole_step_are_applied_when_the_last_worker_leaves_or_the_server_saves() -> None:
+    for settle in (lambda server: server.leave(Leave(stamp=stamp("a")), []), lambda server: server.settle()):
+        server = server_of("bsp", workers=3)
+        pull(server, "a", [1])
+        push(server, "a", 0, [1], 1.0, samples=BATCH)
+        settle(server)
+        np.testing.assert_allclose(pull(server, "b", [1])[1][1], [-1.0, -1.0])
 
 
 def test_a_worker_that_leaves_or_dies_holds_nobody_up() -> None:

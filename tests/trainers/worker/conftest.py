@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +26,8 @@ from elastrec.platform.specs.job import (
     JobSpec,
     Metadata,
     ModelSpec,
+    PodResources,
+    Resources,
     Training,
     TrainingJob,
 )
@@ -56,7 +59,14 @@ from elastrec.platform.transport.job_messages import (
 ROWS, BATCH = 900, 50
 
 
-def make_job(folder: Path, mode: str = "bsp", precision: str = "float32", architecture: str = "dlrm") -> TrainingJob:
+def make_job(
+    folder: Path,
+    mode: str = "bsp",
+    precision: str = "float32",
+    architecture: str = "dlrm",
+    batch: int = BATCH,
+    workers: int = 1,
+) -> TrainingJob:
     (folder / "data").mkdir(parents=True)
     generator = np.random.default_rng(2)
     user = generator.integers(0, 60, ROWS)
@@ -87,7 +97,8 @@ def make_job(folder: Path, mode: str = "bsp", precision: str = "float32", archit
         spec=JobSpec(
             model=ModelSpec(architecture=architecture, embedding_dimension=4, precision=precision),
             data=data,
-            training=Training(batch_size=BATCH, seed=11, consistency=Consistency(mode=mode)),
+            training=Training(batch_size=batch, seed=11, consistency=Consistency(mode=mode)),
+            resources=Resources(worker=PodResources(count=workers)),
             checkpoint=CheckpointSpec(store=str(folder / "store")),
             faults=FaultTolerance(heartbeat_interval=0.02),
         ),
@@ -374,7 +385,7 @@ def scripted_master() -> Iterator[MasterFactory]:
 
 @pytest.fixture
 def tiny_job(tmp_path: Path) -> Callable[..., TrainingJob]:
-    def make(**options: str) -> TrainingJob:
+    def make(**options: Any) -> TrainingJob:
         return make_job(tmp_path / "job", **options)
 
     return make

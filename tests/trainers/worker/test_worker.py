@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -104,7 +106,7 @@ def setting(
 ) -> Iterator[Callable[..., Setting]]:
     made: list[Setting] = []
 
-    def make(servers: int = 1, **options: str) -> Setting:
+    def make(servers: int = 1, **options: Any) -> Setting:
         made.append(Setting(tiny_job(**options), scripted_master, tmp_path, servers))
         return made[-1]
 
@@ -117,8 +119,33 @@ def trained_samples(setting: Setting) -> int:
     return sum(beat.metrics.samples for beat in setting.master.heartbeats)
 
 
-def reference(setting: Setting) -> tuple[torch.nn.Module, list[float]]:
-    """The same job in one process: torchrec's collection, torchrec's and torch's optimisers, the same order of rows."""
+def one_after_the_other(setting: Setting) -> Iterator[list[pa.RecordBatch]]:
+    """The minibatches of one worker, a step each."""
+    reader = ShardReader(setting.job.spec.data, setting.manifest)
+    for index, start in enumerate(range(0, ROWS, SHARD)):
+        for batch in reader.read(start, min(SHARD, ROWS - start), seed=5 + index, shuffle=True, batch_size=BATCH):
+            yield [batch]
+
+
+def side_by_side(setting: Setting, length: int, batch_size: int) -> Iterator[list[pa.RecordBatch]]:
+    """The minibatches of as many workers as there are shards: the n-th of every shard are a step."""
+    spec, shards = setting.job.spec, range(ROWS // length)
+    readers = [ShardReader(spec.data, setting.manifest) for _ in shards]
+    yield from zip(
+        *(
+            readers[index].read(index * length, length, seed=5 + index, shuffle=True, batch_size=batch_size)
+            for index in shards
+        ),
+        strict=True,
+    )
+
+
+def reference(setting: Setting, steps: Iterable[Sequence[pa.RecordBatch]]) -> tuple[torch.nn.Module, list[float]]:
+    """The same job in one process: torchrec's collection, torchrec's and torch's optimisers, the same order of rows.
+
+    Args:
+        steps: minibatches of equal size whose mean loss takes one step.
+    """
     job = setting.job
     tables = embedding_tables(job)
     for table in tables:
@@ -137,20 +164,18 @@ def reference(setting: Setting) -> tuple[torch.nn.Module, list[float]]:
         RowWiseAdagrad(embedding, lr=rows_spec.learning_rate, eps=rows_spec.epsilon),
         torch.optim.Adam(others, lr=dense_spec.learning_rate, eps=dense_spec.epsilon),
     ]
-    reader = ShardReader(job.spec.data, setting.manifest)
     losses = []
-    for index, start in enumerate(range(0, ROWS, SHARD)):
-        length = min(SHARD, ROWS - start)
-        for batch in reader.read(start, length, seed=5 + index, shuffle=True, batch_size=BATCH):
+    for batches in steps:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for batch in batches:
             inputs = inputs_of(batch)
             logits = model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, inputs.label_B)
-            losses.append(float(loss))
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
+            losses.append(float(loss.detach()))
+            (loss / len(batches)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
     return model, losses
 
 
@@ -164,7 +189,7 @@ def test_one_bsp_worker_takes_the_steps_of_a_single_process(setting, servers: in
     assert not here.errors
     assert trained_samples(here) == ROWS
 
-    model, losses = reference(here)
+    model, losses = reference(here, one_after_the_other(here))
     loss_sum = sum(beat.metrics.loss_sum for beat in here.master.heartbeats)
     assert loss_sum / ROWS == pytest.approx(np.mean(losses), abs=1e-5)
     flat = np.concatenate([part for server in here.servers for part in [server.dense.values]])
@@ -172,6 +197,48 @@ def test_one_bsp_worker_takes_the_steps_of_a_single_process(setting, servers: in
         [value.detach().reshape(-1) for name, value in model.named_parameters() if "embedding_bags" not in name]
     )
     np.testing.assert_allclose(flat, expected.numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_four_bsp_workers_take_the_steps_of_a_single_process_with_four_times_the_batch(setting, servers: int) -> None:
+    workers, batch, length = 4, 25, ROWS // 4
+    here = setting(servers=servers, architecture="deepfm", batch=batch, workers=workers)
+    here.master.finished = False
+    names = [f"worker-{index}" for index in range(workers)]
+    for server in here.servers:
+        for name in names:
+            server._consistency.join(name, 0)  # else the first to come would go on alone
+    for name in names:
+        here.start_worker(name)
+    here.master.add_shards("train", ROWS, length, seed=5, shuffle=True)
+    here.master.wait_for(lambda: len(here.master.done) == workers)
+    here.finish()
+    assert not here.errors
+    assert all(server.stats(GetStats()).rounds == length // batch for server in here.servers)
+
+    model, losses = reference(here, side_by_side(here, length, batch))
+    loss_sum = sum(beat.metrics.loss_sum for beat in here.master.heartbeats)
+    assert loss_sum / ROWS == pytest.approx(np.mean(losses), abs=1e-5)
+    flat = np.concatenate([server.dense.values for server in here.servers])
+    expected = torch.cat(
+        [value.detach().reshape(-1) for name, value in model.named_parameters() if "embedding_bags" not in name]
+    )
+    np.testing.assert_allclose(flat, expected.numpy(), atol=2e-5)
+
+
+def test_a_bsp_worker_that_is_alone_takes_the_steps_of_all_that_the_job_asks_for(setting) -> None:
+    here = setting(batch=25, workers=2)
+    here.master.add_shards("train", ROWS, SHARD, seed=5, shuffle=True)
+    here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    here.finish()
+    assert not here.errors and trained_samples(here) == ROWS
+    # Every shard but the last holds five steps of two minibatches.
+    model, _ = reference(here, ([part.slice(0, 25), part.slice(25)] for (part,) in one_after_the_other(here)))
+    expected = torch.cat(
+        [value.detach().reshape(-1) for name, value in model.named_parameters() if "embedding_bags" not in name]
+    )
+    np.testing.assert_allclose(here.servers[0].dense.values, expected.numpy(), atol=2e-5)
 
 
 def test_two_workers_train_every_row_once_and_evaluate_every_row_once(setting) -> None:
