@@ -16,7 +16,7 @@ from elastrec.platform.specs.elasticity import Elasticity
 from elastrec.platform.specs.quantities import Cores, Memory, Seconds
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
-BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm")
+BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm", "din", "bst")
 FIRST_ORDER_MODELS = ("wide_and_deep", "deepfm", "xdeepfm")
 """Built-in models whose rows carry one more number in front: the wide (first-order) weight of the id."""
 
@@ -43,7 +43,7 @@ class ModelSpec(Spec):
     """Which network is trained."""
 
     architecture: Annotated[str, Field(examples=list(BUILT_IN_MODELS))]
-    """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, or `package.module:Class` of your own."""
+    """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, `din`, `bst`, or `package.module:Class` of your own."""
     embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
     """Numbers per embedding row, of every table."""
     options: dict[str, Any] = Field(default_factory=dict)

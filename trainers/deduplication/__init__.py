@@ -7,6 +7,7 @@ deduplicated form is `elastrec.platform.data`'s work; here never enter files, se
 from elastrec.trainers.deduplication.bags import DeduplicatedBags
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 from elastrec.trainers.deduplication.jagged import expand_rows, jagged_index_select
+from elastrec.trainers.deduplication.lists import Lists, lists_of, pool_lists
 from elastrec.trainers.deduplication.pooling import (
     AttentionPooling,
     MaxPooling,
@@ -23,6 +24,7 @@ __all__ = [
     "DeduplicatedBags",
     "DeduplicatedFeatures",
     "InverseKeyedJaggedTensor",
+    "Lists",
     "MaxPooling",
     "MeanPooling",
     "PooledSequences",
@@ -31,4 +33,6 @@ __all__ = [
     "TransformerPooling",
     "expand_rows",
     "jagged_index_select",
+    "lists_of",
+    "pool_lists",
 ]

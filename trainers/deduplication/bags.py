@@ -32,6 +32,7 @@ class DeduplicatedBags(nn.Module):
         super().__init__()
         self.collection = collection
         self._prefetched: list[DeduplicatedFeatures] = []
+        self._open: DeduplicatedFeatures | None = None
 
     @property
     def device(self) -> torch.device:
@@ -58,10 +59,11 @@ class DeduplicatedBags(nn.Module):
     def forget(self) -> None:
         """Drops what was prefetched."""
         self._prefetched.clear()
+        self._open = None
         self.collection.forget()
 
     def forward(self, features: Features) -> KeyedTensor:
-        features = self._recognised(features)
+        features = self.recognised(features)
         if isinstance(features, KeyedJaggedTensor):
             return self.collection(features)
         pooled = self.collection(features.stacked)
@@ -80,11 +82,12 @@ class DeduplicatedBags(nn.Module):
             blocks.append(block if lookup is None else expand_rows(block[: distinct[key]].contiguous(), lookup))
         return KeyedTensor(keys=pooled.keys(), length_per_key=pooled.length_per_key(), values=torch.cat(blocks, dim=1))
 
-    def _recognised(
-        self, features: Features
-    ) -> DeduplicatedFeatures | KeyedJaggedTensor:
+    def recognised(self, features: Features) -> Features:
+        """The deduplicated form of what was prefetched, whichever of its two forms is given; else the same object."""
         for index, each in enumerate(self._prefetched):
             if each is features or each.is_expanded_as(features):
-                del self._prefetched[index]
+                self._open = self._prefetched.pop(index)
                 return each
+        if self._open is not None and self._open.is_expanded_as(features):
+            return self._open
         return features

@@ -8,12 +8,10 @@ row, H hidden units.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.deduplication.jagged import expand_rows, jagged_places, list_numbers, reduce_lists
-from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
+from elastrec.trainers.deduplication.lists import Lists
 
 
 class TargetAttention(nn.Module):
@@ -36,30 +34,22 @@ class TargetAttention(nn.Module):
         self.activation = nn.PReLU()
         self.score = nn.Linear(hidden, 1)
 
-    def forward(
-        self, features: InverseKeyedJaggedTensor | KeyedJaggedTensor, name: str, embedding: nn.Module, target_BD: Tensor
-    ) -> Tensor:
+    def forward(self, lists: Lists, target_BD: Tensor) -> Tensor:
         """Weigh and sum one feature's lists.
 
         Args:
-            features: of which `name` is used.
-            embedding: from ids `[L]` to rows `[L, D]`.
+            lists: of the feature.
             target_BD: what each row's list is weighed by.
         """
-        if isinstance(features, InverseKeyedJaggedTensor):
-            values, offsets = features.feature(name)
-            lookup_B = features.inverse_lookup
-        else:
-            values, offsets = features[name].values(), features[name].offsets().to(torch.int64)
-            lookup_B = torch.arange(features.stride(), device=values.device)
-        rows_LD = embedding(values)
+        rows_LD, offsets = lists.rows_LD, lists.offsets
         if not len(rows_LD):
             return target_BD.new_zeros(target_BD.shape) + rows_LD.sum()
-        of_row_LH = self.of_row(rows_LD)
-        place_N, row_offsets = jagged_places(offsets, lookup_B)
+        rows_ND, of_row_NH, row_offsets = rows_LD, self.of_row(rows_LD), offsets
+        if lists.lookup_B is not None:
+            place_N, row_offsets = jagged_places(offsets, lists.lookup_B)
+            rows_ND, of_row_NH = expand_rows(rows_LD, place_N), expand_rows(of_row_NH, place_N)
         row_N = list_numbers(row_offsets)
-        rows_ND = expand_rows(rows_LD, place_N)
         product_NH = self.of_product(rows_ND * expand_rows(target_BD, row_N))
-        hidden_NH = expand_rows(of_row_LH, place_N) + expand_rows(self.of_target(target_BD), row_N) + product_NH
+        hidden_NH = of_row_NH + expand_rows(self.of_target(target_BD), row_N) + product_NH
         weight_N = self.score(self.activation(hidden_NH)).squeeze(1)
-        return reduce_lists(rows_ND, row_offsets, "sum", weight_N)
+        return reduce_lists(rows_ND, row_offsets, "sum", weight_N.to(rows_ND.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,20 +71,26 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     Args:
         tables: names and dimensions must be those of the client's plan; pooling SUM or MEAN.
         client: connected before the first forward pass.
+        sequences: features of the tables that the output leaves out, because the model asks for their `rows`.
     """
 
-    def __init__(self, tables: list[EmbeddingBagConfig], client: ParameterClient) -> None:
+    def __init__(
+        self, tables: list[EmbeddingBagConfig], client: ParameterClient, sequences: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self._check(tables, client)
         self._tables = tables
         self.client = client
         names_by_table = get_embedding_names_by_table(tables)
         plan = client.plan
-        self._names = [name for names in names_by_table for name in names]
-        self._lengths = [table.embedding_dim for table in tables for _ in table.feature_names]
-        self._width = sum(self._lengths)
-        starts = np.concatenate(([0], np.cumsum(self._lengths))).tolist()
         uses = [(table, feature) for table in tables for feature in table.feature_names]
+        is_pooled = [feature not in sequences for _, feature in uses]
+        names = [name for names in names_by_table for name in names]
+        self._names = [name for name, pooled in zip(names, is_pooled, strict=True) if pooled]
+        lengths = [table.embedding_dim if pooled else 0 for (table, _), pooled in zip(uses, is_pooled, strict=True)]
+        self._lengths = [length for length in lengths if length]
+        self._width = sum(lengths)
+        starts = np.concatenate(([0], np.cumsum(lengths))).tolist()
         # Routing goes table by table in plan order, pooling in the order of the output.
         order = sorted(range(len(uses)), key=lambda use: plan.by_name[uses[use][0].name].index)
         self._routed_features = [uses[use][1] for use in order]
@@ -94,7 +100,7 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             mine = [
                 use
                 for use, (table, _) in enumerate(uses)
-                if group.first_table <= plan.by_name[table.name].index < group.end_table
+                if group.first_table <= plan.by_name[table.name].index < group.end_table and is_pooled[use]
             ]
             self._blocks.append(
                 _Blocks(
@@ -103,9 +109,15 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
                     np.array([uses[use][0].pooling is PoolingType.MEAN for use in mine], np.bool_),
                 )
             )
+        self._group_of_feature = {
+            feature: next(g.index for g in plan.groups if g.first_table <= plan.by_name[table.name].index < g.end_table)
+            for table, feature in uses
+        }
         # Backward reaches a function only through an input that wants a gradient; not a parameter of the model.
         self._anchor = torch.empty(0, requires_grad=True)
         self._requests: list[_Request] = []
+        self._open: _Request | None = None
+        self._open_is_pooled = False
         self._left: list[RowGradients] = []
 
     @staticmethod
@@ -143,6 +155,11 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def is_weighted(self) -> bool:
         return False
 
+    @property
+    def pooled_names(self) -> list[str]:
+        """Features of the output, in its order."""
+        return list(self._names)
+
     def prefetch(
         self, features: KeyedJaggedTensor, *, dense: bool = False, repeats: Callable[[], Tensor] | None = None
     ) -> Pulled:
@@ -160,6 +177,7 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """Drops prefetched pulls and gradients; for use after a change of routing."""
         self._requests.clear()
         self._left.clear()
+        self._open = None
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools the rows of a batch.
@@ -167,13 +185,34 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         Raises:
             RoutingChangedError, TransportError: see ParameterClient.
         """
-        request = next((each for each in self._requests if each.features is features), None)
-        if request is None:
-            request = self._ask(features, dense=False)
-        else:
-            self._requests.remove(request)
+        if self._open_is_pooled:
+            self._open = None
+        request = self._opened(features)
+        self._open_is_pooled = True
         pooled = _Pool.apply(self._anchor, self, request)
         return KeyedTensor(self._names, self._lengths, pooled)
+
+    def rows(self, features: KeyedJaggedTensor, name: str) -> Tensor:
+        """One row for each id of a feature, `[L, D]`, in their order, not pooled.
+
+        Belongs to the forward pass of the same object before or after it: one pull serves both.
+
+        Raises:
+            RoutingChangedError, TransportError: see ParameterClient.
+        """
+        found: Tensor = _Rows.apply(self._anchor, self, self._opened(features), name)
+        return found
+
+    def _opened(self, features: KeyedJaggedTensor) -> _Request:
+        request = next((each for each in self._requests if each.features is features), None)
+        if request is not None:
+            self._requests.remove(request)
+        elif self._open is not None and self._open.features is features:
+            return self._open
+        else:
+            request = self._ask(features, dense=False)
+        self._open, self._open_is_pooled = request, False
+        return request
 
     def take_row_gradients(self) -> RowGradients:
         """The gradients of the last backward pass; each is handed out once.
@@ -183,6 +222,7 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """
         if len(self._left) != 1:
             raise RuntimeError(f"{len(self._left)} backward passes wait for take_row_gradients; exactly one must")
+        self._open = None
         return self._left.pop()
 
     def _ask(self, features: KeyedJaggedTensor, dense: bool, repeats: Callable[[], Tensor] | None = None) -> _Request:
@@ -213,17 +253,40 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             )  # fmt: skip
         return out
 
+    def _rows(self, request: _Request, name: str) -> Tensor:
+        rows = request.pulled.rows()[self._group_of_feature[name]]
+        return torch.from_numpy(rows[request.pulled.routed.inverse[self._run(request, name)]])
+
+    def _gradients(self, request: _Request) -> list[Array]:
+        """Where backward adds up what the pooled rows and the others of a request get."""
+        for left in self._left:
+            if left.pulled is request.pulled:
+                return left.gradients
+        gradients = [np.zeros(rows.shape, np.float32) for rows in request.pulled.rows()]
+        self._left.append(RowGradients(request.pulled, gradients))
+        return gradients
+
+    def _spread_rows(self, request: _Request, name: str, gradient: Tensor) -> None:
+        inverse = request.pulled.routed.inverse[self._run(request, name)]
+        spread_gradient(
+            gradient.contiguous().float().numpy(), inverse, np.arange(len(inverse) + 1), np.zeros(1, np.int64),
+            np.zeros(1, np.int64), np.zeros(1, np.bool_), len(inverse),
+            self._gradients(request)[self._group_of_feature[name]],
+        )  # fmt: skip
+
+    @staticmethod
+    def _run(request: _Request, name: str) -> slice:
+        """Where the ids of a feature stand among those of the batch."""
+        first = request.positions[name] * request.batch
+        return slice(int(request.offsets[first]), int(request.offsets[first + request.batch]))
+
     def _spread(self, request: _Request, gradient: Tensor) -> None:
-        gradients = []
         source = gradient.contiguous().float().numpy()
-        for rows, blocks in zip(request.pulled.rows(), self._blocks, strict=True):
-            out = np.zeros(rows.shape, np.float32)
+        for out, blocks in zip(self._gradients(request), self._blocks, strict=True):
             spread_gradient(
                 source, request.pulled.routed.inverse, request.offsets, self._positions(request, blocks),
                 blocks.columns, blocks.is_mean, request.batch, out,
             )  # fmt: skip
-            gradients.append(out)
-        self._left.append(RowGradients(request.pulled, gradients))
 
     @staticmethod
     def _positions(request: _Request, blocks: _Blocks) -> Array:
@@ -242,3 +305,19 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
         ctx.collection._spread(ctx.request, gradient)
         return None, None, None
+
+
+class _Rows(torch.autograd.Function):
+    """Pulled rows as they are; their gradient goes where that of the pooled ones goes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, collection: RemoteEmbeddingBagCollection, request: _Request, name: str
+    ) -> Tensor:
+        ctx.collection, ctx.request, ctx.name = collection, request, name
+        return collection._rows(request, name)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
+        ctx.collection._spread_rows(ctx.request, ctx.name, gradient)
+        return None, None, None, None

@@ -100,4 +100,6 @@ def first_difference(scorer: Scorer, scored: Scored, shard: Predictions, row: in
         gap = float(np.abs(left - right).max(initial=0.0))
         if gap > TOLERANCE:
             return f"first feature that differs: {name!r}, its pooled embedding by {gap:.3g}"
-    return "all features agree, so the dense parameters differ"
+    unseen = [name for name in scorer.job.spec.model.sequence_features if name not in shard.metadata.features]
+    rest = f", or rows of {', '.join(unseen)}, which the model pools itself" if unseen else ""
+    return f"all features agree, so the dense parameters differ{rest}"

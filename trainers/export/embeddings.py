@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,17 @@ class ArtifactEmbeddings(nn.Module):
     Args:
         tables: all of one row dimension, R.
         artifact: where their rows are.
+        sequences: features that the output leaves out, because the model asks for their `rows`.
     """
 
-    def __init__(self, tables: list[EmbeddingBagConfig], artifact: Artifact) -> None:
+    def __init__(self, tables: list[EmbeddingBagConfig], artifact: Artifact, sequences: Sequence[str] = ()) -> None:
         super().__init__()
         self._tables = tables
         self._artifact = artifact
         self._last: np.ndarray[Any, np.dtype[np.float32]] | None = None
-        self.feature_names = [name for table in tables for name in table.feature_names]
+        self._uses = [(table, name) for table in tables for name in table.feature_names]
+        self._pooled = [(table, name) for table, name in self._uses if name not in sequences]
+        self.feature_names = [name for _, name in self._pooled]
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return self._tables
@@ -36,30 +40,36 @@ class ArtifactEmbeddings(nn.Module):
         """Pooled rows: KeyedJaggedTensor of B bags per feature to a KeyedTensor `[B, F · R]`."""
         jagged = features.to_dict()
         pooled: list[Tensor] = []
-        for table in self._tables:
+        for table, name in self._pooled:
             mode = "mean" if table.pooling is PoolingType.MEAN else "sum"
-            for name in table.feature_names:
-                values_L, offsets = jagged[name].values(), jagged[name].offsets()
-                inverse_L, ids_U = pd.factorize(values_L.numpy())
-                rows_UR, _ = self._artifact.rows(table.name, ids_U)
-                pooled.append(
-                    nn.functional.embedding_bag(
-                        torch.from_numpy(inverse_L.astype(np.int64, copy=False)),
-                        torch.from_numpy(rows_UR),
-                        offsets.to(torch.int64),
-                        mode=mode,
-                        include_last_offset=True,
-                    )
-                    if len(ids_U)
-                    else torch.zeros(len(offsets) - 1, table.embedding_dim)
+            values_L, offsets = jagged[name].values(), jagged[name].offsets()
+            inverse_L, rows_UR = self._distinct(table, values_L)
+            pooled.append(
+                nn.functional.embedding_bag(
+                    inverse_L, rows_UR, offsets.to(torch.int64), mode=mode, include_last_offset=True
                 )
+                if len(rows_UR)
+                else torch.zeros(len(offsets) - 1, table.embedding_dim)
+            )
         values = torch.cat(pooled, dim=1)
         self._last = values.detach().numpy().reshape(values.shape[0], len(pooled), -1)
         return KeyedTensor(
             keys=self.feature_names,
-            length_per_key=[table.embedding_dim for table in self._tables for _ in table.feature_names],
+            length_per_key=[table.embedding_dim for table, _ in self._pooled],
             values=values,
         )
+
+    def rows(self, features: KeyedJaggedTensor, name: str) -> Tensor:
+        """One row for each id of a feature, `[L, R]`, not pooled."""
+        table = next(table for table, feature in self._uses if feature == name)
+        inverse_L, rows_UR = self._distinct(table, features[name].values())
+        return rows_UR[inverse_L]
+
+    def _distinct(self, table: EmbeddingBagConfig, values_L: Tensor) -> tuple[Tensor, Tensor]:
+        """For each id its place among the distinct ones, and their rows `[U, R]`."""
+        inverse_L, ids_U = pd.factorize(values_L.numpy())
+        rows_UR, _ = self._artifact.rows(table.name, ids_U)
+        return torch.from_numpy(inverse_L.astype(np.int64, copy=False)), torch.from_numpy(rows_UR)
 
     def last_pooled(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Pooled rows `[B, F, R]` of the latest forward, for the check against the trainer."""

@@ -59,7 +59,7 @@ class Scorer:
         hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
         self._encoder = RowEncoder(spec.data, hash_sizes)
         self._transform = load_transform(spec.data.transform) if spec.data.transform else None
-        self._embeddings = ArtifactEmbeddings(embedding_tables(self.job), artifact)
+        self._embeddings = ArtifactEmbeddings(embedding_tables(self.job), artifact, spec.model.sequence_features)
         self.features = self._embeddings.feature_names
         schema = FeatureSchema.from_job(self.job)
         self._model = build_model(spec.model, self._embeddings, schema, seed=spec.training.seed)

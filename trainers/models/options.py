@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from elastrec.platform.specs.errors import FieldProblem, SpecError
@@ -46,3 +46,40 @@ def one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise _refuse(name, value, ", ".join(allowed))
     return str(value)
+
+
+def list_features(name: str, value: Any, lists: Collection[str]) -> list[str]:
+    """Names of list features, at least one, each once.
+
+    Args:
+        lists: the list features that there are.
+
+    Raises:
+        SpecError: anything else.
+    """
+    allowed = f"at least one list feature, each once: {', '.join(lists) or 'the job has none'}"
+    if not isinstance(value, Sequence | Mapping) or isinstance(value, str) or not value:
+        raise _refuse(name, value, allowed)
+    if len(set(value)) != len(value) or any(each not in lists for each in value):
+        raise _refuse(name, value, allowed)
+    return list(value)
+
+
+def targets(name: str, value: Any, lists: Collection[str], features: Collection[str]) -> dict[str, str]:
+    """For each of some list features the feature that it is weighed by.
+
+    Args:
+        lists: the list features that there are.
+        features: all features; one that is weighed itself cannot be what another is weighed by.
+
+    Raises:
+        SpecError: anything else.
+    """
+    if not isinstance(value, Mapping):
+        raise _refuse(name, value, "a mapping from list features to the features that they are weighed by")
+    weighed = list_features(name, value, lists)
+    others = [feature for feature in features if feature not in weighed]
+    for each in weighed:
+        if value[each] not in others:
+            raise _refuse(f"{name}.{each}", value[each], f"{', '.join(others) or 'no feature is left'}")
+    return {each: str(value[each]) for each in weighed}

@@ -5,7 +5,7 @@ Legend of shapes: B batch, I dense features, F sparse features, D embedding dime
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,18 @@ def pooled_rows(embedding_bag_collection: nn.Module, sparse_features: KeyedJagge
     pooled = embedding_bag_collection(sparse_features)
     values = pooled.values()
     return values.reshape(values.shape[0], len(pooled.keys()), -1)
+
+
+def pooled_others(
+    embedding_bag_collection: nn.Module, sparse_features: KeyedJaggedTensor, sequences: Collection[str]
+) -> tuple[list[str], Tensor]:
+    """Names and pooled rows `[B, F, R]` of the features that are not among `sequences`, in the order of the tables."""
+    pooled = embedding_bag_collection(sparse_features)
+    names = [name for name in pooled.keys() if name not in sequences]  # noqa: SIM118 (a KeyedTensor is no mapping)
+    values = pooled.values()
+    if len(names) == len(pooled.keys()):
+        return names, values.reshape(values.shape[0], len(names), -1)
+    return names, torch.stack([pooled[name] for name in names], dim=1)
 
 
 class LogitMLP(nn.Module):

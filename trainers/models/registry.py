@@ -19,6 +19,8 @@ _BUILT_IN = {
     "xdeepfm": "elastrec.trainers.models.xdeepfm:XDeepFM",
     "dcn_v2": "elastrec.trainers.models.dcn_v2:DcnV2",
     "dlrm": "elastrec.trainers.models.dlrm:Dlrm",
+    "din": "elastrec.trainers.models.din:Din",
+    "bst": "elastrec.trainers.models.bst:Bst",
 }
 
 

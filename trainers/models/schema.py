@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 
@@ -17,11 +18,13 @@ class FeatureSchema:
         dense_names: I dense features, columns of `dense_features_BI`; may be empty.
         sparse_names: F sparse features, keys of the KeyedJaggedTensor.
         embedding_dimension: D of the job file; a first-order model's rows have D + 1 numbers, the weight first.
+        list_lengths: list features and how many ids a list of theirs has at most.
     """
 
     dense_names: tuple[str, ...]
     sparse_names: tuple[str, ...]
     embedding_dimension: int
+    list_lengths: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def from_job(job: TrainingJob) -> FeatureSchema:
@@ -30,6 +33,7 @@ class FeatureSchema:
             dense_names=tuple(feature.name for feature in data.dense),
             sparse_names=tuple(feature.name for feature in data.sparse),
             embedding_dimension=job.spec.model.embedding_dimension,
+            list_lengths={feature.name: feature.max_length for feature in data.sparse if feature.is_list},
         )
 
 

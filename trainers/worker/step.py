@@ -66,7 +66,7 @@ class Step:
             tls=identity.tls,
             patience_seconds=_PATIENCE_SECONDS,
         )
-        self.collection = RemoteEmbeddingBagCollection(tables, self.client)
+        self.collection = RemoteEmbeddingBagCollection(tables, self.client, spec.model.sequence_features)
         self._bags: RemoteEmbeddingBagCollection | DeduplicatedBags = self.collection
         if not spec.deduplication.is_off:
             self._bags = DeduplicatedBags(self.collection)
@@ -82,7 +82,7 @@ class Step:
     @property
     def feature_names(self) -> list[str]:
         """Features of the pooled rows, in the order of the collection's output."""
-        return [name for table in self.collection.embedding_bag_configs() for name in table.feature_names]
+        return self.collection.pooled_names
 
     def mode(self, *, training: bool) -> None:
         """Sets the model to train or evaluate; the next pull brings the dense parameters anew."""

@@ -17,6 +17,7 @@ from elastrec.trainers.deduplication import (
     DeduplicatedBags,
     DeduplicatedFeatures,
     InverseKeyedJaggedTensor,
+    Lists,
     MaxPooling,
     MeanPooling,
     PooledSequences,
@@ -177,11 +178,16 @@ def test_target_attention_is_the_same_on_distinct_rows_and_follows_the_paper() -
     features = sessions()
     group = InverseKeyedJaggedTensor.from_keyed_jagged(features, ["f0", "f1"])
     target = torch.randn(60, D, dtype=torch.float64)
+    jagged, (values, offsets) = features["f1"], group.feature("f1")
+
+    def lists(of: nn.ModuleDict) -> Lists:
+        return Lists(of["rows"](jagged.values()), jagged.offsets().to(torch.int64), None)
+
     assert_same_step(
         plain,
         deduplicated,
-        lambda: plain["attention"](features, "f1", plain["rows"], target),
-        lambda: deduplicated["attention"](group, "f1", deduplicated["rows"], target),
+        lambda: plain["attention"](lists(plain), target),
+        lambda: deduplicated["attention"](Lists(deduplicated["rows"](values), offsets, group.inverse_lookup), target),
     )
     unit = plain["attention"]
     rows = plain["rows"](features["f1"].to_dense()[0])
@@ -190,7 +196,7 @@ def test_target_attention_is_the_same_on_distinct_rows_and_follows_the_paper() -
         # W · (x, t, x − t, x * t) = (W1 + W3) x + (W2 − W3) t + W4 (x * t)
         hidden = unit.of_row(x) + unit.of_target(target[0]) + unit.of_product(x * target[0])
         expected = expected + unit.score(unit.activation(hidden)) * x
-    torch.testing.assert_close(unit(features, "f1", plain["rows"], target)[0], expected)
+    torch.testing.assert_close(unit(lists(plain), target)[0], expected)
 
 
 def _collection() -> EmbeddingBagCollection:

@@ -66,6 +66,7 @@ def make_job(
     architecture: str = "dlrm",
     batch: int = BATCH,
     workers: int = 1,
+    model_options: dict[str, Any] | None = None,
 ) -> TrainingJob:
     (folder / "data").mkdir(parents=True)
     generator = np.random.default_rng(2)
@@ -95,7 +96,9 @@ def make_job(
     return TrainingJob(
         metadata=Metadata(name="tiny"),
         spec=JobSpec(
-            model=ModelSpec(architecture=architecture, embedding_dimension=4, precision=precision),
+            model=ModelSpec(
+                architecture=architecture, embedding_dimension=4, precision=precision, options=model_options or {}
+            ),
             data=data,
             training=Training(batch_size=batch, seed=11, consistency=Consistency(mode=mode)),
             resources=Resources(worker=PodResources(count=workers)),

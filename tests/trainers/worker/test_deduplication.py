@@ -97,6 +97,29 @@ def test_two_hundred_steps_give_the_same_loss_and_weights(trained: Make, servers
         np.testing.assert_allclose(values, rows[key], atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("din", {"attention": {"cart": "item", "likes": "user"}, "layer_sizes": [16]}),
+        ("bst", {"sequences": ["likes", "cart"], "layer_sizes": [16]}),
+    ],
+)
+@pytest.mark.parametrize("groups", [[["user", "cart"], ["likes"]], [["cart", "likes"]], [["cart"]]], ids=str)
+def test_models_of_sequences_give_the_same_loss_and_weights(
+    trained: Make, architecture: str, options: dict[str, Any], groups: list[list[str]]
+) -> None:
+    model = {"architecture": architecture, "embedding_dimension": 8, "options": options}
+    # Adam divides by gradients that are zero but for rounding, such as those of the attention's key biases.
+    plain_steps = {part: {"kind": "sgd", "learning_rate": 0.1} for part in ("rows", "dense")}
+    plain, ours = (trained(how, steps=20, model=model, optimizers=plain_steps) for how in ("off", {"groups": groups}))
+    for here in (plain, ours):
+        here.finish()
+    assert _loss(ours) == pytest.approx(_loss(plain), abs=1e-6)
+    np.testing.assert_allclose(_dense(ours), _dense(plain), atol=1e-4)
+    rows = _tables(plain, "values")
+    assert all(np.allclose(values, rows[key], atol=1e-4) for key, values in _tables(ours, "values").items())
+
+
 def test_ids_are_admitted_after_as_many_rows_as_on_plain_batches(trained: Make) -> None:
     tables = {name: {"admit_after": 20} for name in ("user", "items", "likes")}
     plain, ours = (trained(how, steps=8, tables=tables) for how in ("off", GROUPS))

@@ -179,9 +179,19 @@ def reference(setting: Setting, steps: Iterable[Sequence[pa.RecordBatch]]) -> tu
     return model, losses
 
 
-@pytest.mark.parametrize(("servers", "architecture"), [(1, "dlrm"), (2, "deepfm")])
-def test_one_bsp_worker_takes_the_steps_of_a_single_process(setting, servers: int, architecture: str) -> None:
-    here = setting(servers=servers, architecture=architecture)
+@pytest.mark.parametrize(
+    ("servers", "architecture", "options"),
+    [
+        (1, "dlrm", {}),
+        (2, "deepfm", {}),
+        (1, "din", {"attention": {"history": "item"}, "layer_sizes": [16]}),
+        (2, "bst", {"sequences": ["history"], "layer_sizes": [16]}),
+    ],
+)
+def test_one_bsp_worker_takes_the_steps_of_a_single_process(
+    setting, servers: int, architecture: str, options: dict[str, object]
+) -> None:
+    here = setting(servers=servers, architecture=architecture, model_options=options)
     here.master.add_shards("train", ROWS, SHARD, seed=5, shuffle=True)
     here.start_worker()
     here.master.wait_for(lambda: len(here.master.done) == 4)
@@ -193,10 +203,11 @@ def test_one_bsp_worker_takes_the_steps_of_a_single_process(setting, servers: in
     loss_sum = sum(beat.metrics.loss_sum for beat in here.master.heartbeats)
     assert loss_sum / ROWS == pytest.approx(np.mean(losses), abs=1e-5)
     flat = np.concatenate([part for server in here.servers for part in [server.dense.values]])
-    expected = torch.cat(
-        [value.detach().reshape(-1) for name, value in model.named_parameters() if "embedding_bags" not in name]
-    )
-    np.testing.assert_allclose(flat, expected.numpy(), atol=2e-5)
+    dense = [(name, value.detach()) for name, value in model.named_parameters() if "embedding_bags" not in name]
+    expected = torch.cat([value.reshape(-1) for _, value in dense]).numpy()
+    # The gradient of an attention's key biases is zero but for rounding, and Adam divides by its size.
+    noise = np.concatenate([np.full(value.numel(), name.endswith("inputs.bias")) for name, value in dense])
+    np.testing.assert_allclose(flat[~noise], expected[~noise], atol=2e-5)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
