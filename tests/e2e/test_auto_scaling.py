@@ -1,0 +1,138 @@
+"""The DAG `auto_scaling` in a whole private stack: a job of one worker gets more while it trains, round by round."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from elastrec.operators.rest import AirflowClient
+from elastrec.operators.services import ServiceStack, default_dags_folder
+from elastrec.platform import jobs
+from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from tests.e2e.conftest import job_content
+from tests.e2e.test_airflow import CORES, MEMORY_BYTES, processes_of, wait
+
+DAG = "auto_scaling"
+LEAST_STEPS, BATCH, EPOCHS = 30, 256, 16
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceStack]:
+    """Its DAG folder is a copy whose settings fit jobs of a minute."""
+    dags = tmp_path_factory.mktemp("stack") / "dags"
+    shutil.copytree(default_dags_folder(), dags, ignore=shutil.ignore_patterns("__pycache__"))
+    settings = yaml.safe_load((dags / "scaling.yaml").read_text())
+    settings |= {"least_steps": LEAST_STEPS, "round_interval": "15s"}
+    (dags / "scaling.yaml").write_text(yaml.safe_dump(settings))
+    with ServiceStack(dags.parent / "home", dags=dags, cores=CORES, memory_bytes=MEMORY_BYTES) as running:
+        wait(lambda: AirflowClient(running.airflow_url).has_dag(DAG), 60, "the DAG file")
+        yield running
+    assert [process.cmdline() for process in processes_of(running.home)] == []
+
+
+@pytest.fixture(scope="module")
+def airflow(stack: ServiceStack) -> AirflowClient:
+    client = AirflowClient(stack.airflow_url)
+    client.unpause(DAG)
+    return client
+
+
+@pytest.fixture(scope="module")
+def platform(stack: ServiceStack) -> jobs.Platform:
+    return jobs.Platform.connect(stack.cluster_config(), stack.mlflow_url, str(stack.home / "work"))
+
+
+class Watched:
+    """What a job said of itself, several times a second, from its first trained sample to its last."""
+
+    def __init__(self, platform: jobs.Platform, job_id: str) -> None:
+        self.seen: list[TrainingMetrics] = []
+        self._platform, self._job_id = platform, job_id
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(0.25):
+            metrics = jobs.observe(self._platform, self._job_id).metrics
+            if metrics.samples_trained:
+                self.seen.append(metrics)
+
+    @property
+    def last(self) -> TrainingMetrics | None:
+        return self.seen[-1] if self.seen else None
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+def round_ended(airflow: AirflowClient, run_id: str) -> str:
+    def state() -> str:
+        found = airflow.run_state(DAG, run_id)
+        return found if found in ("success", "failed") else ""
+
+    return str(wait(state, 150, f"the end of {run_id}"))
+
+
+def instances(airflow: AirflowClient, run_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = airflow.call("GET", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances")["task_instances"]
+    return found
+
+
+def working_workers(metrics: TrainingMetrics) -> int:
+    return sum(pod.role == Role.WORKER and pod.samples > 0 for pod in metrics.pods)
+
+
+def test_with_no_job_a_round_ends_at_its_first_task(airflow: AirflowClient) -> None:
+    run_id = airflow.trigger(DAG, {})
+    assert round_ended(airflow, run_id) == "success"
+    assert {task["state"] for task in instances(airflow, run_id)} == {"skipped"}
+
+
+def test_a_job_of_one_worker_grows_round_by_round_without_a_pause_and_trains_every_row_once(
+    stack: ServiceStack, airflow: AirflowClient, platform: jobs.Platform, click_log: GenerateReport
+) -> None:
+    small = {"count": 1, "cores": 0.3, "memory": "2Gi"}
+    content = job_content(
+        click_log,
+        training={"batch_size": BATCH, "batches_per_shard": 20, "seed": 1, "epochs": EPOCHS},
+        resources={"worker": small, "parameter_server": {"count": 1, "cores": 0.5, "memory": "1Gi"}},
+        checkpoint={"interval": "0s"},
+        scaling={"maximum_workers": 3},
+    )
+    job_id = jobs.job_id_for("small", "scaled")
+    prepared = jobs.prepare(platform, TrainingJob.model_validate(content), job_id)
+    launched = jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+    watched = Watched(platform, job_id)
+    try:
+        wait(lambda: watched.last and watched.last.samples_trained > 2 * LEAST_STEPS * BATCH, 90, "the first steps")
+        first, second = airflow.trigger(DAG, {}), airflow.trigger(DAG, {})
+        assert round_ended(airflow, first) == round_ended(airflow, second) == "success"
+        mapped = [task for task in instances(airflow, first) if task["task_id"] in ("propose", "apply")]
+        assert [task["rendered_map_index"] for task in mapped] == [job_id, job_id]
+        # One round at a time: the second began when the first one had ended.
+        begun = [task["start_date"] for task in instances(airflow, second) if task["start_date"]]
+        assert min(begun) >= max(task["end_date"] for task in instances(airflow, first))
+        wait(lambda: watched.last and watched.last.shards_done == watched.last.shards_total, 200, "the last shard")
+    finally:
+        watched.stop()
+        jobs.stop(platform, job_id, "the test has seen enough")
+    history = MlflowClient(stack.mlflow_url)
+    decided = [point.value for point in history.get_metric_history(launched.run_id, names.SCALING_WORKERS)]
+    changed = [point.value for point in history.get_metric_history(launched.run_id, names.SCALING_CHANGED)]
+    assert 1 < decided[0] <= 3 and changed[0] == 1.0
+    training = [seen for seen in watched.seen if seen.samples_trained < seen.samples_total]
+    assert {seen.phase for seen in training} == {Phase.TRAINING}, "training stood still"
+    assert max(working_workers(seen) for seen in training) >= decided[0] > working_workers(training[0]) == 1
+    last = watched.seen[-1]
+    assert (last.samples_trained, last.shards_done, last.generation) == (last.samples_total, last.shards_total, 0)
