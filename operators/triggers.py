@@ -182,6 +182,40 @@ class EvaluatorTrigger(JobTrigger):
             await asyncio.sleep(self.poll_seconds)
 
 
+class TrackingTrigger(JobTrigger):
+    """Fires when MLflow answers: outcome `back`; or `away` when it has not for `patience_seconds`."""
+
+    path = "elastrec.operators.triggers.TrackingTrigger"
+
+    def __init__(self, *, patience_seconds: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.patience_seconds = patience_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and arguments, all plain values."""
+        path, arguments = super().serialize()
+        return path, {**arguments, "patience_seconds": self.patience_seconds}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Looks every `poll_seconds`; one line at once, and one every 15 s."""
+        from elastrec.platform.jobs import tracking_answers
+
+        begin = time.monotonic()
+        told_at = float("-inf")
+        while not await self._ask(tracking_answers):
+            now = time.monotonic()
+            left = self.patience_seconds - (now - begin)
+            if left <= 0:
+                yield self._event("away")
+                return
+            if now - told_at >= settings.PROGRESS_SECONDS:
+                told_at = now
+                self.log.info("MLflow does not answer; waiting for it up to %.0f s more", left)
+            await asyncio.sleep(self.poll_seconds)
+        await asyncio.sleep(max(0.0, self.grace_seconds - (time.monotonic() - begin)))
+        yield self._event("back")
+
+
 def _outcome_of_doubt(error: str, seconds: float) -> tuple[str, str]:
     """`lost` when the cluster answers but does not know the job, `unreachable` when it does not answer at all."""
     if "not in the cluster" in error and seconds >= settings.LOST_AFTER_SECONDS:

@@ -6,16 +6,19 @@ import time
 import uuid
 
 import click
+import structlog
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, job_options, output_option, parse_interval, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
-from elastrec.platform.specs.errors import ClusterError, JobFailedError, TransportError
+from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError, TransportError
 from elastrec.platform.specs.loading import load_job
 from elastrec.platform.specs.metrics import Phase
 
+log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.5
 _SILENCE_SECONDS = 180.0
+_LOOK_FOR_TRACKING_SECONDS = 15.0
 
 
 @click.command()
@@ -37,12 +40,14 @@ def run(
 
     Progress goes to standard error. With --output json the last line of standard output is one object with run_id,
     model_uri, auc, normalized_entropy, samples_total, samples_trained, shards_total, shards_done, seconds and pods.
-    Ctrl-C stops the job and removes its pods.
+    Ctrl-C stops the job and removes its pods. A run that gave up waiting for MLflow names the key with which the same
+    job goes on later, without training again.
     """
     job = load_job(file, parse_overrides(overrides))
     interval = parse_interval(since, until, evaluate_until)
     platform = jobs.Platform.from_environment()
-    job_id = jobs.job_id_for(job.metadata.name, run_key or uuid.uuid4().hex)
+    key = run_key or uuid.uuid4().hex[:12]
+    job_id = jobs.job_id_for(job.metadata.name, key)
     with JobProgress() as progress:
         progress.say("Checking job, data and model")
         prepared = jobs.prepare(platform, job, job_id, interval)
@@ -51,22 +56,7 @@ def run(
         progress.say(
             f"Job {job_id}: {prepared.training_rows:,} training rows, {prepared.evaluation_rows:,} to evaluate"
         )
-        ended = False
-        try:
-            launched = jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
-            if launched.run_url:
-                progress.say(f"MLflow run: {launched.run_url}")
-            _wait(platform, job_id, progress)
-            progress.say("Exporting and checking the model, scoring the champion on the same rows")
-            decision = jobs.evaluate_and_gate(platform, prepared, launched)
-            registered = jobs.register(platform, prepared, launched, decision)
-            outcome = jobs.result(platform, prepared, launched, decision, registered)
-            ended = True
-        finally:
-            if ended:
-                jobs.finish(platform, job_id)
-            elif not keep:
-                jobs.stop(platform, job_id, "the caller ended")
+        outcome = _train_and_publish(platform, prepared, key, keep, progress)
     if output == "json":
         echo_json(outcome)
         return
@@ -80,9 +70,63 @@ def run(
     click.echo(f"MLflow run {outcome.run_id}")
 
 
-def _wait(platform: jobs.Platform, job_id: str, progress: JobProgress) -> None:
-    heard_at = time.monotonic()
+def _train_and_publish(
+    platform: jobs.Platform, prepared: jobs.Prepared, key: str, keep: bool, progress: JobProgress
+) -> jobs.Result:
+    job_id = prepared.job_id
+    is_kept = keep
+    ended = False
+    try:
+        launched = _trained(platform, prepared, progress)
+        progress.say("Exporting and checking the model, scoring the champion on the same rows")
+        decision = jobs.evaluate_and_gate(platform, prepared, launched, progress.say)
+        registered = jobs.with_tracking(
+            platform, prepared, lambda: jobs.register(platform, prepared, launched, decision), progress.say
+        )
+        launched = jobs.with_run(platform, prepared, launched)
+        outcome = jobs.result(platform, prepared, launched, decision, registered)
+        ended = True
+    except HistoryAwayError as error:
+        # Its master waits for a while, then leaves everything in the store: either is found again by the key.
+        is_kept = True
+        raise HistoryAwayError(f"{error}; when MLflow is back, run the same command with --run-key {key}") from error
+    finally:
+        if ended:
+            jobs.finish_job(platform, prepared)
+            jobs.forget(platform, prepared)
+        elif not is_kept:
+            jobs.stop(platform, job_id, "the caller ended")
+    return outcome
+
+
+def _trained(platform: jobs.Platform, prepared: jobs.Prepared, progress: JobProgress) -> jobs.Launched:
+    """Launches the job, or finds the one that runs or has run under this id, and waits for its end."""
+    allocation = jobs.warm_start(platform, prepared)
+    if jobs.is_trained(platform, prepared):
+        progress.say(f"Job {prepared.job_id} is trained already; going on with what it has left")
+        return jobs.Launched(job_id=prepared.job_id, master_pod="", run_id="", run_url="", allocation=allocation)
+    launched = jobs.launch(platform, prepared, allocation)
+    if launched.run_id:
+        _say_run(launched, progress)
+    else:
+        progress.say(f"MLflow at {platform.tracking_uri} does not answer: training without; its figures come later")
+    return _wait(platform, prepared, launched, progress)
+
+
+def _say_run(launched: jobs.Launched, progress: JobProgress) -> None:
+    if launched.run_url:
+        progress.say(f"MLflow run: {launched.run_url}")
+
+
+def _wait(
+    platform: jobs.Platform, prepared: jobs.Prepared, launched: jobs.Launched, progress: JobProgress
+) -> jobs.Launched:
+    job_id = prepared.job_id
+    heard_at = looked_at = time.monotonic()
     while True:
+        if not launched.run_id and time.monotonic() - looked_at > _LOOK_FOR_TRACKING_SECONDS:
+            looked_at = time.monotonic()
+            launched = _with_run_if_back(platform, prepared, launched, progress)
         try:
             observation = jobs.observe(platform, job_id)
         except ClusterError as error:
@@ -99,7 +143,22 @@ def _wait(platform: jobs.Platform, job_id: str, progress: JobProgress) -> None:
         progress.show(observation.metrics)
         phase = observation.metrics.phase
         if phase is Phase.SUCCEEDED:
-            return
+            return launched
         if phase.is_final:
             raise JobFailedError(jobs.failure_report(platform, job_id))
         time.sleep(_POLL_SECONDS)
+
+
+def _with_run_if_back(
+    platform: jobs.Platform, prepared: jobs.Prepared, launched: jobs.Launched, progress: JobProgress
+) -> jobs.Launched:
+    if not jobs.tracking_answers(platform):
+        return launched
+    try:
+        launched = jobs.with_run(platform, prepared, launched)
+    except HistoryError as error:
+        # Training goes on either way, and the end asks again.
+        log.warning("run_not_made", job_id=prepared.job_id, error=str(error))
+        return launched
+    _say_run(launched, progress)
+    return launched

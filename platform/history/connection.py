@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,6 +20,22 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _DATABASE_FILE = "sqlite:///"
+_ANSWER_SECONDS = 3.0
+_FIRST_SERVER_ERROR = 500
+
+
+def answers(tracking_uri: str) -> bool:
+    """Whether the tracking server is there at the moment; a database file always is. Takes 3 s at most."""
+    if not tracking_uri.startswith(("http://", "https://")):
+        return True
+    try:
+        with urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=_ANSWER_SECONDS):
+            return True
+    except urllib.error.HTTPError as error:
+        # A proxy that wants a password or knows no such page is alive; one that has nobody behind it is not.
+        return error.code < _FIRST_SERVER_ERROR
+    except (OSError, ValueError):
+        return False
 
 
 class Connection:
@@ -39,6 +57,8 @@ class Connection:
         # mlflow prints a link at the end of every run, which is no part of a command's output.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        # mlflow's own seven tries take four minutes; who waits for a server that is away should say so meanwhile.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
         import mlflow
         from mlflow.tracking import MlflowClient
 

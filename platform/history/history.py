@@ -151,6 +151,11 @@ class History(Connection):
         succeeded = [run for run in runs if run.info.status == "FINISHED"]
         return (opened[:1] or succeeded[-1:] or [None])[0]
 
+    def open_run(self, job_id: str) -> str:
+        """The job's run that nobody has closed yet; empty when there is none."""
+        opened = [run for run in self._runs(job_id) if run.info.status in ("RUNNING", "SCHEDULED")]
+        return str(opened[0].info.run_id) if opened else ""
+
     def log_series(self, run_id: str, points: Iterable[Point]) -> None:
         """Writes points now, in as few calls as MLflow allows. A running job uses a Reporter instead."""
         from mlflow.entities import Metric

@@ -12,6 +12,7 @@ import structlog
 
 from elastrec.platform.history.points import Point
 from elastrec.platform.history.sink import POINTS_PER_CALL, RefusedError, Sink, open_sink
+from elastrec.platform.history.spool import Spool
 from elastrec.platform.specs.errors import HistoryError
 
 _log = structlog.get_logger(__name__)
@@ -28,8 +29,10 @@ class Reporter:
 
     Args:
         tracking_uri: MLflow's; ignored when `sink` is given.
+        run_id: empty: there is no run yet, and everything waits until `name_run`.
         capacity: points that may wait; 50,000 take about 10 MB.
         interval_seconds: least time between two calls.
+        spool: keeps what waits beyond the end of the process; what an earlier process has left in it goes first.
     """
 
     def __init__(
@@ -40,14 +43,16 @@ class Reporter:
         capacity: int = 50_000,
         interval_seconds: float = 1.0,
         sink: Sink | None = None,
+        spool: Spool | None = None,
     ) -> None:
         if capacity < 1:
             raise HistoryError(f"capacity: {capacity} is not allowed; allowed: 1 and above")
         self._sink = sink or open_sink(tracking_uri)
-        self._run_id = run_id
+        self._run_id = run_id or (spool.run_id if spool else "")
         self._capacity = capacity
         self._interval = interval_seconds
-        self._points: deque[Point] = deque()
+        self._spool = spool
+        self._points: deque[Point] = deque(spool.points if spool else ())
         self._tags: dict[str, str] = {}
         self._taken = 0  # points of the batch that is under way; they still lie at the buffer's left end
         self._dropped = 0
@@ -65,19 +70,44 @@ class Reporter:
     def waiting(self) -> int:
         return len(self._points)
 
+    @property
+    def run_id(self) -> str:
+        """The run that points go to; empty while there is none."""
+        return self._run_id
+
+    def name_run(self, run_id: str) -> None:
+        """Says which run the points belong to; the first one stays."""
+        with self._changed:
+            if self._run_id:
+                return
+            self._run_id = run_id
+            if self._spool is not None:
+                self._spool.name_run(run_id, self._points)
+            self._changed.notify()
+
+    def undelivered(self) -> list[Point]:
+        """What waits, oldest first."""
+        with self._changed:
+            return list(self._points)
+
     def log(self, points: Iterable[Point]) -> None:
         """Takes points; returns at once whatever the server does. After `close` they are dropped."""
         with self._changed:
             before = self._dropped
-            for point in points:
-                if self._deadline is not None:
-                    self._dropped += 1
-                    continue
-                if len(self._points) >= self._capacity:
-                    self._points.popleft()
-                    self._taken = max(0, self._taken - 1)
-                    self._dropped += 1
-                self._points.append(point)
+            new = list(points)
+            if self._deadline is not None:
+                self._dropped += len(new)
+                new = []
+            self._points.extend(new)
+            if self._spool is not None and new:
+                self._spool.add(new, self._points)
+            too_many = max(0, len(self._points) - self._capacity)
+            for _ in range(too_many):
+                self._points.popleft()
+            if too_many:
+                self._taken = max(0, self._taken - too_many)
+                self._dropped += too_many
+                self._note_gone(too_many)
             first_loss = before == 0 and self._dropped > 0
             self._changed.notify()
         if first_loss:
@@ -105,8 +135,10 @@ class Reporter:
         pause, down = self._interval, False
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._points or self._tags or self._deadline is not None)
-                if not self._points and not self._tags:
+                self._changed.wait_for(
+                    lambda: (self._run_id and (self._points or self._tags)) or self._deadline is not None
+                )
+                if not self._run_id or (not self._points and not self._tags):
                     return
             timeout = self._time_left()
             if timeout <= 0:
@@ -145,8 +177,13 @@ class Reporter:
         with self._changed:
             for _ in range(self._taken):
                 self._points.popleft()
+            self._note_gone(self._taken)
             self._dropped += len(batch) if refused else 0
             self._taken = 0
             for key, value in tags.items():
                 if self._tags.get(key) == value:
                     del self._tags[key]
+
+    def _note_gone(self, count: int) -> None:
+        if self._spool is not None and count:
+            self._spool.remove(count, self._points)

@@ -1,6 +1,6 @@
 """The life of a job, step by step, as both the command line and Airflow walk it.
 
-prepare → warm_start → launch → observe … → evaluate_and_gate → register → result → finish (or stop at any time).
+prepare → warm_start → launch → observe … → evaluate_and_gate → register → result → finish_job (or stop at any time).
 Every step can be repeated; what passes between them is in `types`. No step trains anything itself.
 """
 
@@ -24,10 +24,19 @@ from elastrec.platform.jobs.launching import (
     wait_for_master,
 )
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
-from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, ledger
+from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, is_trained, ledger, result_of
 from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare
+from elastrec.platform.jobs.publishing import (
+    away_message,
+    finish_job,
+    forget,
+    publish_patience_seconds,
+    with_run,
+    with_tracking,
+)
 from elastrec.platform.jobs.starting_sizes import warm_start
 from elastrec.platform.jobs.surroundings import Platform, home_folder, read_tls, tls_folder
+from elastrec.platform.jobs.tracking import tracking_answers
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
 
 __all__ = [
@@ -42,6 +51,7 @@ __all__ = [
     "Prepared",
     "Registered",
     "Result",
+    "away_message",
     "day_interval",
     "evaluate_and_gate",
     "evaluator_pod",
@@ -49,8 +59,11 @@ __all__ = [
     "explanation",
     "failure_report",
     "finish",
+    "finish_job",
+    "forget",
     "gate_decision",
     "home_folder",
+    "is_trained",
     "job_id_for",
     "job_page",
     "jobs",
@@ -59,13 +72,18 @@ __all__ = [
     "ledger",
     "observe",
     "prepare",
+    "publish_patience_seconds",
     "read_tls",
     "register",
     "remove_pods",
     "result",
+    "result_of",
     "start_evaluator",
     "stop",
     "tls_folder",
+    "tracking_answers",
     "wait_for_master",
     "warm_start",
+    "with_run",
+    "with_tracking",
 ]

@@ -10,16 +10,20 @@ import structlog
 from elastrec.platform.clusters.protocol import PodPhase, PodSpec, RestartPolicy
 from elastrec.platform.history import History
 from elastrec.platform.jobs.gate import decide
-from elastrec.platform.jobs.observation import observe, pod_last_words
+from elastrec.platform.jobs.observation import pod_last_words
+from elastrec.platform.jobs.past import result_of
+from elastrec.platform.jobs.publishing import with_run, with_tracking
 from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.tracking import Tell
 from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
 from elastrec.platform.master.launch import pod_name, pod_size, secret_files
 from elastrec.platform.specs import environment
-from elastrec.platform.specs.errors import JobFailedError
+from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport.export_messages import (
+    EXIT_HISTORY,
     EXPORT_FILE,
     EvaluationResult,
     ExportRequest,
@@ -38,6 +42,8 @@ class EvaluatorState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+    WITHOUT_HISTORY = "without history"
+    """It could not write to MLflow; it is to be started again."""
 
 
 def evaluator_pod(platform: Platform, job: TrainingJob, request: ExportRequest) -> PodSpec:
@@ -63,12 +69,19 @@ def evaluator_pod(platform: Platform, job: TrainingJob, request: ExportRequest) 
 def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
     """Creates the evaluator pod of a job that has succeeded; does nothing when it exists.
 
+    One that MLflow went away from is replaced by another one.
+
     Raises:
         JobFailedError: the job has not succeeded, or has no final record.
+        HistoryError: MLflow is away or refuses.
     """
-    if platform.cluster.get(pod_name(prepared.job_id, Role.EVALUATOR)) is not None:
-        return
-    metrics = observe(platform, prepared.job_id).metrics
+    name = pod_name(prepared.job_id, Role.EVALUATOR)
+    if platform.cluster.get(name) is not None:
+        if evaluator_state(platform, prepared.job_id)[0] is not EvaluatorState.WITHOUT_HISTORY:
+            return
+        platform.cluster.delete(name)
+    launched = with_run(platform, prepared, launched)
+    metrics = result_of(platform, prepared)
     if metrics.phase is not Phase.SUCCEEDED or not metrics.checkpoint:
         raise JobFailedError(
             f"job {prepared.job_id} is {metrics.phase.value}, not Succeeded: there is no model to export"
@@ -101,7 +114,8 @@ def evaluator_state(platform: Platform, job_id: str) -> tuple[EvaluatorState, st
     if pod.phase is PodPhase.SUCCEEDED:
         return EvaluatorState.DONE, ""
     if pod.phase is PodPhase.FAILED:
-        return EvaluatorState.FAILED, pod_last_words(platform, pod)
+        away = pod.exit_code == EXIT_HISTORY
+        return EvaluatorState.WITHOUT_HISTORY if away else EvaluatorState.FAILED, pod_last_words(platform, pod)
     return EvaluatorState.RUNNING, f"{pod.phase.value} {pod.reason} {pod.message}".strip()
 
 
@@ -110,8 +124,11 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
 
     Raises:
         JobFailedError: the evaluator failed; the message holds its last lines.
+        HistoryError: MLflow is away or refuses.
     """
     state, reason = evaluator_state(platform, prepared.job_id)
+    if state is EvaluatorState.WITHOUT_HISTORY:
+        raise HistoryError(f"the evaluator of job {prepared.job_id} could not write to MLflow: {reason}")
     if state is not EvaluatorState.DONE:
         raise JobFailedError(f"the evaluator of job {prepared.job_id} is {state.value}: {reason}")
     exported = _exported(platform, prepared.job_id)
@@ -128,21 +145,35 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
         champion_problem=exported.champion_problem,
         model_uri=exported.model_uri,
     )
-    history.log_gate(launched.run_id, decision)
+    history.log_gate(with_run(platform, prepared, launched).run_id, decision)
     log.info("gate", job_id=prepared.job_id, passed=decision.passed, reason=decision.reason)
     return decision
 
 
-def evaluate_and_gate(platform: Platform, prepared: Prepared, launched: Launched) -> GateDecision:
-    """`start_evaluator`, wait, `gate_decision`: for callers that may block."""
-    start_evaluator(platform, prepared, launched)
-    while evaluator_state(platform, prepared.job_id)[0] is EvaluatorState.RUNNING:
-        time.sleep(0.3)
-    return gate_decision(platform, prepared, launched)
+def evaluate_and_gate(
+    platform: Platform, prepared: Prepared, launched: Launched, tell: Tell = log.warning
+) -> GateDecision:
+    """`start_evaluator`, wait, `gate_decision`: for callers that may block, and wait for MLflow when it is away.
+
+    Args:
+        tell: gets a line for people now and then while MLflow is away.
+
+    Raises:
+        HistoryAwayError: MLflow did not come back within `spec.history.publish_wait`.
+    """
+
+    def once() -> GateDecision:
+        start_evaluator(platform, prepared, launched)
+        while evaluator_state(platform, prepared.job_id)[0] is EvaluatorState.RUNNING:
+            time.sleep(0.3)
+        return gate_decision(platform, prepared, launched)
+
+    return with_tracking(platform, prepared, once, tell)
 
 
 def register(platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision) -> Registered:
     """Registers the model as a new version; moves the alias `champion` to it when it passed the gate. Idempotent."""
+    launched = with_run(platform, prepared, launched)
     job = job_from_json(prepared.job_json)
     history = _history(platform, job)
     version = history.register(job.registered_model, decision.model_uri, launched.run_id, decision)
@@ -157,8 +188,8 @@ def register(platform: Platform, prepared: Prepared, launched: Launched, decisio
 def result(
     platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision, registered: Registered
 ) -> Result:
-    """The job in one object; ask before `finish`."""
-    metrics = observe(platform, prepared.job_id).metrics
+    """The job in one object; ask before `finish_job`."""
+    metrics = result_of(platform, prepared)
     return Result(
         run_id=launched.run_id,
         model_uri=registered.model_uri,

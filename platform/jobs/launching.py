@@ -11,13 +11,14 @@ from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.jobs.preparation import allocated
 from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
 from elastrec.platform.master.launch import LaunchRequest, master_pod, pod_name
 from elastrec.platform.specs.errors import ClusterError, HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, Status, StopJob, TakeOver
+from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 
 log = structlog.get_logger(__name__)
@@ -50,10 +51,14 @@ def launch_request(
 def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner: str = "") -> Launched:
     """Creates the job's master, or takes over the job that already exists under this id. Never makes a second one.
 
+    While MLflow is away this waits for `spec.history.launch_wait`, then goes on without a run: `publishing.with_run`
+    makes it later.
+
     Args:
         owner: who may stop the job by `stop(owner=...)`; a later launch with another owner takes it over.
 
     Raises:
+        HistoryError: MLflow is there and refuses.
         ClusterError: the cluster refused the pod, uses TLS while there is none for pods, or the master did not come up.
     """
     if platform.tls and not platform.pod_tls:
@@ -62,8 +67,9 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
             "ELASTREC_TLS or in tls_folder of the connection"
         )
     name = pod_name(prepared.job_id, Role.MASTER)
-    history = History(platform.tracking_uri, job_from_json(prepared.job_json).spec.history.experiment, platform.ui_url)
-    run_id = history.start_run(prepared, allocation)
+    names = job_from_json(prepared.job_json).spec.history
+    history = History(platform.tracking_uri, names.experiment, platform.ui_url)
+    run_id = _start_run(platform, history, prepared, allocation, names.launch_wait)
     existing = platform.cluster.get(name)
     if existing is None:
         request = launch_request(prepared, allocation, run_id, platform.tracking_uri)
@@ -75,14 +81,43 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
     client = wait_for_master(platform, prepared.job_id)
     if owner:
         client.call(TakeOver(owner=owner), Done, timeout_seconds=15)
+    if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
+        client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
     client.close()
     return Launched(
-        job_id=prepared.job_id, master_pod=name, run_id=run_id, run_url=history.run_url(run_id), owner=owner
+        job_id=prepared.job_id,
+        master_pod=name,
+        run_id=run_id,
+        run_url=history.run_url(run_id) if run_id else "",
+        owner=owner,
+        allocation=allocation,
     )
 
 
+def _start_run(
+    platform: Platform, history: History, prepared: Prepared, allocation: Allocation, patience_seconds: float
+) -> str:
+    if wait_for_tracking(platform, patience_seconds):
+        try:
+            return history.start_run(prepared, allocation)
+        except HistoryError as error:
+            if tracking_answers(platform):
+                raise
+            log.warning("history_went_away", job_id=prepared.job_id, error=str(error))
+    log.warning(
+        "launched_without_run",
+        job_id=prepared.job_id,
+        tracking_uri=platform.tracking_uri,
+        waited_seconds=patience_seconds,
+        consequence="its figures are delivered when MLflow is back",
+    )
+    return ""
+
+
 def job_page(platform: Platform, prepared: Prepared) -> str:
-    """Page of MLflow that shows the job's run as soon as there is one; empty when nobody serves such pages."""
+    """Page of MLflow that shows the job's run as soon as there is one; empty when nobody serves such pages now."""
+    if not tracking_answers(platform):
+        return ""
     experiment = job_from_json(prepared.job_json).spec.history.experiment
     return History(platform.tracking_uri, experiment, platform.ui_url).job_url(prepared.job_id)
 
@@ -134,14 +169,14 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
                 return False
             accepted = True
     # A job that had ended by itself keeps its own ending.
-    ended, why = _ending(platform, job_id, pod)
+    ended, why, run_id = _ending(platform, job_id, pod)
     story = _story(platform, job_id, pod)
     _end_master(platform, job_id)
     removed = remove_pods(platform, job_id)
     if removed:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
     if pod is not None:
-        _close_run(platform, pod, ended, reason if ended is Phase.STOPPED else why, story)
+        _close_run(platform, run_id, ended, reason if ended is Phase.STOPPED else why, story)
     # Whoever launched the job may have seen its end first, and removed the pods.
     return accepted or bool(removed)
 
@@ -149,20 +184,21 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
 def finish(platform: Platform, job_id: str) -> None:
     """Ends a job whose result was read: its master, what is left of its pods, its MLflow run. Idempotent."""
     pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
-    phase, failure = _ending(platform, job_id, pod)
+    phase, failure, run_id = _ending(platform, job_id, pod)
     story = _story(platform, job_id, pod)
     _end_master(platform, job_id)
     remove_pods(platform, job_id)
     if pod is not None:
-        _close_run(platform, pod, phase, failure, story)
+        _close_run(platform, run_id, phase, failure, story)
 
 
-def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[Phase, str]:
-    """How the job ended and why; Stopped while it has not ended by itself."""
+def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[Phase, str, str]:
+    """How the job ended, why, and its MLflow run; Stopped while it has not ended by itself."""
     if master is None:
-        return Phase.STOPPED, "the master is gone"
+        return Phase.STOPPED, "the master is gone", ""
+    run_id = master.labels.get(RUN_LABEL, "")
     if master.phase is PodPhase.FAILED:
-        return Phase.FAILED, f"the master failed: {master.reason} {master.message}"
+        return Phase.FAILED, f"the master failed: {master.reason} {master.message}", run_id
     if master.phase is PodPhase.RUNNING and master.address:
         try:
             status = master_client(platform, job_id, master.address).call(GetStatus(), Status, timeout_seconds=10)
@@ -170,9 +206,10 @@ def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[
             log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
         else:
             phase = TrainingMetrics.model_validate_json(status.metrics_json).phase
+            run_id = run_id or status.run_id
             if phase.is_final:
-                return phase, status.failure
-    return Phase.STOPPED, "the master was gone before the result was read"
+                return phase, status.failure, run_id
+    return Phase.STOPPED, "the master was gone before the result was read", run_id
 
 
 def _story(platform: Platform, job_id: str, master: PodStatus | None) -> str:
@@ -207,15 +244,18 @@ def _end_master(platform: Platform, job_id: str) -> None:
         time.sleep(0.1)
 
 
-def _close_run(platform: Platform, master: PodStatus, phase: Phase, reason: str, explanation: str) -> None:
-    run_id = master.labels.get(RUN_LABEL, "")
+def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, explanation: str) -> None:
     if not run_id:
         return
-    try:
-        History(platform.tracking_uri, "").finish_run(run_id, phase, reason, explanation=explanation)
-    except HistoryError as error:
-        # The job is over either way; its run stays open and says so in the log.
-        log.warning("run_not_closed", run_id=run_id, phase=phase.value, error=str(error))
+    error = "it does not answer"
+    if tracking_answers(platform):
+        try:
+            History(platform.tracking_uri, "").finish_run(run_id, phase, reason, explanation=explanation)
+            return
+        except HistoryError as refused:
+            error = str(refused)
+    # The job is over either way; its run stays open and says so in the log.
+    log.warning("run_not_closed", run_id=run_id, phase=phase.value, error=error)
 
 
 def remove_pods(platform: Platform, job_id: str) -> list[str]:

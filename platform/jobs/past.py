@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from elastrec.platform.clusters.protocol import PodPhase
 from elastrec.platform.jobs.launching import master_client
+from elastrec.platform.jobs.observation import observe
 from elastrec.platform.jobs.preparation import resolved
 from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.launch import pod_name
+from elastrec.platform.master.leavings import read_result
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, TransportError
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.ledger_messages import (
     Attempt,
@@ -66,6 +70,42 @@ def explanation(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> 
         finally:
             client.close()
     return _left(read_explanation, platform, job_id, store)
+
+
+def result_of(platform: Platform, prepared: Prepared) -> TrainingMetrics:
+    """The job's last metrics: from its master, or when that is gone what it has left in the store.
+
+    Raises:
+        ClusterError: the job is not in the cluster and left nothing, or the cluster does not answer.
+        CheckpointError: the store could not be asked.
+    """
+    pod = platform.cluster.get(pod_name(prepared.job_id, Role.MASTER))
+    is_gone = pod is None or pod.phase is PodPhase.SUCCEEDED
+    return (left_result(platform, prepared) if is_gone else None) or observe(platform, prepared.job_id).metrics
+
+
+def left_result(platform: Platform, prepared: Prepared) -> TrainingMetrics | None:
+    """What a job that is over has left of its result in its store; None when it has left none.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    job = job_from_json(prepared.job_json)
+    store = resolved(job.spec.checkpoint.store, platform.work_uri)
+    return read_result(store, job.metadata.name, prepared.job_id)
+
+
+def is_trained(platform: Platform, prepared: Prepared) -> bool:
+    """Whether a job of this id has been trained and evaluated to its end, and its master is gone: none need run again.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    pod = platform.cluster.get(pod_name(prepared.job_id, Role.MASTER))
+    if pod is not None and pod.phase is not PodPhase.SUCCEEDED:
+        return False
+    found = left_result(platform, prepared)
+    return found is not None and found.phase is Phase.SUCCEEDED
 
 
 def _left(read: Callable[[str, str], Left | None], platform: Platform, job_id: str, store: str) -> Left:

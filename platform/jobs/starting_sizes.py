@@ -12,6 +12,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.history import History
 from elastrec.platform.history.records import JobFilter, JobRecord
 from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.tracking import wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.scaling import amounts
 from elastrec.platform.scaling.warm_start import Features, PastJob, WarmStart
@@ -28,14 +29,20 @@ _NUMBERS = ("training_rows", "batch_size", "embedding_dimension", "dense_feature
 def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
     """Start-up sizes; `source` tells where they come from, job by job.
 
+    A job that wants to start from history starts with the sizes of its file when MLflow stays away for
+    `spec.history.launch_wait`.
+
     Raises:
-        HistoryError: the job wants to start from history, and MLflow cannot be reached.
+        HistoryError: MLflow refuses, or went away while it was asked.
     """
     job = job_from_json(prepared.job_json)
     asked = asked_for(job)
     if job.spec.scaling.start == "job_file":
         log.info("warm_start", job_id=prepared.job_id, source="job file", allocation=str(asked))
         return _allocation(asked, "job file (scaling.start: job_file)")
+    if not wait_for_tracking(platform, job.spec.history.launch_wait):
+        log.warning("warm_start", job_id=prepared.job_id, source="job file", reason="MLflow does not answer")
+        return _allocation(asked, f"job file (MLflow at {platform.tracking_uri} does not answer)")
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     past = [past_job(each) for each in history.job_records(JobFilter(phases=(Phase.SUCCEEDED,)), limit=_LOOKED_AT)]
     free = platform.cluster.capacity().free
@@ -43,6 +50,11 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
     found = choose(features_of(job, prepared.training_rows), past, asked, room)
     log.info("warm_start", job_id=prepared.job_id, reason=found.reason, allocation=str(found.allocation))
     return _allocation(_within(found.allocation, job), explained(found))
+
+
+def allocation_asked_for(job: TrainingJob) -> Allocation:
+    """What the job file asks for, as start-up sizes."""
+    return _allocation(asked_for(job), "job file")
 
 
 def asked_for(job: TrainingJob) -> amounts.Allocation:

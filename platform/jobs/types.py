@@ -59,13 +59,19 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that exists in the cluster."""
+    """A job that exists in the cluster.
+
+    Attributes:
+        run_id, run_url: of its run in MLflow; empty when MLflow was away.
+        allocation: the start-up sizes, for the description of a run that is made later.
+    """
 
     job_id: str
     master_pod: str
     run_id: str
     run_url: str
     owner: str = ""
+    allocation: Allocation | None = None
 
 
 class ModelScore(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters import ClusterConfig, connect_cluster
-from elastrec.platform.master.history_sink import open_history_sink
+from elastrec.platform.master.history_sink import leave_points, open_history_sink
 from elastrec.platform.master.journal import JournalError
 from elastrec.platform.master.launch import decode_launch
 from elastrec.platform.master.service import JobService
@@ -78,8 +78,8 @@ def run() -> int:
         raise SpecError([problem], environment.CLUSTER_FILE) from None
     tls = TlsConfig.from_folder(files)
     cluster = connect_cluster(config)
-    sink = open_history_sink(request, cluster)
-    service = JobService(request, cluster, work, token=token, tls=tls, on_report=sink.put if sink else None)
+    sink = open_history_sink(request, cluster, work)
+    service = JobService(request, cluster, work, token=token, tls=tls, history=sink)
     # A pod of a real cluster is reached by its own address, a local one by the loopback alone.
     listen = host if host in ("127.0.0.1", "localhost") else "0.0.0.0"
     server = RpcServer(service.handlers(), token=token, host=listen, port=port, tls=tls, advertised_host=host)
@@ -96,7 +96,7 @@ def run() -> int:
     service.close()
     service.delete_pods(keep_for_logs=service.state.phase is Phase.FAILED and not stopped.is_set())
     if sink:
-        sink.close()
+        leave_points(request, sink.close())
     return 0
 
 

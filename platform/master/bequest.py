@@ -10,9 +10,11 @@ import structlog
 from elastrec.platform.master.explanation import write_explanation
 from elastrec.platform.master.journal import Journal
 from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.leavings import write_result
 from elastrec.platform.master.ledger import write_ledger
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.metrics import TrainingMetrics
 
 log = structlog.get_logger(__name__)
 LONGEST_SECONDS = 10.0
@@ -23,12 +25,13 @@ class Bequest:
     """Writes on a thread of its own: a slow store must not keep pods from being told to leave.
 
     Args:
-        state: of a job that is over.
+        state, metrics: of a job that is over.
     """
 
-    def __init__(self, request: LaunchRequest, state: JobState, journal: Journal) -> None:
+    def __init__(self, request: LaunchRequest, state: JobState, metrics: TrainingMetrics, journal: Journal) -> None:
         self._request = request
         self._state = state
+        self._metrics = metrics
         self._journal = journal
         self._thread = threading.Thread(target=self._run, name="bequest", daemon=True)
         self._thread.start()
@@ -43,6 +46,7 @@ class Bequest:
         for pause in _PAUSES_SECONDS:
             time.sleep(pause)
             try:
+                write_result(request.store, job_name, request.job_id, self._metrics)
                 of = (request.store, job_name, request.job_id, self._state, self._journal)
                 ledger, story = write_ledger(*of), write_explanation(*of)
             except ElastrecError as error:

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -14,11 +15,14 @@ from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.history.points import CostMeter, Point, calibration_points, final_points, window_points
 from elastrec.platform.history.reporter import Reporter
+from elastrec.platform.history.spool import Spool
 from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.specs.errors import ClusterError, DataError
+from elastrec.platform.master.leavings import write_points
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, DataError
 from elastrec.platform.specs.metrics import TrainingMetrics
 
 log = structlog.get_logger(__name__)
+SPOOL_FILE = "history.spool"
 _WAITING_REPORTS = 64
 _CALIBRATION_GROUPS = 20
 # What history does not derive from TrainingMetrics and from the cluster itself.
@@ -68,8 +72,17 @@ class HistorySink:
         except queue.Full:
             log.warning("history_report_dropped", job=self._job_id, waiting=_WAITING_REPORTS)
 
-    def close(self, deadline_seconds: float = 10.0) -> None:
-        """Sends what waits, for at most this long."""
+    @property
+    def run_id(self) -> str:
+        """The MLflow run; empty while there is none."""
+        return self._reporter.run_id
+
+    def name_run(self, run_id: str) -> None:
+        """The run that the job was launched without: what was measured until now goes there, too."""
+        self._reporter.name_run(run_id)
+
+    def close(self, deadline_seconds: float = 10.0) -> list[Point]:
+        """Sends what waits, for at most this long; returns what could not be sent."""
         deadline = time.monotonic() + deadline_seconds
         try:
             self._reports.put(None, timeout=deadline_seconds / 2)
@@ -77,6 +90,7 @@ class HistorySink:
         except queue.Full:
             log.warning("history_is_incomplete", job=self._job_id)
         self._reporter.close(max(0.5, deadline - time.monotonic()))
+        return self._reporter.undelivered()
 
     def _run(self) -> None:
         while (report := self._reports.get()) is not None:
@@ -126,8 +140,25 @@ def _calibration(encoded: bytes, now: float) -> list[Point]:
         return []
 
 
-def open_history_sink(request: LaunchRequest, cluster: Cluster) -> HistorySink | None:
-    """The sink of a job's run; None when the job was launched without history."""
-    if not request.run_id:
+def open_history_sink(request: LaunchRequest, cluster: Cluster, folder: Path) -> HistorySink | None:
+    """The sink of a job; None when it was launched without history.
+
+    Args:
+        folder: survives a restart of the master, and so does in it what MLflow has not heard yet.
+    """
+    if not request.tracking_uri:
         return None
-    return HistorySink(Reporter(request.tracking_uri, request.run_id), cluster, request.job_id)
+    reporter = Reporter(request.tracking_uri, request.run_id, spool=Spool(folder / SPOOL_FILE))
+    return HistorySink(reporter, cluster, request.job_id)
+
+
+def leave_points(request: LaunchRequest, points: list[Point]) -> None:
+    """Leaves what MLflow has not heard in the job's store, for whoever publishes the model later."""
+    if not points:
+        return
+    try:
+        uri = write_points(request.store, request.training_job.metadata.name, request.job_id, points)
+    except CheckpointError as error:
+        log.error("history_lost", job=request.job_id, points=len(points), reason=str(error))
+    else:
+        log.warning("history_left", job=request.job_id, points=len(points), uri=uri)

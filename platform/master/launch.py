@@ -41,7 +41,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         store: URI of the checkpoint store; records go into `{store}/{job name}/records`.
         start_record: URI of the record to start from; empty: from nothing.
         data_interval: ISO start and end of the data, for people and for history.
-        run_id, tracking_uri: the MLflow run to write into; both empty: no history.
+        tracking_uri: MLflow's; empty: no history.
+        run_id: the MLflow run to write into; empty: it is named later (`NameRun`).
         linger_seconds: how long the master answers after the end while nobody has sent FinishJob.
     """
 
@@ -118,10 +119,8 @@ def decode_launch(text: str | bytes) -> LaunchRequest:
     for field in ("training_manifest", "store"):
         if not getattr(request, field):
             problems.append(FieldProblem(field, "''", "a URI"))
-    if bool(request.run_id) != bool(request.tracking_uri):
-        problems.append(
-            FieldProblem("run_id", repr(request.run_id), "both run_id and tracking_uri, or neither of them")
-        )
+    if request.run_id and not request.tracking_uri:
+        problems.append(FieldProblem("tracking_uri", "''", "a URI when run_id is given"))
     if problems:
         raise SpecError(problems, environment.LAUNCH_FILE)
     _ = request.training_job

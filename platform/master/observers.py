@@ -12,6 +12,7 @@ from elastrec.platform.master import events
 from elastrec.platform.master.effects import Effect
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.explanation import explanation
+from elastrec.platform.master.history_sink import HistorySink
 from elastrec.platform.master.journal import LEDGER_PAGE, Journal
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.ledger import queues_now, running_attempts
@@ -28,6 +29,7 @@ from elastrec.platform.transport.job_messages import (
     Done,
     FinishJob,
     GetStatus,
+    NameRun,
     SaveNow,
     Status,
     StopJob,
@@ -51,6 +53,7 @@ class ObserverCalls(abc.ABC):
     _executor: Executor
     _profile: ProfileBook
     _starts: StartBook
+    _history: HistorySink | None
 
     @abc.abstractmethod
     def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
@@ -83,7 +86,11 @@ class ObserverCalls(abc.ABC):
 
     def status(self, message: GetStatus) -> Status:
         """For observers."""
-        return Status(metrics_json=self.metrics().model_dump_json().encode(), failure=self._failure())
+        return Status(
+            metrics_json=self.metrics().model_dump_json().encode(),
+            failure=self._failure(),
+            run_id=self._history.run_id if self._history else "",
+        )
 
     def ledger(self, message: GetLedger) -> LedgerPage:
         """One page of what was trained."""
@@ -142,6 +149,13 @@ class ObserverCalls(abc.ABC):
     def take_over(self, message: TakeOver) -> Done:
         """Makes somebody the job's owner."""
         self.submit(lambda now: events.OwnerChanged(time=now, owner=message.owner))
+        return Done()
+
+    def name_run(self, message: NameRun) -> Done:
+        """Says where the job's figures go, when it was launched without a run."""
+        if self._history is None:
+            return Done(accepted=False, reason="the job was launched without history")
+        self._history.name_run(message.run_id)
         return Done()
 
     def save_now(self, message: SaveNow) -> Done:

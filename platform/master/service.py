@@ -20,7 +20,7 @@ from elastrec.platform.master import events
 from elastrec.platform.master.bequest import Bequest
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
-from elastrec.platform.master.history_sink import Report
+from elastrec.platform.master.history_sink import HistorySink, Report
 from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leasing import answer_unchanged
@@ -44,6 +44,7 @@ from elastrec.platform.transport.job_messages import (
     Leased,
     LeaseShards,
     LeaseState,
+    NameRun,
     Register,
     Registered,
     SaveNow,
@@ -60,7 +61,6 @@ MAXIMUM_LEASE = 1024
 _TICK_SECONDS = 0.1
 _STALL_SECONDS = 2.0
 _WAIT_SECONDS = 0.2
-ReportSink = Callable[[Report], None]
 
 
 class _FastAnswer(msgspec.Struct, tag="Answer"):
@@ -80,7 +80,7 @@ class JobService(ObserverCalls):
 
     Args:
         folder: where the journal lies; a journal in it is continued.
-        on_report: gets the job's metrics every few seconds and at its end; must not block.
+        history: gets the job's metrics every few seconds and at its end.
         on_fatal: called once when the journal cannot be written or an event breaks the state machine; the process
             has to end, its successor continues from the journal.
 
@@ -98,7 +98,7 @@ class JobService(ObserverCalls):
         token: str,
         tls: TlsConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_report: ReportSink | None = None,
+        history: HistorySink | None = None,
         on_fatal: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self.request = request
@@ -106,7 +106,7 @@ class JobService(ObserverCalls):
         self._job_json = self.job.model_dump_json(by_alias=True).encode()
         self._faults = self.job.spec.faults
         self._clock = clock
-        self._on_report = on_report
+        self._history = history
         self._has_reported_end = False
         self._on_fatal = on_fatal
         self._lock = threading.RLock()
@@ -207,6 +207,7 @@ class JobService(ObserverCalls):
             GetExplanation: self.explain,
             StopJob: self.stop_job,
             TakeOver: self.take_over,
+            NameRun: self.name_run,
             SaveNow: self.save_now,
             ChangeShape: self.change_shape,
             GetProfile: self.profile,
@@ -468,11 +469,11 @@ class JobService(ObserverCalls):
             self._report()
             if self.state.poisoned is not None:
                 self._executor.name_files(*self.state.poisoned)
-            self._bequest = Bequest(self.request, self.state, self.journal)
+            self._bequest = Bequest(self.request, self.state, self.metrics(), self.journal)
 
     def _report(self) -> None:
-        if self._on_report is not None:
-            self._on_report(Report(self.metrics(), self.totals(), self.state.evaluation_sketch))
+        if self._history is not None:
+            self._history.put(Report(self.metrics(), self.totals(), self.state.evaluation_sketch))
 
 
 def _check_sketches(progress: list[ShardProgress]) -> None:

@@ -67,6 +67,10 @@ class HistoryError(ElastrecError):
     """The tracking server refused a record or could not be reached."""
 
 
+class HistoryAwayError(HistoryError):
+    """The tracking server did not come back in time; what was trained is kept, and a later try goes on from there."""
+
+
 class ScalingError(ElastrecError):
     """A scaling decision cannot be made from what was given; the job keeps its plan."""
 

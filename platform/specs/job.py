@@ -246,12 +246,16 @@ class Gate(Spec):
 
 
 class HistorySpec(Spec):
-    """Names in MLflow."""
+    """Names in MLflow, and how long a job waits for it."""
 
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
     """The experiment of the job's run."""
     registered_model: Annotated[str, Field(min_length=1)] | None = None
     """Default: the job's name."""
+    launch_wait: Seconds = 30.0
+    """A job that is to start waits so long for MLflow, then it starts without; its figures are delivered later."""
+    publish_wait: Seconds = 1800.0
+    """Evaluation and registration wait so long for MLflow; a later try goes on without training again."""
 
 
 class JobSpec(Spec):

@@ -12,6 +12,8 @@ from elastrec.platform.specs.errors import JobFailedError
 
 EXPORT_FILE = "export.json"
 """The request, in the pod's file folder."""
+EXIT_HISTORY = 3
+"""Exit code of an evaluator pod that could not reach MLflow, or was refused by it: nothing is wrong with the model."""
 RESULT_PREFIX = "RESULT "
 """Begins the line of standard output that holds the ExportResult."""
 

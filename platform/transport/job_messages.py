@@ -259,10 +259,15 @@ class GetStatus(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """`metrics_json` is a TrainingMetrics; `failure` holds reason and traceback once the job failed."""
+    """`metrics_json` is a TrainingMetrics; `failure` holds reason and traceback once the job failed.
+
+    Attributes:
+        run_id: the job's run in MLflow; empty while it has none.
+    """
 
     metrics_json: bytes
     failure: str = ""
+    run_id: str = ""
 
 
 class StopJob(Message, frozen=True):
@@ -280,6 +285,16 @@ class TakeOver(Message, frozen=True):
     """From now on only this owner (and people, who name none) may stop the job. The last one wins; journalled."""
 
     owner: str
+
+
+class NameRun(Message, frozen=True):
+    """The MLflow run of a job that was launched while MLflow was away. The first one stays.
+
+    Attributes:
+        run_id: what the job has measured, and what it will, is written there.
+    """
+
+    run_id: str
 
 
 class SaveNow(Message, frozen=True):

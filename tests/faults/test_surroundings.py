@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ import pytest
 from mlflow import MlflowClient
 
 from elastrec.checkpoints import list_records, open_record
-from elastrec.operators.processes import Service, kill_session, start_service, wait_until
-from elastrec.operators.services import answers, free_ports
 from elastrec.platform import jobs
 from elastrec.platform.history import metric_names
 from elastrec.platform.specs.loading import job_from_json
@@ -28,6 +25,7 @@ from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import GetStatus, Status
 from tests.disks import SmallDisk, small_disk
 from tests.faults.jumping_clock import JumpingClock
+from tests.faults.mlflow_server import MlflowServer
 from tests.faults.surroundings import Run, Site, renamed, small_job, write_model
 from tests.processes import wait_for
 
@@ -204,31 +202,6 @@ def test_a_clock_that_jumps_by_an_hour_moves_no_deadline_and_loses_no_record(
 
 def prepared_store(prepared: jobs.Prepared) -> str:
     return job_from_json(prepared.job_json).spec.checkpoint.store
-
-
-class MlflowServer:
-    """A tracking server that can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self._folder = folder
-        (port,) = free_ports(1)
-        self.url = f"http://127.0.0.1:{port}"
-        self._command = [str(Path(sys.executable).with_name("mlflow")), "server", "--host", "127.0.0.1"]
-        self._command += ["--port", str(port), "--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-        self._command += ["--artifacts-destination", str(folder / "artifacts")]
-        self._service: Service | None = None
-
-    def start(self) -> None:
-        variables = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        self._service = start_service("mlflow", self._command, variables, self._folder / "log", self._folder)
-        wait_until(lambda: answers(f"{self.url}/health"), [self._service], "MLflow", 120)
-
-    def kill(self) -> None:
-        if self._service is not None:
-            kill_session(self._service.process.pid)
-            self._service.process.wait()
-            self._service = None
 
 
 def test_mlflow_that_is_away_until_the_end_of_the_training_hears_of_it_afterwards(

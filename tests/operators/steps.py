@@ -79,6 +79,8 @@ class Platform:
         self.phase = phase
         self.calls: list[str] = []
         self.launch_error: Exception | None = None
+        self.tracking_uri = "http://mlflow"
+        self.has_tracking = True
 
     def observe(self, platform: Any, job_id: str) -> Observation:
         if self.phase is None:
@@ -94,6 +96,24 @@ class Platform:
 
     def job_page(self, platform: Any, prepared: Prepared) -> str:
         return f"http://mlflow/list/{prepared.job_id}"
+
+    def tracking_answers(self, platform: Any) -> bool:
+        return self.has_tracking
+
+    def publish_patience_seconds(self, prepared: Prepared) -> float:
+        return 1800.0
+
+    def away_message(self, platform: Any, prepared: Prepared) -> str:
+        return f"the model of job {prepared.job_id} is trained"
+
+    def with_run(self, platform: Any, prepared: Prepared, launched: Launched) -> Launched:
+        return launched if launched.run_id else LAUNCHED
+
+    def is_trained(self, platform: Any, prepared: Prepared) -> bool:
+        return False
+
+    def finish_job(self, platform: Any, prepared: Prepared) -> None:
+        self.finish(platform, prepared.job_id)
 
     def finish(self, platform: Any, job_id: str) -> None:
         self.calls.append("finish")

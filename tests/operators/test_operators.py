@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from structlog.testing import capture_logs
@@ -13,7 +14,7 @@ from elastrec.operators.links import RUN_URL_KEY
 from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
 from elastrec.operators.services import default_dags_folder
 from elastrec.operators.training import LaunchJobOperator, OfflinePhaseOperator, PrepareDataOperator
-from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger
+from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger, TrackingTrigger
 from elastrec.platform.jobs import Registered, job_id_for
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, JobFailedError, SpecError
 from elastrec.platform.specs.metrics import Phase
@@ -27,7 +28,8 @@ OWNER = "daily_retraining/scheduled__2026-01-03/task"
 def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     made = Platform()
     monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: made))
-    for name in ("observe", "launch", "finish", "stop", "failure_report", "job_page"):
+    names = ("observe", "launch", "finish", "stop", "failure_report", "job_page", "tracking_answers", "with_run")
+    for name in (*names, "publish_patience_seconds", "away_message", "is_trained", "finish_job"):
         monkeypatch.setattr(f"elastrec.platform.jobs.{name}", getattr(made, name))
     return made
 
@@ -192,6 +194,43 @@ def test_a_failed_evaluator_is_not_tried_again(platform: Platform, monkeypatch: 
         evaluate().resume(context(), event("done"))
 
 
+def test_an_evaluator_that_mlflow_went_away_from_is_tried_again(platform: Platform) -> None:
+    with pytest.raises(AirflowException, match="MLflow") as failed:
+        evaluate().resume(context(), event("without history"))
+    assert not isinstance(failed.value, AirflowFailException)
+
+
+def test_without_mlflow_publishing_waits_deferred_and_then_fails_without_another_try(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr("elastrec.platform.jobs.start_evaluator", lambda *values: started.append(values[1:]))
+    platform.has_tracking = False
+    with pytest.raises(TaskDeferred) as deferred:
+        evaluate().execute(context())
+    assert isinstance(deferred.value.trigger, TrackingTrigger) and not started
+    assert deferred.value.method_name == "tracking_is_back"
+    with pytest.raises(AirflowFailException, match=r"is trained\. When MLflow is back, clear this task"):
+        evaluate().tracking_is_back(context(), event("away"))
+    platform.has_tracking = True
+    with pytest.raises(TaskDeferred):
+        evaluate().tracking_is_back(context(), event("back"))
+    assert started == [(PREPARED, LAUNCHED)]
+
+
+def test_a_job_launched_without_mlflow_gets_its_run_and_its_link_when_it_is_published(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = Registered(name="clicks", version="7", is_champion=True, model_uri="models:/m-1")
+    monkeypatch.setattr("elastrec.platform.jobs.register", lambda *values: registered)
+    without = msgspec.structs.replace(LAUNCHED, run_id="", run_url="")
+    found = context()
+    RegisterModelOperator(
+        task_id="task", prepared=plain(PREPARED), launched=plain(without), decision=plain(DECISION)
+    ).execute(found)
+    assert found["ti"].pushed == {RUN_URL_KEY: LAUNCHED.run_url}
+
+
 def test_registering_hands_on_the_version(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     registered = Registered(name="clicks", version="7", is_champion=True, model_uri="models:/m-1")
     monkeypatch.setattr("elastrec.platform.jobs.register", lambda *values: registered)
@@ -203,7 +242,7 @@ def test_registering_hands_on_the_version(platform: Platform, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("phase", "calls"),
-    [(Phase.SUCCEEDED, ["finish"]), (Phase.TRAINING, ["stop as anybody", "finish"]), (None, [])],
+    [(Phase.SUCCEEDED, ["finish"]), (Phase.TRAINING, ["stop as anybody", "finish"]), (None, ["finish"])],
 )
 def test_finishing_removes_the_job_whatever_its_state(
     platform: Platform, phase: Phase | None, calls: list[str]

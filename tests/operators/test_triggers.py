@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from airflow.triggers.base import TriggerEvent
 
 from elastrec.operators import settings
-from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger, JobTrigger
+from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger, JobTrigger, TrackingTrigger
 from elastrec.platform.jobs import EvaluatorState, Observation
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -110,12 +112,30 @@ def test_the_evaluators_end_fires(script: Callable[..., None]) -> None:
     assert (event["outcome"], event["reason"]) == ("failed", "OOMKilled")
 
 
-@pytest.mark.parametrize("kind", [JobPhaseTrigger, EvaluatorTrigger])
-def test_a_trigger_is_rebuilt_from_what_it_serialises(kind: type[JobTrigger]) -> None:
+@pytest.mark.parametrize(("patience_seconds", "outcome"), [(10.0, "back"), (0.05, "away")])
+def test_the_wait_for_mlflow_fires_when_it_is_back_or_when_patience_is_over(
+    monkeypatch: pytest.MonkeyPatch, patience_seconds: float, outcome: str
+) -> None:
+    asked = []
+
+    def answers(platform: Any) -> bool:
+        asked.append(platform)
+        return len(asked) > 20
+
+    monkeypatch.setattr(JobTrigger, "_platform", lambda self: None)
+    monkeypatch.setattr("elastrec.platform.jobs.tracking_answers", answers)
+    event = first_event(TrackingTrigger(patience_seconds=patience_seconds, **ARGUMENTS))
+    assert (event["job_id"], event["outcome"]) == ("clicks-1", outcome)
+
+
+@pytest.mark.parametrize(
+    "kind", [JobPhaseTrigger, EvaluatorTrigger, functools.partial(TrackingTrigger, patience_seconds=7.0)]
+)
+def test_a_trigger_is_rebuilt_from_what_it_serialises(kind: Callable[..., JobTrigger]) -> None:
     path, arguments = kind(**ARGUMENTS).serialize()
     module, _, name = path.rpartition(".")
-    assert (module, name) == (kind.__module__, kind.__name__)
-    assert kind(**arguments).serialize() == (path, arguments)
+    rebuilt: JobTrigger = getattr(importlib.import_module(module), name)(**arguments)
+    assert type(rebuilt) is type(kind(**ARGUMENTS)) and rebuilt.serialize() == (path, arguments)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def log_model(
             **_contents(job, artifact, example),
         )
         _log_metrics(client, run_id, str(info.model_id), metrics)
-    except MlflowException as error:
+    except (MlflowException, OSError) as error:
         raise HistoryError(f"{tracking_uri}: the model could not be logged in run {run_id}: {error}") from error
     log.info("model_logged", run_id=run_id, model_uri=info.model_uri, metrics=metrics)
     return str(info.model_uri)

@@ -10,8 +10,8 @@ import structlog
 import torch
 
 from elastrec.platform.specs import environment
-from elastrec.platform.specs.errors import DataError, ElastrecError, JobFailedError, SpecError
-from elastrec.platform.transport.export_messages import EXPORT_FILE, decode_request, result_line
+from elastrec.platform.specs.errors import DataError, ElastrecError, HistoryError, JobFailedError, SpecError
+from elastrec.platform.transport.export_messages import EXIT_HISTORY, EXPORT_FILE, decode_request, result_line
 from elastrec.trainers.export.process import export
 from elastrec.trainers.logs import configure_logging
 from elastrec.trainers.threads import granted_threads
@@ -32,6 +32,8 @@ def main() -> int:
         result = export(request, work)
     except ElastrecError as error:
         log.error("export_failed", reason=str(error), kind=type(error).__name__)
+        if isinstance(error, HistoryError):
+            return EXIT_HISTORY
         return 2 if isinstance(error, JobFailedError | SpecError | DataError) else 1
     except Exception:
         log.exception("export_failed")

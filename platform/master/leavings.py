@@ -1,0 +1,92 @@
+"""What a job leaves in its checkpoint store beside its ledger: how it ended, and figures that MLflow has not heard.
+
+So a trained model can be evaluated and published when its master is long gone, and nothing is trained again for it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from pydantic import ValidationError
+
+from elastrec.checkpoints import open_store
+from elastrec.platform.history.points import Point
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.metrics import TrainingMetrics
+
+
+def _result_key(job_name: str, job_id: str) -> str:
+    return f"{job_name}/ledger/{job_id}.result.json"
+
+
+def _points_key(job_name: str, job_id: str) -> str:
+    return f"{job_name}/ledger/{job_id}.points.json"
+
+
+def write_result(store: str, job_name: str, job_id: str, metrics: TrainingMetrics) -> str:
+    """Puts the last metrics of a job that is over beside its ledger; returns their URI.
+
+    Raises:
+        CheckpointError: the store refused.
+    """
+    opened, key = open_store(store), _result_key(job_name, job_id)
+    opened.put(key, metrics.model_dump_json().encode())
+    return opened.child_uri(key)
+
+
+def read_result(store: str, job_name: str, job_id: str) -> TrainingMetrics | None:
+    """How a job ended; None when it has left nothing.
+
+    Raises:
+        CheckpointError: the store could not be asked, or the file is damaged.
+    """
+    opened, key = open_store(store), _result_key(job_name, job_id)
+    if not opened.exists(key):
+        return None
+    try:
+        return TrainingMetrics.model_validate_json(opened.get(key))
+    except ValidationError as error:
+        raise CheckpointError(f"{opened.child_uri(key)}: it cannot be read: {error}") from error
+
+
+def forget_result(store: str, job_name: str, job_id: str) -> None:
+    """Removes the result, once the model is published: the next run of this id is trained anew.
+
+    Raises:
+        CheckpointError: the store refused.
+    """
+    open_store(store).delete(_result_key(job_name, job_id))
+
+
+def write_points(store: str, job_name: str, job_id: str, points: list[Point]) -> str:
+    """Puts figures that could not be delivered beside the ledger; returns their URI.
+
+    Raises:
+        CheckpointError: the store refused.
+    """
+    opened, key = open_store(store), _points_key(job_name, job_id)
+    opened.put(key, msgspec.json.encode(points))
+    return opened.child_uri(key)
+
+
+def read_points(store: str, job_name: str, job_id: str) -> list[Point]:
+    """Figures that wait for delivery, oldest first; empty when there are none.
+
+    Raises:
+        CheckpointError: the store could not be asked, or the file is damaged.
+    """
+    opened, key = open_store(store), _points_key(job_name, job_id)
+    if not opened.exists(key):
+        return []
+    try:
+        return msgspec.json.decode(opened.get(key), type=list[Point])
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{opened.child_uri(key)}: it cannot be read: {error}") from error
+
+
+def forget_points(store: str, job_name: str, job_id: str) -> None:
+    """Removes the figures, once they are delivered.
+
+    Raises:
+        CheckpointError: the store refused.
+    """
+    open_store(store).delete(_points_key(job_name, job_id))
