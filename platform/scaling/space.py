@@ -21,6 +21,8 @@ from elastrec.platform.scaling.types import JobProfile
 Indexes = npt.NDArray[np.int64]
 _LONGEST_LADDER = 128
 _MEMORY_STEP = 256 * 2**20
+_FAR_TOO_MUCH = 0.75
+"""A worker's memory is only taken back where so large a share of it would do: every worker starts anew for it."""
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -156,6 +158,9 @@ def _start(ladders: tuple[tuple[float, ...], ...], now: Allocation) -> tuple[int
 
 
 def _worker_memory(job: JobProfile) -> int:
+    """What a worker needs, in whole steps; what it has where that is enough and not far too much."""
+    now = job.allocation.worker_memory_bytes
     if job.memory is None or Change.WORKER_SIZE not in job.movable:
-        return job.allocation.worker_memory_bytes
-    return max(job.allocation.worker_memory_bytes, job.memory.worker_bytes)
+        return now
+    needed = math.ceil(job.memory.worker_bytes / _MEMORY_STEP) * _MEMORY_STEP
+    return needed if needed > now or needed < _FAR_TOO_MUCH * now else now

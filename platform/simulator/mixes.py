@@ -7,12 +7,16 @@ habits that DLRover-RM reports of one production cluster; whatever the paper doe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Change, require
 from elastrec.platform.scaling.columns import TERMS, Columns, features
 from elastrec.platform.scaling.types import Coefficients, Limits, ModelShape
+from elastrec.platform.scaling.warm_start import Features
+from elastrec.platform.simulator.memory import MemoryTruth
 from elastrec.platform.simulator.workload import JobToRun
 
 _MEMORY_STEP = 256 * 2**20
@@ -82,3 +86,157 @@ def synthetic(
         )
         jobs.append(job)
     return tuple(jobs)
+
+
+def features_of(name: str, team: str, shape: ModelShape, samples: float, architecture: str = "") -> Features:
+    """What warm start compares: the same features as those of real jobs, as far as a simulated one has them."""
+    return Features(
+        categories={"name": name, "team": team, "architecture": architecture},
+        numbers={
+            "training_rows": samples,
+            "batch_size": float(shape.batch_size),
+            "embedding_dimension": float(shape.embedding_dimension),
+        },
+    )
+
+
+class Habits(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cluster's owners and models are; `recurring` makes jobs of it.
+
+    Attributes:
+        models: that are trained again and again, by how many teams.
+        steps: median of a job's steps, all workers together, and `steps_spread` of its logarithm between models (the
+            paper's jobs have 200,000, §6); `again_spread` from one day of a model to the next.
+        lookup_share: bounds of a step's share in the well-tuned allocation (§2.2: 30–48 %).
+        asked_spread: of the logarithm of how far owners miss the well-tuned number of workers, either way (assumed).
+        oversized_share, oversize: share of the models whose pods have more cores and memory than they use, and the
+            bounds of the factor (§2.2: more than 80 % of the jobs use less than half).
+        starved_server_share: of the models, whose servers have a quarter of the cores they need (§6.3: 6 %).
+        short_memory_share: of the jobs, whose tables outgrow what their owner asked for (table 4: 4.7 %).
+    """
+
+    models: int = 40
+    teams: int = 8
+    steps: float = 200_000.0
+    steps_spread: float = 0.7
+    again_spread: float = 0.1
+    batch_size: int = 512
+    lookup_share: tuple[float, float] = (0.30, 0.48)
+    asked_spread: float = 0.7
+    oversized_share: float = 0.8
+    oversize: tuple[float, float] = (2.0, 5.0)
+    starved_server_share: float = 0.06
+    short_memory_share: float = 0.047
+
+    def __post_init__(self) -> None:
+        require(self.models >= self.teams >= 1, "habits.models, teams", (self.models, self.teams), "1 ≤ teams ≤ models",
+                "every team has a model")  # fmt: skip
+        for name in ("oversized_share", "starved_server_share", "short_memory_share"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"habits.{name}", value, "a share of 0 to 1", "correct the habits")
+
+
+class _Model(msgspec.Struct, frozen=True):
+    """A model that a team trains every day; `tuned` is what somebody with much time would give it."""
+
+    name: str
+    team: str
+    shape: ModelShape
+    coefficients: Coefficients
+    tuned: Allocation
+    steps: float
+    exponent: float
+    bytes_at_tuned: float
+
+
+def recurring(
+    count: int,
+    seed: int = 0,
+    habits: Habits | None = None,
+    mean_arrival_seconds: float = 43.2,
+    arrivals: Sequence[float] | None = None,
+) -> tuple[JobToRun, ...]:
+    """Jobs of a few models, each trained many times with rows that differ from day to day.
+
+    Args:
+        mean_arrival_seconds: Poisson arrivals; 43.2 s are the paper's 2000 jobs per day.
+        arrivals: instead of those, seconds since the begin, rising; of a trace, for example.
+    """
+    habits = habits or Habits()
+    require(count >= 1, "count", count, "at least 1", "give a number of jobs")
+    if arrivals is not None:
+        enough = len(arrivals) >= count
+        require(enough, "arrivals", f"{len(arrivals)} arrivals", f"at least the {count} jobs", "ask for fewer jobs")
+    random = np.random.default_rng([seed, 7])
+    models = [_model(index, habits, random) for index in range(habits.models)]
+    at = np.asarray(arrivals) if arrivals is not None else np.cumsum(random.exponential(mean_arrival_seconds, count))
+    return tuple(_job(index, float(at[index]), models, habits, random) for index in range(count))
+
+
+def _model(index: int, habits: Habits, random: np.random.Generator) -> _Model:
+    shape = ModelShape(
+        batch_size=habits.batch_size, dense_bytes=10_000_000, embedding_dimension=int(random.choice([8, 16, 32]))
+    )
+    tuned = Allocation(
+        workers=int(random.choice([4, 8, 16])), parameter_servers=int(random.choice([2, 4])),
+        worker_cores=4.0, parameter_server_cores=4.0,
+        worker_memory_bytes=4 * GIBIBYTE, parameter_server_memory_bytes=8 * GIBIBYTE,
+    )  # fmt: skip
+    lookup = float(random.uniform(*habits.lookup_share))
+    # Assumed: a tenth each for what servers update and for what is fixed, a twentieth for dense parameters.
+    shares = (1.0 - 0.25 - lookup, 0.1, 0.05, lookup, 0.1)
+    return _Model(
+        name=f"model-{index:03d}",
+        team=f"team-{index % habits.teams}",
+        shape=shape,
+        coefficients=coefficients_of(shape, tuned, float(random.uniform(0.08, 0.16)), shares),
+        tuned=tuned,
+        steps=habits.steps * float(random.lognormal(0.0, habits.steps_spread)),
+        exponent=float(random.uniform(0.5, 0.9)),
+        bytes_at_tuned=float(random.uniform(0.4, 0.8)) * tuned.parameter_server_memory_bytes,
+    )
+
+
+def _job(
+    index: int, arrival: float, models: Sequence[_Model], habits: Habits, random: np.random.Generator
+) -> JobToRun:  # fmt: skip
+    model = models[int(random.integers(len(models)))]
+    samples = model.steps * habits.batch_size * float(random.lognormal(0.0, habits.again_spread))
+    tuned, shape = model.tuned, model.shape
+    # People type in what they know: one owner's mistake is another one's habit, so it is drawn anew for every job.
+    workers = max(1, round(tuned.workers * float(random.lognormal(0.0, habits.asked_spread))))
+    oversize = float(random.uniform(*habits.oversize)) if random.uniform() < habits.oversized_share else 1.0
+    starved = 0.25 if random.uniform() < habits.starved_server_share else oversize
+    is_short = random.uniform() < habits.short_memory_share
+    worker_cores = _stepped(tuned.worker_cores * oversize, 0.25)
+    server_cores = _stepped(tuned.parameter_server_cores * starved, 0.25)
+    used = model.bytes_at_tuned
+    short = float(random.uniform(0.5, 0.9))
+    given = used * short if is_short else max(1.25, oversize) * used
+    memory = MemoryTruth(
+        worker_bytes=1.5 * GIBIBYTE, server_base_bytes=0.05 * used, bytes_per_row=136.0, exponent=model.exponent,
+        rows_scale=0.95 * used * tuned.parameter_servers / (1.1 * 136.0) / samples**model.exponent,
+    )  # fmt: skip
+    return JobToRun(
+        job_id=f"{model.name}-{index:05d}",
+        arrival_seconds=arrival,
+        samples=samples,
+        shape=shape,
+        coefficients=model.coefficients,
+        allocation=Allocation(
+            workers=workers,
+            parameter_servers=tuned.parameter_servers,
+            worker_cores=worker_cores,
+            parameter_server_cores=server_cores,
+            worker_memory_bytes=math.ceil(2 * GIBIBYTE * oversize),
+            parameter_server_memory_bytes=max(1, math.ceil(given / _MEMORY_STEP)) * _MEMORY_STEP,
+        ),
+        limits=Limits(workers=(1, 64), parameter_servers=(1, 16)),
+        team=model.team,
+        memory=memory,
+        features=features_of(model.name, model.team, shape, samples),
+    )
+
+
+def _stepped(value: float, step: float) -> float:
+    return max(step, round(value / step) * step)

@@ -22,6 +22,8 @@ from elastrec.platform.simulator.workload import JobToRun
 _LEAST_WINDOW_SECONDS = 10.0
 _LEAST_POINTS = 4
 _MOST_POINTS = 60
+_NOTHING = 1e-9
+"""So small a share of a job's samples is none."""
 
 
 class Running:
@@ -93,10 +95,10 @@ class Running:
     @property
     def rate(self) -> Rate:
         """Now, by its workers that are up."""
-        settings = self.settings
+        settings, now = self.settings, self.allocation
         found = rate_of(
-            self._steps(self.allocation), self.job.shape.batch_size, self.allocation.workers - self._down,
-            self.slow_workers, settings.straggler_slowdown, settings.hot_server_slowdown if self.is_hot else 1.0,
+            self._steps(now), now, self.job.shape.batch_size, now.workers - self._down, self.slow_workers,
+            settings.straggler_slowdown, settings.hot_server_slowdown if self.is_hot else 1.0,
             settings.handling.dynamic_sharding,
         )  # fmt: skip
         factor = self._factor
@@ -114,13 +116,13 @@ class Running:
             return math.inf
         now = self.allocation
         limit = self.job.memory.samples_until(now.parameter_servers, float(now.parameter_server_memory_bytes))
-        # Past the limit by a hair, so that the end of the window finds it exceeded.
-        return max(limit * (1.0 + 1e-9) - self._trained, 0.0)
+        return max(limit - self._trained, 0.0)
 
     @property
     def is_out_of_memory(self) -> bool:
         """A server holds more rows than it has room for."""
-        return self.remaining > 0 and self.job.memory is not None and self._samples_until_full() <= 0.0
+        # What is left after rounding takes less time than the clock can count.
+        return self.remaining > 0 and self._samples_until_full() <= _NOTHING * self.job.samples
 
     def pass_time(self, now: float) -> None:
         """Trains until `now`, and notes how fast it was; a job that waits or starts does not train."""
@@ -135,7 +137,7 @@ class Running:
         done = trained * rate.samples
         self.remaining -= done
         self._trained = max(self._trained, self.job.samples - self.remaining)
-        if self.remaining <= 1e-9 * self.job.samples:
+        if self.remaining <= _NOTHING * self.job.samples:
             self.remaining = 0.0
         every = self.settings.handling.checkpoint_seconds
         if now - self._saved_at >= every:

@@ -84,6 +84,9 @@ class Simulation:
         self._environment.process(self._rounds())
         while len(self._ended) < len(self._jobs) and self._environment.peek() <= self._settings.until_seconds:
             self._environment.step()
+            if not self._running and len(self._waiting) == len(self._jobs) - len(self._ended):
+                # Only jobs that are too large for the empty cluster are left.
+                break
         self._count_use()
         unfinished = {job.job_id for job in self._jobs} - {job.job_id for job in self._ended}
         return Report(
@@ -231,7 +234,9 @@ class Simulation:
             for job_id in answer.problems:
                 self._problems[job_id] = self._problems.get(job_id, 0) + 1
             plans = {plan.job_id: plan for plan in answer.plans if plan.changes}
-            for plan in (*plans.values(), *(plan for name, plan in provided.items() if name not in plans)):
+            # To prevent a failure goes first (`Urgency`), unless the policy has seen to it itself.
+            urgent = {name: plan for name, plan in provided.items() if not _has_memory(plans.get(name), plan)}
+            for plan in (*urgent.values(), *(plan for name, plan in plans.items() if name not in urgent)):
                 self._apply(plan)
             if self._waiting:
                 self._admit()
@@ -285,3 +290,14 @@ class Simulation:
         pause = 0.0 if plan.changes <= {"workers"} else self._settings.migration_pause_seconds
         running.cut_over(plan.allocation, pause, self._environment.now)
         running.wake()
+
+
+def _has_memory(plan: Plan | None, needed: Plan) -> bool:
+    """Whether a policy's plan gives the servers together, and each of them, what is needed."""
+    if plan is None:
+        return False
+    ours, wanted = plan.allocation, needed.allocation
+    return (
+        ours.parameter_servers >= wanted.parameter_servers
+        and ours.parameter_server_memory_bytes >= wanted.parameter_server_memory_bytes
+    )

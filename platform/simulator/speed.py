@@ -68,8 +68,14 @@ def steps_of(shape: ModelShape, coefficients: Coefficients) -> Callable[[Allocat
     return step
 
 
-def rate_of(step: Step, batch: int, up: int, slow_workers: int, slow: float, hot: float, dynamic: bool) -> Rate:
-    """The rate of `up` workers, `slow_workers` of which compute `slow` times longer."""
+def rate_of(
+    step: Step, now: Allocation, batch: int, up: int, slow_workers: int, slow: float, hot: float, dynamic: bool
+) -> Rate:
+    """The rate of `up` workers, `slow_workers` of which compute `slow` times longer.
+
+    Cores in use: T_grad and T_upd take all of a pod's (eq. 2 and 3 are divided by them); lookups and what is fixed do
+    not get faster with cores (eq. 5) and take one.
+    """
     if up < 1:
         return STOPPED
     slow_workers = min(slow_workers, up)
@@ -79,6 +85,7 @@ def rate_of(step: Step, batch: int, up: int, slow_workers: int, slow: float, hot
     steps_per_second = (up - slow_workers) / good + slow_workers / bad if dynamic else up / bad
     mean = up / steps_per_second
     # The slow worker's own cores are busy with something else: they do not count as used by the job.
-    used = steps_per_second * (step.compute + step.fixed) / up
-    serving = (step.update + step.lookup) / mean
-    return Rate(steps_per_second * batch, mean, min(used, 1.0), min(serving, 1.0))
+    computing = step.compute + step.fixed * min(1.0, 1.0 / now.worker_cores)
+    serving = step.update + step.lookup * min(1.0, 1.0 / now.parameter_server_cores)
+    share = steps_per_second / now.workers
+    return Rate(steps_per_second * batch, mean, min(computing * share, 1.0), min(serving / mean, 1.0))

@@ -106,3 +106,11 @@ def test_the_ladders_contain_what_the_job_has_even_outside_of_its_limits() -> No
 def test_a_search_that_cannot_hold_a_front_is_refused() -> None:
     with pytest.raises(ScalingError, match=r"search\.most"):
         SearchSettings(most=1)
+
+
+def test_a_worker_keeps_its_memory_unless_far_too_much_or_too_little_of_it() -> None:
+    for needed, expected in ((1.9 * GIB, 2 * GIB), (1.0 * GIB, GIB), (3.0 * GIB, 3 * GIB)):
+        need = MemoryNeed(worker_bytes=int(needed), server_base_bytes=1, embedding_bytes=1)
+        assert space_of(profile(limits=SMALL, memory=need), PLENTY).worker_memory_bytes == expected
+        fixed = profile(limits=SMALL, memory=need, movable=frozenset({Change.WORKERS}))
+        assert space_of(fixed, PLENTY).worker_memory_bytes == 2 * GIB

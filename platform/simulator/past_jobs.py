@@ -1,0 +1,150 @@
+"""A team's own finished jobs as a workload: what would have become of them under another policy. Pure.
+
+A job's true coefficients are fitted to all runs of its name, and then brought to the speed that it had itself. With
+one configuration only, shares of the step come from what its workers measured (pull, compute, push); where not even
+that is known, documented shares are assumed: a what-if is as good as what the runs tell, and `notes` say so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.records import JobRecord
+from elastrec.platform.scaling.amounts import Allocation
+from elastrec.platform.scaling.columns import Columns
+from elastrec.platform.scaling.throughput import fit
+from elastrec.platform.scaling.types import Coefficients, Limits, ModelShape, Observation
+from elastrec.platform.simulator.mixes import features_of
+from elastrec.platform.simulator.workload import JobToRun
+from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.metrics import Phase
+
+_DENSE_BYTES = 10_000_000
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What can be simulated of a history.
+
+    Attributes:
+        left_out: job id and reason of every job that cannot be.
+        notes: for people; how far single models are to be trusted.
+    """
+
+    jobs: tuple[JobToRun, ...]
+    left_out: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+class _Run(msgspec.Struct, frozen=True):
+    record: JobRecord
+    allocation: Allocation
+    shape: ModelShape
+    seen: Observation
+    samples: float
+
+
+def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
+    """The finished jobs of a history, the earliest at second 0.
+
+    Args:
+        largest_growth: plans may give a job so many times the workers and servers that it had.
+    """
+    runs: dict[tuple[str, int, int], list[_Run]] = defaultdict(list)
+    left_out = []
+    taken: set[str] = set()
+    for record in sorted(records, key=lambda each: each.started_unix_seconds):
+        run, reason = _run(record)
+        if run is not None and record.job_id in taken:
+            run, reason = None, "another attempt at the same job is taken"
+        if run is None:
+            left_out.append((record.job_id, reason))
+        else:
+            taken.add(record.job_id)
+            runs[record.job_name, run.shape.batch_size, run.shape.embedding_dimension].append(run)
+    jobs, notes = [], []
+    begin = min((run.record.started_unix_seconds for group in runs.values() for run in group), default=0.0)
+    for (name, *_), group in sorted(runs.items()):
+        try:
+            model = fit(group[0].shape, [run.seen for run in group], job_id=name)
+        except ScalingError as error:
+            left_out += [(run.record.job_id, str(error)) for run in group]
+            continue
+        if not model.identified:
+            notes.append(f"{name}: {'; '.join(model.notes)}")
+        for run in group:
+            predicted = float(model.predict(Columns.of([run.allocation])).iteration_seconds[0])
+            level = run.seen.iteration_seconds / predicted
+            values = {
+                field: value * level
+                for field, value in msgspec.structs.asdict(model.coefficients).items()
+                if value is not None
+            }
+            jobs.append(_job(run, msgspec.structs.replace(model.coefficients, **values), begin, largest_growth))
+    jobs.sort(key=lambda each: each.arrival_seconds)
+    return Past(tuple(jobs), tuple(left_out), tuple(notes))
+
+
+def _run(record: JobRecord) -> tuple[_Run | None, str]:
+    """(what can be used of a run, why nothing can)."""
+    if record.phase is not Phase.SUCCEEDED:
+        return None, f"it ended as {record.phase.value}"
+    batch, dimension = record.features.get("batch_size", 0.0), record.features.get("embedding_dimension", 0.0)
+    samples, seconds = record.samples_trained or 0.0, _training_seconds(record)
+    for what, value in (
+        ("cfg.batch_size", batch), ("cfg.embedding_dimension", dimension), ("samples trained", samples),
+        ("training time", seconds),
+    ):  # fmt: skip
+        if not value > 0:
+            return None, f"its run has no {what}"
+    try:
+        allocation = Allocation(**msgspec.structs.asdict(record.granted))
+    except ScalingError as error:
+        return None, str(error)
+    step = allocation.workers * batch * seconds / samples
+    shape = ModelShape(batch_size=int(batch), dense_bytes=_DENSE_BYTES, embedding_dimension=int(dimension))
+    seen = Observation(allocation=allocation, iteration_seconds=step, compute_seconds=_compute(record, step))
+    return _Run(record, allocation, shape, seen, samples), ""
+
+
+def _training_seconds(record: JobRecord) -> float:
+    """From its first to its last step where its master has counted that, else from begin to end."""
+    counted = record.metrics.get(names.named(names.TOTAL, name="phase_training_seconds"), 0.0)
+    return counted or record.metrics.get(names.TOTAL_SECONDS, 0.0)
+
+
+def _compute(record: JobRecord, step: float) -> float | None:
+    """Share of a step in which workers compute, times the step; None where it was not measured."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for name, value in record.metrics.items():
+        if name.startswith("phase_seconds/"):
+            parts[name.rsplit("/", 1)[-1]].append(value)
+    means = {part: sum(values) / len(values) for part, values in parts.items()}
+    busy = sum(means.get(part, 0.0) for part in ("pull", "compute", "push"))
+    return step * means["compute"] / busy if means.get("compute", 0.0) > 0 and busy > 0 else None
+
+
+def _job(run: _Run, coefficients: Coefficients, begin: float, growth: int) -> JobToRun:
+    record, allocation = run.record, run.allocation
+    return JobToRun(
+        job_id=record.job_id,
+        arrival_seconds=record.started_unix_seconds - begin,
+        samples=run.samples,
+        shape=run.shape,
+        coefficients=coefficients,
+        allocation=allocation,
+        limits=Limits(
+            workers=(1, growth * allocation.workers),
+            parameter_servers=(1, growth * allocation.parameter_servers),
+            worker_cores=(min(0.05, allocation.worker_cores), max(32.0, allocation.worker_cores)),
+            parameter_server_cores=(
+                min(0.05, allocation.parameter_server_cores),
+                max(32.0, allocation.parameter_server_cores),
+            ),
+        ),
+        team=record.team,
+        features=features_of(record.job_name, record.team, run.shape, run.samples, record.architecture),
+    )

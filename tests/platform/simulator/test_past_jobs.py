@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastrec.platform.history.records import JobRecord, Sizes
+from elastrec.platform.simulator.past_jobs import jobs_of
+from elastrec.platform.specs.metrics import Phase
+from tests.platform.simulator.cluster import asked, job, run
+
+TRUE = job()
+
+
+def record(job_id: str = "clicks-1", workers: int = 4, **changed: Any) -> JobRecord:
+    """A finished run of a job that behaves like `job()`."""
+    allocation = asked(workers)
+    seconds = TRUE.samples / TRUE.samples_per_second(allocation)
+    made = JobRecord(
+        run_id="run", job_id=job_id, job_name="clicks", team="ads", architecture="dlrm", phase=Phase.SUCCEEDED,
+        reason="", interval=("2026-01-01", "2026-01-02"), asked=Sizes(**msgspec.structs.asdict(allocation)),
+        granted=Sizes(**msgspec.structs.asdict(allocation)),
+        features={"batch_size": 512.0, "embedding_dimension": 16.0}, labels={},
+        metrics={
+            "total/samples_trained": TRUE.samples, "total/seconds": seconds + 100.0,
+            "total/phase_training_seconds": seconds,
+        },
+        started_unix_seconds=1_700_000_000.0, ended_unix_seconds=1_700_000_000.0 + seconds,
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changed)
+
+
+def test_a_past_job_takes_as_long_as_it_took() -> None:
+    (found,) = jobs_of([record()]).jobs
+    (ended,) = run("static", [found]).jobs
+    assert ended.completion_seconds == pytest.approx(60.0 + 3600.0)
+    assert found.features.categories["architecture"] == "dlrm"
+    assert found.arrival_seconds == 0.0
+
+
+def test_runs_of_several_configurations_teach_each_other() -> None:
+    records = [record(f"clicks-{workers}", workers) for workers in (1, 2, 4, 8)]
+    jobs = jobs_of(records).jobs
+    assert len(jobs) == 4
+    for each in jobs:
+        for workers in (2, 6, 12):
+            true = TRUE.samples_per_second(asked(workers))
+            assert each.samples_per_second(asked(workers)) == pytest.approx(true, rel=0.1)
+
+
+def test_one_configuration_says_that_shares_are_assumed() -> None:
+    past = jobs_of([record()])
+    assert "clicks: not identified" in past.notes[0]
+
+
+def test_what_its_workers_measured_decides_how_much_of_a_step_computes() -> None:
+    phases = {f"phase_seconds/worker-0/{part}": value for part, value in
+              {"compute": 0.08, "pull": 0.01, "push": 0.01, "wait": 0.5}.items()}  # fmt: skip
+    computing = record(metrics={**record().metrics, **phases})
+    by_phases, assumed = jobs_of([computing]).jobs[0], jobs_of([record()]).jobs[0]
+    larger = msgspec.structs.replace(asked(), worker_cores=4.0)
+    assert by_phases.samples_per_second(larger) > assumed.samples_per_second(larger)
+
+
+@pytest.mark.parametrize(
+    "changed, reason",
+    [
+        ({"phase": Phase.FAILED}, "it ended as Failed"),
+        ({"features": {}}, "its run has no cfg.batch_size"),
+        ({"metrics": {}}, "its run has no samples trained"),
+        ({"metrics": {"total/samples_trained": 1e6}}, "its run has no training time"),
+    ],
+)
+def test_half_written_and_failed_runs_are_left_out_with_the_reason(changed: dict[str, Any], reason: str) -> None:
+    past = jobs_of([record("bad", **changed), record("good")])
+    assert [each.job_id for each in past.jobs] == ["good"]
+    assert past.left_out == (("bad", reason),)
+
+
+def test_of_two_attempts_at_one_job_one_is_taken() -> None:
+    past = jobs_of([record(), record(started_unix_seconds=1_700_009_000.0)])
+    assert len(past.jobs) == 1
+    assert past.left_out[0][1] == "another attempt at the same job is taken"
+
+
+def test_an_empty_history_is_an_empty_workload() -> None:
+    assert jobs_of([]).jobs == ()
