@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from elastrec.platform.specs.scaling import ScalingSettings
 
 
+LEFT_ALONE = "left_alone"
+"""XCom key of the jobs that are not decided about."""
+
+
 class _ScalingOperator(ElastrecOperator):
     """Base: the settings file, read anew in every task so that a change of it counts from the next round.
 
@@ -40,10 +44,13 @@ class _ScalingOperator(ElastrecOperator):
 
 
 class RunningJobsOperator(_ScalingOperator):
-    """Output: profiles of the jobs that can be decided about now; the others are in the log, each with its reason."""
+    """Output: profiles of the jobs that can be decided about now; the others are in the log, each with its reason.
+
+    What the others hold, and may have to give back, is pushed under LEFT_ALONE.
+    """
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Skips the rest of the round when there is nothing to decide."""
+        """Skips the rest of the round when no job trains that could be changed."""
         from airflow.sdk.exceptions import AirflowSkipException
 
         from elastrec.platform.jobs import scaling
@@ -51,16 +58,18 @@ class RunningJobsOperator(_ScalingOperator):
 
         with no_retry_for_bad_input():
             settings = self._settings()
-        found = []
+        found, others = [], []
         for job_id in scaling.training_jobs(self.platform):
             told = scaling.profile(self.platform, job_id, settings)
             if isinstance(told, NotNow):
                 self.log.info("%s is left alone: %s", job_id, told.reason)
+                others.append(told)
             else:
                 self.log.info("%s: %s, %d observations", job_id, told.allocation, len(told.observations))
                 found.append(msgspec.to_builtins(told))
-        if not found:
-            raise AirflowSkipException("no job can be decided about now")
+        if not found and not any(other.holder for other in others):
+            raise AirflowSkipException("no job trains that could be changed")
+        context["ti"].xcom_push(key=LEFT_ALONE, value=msgspec.to_builtins(others))
         return found
 
 
@@ -81,12 +90,15 @@ class ProposeOperator(_ScalingOperator):
         """Fits the job's model and asks the policy; what goes wrong is told and costs only this job its plan."""
         from elastrec.platform.jobs import scaling
         from elastrec.platform.scaling.policy import load_policy, propose_safely
+        from elastrec.platform.scaling.shared_round import view_of
         from elastrec.platform.scaling.types import JobProfile
 
         settings = self._settings()
         profile = msgspec.convert(self.profile, JobProfile)
+        shares = scaling.standing(self.platform, settings).shares
+        view = view_of(profile.team, scaling.view(self.platform, settings), shares)
         context["map_index_name"] = profile.job_id  # type: ignore[typeddict-unknown-key]
-        proposal, problem = propose_safely(load_policy(settings.policy), profile, scaling.view(self.platform, settings))
+        proposal, problem = propose_safely(load_policy(settings.policy), profile, view)
         for line in (*(proposal.notes if proposal else ()), problem):
             if line:
                 self.log.info(line)
@@ -97,31 +109,36 @@ class SelectOperator(_ScalingOperator):
     """The choice across all jobs. Output: one plan per job, in the order in which they are to be applied.
 
     Args:
-        proposed: all outputs of ProposeOperator.
+        proposed: all outputs of ProposeOperator; None when there are none.
+        left_alone: what RunningJobsOperator pushed under LEFT_ALONE.
     """
 
-    template_fields: Sequence[str] = ("settings_file", "proposed")
+    template_fields: Sequence[str] = ("settings_file", "proposed", "left_alone")
 
-    def __init__(self, *, proposed: Any, **kwargs: Any) -> None:
+    def __init__(self, *, proposed: Any, left_alone: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.proposed = proposed
+        self.left_alone = left_alone
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Jobs that the policy has no sound plan for stay as they are."""
+        """Jobs that the policy has no sound plan for stay as they are; who must give workers back comes first."""
         from elastrec.platform.jobs import scaling
-        from elastrec.platform.scaling.policy import load_policy, select_safely
+        from elastrec.platform.jobs.scaling import NotNow
+        from elastrec.platform.scaling.policy import load_policy
+        from elastrec.platform.scaling.shared_round import select_shared
         from elastrec.platform.scaling.types import JobProfile, Proposal
 
         settings = self._settings()
-        answers = list(self.proposed)
+        answers = list(self.proposed or ())
+        others = [msgspec.convert(each, NotNow) for each in self.left_alone or ()]
         profiles: list[JobProfile] = [msgspec.convert(each["profile"], JobProfile) for each in answers]
         proposals = [msgspec.convert(each["proposal"], Proposal) for each in answers if each["proposal"]]
         problems = {
             profile.job_id: each["problem"] for profile, each in zip(profiles, answers, strict=True) if each["problem"]
         }
-        decided = select_safely(
-            load_policy(settings.policy), profiles, proposals, scaling.view(self.platform, settings), problems
-        )
+        known = scaling.standing(self.platform, settings, scaling.holders_of([*profiles, *others]))
+        view = scaling.view(self.platform, settings)
+        decided = select_shared(load_policy(settings.policy), profiles, proposals, view, known, problems)
         for plan in decided.plans:
             self.log.info("%s: %s", plan.job_id, plan.reason)
         for job_id, problem in decided.problems.items():

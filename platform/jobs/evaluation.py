@@ -16,7 +16,7 @@ from elastrec.platform.jobs.publishing import with_run, with_tracking
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import Tell
 from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
-from elastrec.platform.master.launch import pod_name, pod_size, secret_files
+from elastrec.platform.master.launch import TEAM_LABEL, pod_name, pod_size, secret_files
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
@@ -62,7 +62,7 @@ def evaluator_pod(platform: Platform, job: TrainingJob, request: ExportRequest) 
         environment={environment.JOB: request.job_id, environment.POD: name},
         files=files,
         restart_policy=RestartPolicy.NEVER,
-        labels={"elastrec.io/role": "evaluator"},
+        labels={"elastrec.io/role": "evaluator", TEAM_LABEL: job.metadata.team},
     )
 
 

@@ -6,6 +6,8 @@ come and go freely, because shards do. What else a plan wants is put to the mast
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import structlog
 
@@ -15,12 +17,15 @@ from elastrec.platform.jobs.launching import RUN_LABEL
 from elastrec.platform.jobs.observation import jobs
 from elastrec.platform.jobs.overheads import overheads
 from elastrec.platform.jobs.past import live_master
+from elastrec.platform.jobs.standing import standing
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, PriceList, Resources
 from elastrec.platform.scaling.explain import rows
 from elastrec.platform.scaling.objectives import Rules
-from elastrec.platform.scaling.policy import Round, View, decide, load_policy
+from elastrec.platform.scaling.policy import Round, View, load_policy
+from elastrec.platform.scaling.quota import Holder
+from elastrec.platform.scaling.shared_round import decide_shared
 from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, Plan
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.job import TrainingJob
@@ -34,10 +39,15 @@ log = structlog.get_logger(__name__)
 
 
 class NotNow(msgspec.Struct, frozen=True):
-    """A running job that is left alone this round, and why."""
+    """A running job of which no plan can be made this round, and why.
+
+    Attributes:
+        holder: what it can give back all the same; None where it takes no part in scaling.
+    """
 
     job_id: str
     reason: str
+    holder: Holder | None = None
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,24 +100,50 @@ def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProf
         return NotNow(job_id, "its job file says scaling.enabled: false")
     if told.phase != Phase.TRAINING:
         return NotNow(job_id, f"it is {told.phase}")
+    team = settings.teams.get(job.metadata.team, Team())
+    holder = Holder(
+        job_id=job_id,
+        team=job.metadata.team,
+        allocation=_allocation(told.configuration),
+        least_workers=max(elasticity.minimum_workers, team.minimum_workers),
+        priority=team.priority,
+    )
     if not told.is_settled:
-        return NotNow(job_id, "pods are coming or going")
+        return NotNow(job_id, "pods are coming or going", holder)
     steps = next((m.steps for m in told.measured if m.configuration == told.configuration), 0)
     if steps < settings.least_steps:
-        return NotNow(job_id, f"{steps} steps in its present configuration; {settings.least_steps} are needed")
-    team = job.metadata.team
+        return NotNow(job_id, f"{steps} steps in its present configuration; {settings.least_steps} are needed", holder)
     return JobProfile(
         job_id=job_id,
         shape=_shape(job, told),
         allocation=_allocation(told.configuration),
         remaining_samples=float(told.remaining_samples),
         observations=tuple(_observation(measured) for measured in told.measured if measured.steps),
-        limits=Limits(workers=(elasticity.minimum_workers, elasticity.maximum_workers)),
+        limits=Limits(workers=(holder.least_workers, max(holder.least_workers, elasticity.maximum_workers))),
         movable=frozenset({Change.WORKERS}),
         until_next_change_seconds=settings.round_interval,
-        team=team,
-        priority=settings.teams.get(team, Team()).priority,
+        team=holder.team,
+        priority=holder.priority,
     )
+
+
+def holders_of(found: Iterable[JobProfile | NotNow]) -> list[Holder]:
+    """The jobs that can give workers back when somebody asks for what is theirs."""
+    holders = []
+    for each in found:
+        if isinstance(each, NotNow):
+            holders += [each.holder] if each.holder else []
+        else:
+            holders.append(
+                Holder(
+                    job_id=each.job_id,
+                    team=each.team,
+                    allocation=each.allocation,
+                    least_workers=each.limits.workers[0],
+                    priority=each.priority,
+                )
+            )
+    return holders
 
 
 def view(platform: Platform, settings: ScalingSettings) -> View:
@@ -139,7 +175,9 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
     policy = load_policy(settings.policy)
     found = [profile(platform, job_id, settings) for job_id in job_ids or training_jobs(platform)]
     profiles = [each for each in found if isinstance(each, JobProfile)]
-    return decide(policy, profiles, view(platform, settings)), [each for each in found if isinstance(each, NotNow)]
+    known = standing(platform, settings, holders_of(found))
+    decided = decide_shared(policy, profiles, view(platform, settings), known)
+    return decided, [each for each in found if isinstance(each, NotNow)]
 
 
 def apply(platform: Platform, wanted: Plan) -> Applied:

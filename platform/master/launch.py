@@ -20,6 +20,8 @@ from elastrec.platform.transport.security import TlsConfig
 if TYPE_CHECKING:
     from elastrec.platform.clusters import ClusterConfig
 
+TEAM_LABEL = "elastrec.io/team"
+"""Whose share of the cluster a pod counts against."""
 _SHORT_ROLE = {Role.MASTER: "master", Role.WORKER: "worker", Role.PARAMETER_SERVER: "ps", Role.EVALUATOR: "evaluator"}
 _MODULE = {
     Role.MASTER: "elastrec.platform.master",
@@ -244,5 +246,5 @@ def _pod(
         serves=role is not Role.WORKER,
         restart_policy=restart_policy,
         grace_seconds=_GRACE_SECONDS[role],
-        labels={"elastrec.io/role": _SHORT_ROLE[role]},
+        labels={"elastrec.io/role": _SHORT_ROLE[role], TEAM_LABEL: request.training_job.metadata.team},
     )

@@ -23,6 +23,7 @@ FIRST_ORDER_MODELS = ("wide_and_deep", "deepfm", "xdeepfm")
 SEQUENCE_OPTIONS = {"din": "attention", "bst": "sequences"}
 """The option by which a built-in model names the features whose rows it pools itself."""
 
+DEFAULT_TEAM = "default"
 # 40 characters leave room for the date and the role that are appended to make a pod's name (63 in Kubernetes).
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40, examples=["click-dlrm"])]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)]
@@ -33,8 +34,8 @@ class Metadata(Spec):
 
     name: JobName
     """Names the job, its records in the checkpoint store and, unless `history` says otherwise, its registered model."""
-    team: Label = "default"
-    """Whose job it is; a tag of its run in MLflow."""
+    team: Label = DEFAULT_TEAM
+    """Whose job it is: its share of the cluster, its priority when jobs are scaled, a tag of its run in MLflow."""
     labels: dict[str, Label] = Field(default_factory=dict)
     """Free tags; they become similarity features of the job's history."""
 

@@ -16,11 +16,11 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Prices(Spec):
-    """What resources cost on this cluster, in any currency."""
+    """What resources cost on this cluster, in any currency; all of them: half a list would mix currencies."""
 
-    core_hour: Annotated[float, Field(ge=0)] = 0.04
+    core_hour: Annotated[float, Field(ge=0)]
     """Of one core for an hour."""
-    gibibyte_hour: Annotated[float, Field(ge=0)] = 0.005
+    gibibyte_hour: Annotated[float, Field(ge=0)]
     """Of one GiB of memory for an hour."""
 
     @model_validator(mode="after")
@@ -31,10 +31,15 @@ class Prices(Spec):
 
 
 class Team(Spec):
-    """How a team's jobs count against those of others."""
+    """What a team owns of the cluster, and how its jobs count against those of others."""
 
     priority: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Multiplies the weight of the team's jobs when they compete for the same cores; 1 is normal."""
+    share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Of the cluster's cores and memory, what the team may have whenever it asks. Its jobs also grow into what others
+    leave idle, and give that back within one round when the others ask for their share. Shares add up to at most 1."""
+    minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """No job of the team is made smaller, whoever asks; a job file may say more in spec.scaling.minimum_workers."""
 
 
 class ScalingSettings(Spec):
@@ -42,7 +47,7 @@ class ScalingSettings(Spec):
 
     policy: Annotated[str, Field(min_length=1)] = "three-stage"
     """`three-stage`, `three-stage-exact`, `optimus`, `elastic-scheduler`, `static`, or one that a package registers."""
-    prices: Prices = Prices()
+    prices: Prices = Prices(core_hour=0.04, gibibyte_hour=0.005)
     """Plans are weighed by what they cost."""
     max_slowdown: Share = 0.05
     """A plan that saves may cost a job this share of its speed."""
@@ -53,7 +58,13 @@ class ScalingSettings(Spec):
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
     """MLflow's experiment from whose jobs is learned how long pods take to start on this cluster."""
     teams: dict[str, Team] = Field(default_factory=dict)
-    """By the name that job files give in metadata.team; teams that are not listed have priority 1."""
+    """By the name that job files give in metadata.team; a team that is not listed has priority 1 and no share."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> ScalingSettings:
+        if (together := sum(team.share for team in self.teams.values())) > 1 + 1e-9:
+            raise ValueError(f"the shares of teams add up to {together:.4g}, more than the cluster; lower some")
+        return self
 
 
 def load_scaling(file: Path) -> ScalingSettings:

@@ -32,6 +32,20 @@ def test_prices_of_nothing_are_refused(tmp_path: Path) -> None:
         load_scaling(file)
 
 
+def test_a_price_list_without_a_resource_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "scaling.yaml"
+    file.write_text("prices: {core_hour: 0.1}\n")
+    with pytest.raises(SpecError, match=r"prices\.gibibyte_hour"):
+        load_scaling(file)
+
+
+def test_shares_above_the_whole_cluster_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "scaling.yaml"
+    file.write_text("teams: {ads: {share: 0.7}, search: {share: 0.5}}\n")
+    with pytest.raises(SpecError, match=r"add up to 1\.2, more than the cluster"):
+        load_scaling(file)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"nowhere\.yaml"):
         load_scaling(tmp_path / "nowhere.yaml")

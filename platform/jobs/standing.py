@@ -1,0 +1,58 @@
+"""Who holds the cluster: pods by team, and pods that wait for room, as `platform.scaling.quota` counts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from elastrec.platform.clusters.protocol import Capacity, PodPhase, PodSize, PodStatus
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.master.launch import TEAM_LABEL
+from elastrec.platform.scaling.amounts import Resources
+from elastrec.platform.scaling.quota import Holder, Shares
+from elastrec.platform.scaling.shared_round import Standing
+from elastrec.platform.specs.job import DEFAULT_TEAM
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.scaling import ScalingSettings
+
+_NO_ROOM = "Unschedulable"
+
+
+def standing(platform: Platform, settings: ScalingSettings, holders: Sequence[Holder] = ()) -> Standing:
+    """The cluster now.
+
+    Args:
+        holders: jobs that can give workers back.
+
+    Raises:
+        ClusterError: the cluster cannot be reached.
+    """
+    return standing_of(platform.cluster.list(), platform.cluster.capacity(), settings, holders)
+
+
+def standing_of(
+    pods: Iterable[PodStatus], capacity: Capacity, settings: ScalingSettings, holders: Sequence[Holder]
+) -> Standing:
+    """The same from what a cluster has told."""
+    held: dict[str, Resources] = {}
+    waiting: dict[str, list[Resources]] = {}
+    waiting_workers: Counter[str] = Counter()
+    for pod in pods:
+        team = pod.labels.get(TEAM_LABEL, DEFAULT_TEAM)
+        if pod.phase is PodPhase.PENDING and pod.reason == _NO_ROOM:
+            waiting.setdefault(team, []).append(_resources(pod.size))
+            waiting_workers[pod.job] += pod.role is Role.WORKER
+        elif not pod.phase.is_final:
+            held[team] = held.get(team, Resources()) + _resources(pod.size)
+    entitled = {name: team.share for name, team in settings.teams.items()}
+    known = [
+        msgspec.structs.replace(each, pending_workers=min(waiting_workers[each.job_id], each.allocation.workers))
+        for each in holders
+    ]
+    return Standing(Shares(total=_resources(capacity.total), entitled=entitled, held=held), known, waiting)
+
+
+def _resources(size: PodSize) -> Resources:
+    return Resources(size.cores, float(size.memory_bytes))

@@ -1,0 +1,217 @@
+"""Whose capacity it is: teams grow into what is idle, and give it back when somebody asks for what is theirs by right.
+
+A team is entitled to a share of every resource of the cluster. Above it, it holds borrowed capacity; what the listed
+shares leave over belongs to nobody. Three rules, in this order:
+
+1. What a team asks for within its entitlement, and what the cluster has lost, is taken back at once: from the team that
+   holds most for its share, of its job that matters least, worker by worker, never below a job's least number.
+2. Growth within entitlements is chosen next, each team by itself, the one with the highest priority first.
+3. Everything that is left is idle, and all jobs compete for it by the policy's own rules.
+
+Borrowed capacity is taken only in whole workers that leave the lender with its entitlement, so that nobody gives back
+today what it may claim tomorrow. A worker that leaves hands its shards back at the last applied gradient: what is
+reclaimed costs the batches in flight. A team's size is its dominant share: the larger one of cores and memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Allocation, Resources, require
+from elastrec.platform.scaling.types import Plan
+
+POLICY = "quota"
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """One running job as the quota sees it; it need not have measured anything.
+
+    Attributes:
+        allocation: what it has, or is on its way to.
+        least_workers: it never has fewer.
+        pending_workers: of its workers, those that wait for room; to give one up frees nothing.
+    """
+
+    job_id: str
+    team: str
+    allocation: Allocation
+    least_workers: int = 1
+    pending_workers: int = 0
+    priority: float = 1.0
+
+    @property
+    def worker(self) -> Resources:
+        """Of one worker."""
+        return Resources(self.allocation.worker_cores, float(self.allocation.worker_memory_bytes))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Who owns the cluster, and who holds it.
+
+    Attributes:
+        total: of the cluster.
+        entitled: share by team, 0 to 1, together at most 1; a team that is not named is entitled to nothing.
+        held: by team, all of its pods, masters too; pods that wait for room hold nothing.
+    """
+
+    total: Resources
+    entitled: Mapping[str, float]
+    held: Mapping[str, Resources]
+
+    def __post_init__(self) -> None:
+        for team, share in self.entitled.items():
+            inside = math.isfinite(share) and 0 <= share <= 1
+            require(inside, f"teams.{team}.share", share, "0 to 1", "give the share of the cluster that is the team's")
+        together = math.fsum(self.entitled.values())
+        require(together <= 1 + 1e-9, "teams: shares together", together, "at most 1", "lower some")
+
+    @property
+    def free(self) -> Resources:
+        """Negative where capacity was taken from under running jobs."""
+        free = self.total
+        for held in self.held.values():
+            free = free - held
+        return free
+
+    def claim(self, team: str) -> Resources:
+        """What the team may still ask for by right."""
+        held, share = self.held.get(team, Resources()), self.entitled.get(team, 0.0)
+        return Resources(
+            max(0.0, share * self.total.cores - held.cores),
+            max(0.0, share * self.total.memory_bytes - held.memory_bytes),
+        )
+
+    def dominant(self, amount: Resources) -> float:
+        """The larger share of the cluster that an amount is."""
+        shares = [
+            part / whole if whole > 0 else math.inf
+            for part, whole in (
+                (amount.cores, self.total.cores),
+                (amount.memory_bytes, self.total.memory_bytes),
+            )
+            if part > 0
+        ]
+        return max(shares, default=0.0)
+
+
+@dataclass(frozen=True)
+class Reclaimed:
+    """What is taken back.
+
+    Attributes:
+        plans: of the jobs that give workers up; they go before everything else.
+        rightful: by team, what it asks for by right and has not got yet: nobody else may grow into it.
+    """
+
+    plans: tuple[Plan, ...]
+    rightful: Mapping[str, Resources]
+
+
+def reclaim(holders: Sequence[Holder], shares: Shares, waiting: Mapping[str, Sequence[Resources]]) -> Reclaimed:
+    """Rule 1: who gives how many workers back.
+
+    Args:
+        holders: the jobs that can be made smaller.
+        waiting: by team, the pods that it asks for and has not got.
+    """
+    rightful = {team: _within(pods, shares.claim(team)) for team, pods in sorted(waiting.items())}
+    wanted = sum(rightful.values(), Resources())
+    taking = _Taking(holders, shares)
+    for team in taking.lenders():
+        while _is_missing(wanted, shares.free + taking.freed) and taking.take(team, borrowed_only=True):
+            pass
+    # Capacity that is gone is gone for everybody: now entitlements, which have shrunk with it, protect nobody.
+    while _is_missing(Resources(), shares.free + taking.freed) and (team := taking.richest()):
+        taking.take(team, borrowed_only=False)
+    askers = ", ".join(team for team, asked in rightful.items() if _is_missing(asked, Resources()))
+    lost = f"the cluster has lost {_text(Resources() - shares.free)}"
+    return Reclaimed(taking.plans(f"{askers} asks for {_text(wanted)} of its share" if askers else lost), rightful)
+
+
+class _Taking:
+    """Workers taken so far."""
+
+    def __init__(self, holders: Sequence[Holder], shares: Shares) -> None:
+        self._shares = shares
+        self._taken = {holder.job_id: 0 for holder in holders}
+        self._by_team: dict[str, list[Holder]] = {}
+        for holder in holders:
+            self._by_team.setdefault(holder.team, []).append(holder)
+        self._held = dict(shares.held)
+        self.freed = Resources()
+
+    def _excess(self, team: str) -> float:
+        """How much a team holds for its share; infinity where it is entitled to nothing."""
+        share, held = self._shares.entitled.get(team, 0.0), self._shares.dominant(self._held.get(team, Resources()))
+        return held / share if share else math.inf if held else 0.0
+
+    def lenders(self) -> list[str]:
+        """Teams that hold borrowed capacity, the most over-served one first."""
+        return sorted((team for team in self._by_team if self._excess(team) > 1.0), key=lambda t: (-self._excess(t), t))
+
+    def richest(self) -> str:
+        """The team that holds most for its share and has a worker to spare; empty when none has."""
+        able = [team for team in self._by_team if self._next(team, borrowed_only=False)]
+        return min(able, key=lambda team: (-self._excess(team), team), default="")
+
+    def _waits(self, holder: Holder) -> bool:
+        """Whether the next worker of a job to go is one that waits for room; the last come go first."""
+        return self._taken[holder.job_id] < holder.pending_workers
+
+    def _next(self, team: str, *, borrowed_only: bool) -> Holder | None:
+        """The worker to go: of the job of least priority, and among equals of the one with most to spare."""
+        held, share = self._held.get(team, Resources()), self._shares.entitled.get(team, 0.0)
+        able = []
+        for holder in self._by_team[team]:
+            spare = holder.allocation.workers - self._taken[holder.job_id] - holder.least_workers
+            keeps = self._waits(holder) or self._shares.dominant(held - holder.worker) >= share - 1e-9
+            if spare > 0 and (keeps or not borrowed_only):
+                able.append((holder.priority, -spare, holder.job_id, holder))
+        return min(able)[3] if able else None
+
+    def take(self, team: str, *, borrowed_only: bool) -> bool:
+        """Takes one worker of a team; false when it has none to give."""
+        holder = self._next(team, borrowed_only=borrowed_only)
+        if holder is None:
+            return False
+        if not self._waits(holder):
+            self.freed = self.freed + holder.worker
+            self._held[team] = self._held.get(team, Resources()) - holder.worker
+        self._taken[holder.job_id] += 1
+        return True
+
+    def plans(self, why: str) -> tuple[Plan, ...]:
+        found = []
+        for holder in (holder for team in sorted(self._by_team) for holder in self._by_team[team]):
+            if taken := self._taken[holder.job_id]:
+                left = msgspec.structs.replace(holder.allocation, workers=holder.allocation.workers - taken)
+                found.append(
+                    Plan(
+                        job_id=holder.job_id, policy=POLICY, before=holder.allocation, allocation=left,
+                        reason=f"gives {taken} of {holder.allocation.workers} workers back: {why}",
+                    )
+                )  # fmt: skip
+        return tuple(found)
+
+
+def _within(pods: Sequence[Resources], claim: Resources) -> Resources:
+    """As many of the pods as fit into a claim: half a pod is of no use to anybody."""
+    asked = Resources()
+    for pod in pods:
+        if (asked + pod).fits(claim):
+            asked = asked + pod
+    return asked
+
+
+def _is_missing(wanted: Resources, free: Resources) -> bool:
+    """Whether some of the wanted is not free. Cores are compared to a thousandth, the finest that clusters grant."""
+    return wanted.cores > free.cores + 1e-3 or wanted.memory_bytes > free.memory_bytes + 1.0
+
+
+def _text(amount: Resources) -> str:
+    return f"{max(0.0, amount.cores):.4g} cores and {max(0.0, amount.memory_bytes) / 2**30:.4g} GiB"
