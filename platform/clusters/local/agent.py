@@ -307,9 +307,12 @@ class NodeAgent:
             return
         self._keep(record)
         if record.stage is Stage.BACK_OFF:
-            self._reactor.call_later(record.next_start_unix_seconds - time.time(), lambda: self._retry(record.uid))
+            self._retry_later(record)
         else:
             self._runner.release(record.uid)
+
+    def _retry_later(self, record: PodRecord) -> None:
+        self._reactor.call_later(life.start_pause_seconds(record, time.time()), lambda: self._retry(record.uid))
 
     def _retry(self, uid: str) -> None:
         with self._lock:
@@ -320,7 +323,7 @@ class NodeAgent:
     def _begin_delete(self, record: PodRecord, grace_seconds: float) -> None:
         # Only the first wish sends SIGTERM: many programs take a second one as an order to leave at once.
         first = not record.is_deleting
-        record = self._keep(life.deleting(record, time.time() + grace_seconds))
+        record = self._keep(life.deleting(record, grace_seconds, time.time()))
         log.info("pod_deleted", pod=record.spec.name, phase=record.phase, grace_seconds=grace_seconds)
         self._pursue_delete(record, first=first)
 
@@ -332,11 +335,11 @@ class NodeAgent:
             return
         if first:
             self._runner.terminate(running)
-        kill_at = record.kill_unix_seconds or 0.0
-        self._reactor.call_later(kill_at - time.time(), self._if_running(running, self._runner.kill))
+        pause = life.kill_pause_seconds(record, time.time())
+        self._reactor.call_later(pause, self._if_running(running, self._runner.kill))
         # A supervisor that is stopped or stuck cannot kill.
         destroy = self._if_running(running, self._runner.destroy)
-        self._reactor.call_later(kill_at - time.time() + _OBEY_SECONDS, destroy)
+        self._reactor.call_later(pause + _OBEY_SECONDS, destroy)
 
     def _if_running(self, running: RunningPod, action: Callable[[RunningPod], None]) -> Callable[[], None]:
         def act() -> None:
@@ -373,7 +376,7 @@ class NodeAgent:
         if record.is_deleting:
             self._pursue_delete(record)
         elif record.stage is Stage.BACK_OFF:
-            self._reactor.call_later(record.next_start_unix_seconds - time.time(), lambda: self._retry(record.uid))
+            self._retry_later(record)
 
     def _sample(self) -> None:
         with self._lock:

@@ -1,5 +1,8 @@
 """The life of a pod as pure functions: record in, record out; the clock is a parameter, effects are elsewhere.
 
+Moments are kept by the wall clock, which alone survives a restart of the machine. It may be set by an hour meanwhile:
+no wait that follows from a moment is ever longer than it was when it began.
+
 WAITING ──room──► LIVE ──exit──► ENDED
                     ▲   └──failed, OnFailure──► BACK_OFF ──delay──┘ (LIVE again)
 """
@@ -41,6 +44,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         failures: failed attempts in a row; the back-off follows it.
         next_start_unix_seconds: when the next attempt begins (BACK_OFF).
         kill_unix_seconds: when a pod that is being deleted will be killed; None while nobody deletes it.
+        kill_after_seconds: how long before that moment it was set.
         earlier_cpu_seconds: used by ended attempts.
     """
 
@@ -63,6 +67,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished_unix_seconds: float | None = None
     next_start_unix_seconds: float = 0.0
     kill_unix_seconds: float | None = None
+    kill_after_seconds: float = 0.0
     earlier_cpu_seconds: float = 0.0
     version: int = 0
 
@@ -146,7 +151,9 @@ def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
     if not again:
         phase = PodPhase.SUCCEEDED if end.exit_code == 0 else PodPhase.FAILED
         return msgspec.structs.replace(record, stage=Stage.ENDED, phase=phase)
-    ran = end.finished_unix_seconds - (record.started_unix_seconds or end.finished_unix_seconds)
+    ran = end.ran_seconds
+    if ran is None:
+        ran = end.finished_unix_seconds - (record.started_unix_seconds or end.finished_unix_seconds)
     failures = 1 if ran >= _HEALTHY_SECONDS else record.failures + 1
     pause = back_off_seconds(failures)
     text = f"{reason}, exit code {end.exit_code}; next attempt in {pause:g} s"
@@ -159,10 +166,20 @@ def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
     )
 
 
-def deleting(record: PodRecord, kill_at: float) -> PodRecord:
+def deleting(record: PodRecord, grace_seconds: float, now: float) -> PodRecord:
     """Somebody wants it gone; of several wishes the most impatient counts."""
-    earliest = kill_at if record.kill_unix_seconds is None else min(kill_at, record.kill_unix_seconds)
-    return msgspec.structs.replace(record, kill_unix_seconds=earliest)
+    left = min(grace_seconds, kill_pause_seconds(record, now)) if record.is_deleting else grace_seconds
+    return msgspec.structs.replace(record, kill_unix_seconds=now + left, kill_after_seconds=left)
+
+
+def kill_pause_seconds(record: PodRecord, now: float) -> float:
+    """Until a pod that is being deleted will be killed."""
+    return min(max(0.0, (record.kill_unix_seconds or 0.0) - now), record.kill_after_seconds)
+
+
+def start_pause_seconds(record: PodRecord, now: float) -> float:
+    """Until the next attempt of a pod in BACK_OFF begins."""
+    return min(max(0.0, record.next_start_unix_seconds - now), back_off_seconds(record.failures))
 
 
 def status_of(record: PodRecord, usage: Usage | None = None) -> PodStatus:

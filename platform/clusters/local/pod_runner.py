@@ -38,10 +38,15 @@ _KILLED = 128 + signal.SIGKILL
 
 
 class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended. `lost`: nobody saw it end (the machine went down, or the supervisor was killed)."""
+    """How an attempt ended. `lost`: nobody saw it end (the machine went down, or the supervisor was killed).
+
+    Attributes:
+        ran_seconds: by a clock that nobody sets; None when nobody saw it end.
+    """
 
     exit_code: int
     finished_unix_seconds: float
+    ran_seconds: float | None = None
     oom_killed: bool = False
     message: str = ""
     cpu_seconds: float = 0.0

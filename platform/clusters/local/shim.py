@@ -115,7 +115,7 @@ class Supervisor:
         if not write_once(f"{self._folder}/claim.{self._attempt}.json", claim):
             return
         kills_before = self._oom_kills()
-        output = self._start()
+        output, began = self._start(), time.monotonic()
         os.set_blocking(output, False)
         # Signals sent before this moment were blocked by the parent and arrive now.
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -128,7 +128,7 @@ class Supervisor:
                     self._handle(os.read(wake_read, 4096))
                 elif not self._copy(output):
                     poll.unregister(output)
-        finished = time.time()
+        finished, ran = time.time(), time.monotonic() - began
         self._kill_descendants()
         while self._copy(output):
             pass
@@ -141,6 +141,7 @@ class Supervisor:
                 "oom_killed": exit_code != 0 and self._oom_kills() > kills_before,
                 "message": self._message,
                 "finished_unix_seconds": finished,
+                "ran_seconds": ran,
                 "cpu_seconds": times.children_user + times.children_system,
             }
         )

@@ -65,12 +65,12 @@ def test_a_pause_never_leaves_its_bounds(failures):
 
 
 def test_a_pod_that_is_being_deleted_is_not_restarted():
-    record = life.deleting(_live(RestartPolicy.ON_FAILURE), kill_at=5.0)
+    record = life.deleting(_live(RestartPolicy.ON_FAILURE), grace_seconds=5.0, now=0.0)
     assert life.exited(record, _exit(), now=1.0).stage is Stage.ENDED
 
 
 def test_the_most_impatient_deletion_counts():
-    record = life.deleting(life.deleting(life.deleting(_live(), 9.0), 3.0), 7.0)
+    record = life.deleting(life.deleting(life.deleting(_live(), 9.0, 0.0), 3.0, 0.0), 7.0, 0.0)
     assert record.kill_unix_seconds == 3.0
 
 
@@ -132,3 +132,31 @@ def test_no_sequence_of_events_grants_more_than_there_is(events):
         for record in pods.values():
             assert (record.stage is Stage.ENDED) == record.phase.is_final
             assert record.attempt == 0 or record.attempt == record.restarts + 1
+
+
+@given(
+    grace=st.floats(0, 100),
+    later=st.floats(0, 100),
+    failures=st.integers(1, 20),
+    jump=st.sampled_from([-3600, 0, 3600]),
+)
+def test_a_clock_that_jumps_prolongs_neither_a_grace_nor_a_pause(
+    grace: float, later: float, failures: int, jump: float
+) -> None:
+    record = _live(RestartPolicy.ON_FAILURE)
+    for _ in range(failures):
+        record = life.exited(record, _exit(at=1e9 + 1.0), now=1e9)
+    pause = life.back_off_seconds(failures)
+    assert life.start_pause_seconds(record, 1e9) == pytest.approx(pause, abs=1e-6)
+    assert 0 <= life.start_pause_seconds(record, 1e9 + jump + later) <= pause
+    record = life.deleting(record, grace, 1e9)
+    assert life.kill_pause_seconds(record, 1e9) == pytest.approx(grace, abs=1e-6)
+    assert 0 <= life.kill_pause_seconds(record, 1e9 + jump + later) <= grace
+    again = life.deleting(record, 2 * grace, 1e9 + jump + later)
+    assert 0 <= life.kill_pause_seconds(again, 1e9 + jump + later) <= grace
+
+
+def test_how_long_an_attempt_ran_is_not_asked_of_a_clock_that_somebody_sets() -> None:
+    failed = life.exited(_live(RestartPolicy.ON_FAILURE), _exit(at=1.0, ran_seconds=0.5), now=1.0)
+    assert life.exited(failed, _exit(at=3600.0, ran_seconds=0.5), now=3600.0).failures == 2
+    assert life.exited(failed, _exit(at=-3600.0, ran_seconds=90.0), now=-3600.0).failures == 1
