@@ -33,6 +33,8 @@ def data() -> None:
 @click.option("--dense", type=int, default=13, show_default=True, help="Number of dense features.")
 @click.option("--sparse", type=int, default=26, show_default=True, help="Number of scalar sparse features.")
 @click.option("--lists", type=int, help="Number of list features; default 1, with criteo_tsv 0.")
+@click.option("--list-length", type=int, default=8, show_default=True, help="Mean ids of a list.")
+@click.option("--session-length", type=float, default=4.0, show_default=True, help="Mean rows of a session.")
 @click.option("--best-auc", type=float, default=0.8, show_default=True, help="AUC of a model that knows the truth.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="NAME=VALUE",
@@ -49,6 +51,8 @@ def generate(
     dense: int,
     sparse: int,
     lists: int | None,
+    list_length: int,
+    session_length: float,
     best_auc: float,
     overrides: tuple[str, ...],
     output: str,
@@ -56,8 +60,8 @@ def generate(
     """Make a click log with planted structure under PATH, and a job file PATH/job.yaml that trains on it.
 
     The labels follow a known teacher, so the best reachable AUC is known; ids follow Zipf's law over vocabularies
-    that keep growing; users come in sessions; the truth drifts from day to day. A path that is already complete is
-    left as it is.
+    that keep growing; users come in sessions, and their lists stay for a session; the truth drifts from day to day. A
+    path that is already complete is left as it is.
     """
     from elastrec.platform.data.generator import GenerateSpec, training_data_for
     from elastrec.platform.data.generator import generate as make
@@ -72,6 +76,8 @@ def generate(
         "dense": dense,
         "sparse": sparse,
         "lists": lists if lists is not None else int(file_format != "criteo_tsv"),
+        "list_length": list_length,
+        "session_length": session_length,
         "best_auc": best_auc,
         **parse_overrides(overrides),
     }

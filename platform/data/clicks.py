@@ -87,7 +87,9 @@ class ClickMaker:
         features, (dense, session_B) = self._features(rng, rows, sighted)
         sessions = int(session_B.max()) + 1
         start_S = rng.uniform(begin_seconds, end_seconds, sessions)
-        time_B = np.minimum(start_S[session_B] + rng.exponential(30.0, rows), end_seconds - 1e-3)
+        time_B = np.minimum(
+            start_S[session_B] + rng.exponential(max(spec.session_seconds, 1e-9), rows), end_seconds - 1e-3
+        )
         order = np.argsort(time_B, kind="stable")
         probability = self._teacher.probability(features)
         label = rng.random(rows) < probability

@@ -60,6 +60,8 @@ class GenerateSpec(Spec):
     heaps_exponent: Annotated[float, Field(gt=0, le=1)] = 0.6
     session_length: Annotated[float, Field(ge=1, le=1000)] = 4.0
     """Mean rows of a session."""
+    session_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """Mean time of a row after its session's beginning: the longer, the more sessions interleave in the log."""
     click_rate: Annotated[float, Field(gt=0, lt=1)] = 0.25
     best_auc: Annotated[float, Field(gt=0.5, lt=0.99)] = 0.80
     """What a model that knows the truth reaches."""

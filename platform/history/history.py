@@ -379,6 +379,5 @@ def _note(prepared: Prepared) -> str:
     ]
     if prepared.start_record:
         lines.append(f"Continued from `{prepared.start_record}`.")
-    if prepared.adaptation:
-        lines.append(f"```\n{prepared.adaptation}\n```")
+    lines += [f"```\n{told}\n```" for told in (prepared.adaptation, prepared.deduplication) if told]
     return "\n\n".join(lines)
