@@ -62,10 +62,15 @@ class InverseJagged:
         return np.diff(self.offsets).reshape(len(self.keys), self.distinct_rows)
 
     @property
+    def plain_values(self) -> int:
+        """Numbers of the plain form."""
+        row_U = np.bincount(self.inverse_lookup, minlength=self.distinct_rows)
+        return int((self.lengths @ row_U).sum())
+
+    @property
     def factor(self) -> float:
         """DedupeFactor: numbers of the plain form per number of this one; 1 where there are none (RecD §4.2)."""
-        plain = int(self.lengths[:, self.inverse_lookup].sum())
-        return plain / len(self.values) if len(self.values) else 1.0
+        return self.plain_values / len(self.values) if len(self.values) else 1.0
 
     def feature(self, key: str) -> tuple[Values, Longs]:
         """Values [L_k] and offsets int64 [U + 1] of one feature's distinct rows, without a copy of the values.

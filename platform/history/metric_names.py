@@ -55,6 +55,11 @@ COST_SAMPLES_PER_CORE_SECOND = "cost/samples_per_core_second"
 WORKER_START_SECONDS = "overhead/worker_start_seconds"
 SERVER_START_SECONDS = "overhead/parameter_server_start_seconds"
 
+TRAFFIC_PULLED = "traffic/pulled_bytes_per_sample"
+TRAFFIC_PUSHED = "traffic/pushed_bytes_per_sample"
+TRAFFIC_READ = "traffic/read_bytes_per_sample"
+TRAFFIC_READ_PLAIN = "traffic/read_plain_bytes_per_sample"
+
 SCALING_WORKERS = "scaling/workers"
 SCALING_PREDICTED = "scaling/predicted_samples_per_second"
 SCALING_GAIN = "scaling/predicted_gain"
@@ -102,6 +107,10 @@ DESCRIPTIONS = {
     COST_SAMPLES_PER_CORE_SECOND: "total/samples_trained over cost/core_seconds",
     WORKER_START_SECONDS: "median seconds from asking for a worker to its first step",
     SERVER_START_SECONDS: "median seconds from asking for a parameter server until it has registered",
+    TRAFFIC_PULLED: "bytes that workers got from the servers per trained sample",
+    TRAFFIC_PUSHED: "bytes of gradients that workers sent per trained sample",
+    TRAFFIC_READ: "bytes of a trained sample on the way from the reader to the worker",
+    TRAFFIC_READ_PLAIN: "what traffic/read_bytes_per_sample would be without deduplication",
     SCALING_WORKERS: "workers that the last round of scaling decided for",
     SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
     SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",

@@ -126,6 +126,9 @@ class HistorySink:
                 for name, value in report.totals.items()
                 if name in _OWN_TOTALS or name.startswith(("phase_", "time_"))
             ]
+            points += [
+                Point(name, value, step, now) for name, value in report.totals.items() if name.startswith("traffic/")
+            ]
             points += _calibration(report.evaluation_sketch, now)
         self._reporter.log(points)
 

@@ -12,6 +12,10 @@ WINDOW_SECONDS = 5.0
 FIRST_WINDOW_SECONDS = 1.0
 _FIRST_WINDOWS = 30
 """So many windows are short: a job of a few seconds has a learning curve, too."""
+_TRAFFIC = {
+    "pulled": "bytes_pulled", "pushed": "bytes_pushed", "read": "bytes_read", "read_plain": "bytes_read_plain",
+}  # fmt: skip
+"""What is counted per sample, and the field of WindowMetrics that tells it."""
 _STEP_PHASES = ("wait", "pull", "compute", "push")
 
 
@@ -60,6 +64,7 @@ class Monitor:
         self._sketches: list[bytes] = []
         self._steps: dict[str, _Sums] = {}
         self._waited = self._worked = 0.0
+        self._traffic = dict.fromkeys(("samples", *_TRAFFIC), 0)
 
     def add(self, beat: Heartbeat, *, is_training: bool = False) -> bool:
         """Takes the metrics of one heartbeat over, unless they are a window that was counted already.
@@ -83,6 +88,9 @@ class Monitor:
         pod.samples += metrics.samples
         self._samples += metrics.samples
         self._loss_sum += metrics.loss_sum
+        self._traffic["samples"] += metrics.samples
+        for kind, field in _TRAFFIC.items():
+            self._traffic[kind] += getattr(metrics, field)
         if metrics.sketch:
             self._sketches.append(metrics.sketch)
         sums = self._steps.setdefault(beat.pod, _Sums())
@@ -111,6 +119,11 @@ class Monitor:
         waited, worked = self._waited, self._worked
         self._waited = self._worked = 0.0
         return waited / worked if worked else None
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes per trained sample by what they are (`traffic/...`), of all windows since this process began."""
+        samples = self._traffic["samples"]
+        return {f"traffic/{kind}_bytes_per_sample": self._traffic[kind] / samples for kind in _TRAFFIC if samples}
 
     def forget(self, pod: str) -> None:
         """Drops a pod that is gone."""

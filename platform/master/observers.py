@@ -82,7 +82,7 @@ class ObserverCalls(abc.ABC):
         """What the job did and cost until now (see `status.totals`)."""
         with self._lock:
             time = self.state.phases.since if self.state.phase.is_final else self.now()
-            return totals(self.state, time) | self._starts.medians()
+            return totals(self.state, time) | self._starts.medians() | self._monitor.traffic()
 
     def status(self, message: GetStatus) -> Status:
         """For observers."""

@@ -152,6 +152,7 @@ class WindowMetrics(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         number: rises by one with every window of a process. A window whose delivery was not confirmed is sent again
             under its number, and counts once.
+        bytes_read: of the minibatches as the reader handed them over; `bytes_read_plain`: without deduplication.
     """
 
     number: int = 0
@@ -164,6 +165,8 @@ class WindowMetrics(msgspec.Struct, frozen=True, kw_only=True):
     push_seconds: float = 0.0
     bytes_pulled: int = 0
     bytes_pushed: int = 0
+    bytes_read: int = 0
+    bytes_read_plain: int = 0
     sketch: bytes = b""  # encoded coarse BinaryMetricsSketch of predictions before the update
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elastrec.platform.data.deduplicated_batch import batch_bytes
 from elastrec.platform.specs.errors import JobFailedError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.trainers.deduplication import DeduplicatedBags, DeduplicatedFeatures
@@ -131,10 +132,12 @@ class Step:
         left = self.collection.take_row_gradients()
         samples = started.item.batch.num_rows
         sent = self.client.push(left.pulled, left.gradients, self.flat.gradients, samples, hold=hold)
+        read, plain = batch_bytes(started.item.batch)
         self._window.add(
             samples=samples, steps=1, loss_sum=loss_value * samples,
             pull_seconds=pulled - began, compute_seconds=computed - pulled, push_seconds=clock() - computed,
             bytes_pulled=started.pulled.bytes, bytes_pushed=sent,
+            bytes_read=read, bytes_read_plain=plain,
         )  # fmt: skip
         self._window.add_predictions(torch.sigmoid(logits.detach()).numpy(), started.inputs.label_B.numpy())
 

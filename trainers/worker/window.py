@@ -75,6 +75,8 @@ class Window:
             steps=int(totals["steps"]),
             bytes_pulled=int(totals["bytes_pulled"]),
             bytes_pushed=int(totals["bytes_pushed"]),
+            bytes_read=int(totals["bytes_read"]),
+            bytes_read_plain=int(totals["bytes_read_plain"]),
             loss_sum=totals["loss_sum"],
             wait_seconds=totals["wait_seconds"],
             pull_seconds=totals["pull_seconds"],

@@ -10,6 +10,7 @@ import pytest
 
 from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import Point
 from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.master.history_sink import HistorySink, Report
@@ -45,6 +46,18 @@ def test_a_window_adds_up_the_heartbeats_of_all_workers():
     assert window.auc == pytest.approx(0.75, abs=0.01)
     assert window.batch_seconds == pytest.approx({"a": 0.2, "b": 0.1})
     assert monitor.pods["b"].phase_seconds["pull"] == pytest.approx(0.1)
+
+
+def test_bytes_are_told_per_trained_sample():
+    monitor = Monitor(0.0)
+    assert monitor.traffic() == {}
+    monitor.add(beat("a", samples=60, steps=2, bytes_pulled=600, bytes_read=120, bytes_read_plain=240))
+    monitor.add(beat("b", samples=40, steps=4, bytes_pulled=400, bytes_pushed=100, bytes_read=80, bytes_read_plain=160))
+    monitor.close_window(FIRST_WINDOW_SECONDS)
+    found = monitor.traffic()
+    assert found == {
+        names.TRAFFIC_PULLED: 10.0, names.TRAFFIC_PUSHED: 1.0, names.TRAFFIC_READ: 2.0, names.TRAFFIC_READ_PLAIN: 4.0
+    }  # fmt: skip
 
 
 def test_a_window_that_is_sent_twice_counts_once_and_a_new_process_counts_from_one_again():

@@ -97,6 +97,19 @@ def test_two_hundred_steps_give_the_same_loss_and_weights(trained: Make, servers
         np.testing.assert_allclose(values, rows[key], atol=1e-4)
 
 
+def test_bytes_from_the_reader_are_counted_as_they_are_and_as_they_would_be(trained: Make) -> None:
+    plain, ours = (trained(how, steps=12) for how in ("off", GROUPS))
+    for here in (plain, ours):
+        here.finish()
+    before, after = ([beat.metrics for beat in here.master.heartbeats] for here in (plain, ours))
+    sent = sum(each.bytes_read for each in before)
+    assert sent and sum(each.bytes_read_plain for each in before) == sent
+    # Arrow keeps the last offset of each list column with a batch, which is all that may differ.
+    assert sum(each.bytes_read_plain for each in after) == pytest.approx(sent, rel=0.01)
+    assert sum(each.bytes_read for each in after) < 0.6 * sent
+    assert sum(each.bytes_pulled for each in after) == sum(each.bytes_pulled for each in before) > 0
+
+
 @pytest.mark.parametrize(
     ("architecture", "options"),
     [
