@@ -8,6 +8,7 @@ CONNECTION_TYPE = "elastrec"
 DEFAULT_CONNECTION_ID = "elastrec_default"
 DAG_ID = "daily_retraining"
 CLICK_LOG_ASSET = "click_log"
+CLUSTERED_CLICK_LOG_ASSET = "clustered_click_log"
 
 POLL_SECONDS = 1.0
 """Between two looks of a trigger at its job."""

@@ -65,9 +65,9 @@ def inspect(
         computed_pooling=frozenset(computed_pooling.split(",")) if computed_pooling else frozenset(),
     )
     if picture is not None:
-        from elastrec.platform.cli.session_picture import draw
+        from elastrec.platform.history.inspection_picture import inspection_picture
 
-        draw(facts, picture)
+        inspection_picture(facts).savefig(picture, format="png")
     if output == "json":
         echo_json(_document(facts))
         return

@@ -60,10 +60,22 @@ TRAFFIC_PUSHED = "traffic/pushed_bytes_per_sample"
 TRAFFIC_READ = "traffic/read_bytes_per_sample"
 TRAFFIC_READ_PLAIN = "traffic/read_plain_bytes_per_sample"
 
+DATA_ROWS = "data/rows"
+DATA_SESSIONS = "data/sessions"
+DATA_SAMPLES_PER_SESSION = "data/samples_per_session"
+DATA_GROUPS = "data/groups"
+DATA_BEFORE = "data/{what}/before"
+DATA_AFTER = "data/{what}/after"
+DATA_RATIO = "data/{what}/ratio"
+DATA_FACTOR = "data/factor/{feature}"
+DATA_FACTOR_PREDICTED = "data/predicted_factor/{feature}"
+
 SCALING_WORKERS = "scaling/workers"
 SCALING_PREDICTED = "scaling/predicted_samples_per_second"
 SCALING_GAIN = "scaling/predicted_gain"
 SCALING_CHANGED = "scaling/changed"
+SCALING_LAST_PREDICTED_GAIN = "scaling/last_plan_predicted_gain"
+SCALING_LAST_MEASURED_GAIN = "scaling/last_plan_measured_gain"
 
 CONFIGURATION = "cfg.{name}"
 
@@ -111,10 +123,21 @@ DESCRIPTIONS = {
     TRAFFIC_PUSHED: "bytes of gradients that workers sent per trained sample",
     TRAFFIC_READ: "bytes of a trained sample on the way from the reader to the worker",
     TRAFFIC_READ_PLAIN: "what traffic/read_bytes_per_sample would be without deduplication",
+    DATA_ROWS: "rows of an inspected log's sample",
+    DATA_SESSIONS: "sessions of that sample",
+    DATA_SAMPLES_PER_SESSION: "rows per session of that sample",
+    DATA_GROUPS: "groups of features that are worth deduplicating",
+    DATA_BEFORE: "bytes stored or sent, or ids pooled, in order of the log and without deduplication",
+    DATA_AFTER: "the same clustered by session and deduplicated",
+    DATA_RATIO: "how many times fewer that is",
+    DATA_FACTOR: "numbers of a feature in clustered batches per number of its distinct rows",
+    DATA_FACTOR_PREDICTED: "what the model of sessions predicts for that",
     SCALING_WORKERS: "workers that the last round of scaling decided for",
     SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
     SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",
     SCALING_CHANGED: "1 when the round changed the job, 0 when it stayed",
+    SCALING_LAST_PREDICTED_GAIN: "samples per second that the last plan carried out was predicted to bring",
+    SCALING_LAST_MEASURED_GAIN: "samples per second that it brought, as measured before and after it",
     CONFIGURATION: "a number of the job file or of the allocation, as a metric because MLflow compares only those by >",
 }
 """Meaning and unit by name; `{}` stands for the changing part."""

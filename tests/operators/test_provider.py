@@ -92,7 +92,7 @@ def test_a_folder_without_an_agent_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_dag_files_can_be_read(dags: DagBag) -> None:
     assert dags.import_errors == {}
-    assert set(dags.dags) == {"daily_retraining", "click_log_arrived", "auto_scaling"}
+    assert set(dags.dags) == {"daily_retraining", "click_log_arrived", "click_log_clustered", "auto_scaling"}
 
 
 def test_the_daily_dag_reads_as_the_life_of_a_job(dags: DagBag) -> None:

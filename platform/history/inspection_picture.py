@@ -1,29 +1,26 @@
-"""The picture of `data inspect`: sizes of sessions, factors of features, savings. matplotlib is imported when drawn."""
+"""The picture of an inspected log: sessions, factors of features, savings. matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastrec.platform.data.dedupe_factor import WORTH_ABOVE
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from elastrec.platform.data.inspection import DataFacts
 
 _SHOWN_FEATURES = 40
 
 
-def draw(facts: DataFacts, file: str) -> None:
-    """Write a PNG.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+def inspection_picture(facts: DataFacts) -> Figure:
+    """Three panels; of more than 40 features those with the largest factors."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shown = sorted(facts.features, key=lambda each: -each.measured)[:_SHOWN_FEATURES]
-    figure = Figure(figsize=(15, max(4.5, 1.5 + 0.25 * len(shown))), layout="constrained")
+    figure = Figure(figsize=(15, max(4.5, 1.5 + 0.25 * len(shown))), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     sessions, factors, savings = figure.subplots(1, 3)
 
@@ -51,4 +48,4 @@ def draw(facts: DataFacts, file: str) -> None:
     savings.bar_label(bars, [f"{saving.ratio:.2f}x" for saving in named.values()])
     savings.axhline(1, color="gray", linestyle=":")
     savings.set_title("times fewer bytes, or ids")
-    figure.savefig(Path(file), format="png", dpi=110)
+    return figure

@@ -1,0 +1,91 @@
+"""Operators on a click log itself: cluster a partition by session, and record what that brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset
+
+from elastrec.operators.base import ElastrecOperator, give, no_retry_for_bad_input
+from elastrec.operators.links import push_link
+from elastrec.operators.params import read_job
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from elastrec.platform.specs.job import TrainingJob
+
+
+class _LogOperator(ElastrecOperator):
+    """Reads the job file whose data section describes the log.
+
+    Args:
+        jobs_folder: relative job files are taken from here.
+        job_file: a job on the log.
+        partition: the day `2026-01-31` or hour `2026-01-31T07`; empty for data without partitions.
+    """
+
+    template_fields: Sequence[str] = ("job_file", "partition", "path")
+
+    def __init__(self, *, jobs_folder: str | Path, job_file: str, path: str, partition: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.jobs_folder = str(jobs_folder)
+        self.job_file = job_file
+        self.path = path
+        self.partition = partition
+
+    def _job(self) -> TrainingJob:
+        return read_job(Path(self.jobs_folder), self.job_file, None, None, None)
+
+
+class ClusterPartitionOperator(_LogOperator):
+    """Writes a partition with each session's rows side by side. Output: `Clustered`.
+
+    A partition that lies there already is left as it is, so a retry or a cleared task does nothing twice. Each asset
+    among `outlets` gets an event for the partition.
+
+    Args:
+        path: where the clustered log goes.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Clusters; bad data fails without a retry."""
+        from elastrec.platform.jobs.clustering import cluster_partition
+
+        with no_retry_for_bad_input():
+            found = cluster_partition(self.platform, self._job(), self.path, self.partition)
+        self.log.info(
+            "%s %s: %s rows, %s sessions; %s bytes became %s",
+            found.path, found.partition, f"{found.rows:,}", f"{found.sessions:,}", f"{found.source_bytes:,}",
+            f"{found.bytes:,}",
+        )  # fmt: skip
+        for asset in self.outlets:
+            if isinstance(asset, Asset):
+                event = context["outlet_events"][asset]
+                event.extra = {"path": found.path, "rows": found.rows, "sessions": found.sessions}
+                if self.partition:
+                    event.add_partitions(self.partition)
+        return give(found)
+
+
+class InspectPartitionOperator(_LogOperator):
+    """Measures on a sample what repeats, and records it as a run in MLflow. Output: `Inspected`.
+
+    Args:
+        path: of the log; empty: the job's own.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Inspects; bad data fails without a retry."""
+        from elastrec.platform.jobs.clustering import inspect_partition
+
+        with no_retry_for_bad_input():
+            found = inspect_partition(self.platform, self._job(), self.path, self.partition)
+        push_link(context, found.run_url)
+        self.log.info(
+            "%s rows, %s sessions; %.2f times fewer bytes stored, %.2f sent, %.2f times fewer ids pooled; groups: %s",
+            f"{found.rows:,}", f"{found.sessions:,}", found.stored, found.sent, found.pooled, found.groups or "none",
+        )  # fmt: skip
+        return give(found)

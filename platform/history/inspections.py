@@ -1,0 +1,61 @@
+"""Inspected logs in MLflow: one run per look at a partition, so that its figures can be followed from day to day."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.connection import Connection
+from elastrec.platform.history.inspection_picture import inspection_picture
+from elastrec.platform.history.sink import POINTS_PER_CALL
+
+if TYPE_CHECKING:
+    from elastrec.platform.data.inspection import DataFacts
+
+TAG_PATH, TAG_PARTITION = "elastrec.data.path", "elastrec.data.partition"
+_PICTURE, _FACTS = "inspection.png", "inspection.json"
+
+
+def inspection_metrics(facts: DataFacts) -> dict[str, float]:
+    """Figures by metric name."""
+    found: dict[str, float] = {
+        names.DATA_ROWS: facts.rows,
+        names.DATA_SESSIONS: facts.sessions,
+        names.DATA_SAMPLES_PER_SESSION: facts.samples_per_session,
+        names.DATA_GROUPS: len(facts.proposal.groups),
+    }
+    for what, saving in (("stored", facts.storage), ("sent", facts.sent), ("pooled", facts.pooled)):
+        found[names.named(names.DATA_BEFORE, what=what)] = saving.before
+        found[names.named(names.DATA_AFTER, what=what)] = saving.after
+        found[names.named(names.DATA_RATIO, what=what)] = saving.ratio
+    for factor in facts.features:
+        found[names.named(names.DATA_FACTOR, feature=factor.name)] = factor.measured
+        found[names.named(names.DATA_FACTOR_PREDICTED, feature=factor.name)] = factor.predicted
+    return {name: float(value) for name, value in found.items()}
+
+
+class Inspections(Connection):
+    """Writes runs of one experiment. Every method raises HistoryError when the server cannot be reached or refuses."""
+
+    def record(self, facts: DataFacts, path: str, partition: str) -> str:
+        """A finished run with the figures as metrics, the picture and the whole table; its id."""
+        from mlflow.entities import Metric
+
+        with self._explained(f"record what was found in {path} {partition}"):
+            run = self._client.create_run(
+                self._experiment_id,
+                run_name=f"inspection {path.rstrip('/').rsplit('/', 1)[-1]} {partition}".rstrip(),
+                tags={TAG_PATH: path, TAG_PARTITION: partition, "mlflow.source.name": "elastrec"},
+            )
+            run_id = str(run.info.run_id)
+            now = int(time.time() * 1000)
+            metrics = [Metric(name, value, now, 0) for name, value in inspection_metrics(facts).items()]
+            for first in range(0, len(metrics), POINTS_PER_CALL):
+                self._client.log_batch(run_id, metrics=metrics[first : first + POINTS_PER_CALL])
+            self._client.log_figure(run_id, inspection_picture(facts), _PICTURE)
+            self._client.log_text(run_id, json.dumps(asdict(facts), indent=1), _FACTS)
+            self._client.set_terminated(run_id, "FINISHED")
+        return run_id
