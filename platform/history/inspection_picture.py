@@ -32,12 +32,14 @@ def inspection_picture(facts: DataFacts) -> Figure:
 
     places = range(len(shown))
     chosen = {choice.name for choice in facts.proposal.choices if choice.group >= 0}
-    colors = ["tab:green" if each.name in chosen else "lightgray" for each in shown]
-    factors.barh(places, [each.measured for each in shown], color=colors, label="measured (green: chosen)")
+    for label, color, is_chosen in (("deduplicated", "tab:green", True), ("left plain", "lightgray", False)):
+        drawn = [(place, each.measured) for place, each in enumerate(shown) if (each.name in chosen) is is_chosen]
+        factors.barh([place for place, _ in drawn], [factor for _, factor in drawn], color=color, label=label)
     factors.plot([each.predicted for each in shown], places, "k|", markersize=9, label="predicted")
     factors.plot([each.unclustered for each in shown], places, "r.", markersize=5, label="in order of the log")
-    factors.axvline(WORTH_ABOVE, color="gray", linestyle=":")
+    factors.axvline(WORTH_ABOVE, color="gray", linestyle=":", label=f"{WORTH_ABOVE}: may be worth it above")
     factors.set_xscale("log")
+    factors.set_xlabel("numbers of the plain form per number kept")
     factors.set_yticks(places, [each.name for each in shown], fontsize=7)
     factors.invert_yaxis()
     factors.set_title(f"DedupeFactor, batches of {facts.batch_rows:,}")
@@ -47,5 +49,6 @@ def inspection_picture(facts: DataFacts) -> Figure:
     bars = savings.bar(list(named), [saving.ratio for saving in named.values()], color="tab:green")
     savings.bar_label(bars, [f"{saving.ratio:.2f}x" for saving in named.values()])
     savings.axhline(1, color="gray", linestyle=":")
+    savings.margins(y=0.1)
     savings.set_title("times fewer bytes, or ids")
     return figure
