@@ -163,13 +163,13 @@ class ApplyPlanOperator(ElastrecOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """A plan that the master refuses, or that is stale, is said so and changes nothing."""
         from elastrec.operators.links import push_link
-        from elastrec.platform.jobs import scaling
+        from elastrec.platform.jobs import scaling, scaling_story
         from elastrec.platform.scaling.types import Plan
 
         plan = msgspec.convert(self.plan, Plan)
         context["map_index_name"] = plan.job_id  # type: ignore[typeddict-unknown-key]
         applied = scaling.apply(self.platform, plan)
-        push_link(context, scaling.log_decision(self.platform, plan, applied))
+        push_link(context, scaling_story.log_decision(self.platform, plan, applied))
         if applied.changed:
             self.log.info("%s: %s → %s", applied.job_id, applied.before, applied.after)
         else:

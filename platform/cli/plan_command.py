@@ -32,7 +32,7 @@ def plan(job: tuple[str, ...], file: str | None, policy: str | None, explain: bo
 
     Plans compete for the cores that are free. Jobs that have measured too little are left alone, with the reason.
     """
-    from elastrec.platform.jobs import scaling
+    from elastrec.platform.jobs import scaling, scaling_story
     from elastrec.platform.specs.scaling import ScalingSettings, load_scaling
 
     settings = load_scaling(Path(file)) if file else ScalingSettings()
@@ -42,7 +42,7 @@ def plan(job: tuple[str, ...], file: str | None, policy: str | None, explain: bo
     decided, left_alone = scaling.plan(platform, settings, list(job) or None)
     applied = [scaling.apply(platform, each) for each in decided.plans] if applies else []
     for each, done in zip(decided.plans, applied, strict=False):
-        scaling.log_decision(platform, each, done)
+        scaling_story.log_decision(platform, each, done)
     if output == "json":
         echo_json(_plain(decided, left_alone, applied, explain=explain))
         return

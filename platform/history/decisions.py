@@ -1,39 +1,146 @@
-"""What scaling decided about a running job, in its MLflow run: every candidate as a table, the choice as series."""
+"""What scaling decided about a running job, in its MLflow run: candidates as a table, choices as series, pictures."""
 
 from __future__ import annotations
 
-import time
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history import scaling_figures
 from elastrec.platform.history.connection import Connection
+from elastrec.platform.history.scaling_figures import Decision, Timed
+from elastrec.platform.scaling.types import Observation
+from elastrec.platform.specs.errors import HistoryError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from elastrec.platform.scaling.throughput import ThroughputModel
+    from elastrec.platform.scaling.types import Considered
+
+EXPLAIN_FILE = "scaling/explain.json"
+"""A table that MLflow shows and compares: every candidate of the latest rounds, what it would bring, why not."""
 DECISIONS_FILE = "scaling/decisions.json"
-"""A table that MLflow shows and compares; one line per candidate of every round."""
+"""One `Decision` per round, the oldest first."""
+_MOST_LINES = 2_000
+_MOST_DECISIONS = 2_000
+_TABLES_TAG = "mlflow.loggedArtifacts"
 
 
 class Decisions(Connection):
     """Writes into runs that exist. Methods raise HistoryError when the server cannot be reached or refuses."""
 
     def log_decision(
-        self, run_id: str, candidates: Sequence[Mapping[str, Any]], figures: Mapping[str, float], *, changed: bool
-    ) -> str:
-        """Adds one round; returns the address of the run's page (empty when nobody serves pages).
+        self, run_id: str, decision: Decision, candidates: Sequence[Mapping[str, Any]], figures: Mapping[str, float]
+    ) -> list[Decision]:
+        """Adds one round; returns all rounds of the run.
 
         Args:
             candidates: lines of the table, equal keys in each.
             figures: points of the series, by metric name.
-            changed: whether the job is being changed by it.
         """
-        now = time.time()
+        milliseconds, step = int(decision.unix_seconds * 1000), decision.samples_trained
+        told = [*self.decisions(run_id), decision][-_MOST_DECISIONS:]
         with self._explained(f"write a scaling decision into run {run_id}"):
-            run = self._client.get_run(run_id)
-            step = int(run.data.metrics.get(names.SAMPLES_TRAINED, 0))
-            lines = [{"unix_seconds": now, "samples_trained": step, "applied": changed, **one} for one in candidates]
+            lines = [
+                {"unix_seconds": decision.unix_seconds, "samples_trained": step, "applied": decision.changed, **one}
+                for one in candidates
+            ]
             if lines:
-                columns = {name: [line[name] for line in lines] for name in lines[0]}
-                self._client.log_table(run_id, columns, DECISIONS_FILE)
+                self._append_table(run_id, lines)
+            self._client.log_text(run_id, msgspec.json.encode(told).decode(), DECISIONS_FILE)
             for name, value in figures.items():
-                self._client.log_metric(run_id, name, value, int(now * 1000), step)
-        return f"{self._ui}/#/experiments/{run.info.experiment_id}/runs/{run_id}" if self._ui else ""
+                self._client.log_metric(run_id, name, value, milliseconds, step)
+        return told
+
+    def decisions(self, run_id: str) -> list[Decision]:
+        """Every round that was written into the run; none before the first."""
+        text = self._text(run_id, DECISIONS_FILE)
+        if text is None:
+            return []
+        try:
+            return msgspec.json.decode(text, type=list[Decision])
+        except msgspec.MsgspecError as error:
+            raise HistoryError(
+                f"run {run_id}: its {DECISIONS_FILE} cannot be read: {error}; delete it, scaling writes it anew"
+            ) from error
+
+    def samples_trained(self, run_id: str) -> int:
+        """The last that the run was told."""
+        with self._explained(f"read run {run_id}"):
+            return int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
+
+    def log_throughput(self, run_id: str, told: Sequence[Decision]) -> None:
+        """Draws speed and workers over time with every decision, from the run's own series."""
+        picture = scaling_figures.throughput(
+            self._timed(run_id, names.SAMPLES_PER_SECOND), self._timed(run_id, names.WORKERS_RUNNING), told
+        )
+        self._log_figures(run_id, {"figures/throughput.png": picture})
+
+    def log_model(
+        self,
+        run_id: str,
+        told: Sequence[Decision],
+        considered: Sequence[Considered],
+        model: ThroughputModel | None,
+        observations: Sequence[Observation],
+    ) -> None:
+        """Draws the fit, the front and whether the last plans brought what was predicted."""
+        batch = model.shape.batch_size if model else 0
+        kept = scaling_figures.kept_promises(told, observations, batch) if model else []
+        if kept:
+            with self._explained(f"write a scaling decision into run {run_id}"):
+                last = kept[-1]
+                self._client.log_metric(run_id, names.SCALING_LAST_PREDICTED_GAIN, last.predicted_gain)
+                self._client.log_metric(run_id, names.SCALING_LAST_MEASURED_GAIN, last.measured_gain)
+        self._log_figures(
+            run_id,
+            {
+                "figures/scaling_fit.png": scaling_figures.fit_against_measured(model, observations) if model else None,
+                "figures/scaling_candidates.png": scaling_figures.pareto(considered),
+                "figures/scaling_gains.png": scaling_figures.promises(kept),
+            },
+        )
+
+    def page(self, run_id: str) -> str:
+        """Address of the run's page; empty when nobody serves pages."""
+        with self._explained(f"read run {run_id}"):
+            experiment_id = self._client.get_run(run_id).info.experiment_id
+        return f"{self._ui}/#/experiments/{experiment_id}/runs/{run_id}" if self._ui else ""
+
+    def _timed(self, run_id: str, name: str) -> list[Timed]:
+        with self._explained(f"read {name} of run {run_id}"):
+            found = self._client.get_metric_history(run_id, name)
+        return [Timed(each.timestamp / 1000, each.value) for each in sorted(found, key=lambda each: each.timestamp)]
+
+    def _log_figures(self, run_id: str, drawn: Mapping[str, Figure | None]) -> None:
+        with self._explained(f"write the pictures of run {run_id}"):
+            for path, figure in drawn.items():
+                if figure is not None:
+                    self._client.log_figure(run_id, figure, path)
+
+    def _append_table(self, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """What `MlflowClient.log_table` does, but the table stays bounded however long a job runs."""
+        columns = list(lines[0])
+        text = self._text(run_id, EXPLAIN_FILE)
+        before = json.loads(text) if text else {"columns": columns, "data": []}
+        old = [dict(zip(before["columns"], row, strict=True)) for row in before["data"]]
+        data = [[row.get(name) for name in columns] for row in (*old, *lines)][-_MOST_LINES:]
+        self._client.log_text(run_id, json.dumps({"columns": columns, "data": data}), EXPLAIN_FILE)
+        shown = json.loads(self._client.get_run(run_id).data.tags.get(_TABLES_TAG, "[]"))
+        entry = {"path": EXPLAIN_FILE, "type": "table"}
+        if entry not in shown:
+            self._client.set_tag(run_id, _TABLES_TAG, json.dumps([*shown, entry]))
+
+    def _text(self, run_id: str, path: str) -> str | None:
+        """An artifact's text; None when there is none."""
+        folder = path.rpartition("/")[0]
+        with self._explained(f"read {path} of run {run_id}"), tempfile.TemporaryDirectory() as place:
+            if all(each.path != path for each in self._client.list_artifacts(run_id, folder)):
+                return None
+            return Path(self._client.download_artifacts(run_id, path, place)).read_text(encoding="utf-8")

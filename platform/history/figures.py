@@ -18,12 +18,16 @@ _SIZE_INCHES = (9.0, 4.8)
 _QUALITY = {names.LOSS: "log loss", names.AUC: "AUC", names.NORMALIZED_ENTROPY: "normalised entropy"}
 
 
-def _figure(rows: int = 1, columns: int = 1, share_x: bool = False) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    rows: int = 1, columns: int = 1, share_x: bool = False, more_inches: float = 0.0
+) -> tuple[Figure, list[Axes]]:
+    """Axes in the style of all pictures; `more_inches` of height for text below them."""
     # Not pyplot: its figures are process-wide, and it wants a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_SIZE_INCHES[0], _SIZE_INCHES[1] * max(1.0, rows * 0.6)), dpi=110, layout="constrained")
+    height = _SIZE_INCHES[1] * max(1.0, rows * 0.6) + more_inches
+    figure = Figure(figsize=(_SIZE_INCHES[0], height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x)
     axes = [axis for line in grid for axis in line]
@@ -52,7 +56,7 @@ def learning_curve(
     drawn = [name for name in _QUALITY if series.get(name)]
     if not drawn:
         return None
-    figure, axes = _figure(rows=len(drawn), share_x=True)
+    figure, axes = new_figure(rows=len(drawn), share_x=True)
     for axis, name in zip(axes, drawn, strict=True):
         steps, values = zip(*series[name], strict=True)
         axis.plot(steps, values, color="tab:blue", linewidth=1.4, marker="." if len(steps) < 40 else None)
@@ -77,7 +81,7 @@ def calibration(
         return None
     p_C, o_C, n_C = (np.asarray(column, dtype=np.float64) for column in (predicted, observed, rows))
     error_C = 2 * np.sqrt(np.maximum(o_C * (1 - o_C), 1e-12) / np.maximum(n_C, 1))
-    figure, (axis,) = _figure()
+    figure, (axis,) = new_figure()
     top = float(max(p_C.max(), (o_C + error_C).max())) * 1.05
     axis.plot([0, top], [0, top], color="grey", linestyle="--", linewidth=1, label="perfectly calibrated")
     axis.errorbar(p_C, o_C, yerr=error_C, fmt="o-", markersize=4, linewidth=1.2, capsize=2, label="evaluation rows")
@@ -98,7 +102,7 @@ def batch_seconds(series: Mapping[str, Series], title: str = "Seconds per batch,
     drawn = {worker: points for worker, points in sorted(series.items()) if points}
     if not drawn:
         return None
-    figure, (axis,) = _figure()
+    figure, (axis,) = new_figure()
     for worker, points in drawn.items():
         steps, values = zip(*points, strict=True)
         axis.plot(steps, values, linewidth=1.2, marker="." if len(steps) < 40 else None, label=worker)

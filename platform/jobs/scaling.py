@@ -11,17 +11,12 @@ from collections.abc import Iterable
 import msgspec
 import structlog
 
-from elastrec.platform.history import metric_names as names
-from elastrec.platform.history.decisions import Decisions
-from elastrec.platform.jobs.launching import RUN_LABEL
 from elastrec.platform.jobs.observation import jobs
 from elastrec.platform.jobs.overheads import overheads
 from elastrec.platform.jobs.past import live_master
 from elastrec.platform.jobs.standing import standing
 from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.master.launch import pod_name
 from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, PriceList, Resources
-from elastrec.platform.scaling.explain import rows
 from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.quota import Holder
@@ -30,7 +25,7 @@ from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Obse
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.scaling import ScalingSettings, Team
 from elastrec.platform.transport.job_messages import ChangeShape, Done
 from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Measured, Profile
@@ -80,16 +75,25 @@ def profile(platform: Platform, job_id: str, settings: ScalingSettings) -> JobPr
     Raises:
         ClusterError: the job's master does not answer.
     """
+    told = ask_profile(platform, job_id)
+    return NotNow(job_id, "it is no longer in the cluster") if told is None else profile_of(job_id, told, settings)
+
+
+def ask_profile(platform: Platform, job_id: str) -> Profile | None:
+    """What the job's master has measured; None when there is no such job.
+
+    Raises:
+        ClusterError: the job's master does not answer.
+    """
     client = live_master(platform, job_id)
     if client is None:
-        return NotNow(job_id, "it is no longer in the cluster")
+        return None
     try:
-        told = client.call(GetProfile(), Profile, timeout_seconds=10.0)
+        return client.call(GetProfile(), Profile, timeout_seconds=10.0)
     except TransportError as error:
         raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
     finally:
         client.close()
-    return profile_of(job_id, told, settings)
 
 
 def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProfile | NotNow:
@@ -115,10 +119,10 @@ def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProf
         return NotNow(job_id, f"{steps} steps in its present configuration; {settings.least_steps} are needed", holder)
     return JobProfile(
         job_id=job_id,
-        shape=_shape(job, told),
+        shape=shape_of(job, told),
         allocation=_allocation(told.configuration),
         remaining_samples=float(told.remaining_samples),
-        observations=tuple(_observation(measured) for measured in told.measured if measured.steps),
+        observations=observations_of(told),
         limits=Limits(workers=(holder.least_workers, max(holder.least_workers, elasticity.maximum_workers))),
         movable=frozenset({Change.WORKERS}),
         until_next_change_seconds=settings.round_interval,
@@ -212,25 +216,6 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
     return answer(changed=done.accepted, reason=wanted.reason if done.accepted else done.reason)
 
 
-def log_decision(platform: Platform, wanted: Plan, applied: Applied) -> str:
-    """Writes the decision and all its candidates into the job's run; returns the run's page, empty without a run.
-
-    Raises:
-        HistoryError: MLflow cannot be reached.
-    """
-    master = platform.cluster.get(pod_name(wanted.job_id, Role.MASTER))
-    run_id = master.labels.get(RUN_LABEL, "") if master else ""
-    if not run_id:
-        return ""
-    figures = {names.SCALING_WORKERS: float(wanted.allocation.workers), names.SCALING_CHANGED: float(applied.changed)}
-    if wanted.predicted is not None:
-        figures[names.SCALING_PREDICTED] = wanted.predicted.samples_per_second
-        figures[names.SCALING_GAIN] = wanted.predicted.gain
-    lines = [{"policy": wanted.policy, "decision": applied.reason, **row} for row in rows(wanted)]
-    history = Decisions(platform.tracking_uri, "", platform.ui_url)
-    return history.log_decision(run_id, lines, figures, changed=applied.changed)
-
-
 def _change(wanted: Plan) -> ChangeShape:
     changes, after = wanted.changes, wanted.allocation
     return ChangeShape(
@@ -242,7 +227,8 @@ def _change(wanted: Plan) -> ChangeShape:
     )
 
 
-def _shape(job: TrainingJob, told: Profile) -> ModelShape:
+def shape_of(job: TrainingJob, told: Profile) -> ModelShape:
+    """The constants of the job's throughput model."""
     return ModelShape(
         batch_size=job.spec.training.batch_size,
         dense_bytes=told.dense_bytes,
@@ -254,7 +240,13 @@ def _allocation(configuration: Configuration) -> Allocation:
     return Allocation(**msgspec.structs.asdict(configuration))
 
 
-def _observation(measured: Measured) -> Observation:
+def observations_of(told: Profile) -> tuple[Observation, ...]:
+    """One for every configuration in which steps were made."""
+    return tuple(observation_of(measured) for measured in told.measured if measured.steps)
+
+
+def observation_of(measured: Measured) -> Observation:
+    """What a model is fitted to, of what a master has measured in one configuration."""
     # Workers read and prepare their rows themselves, so all but standing still for servers is T_grad of eq. 2.
     own_seconds = measured.worker_seconds - measured.pull_seconds - measured.push_seconds
     return Observation(

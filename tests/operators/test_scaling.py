@@ -19,7 +19,7 @@ from elastrec.operators.scaling import (
     SelectOperator,
 )
 from elastrec.operators.services import default_dags_folder
-from elastrec.platform.jobs import scaling
+from elastrec.platform.jobs import scaling, scaling_story
 from elastrec.platform.jobs.scaling import Applied, NotNow
 from elastrec.platform.scaling.amounts import Allocation, Capacity, PriceList, Resources
 from elastrec.platform.scaling.policy import View
@@ -136,7 +136,7 @@ def test_a_job_whose_model_cannot_be_fitted_keeps_its_plan_and_says_why() -> Non
 def test_applying_links_to_the_run_and_hands_on_what_became_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     applied = Applied(job_id="clicks-1", changed=False, before="a", after="b", reason="not yet possible live")
     monkeypatch.setattr(scaling, "apply", lambda platform, plan: applied)
-    monkeypatch.setattr(scaling, "log_decision", lambda platform, plan, done: f"http://mlflow/{plan.job_id}")
+    monkeypatch.setattr(scaling_story, "log_decision", lambda platform, plan, done: f"http://mlflow/{plan.job_id}")
     plan = Plan(job_id="clicks-1", policy="static", before=ONE, allocation=ONE, reason="stays")
     found = context()
     output = ApplyPlanOperator(task_id="task", plan=msgspec.to_builtins(plan)).execute(found)

@@ -1,0 +1,73 @@
+"""The story of how a job was scaled, told in its MLflow run: the decision, all candidates, and pictures of why."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.history.scaling_figures import Decision
+from elastrec.platform.jobs.launching import RUN_LABEL
+from elastrec.platform.jobs.scaling import Applied, ask_profile, observations_of, shape_of
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.master.launch import pod_name
+from elastrec.platform.scaling.explain import rows
+from elastrec.platform.scaling.throughput import ThroughputModel, fit
+from elastrec.platform.scaling.types import Observation, Plan
+from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.metrics import Role
+
+log = structlog.get_logger(__name__)
+
+
+def log_decision(platform: Platform, wanted: Plan, applied: Applied) -> str:
+    """Writes one round into the job's run; returns the run's page, empty without a run.
+
+    Raises:
+        ClusterError: the cluster or the job's master does not answer.
+        HistoryError: MLflow cannot be reached.
+    """
+    master = platform.cluster.get(pod_name(wanted.job_id, Role.MASTER))
+    run_id = master.labels.get(RUN_LABEL, "") if master else ""
+    if not run_id:
+        return ""
+    history = Decisions(platform.tracking_uri, "", platform.ui_url)
+    predicted = wanted.predicted
+    stay = wanted.considered[0].candidate if wanted.considered else None
+    decision = Decision(
+        unix_seconds=time.time(),
+        samples_trained=history.samples_trained(run_id),
+        policy=wanted.policy,
+        before=wanted.before,
+        after=wanted.allocation,
+        changed=applied.changed,
+        reason=applied.reason,
+        before_samples_per_second=stay.samples_per_second if stay else None,
+        predicted_samples_per_second=predicted.samples_per_second if predicted else None,
+    )
+    figures = {names.SCALING_WORKERS: float(wanted.allocation.workers), names.SCALING_CHANGED: float(applied.changed)}
+    if predicted is not None:
+        figures[names.SCALING_PREDICTED] = predicted.samples_per_second
+        figures[names.SCALING_GAIN] = predicted.gain
+    lines = [{"policy": wanted.policy, "decision": applied.reason, **row} for row in rows(wanted)]
+    told = history.log_decision(run_id, decision, lines, figures)
+    history.log_throughput(run_id, told)
+    history.log_model(run_id, told, wanted.considered, *_fitted(platform, wanted.job_id))
+    return history.page(run_id)
+
+
+def _fitted(platform: Platform, job_id: str) -> tuple[ThroughputModel | None, tuple[Observation, ...]]:
+    """The model of all that the job has measured until now; None while that is nothing, or the job is over."""
+    profile = ask_profile(platform, job_id)
+    if profile is None:
+        return None, ()
+    observations = observations_of(profile)
+    try:
+        return fit(shape_of(job_from_json(profile.job_json), profile), observations, job_id=job_id), observations
+    except ScalingError as error:
+        # The policy was told the same and the plan says so; there is nothing to draw.
+        log.info("fit_not_drawn", job_id=job_id, reason=str(error))
+        return None, ()

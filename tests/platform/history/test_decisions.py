@@ -1,0 +1,82 @@
+"""Rounds of scaling in a job's run, in a real MLflow server process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from mlflow.tracking import MlflowClient
+
+from elastrec.platform.history import History, Point
+from elastrec.platform.history import decisions as kept
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import DECISIONS_FILE, EXPLAIN_FILE, Decisions
+from elastrec.platform.jobs.types import Allocation, Prepared
+from elastrec.platform.scaling.policies.three_stage import ThreeStage
+from elastrec.platform.scaling.policy import View, decide
+from elastrec.platform.scaling.throughput import fit
+from elastrec.platform.specs.errors import HistoryError
+from tests.platform.history.test_scaling_figures import GREW, ONE, THREE
+from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, coefficients, measure, profile
+
+
+@pytest.fixture
+def run_id(history: History, make_prepared: Callable[..., Prepared], allocation: Allocation) -> str:
+    return history.start_run(make_prepared(), allocation)
+
+
+def table(client: MlflowClient, run_id: str) -> list[dict[str, Any]]:
+    content = json.loads(Path(client.download_artifacts(run_id, EXPLAIN_FILE)).read_text())
+    return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
+
+
+def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, history: History, run_id: str) -> None:  # type: ignore[no-untyped-def]
+    client, now = MlflowClient(tracking_server.uri), time.time()
+    speeds = [Point(names.SAMPLES_PER_SECOND, 10.0 + i, 100 * i, now - 60 + 10 * i) for i in range(6)]
+    history.log_series(run_id, [*speeds, Point(names.WORKERS_RUNNING, 1.0, 0, now - 60)])
+    told = Decisions(tracking_server.uri, "", tracking_server.uri)
+    grew = msgspec.structs.replace(GREW, unix_seconds=now)
+    rounds = told.log_decision(run_id, grew, [{"why": "a"}, {"why": "b"}], {names.SCALING_WORKERS: 3.0})
+    rounds = told.log_decision(run_id, grew, [{"why": "c"}], {names.SCALING_WORKERS: 3.0})
+    assert rounds == [grew, grew] == told.decisions(run_id)
+    told.log_throughput(run_id, rounds)
+    observations = measure(coefficients(), [ONE, THREE])
+    (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICES)).plans
+    told.log_model(run_id, rounds, plan.considered, fit(SHAPE, observations), observations)
+    lines = table(client, run_id)
+    assert [line["why"] for line in lines] == ["a", "b", "c"] and {line["samples_trained"] for line in lines} == {100}
+    # By this tag MLflow's pages know that the file is a table.
+    shown = json.loads(client.get_run(run_id).data.tags["mlflow.loggedArtifacts"])
+    assert shown == [{"path": EXPLAIN_FILE, "type": "table"}]
+    assert {each.path for each in client.list_artifacts(run_id, "figures")} == {
+        "figures/throughput.png",
+        "figures/scaling_fit.png",
+        "figures/scaling_candidates.png",
+        "figures/scaling_gains.png",
+    }
+    metrics = client.get_run(run_id).data.metrics
+    assert metrics[names.SCALING_WORKERS] == 3.0 and metrics[names.SCALING_LAST_PREDICTED_GAIN] == 18.0
+    assert told.page(run_id).startswith(tracking_server.uri) and run_id in told.page(run_id)
+
+
+def test_the_table_stays_bounded_and_keeps_the_latest_rounds(
+    tracking_server,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+) -> None:
+    monkeypatch.setattr(kept, "_MOST_LINES", 3)
+    told = Decisions(tracking_server.uri, "")
+    for word in ("a", "b", "c"):
+        told.log_decision(run_id, GREW, [{"why": word}, {"why": word}], {})
+    assert [line["why"] for line in table(MlflowClient(tracking_server.uri), run_id)] == ["b", "c", "c"]
+
+
+def test_decisions_that_somebody_has_damaged_are_named(tracking_server, run_id: str) -> None:  # type: ignore[no-untyped-def]
+    MlflowClient(tracking_server.uri).log_text(run_id, '[{"policy": 1}]', DECISIONS_FILE)
+    with pytest.raises(HistoryError, match=rf"{run_id}.*decisions\.json cannot be read.*delete it"):
+        Decisions(tracking_server.uri, "").decisions(run_id)

@@ -1,0 +1,82 @@
+"""Pictures of scaling: what is drawn, what is left out, which predictions count as kept."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from elastrec.platform.history import scaling_figures as figures
+from elastrec.platform.history.scaling_figures import Decision, Kept, Timed
+from elastrec.platform.scaling.policies.three_stage import ThreeStage
+from elastrec.platform.scaling.policy import View, decide
+from elastrec.platform.scaling.throughput import fit
+from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, allocation, coefficients, measure, profile
+
+ONE, THREE = allocation(1), allocation(3)
+GREW = Decision(
+    unix_seconds=160.0, samples_trained=100, policy="three-stage", before=ONE, after=THREE, changed=True,
+    reason="best use of what is free", before_samples_per_second=10.0, predicted_samples_per_second=28.0,
+)  # fmt: skip
+SPEED = [Timed(100.0 + second, 10.0 if second < 60 else 28.0) for second in range(120)]
+WORKERS = [Timed(100.0, 1.0), Timed(160.0, 3.0)]
+
+
+def test_every_decision_is_marked_in_the_throughput_and_told_in_words() -> None:
+    stayed = msgspec.structs.replace(GREW, unix_seconds=190.0, after=ONE, changed=False, reason="stays")
+    picture = figures.throughput(SPEED, WORKERS, [GREW, stayed])
+    assert picture is not None
+    text = picture.get_supxlabel()
+    assert text == "1  1.0 min: 1 → 3 workers. best use of what is free"
+    (ticks,) = [line for line in picture.axes[0].lines if line.get_marker() == "|"]
+    assert list(ticks.get_xdata()) == [1.5], "a round without a change is a tick on the axis"
+
+
+def test_a_refused_plan_is_told_with_the_reason() -> None:
+    refused = msgspec.structs.replace(GREW, after=allocation(1, 2), changed=False, reason="not yet possible live")
+    picture = figures.throughput(SPEED, WORKERS, [refused])
+    assert picture is not None and "1 → 2 servers (not done). not yet possible live" in picture.get_supxlabel()
+
+
+def test_before_anything_was_measured_nothing_is_drawn() -> None:
+    assert figures.throughput([], WORKERS, [GREW]) is None
+    assert figures.pareto([]) is None
+    assert figures.promises([]) is None
+    assert figures.fit_against_measured(fit(SHAPE, measure(coefficients(), [ONE])), []) is None
+
+
+def test_the_fit_has_a_curve_for_each_size_and_a_dot_for_each_measurement() -> None:
+    observations = measure(coefficients(), [allocation(w, p) for w in (1, 2, 3) for p in (1, 2)])
+    picture = figures.fit_against_measured(fit(SHAPE, observations), observations)
+    assert picture is not None
+    curves = [line for line in picture.axes[0].lines if line.get_marker() == "None"]
+    dots = [line for line in picture.axes[0].lines if line.get_marker() == "o"]
+    assert len(curves) == 2 and sum(len(np.asarray(line.get_xdata())) for line in dots) == 6
+    exact = {w: s for line in dots for w, s in zip(line.get_xdata(), line.get_ydata(), strict=True)}
+    assert exact[1] == pytest.approx(SHAPE.batch_size / observations[1].iteration_seconds)
+
+
+def test_the_front_shows_every_candidate_and_a_star_for_the_chosen_one() -> None:
+    (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICES)).plans
+    picture = figures.pareto(plan.considered)
+    assert picture is not None
+    (star,) = [line for line in picture.axes[0].lines if line.get_marker() == "*"]
+    assert plan.predicted is not None
+    assert list(star.get_xdata()) == [plan.predicted.cost_per_hour]
+
+
+def test_a_promise_is_kept_or_not_by_what_both_allocations_measured() -> None:
+    observations = measure(coefficients(), [ONE, THREE])
+    one, three = (each.allocation.workers * 512 / each.iteration_seconds for each in observations)
+    unmeasured = msgspec.structs.replace(GREW, after=allocation(5))
+    refused = msgspec.structs.replace(GREW, changed=False)
+    (kept,) = figures.kept_promises([unmeasured, refused, GREW], observations, 512)
+    assert kept == Kept(name="1 → 3 workers", predicted_gain=18.0, measured_gain=pytest.approx(three - one))
+    picture = figures.promises([kept])
+    assert picture is not None and len(picture.axes[0].patches) == 2
+
+
+def test_a_change_is_told_in_the_units_of_people() -> None:
+    larger = msgspec.structs.replace(ONE, worker_cores=2.0, parameter_server_memory_bytes=8 * 2**30)
+    assert figures.change(ONE, larger) == "1 → 2 cores per worker, 4 → 8 GiB per server"
+    assert figures.change(ONE, ONE) == "stays"
