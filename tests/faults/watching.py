@@ -113,9 +113,11 @@ def recovery_seconds(samples: list[Sample], hits: list[Hit]) -> float | None:
     """From the beginning of a strike until every place is held by a live pod and the job is further than before.
 
     Returns:
-        None when the job never got there, which only a failed run does.
+        None when the job never got there, which only a failed run does; 0 when it was over before anybody was hit.
     """
     began = min(hit.began for hit in hits)
+    if samples and samples[-1].phase.is_final and samples[-1].seconds <= began:
+        return 0.0
     before = max((sample.shards_done for sample in samples if sample.seconds <= began), default=0)
     for sample in samples:
         if sample.seconds <= began:
