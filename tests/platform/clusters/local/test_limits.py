@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes.groups import pod_groups
 from elastrec.platform.clusters.local import start_agent
 from elastrec.platform.clusters.local.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
 from elastrec.platform.clusters.protocol import PodPhase, PodSize, RestartPolicy
@@ -43,18 +44,27 @@ def _cores_used(cluster, name, seconds=1.0):
     return (end[1] - first) / (end[0] - start)
 
 
+def _quota_cores(pod):
+    # What a busy machine leaves a process to use says nothing of its limit.
+    group = pod_groups("resized")[pod.name]
+    if (group / "cpu.max").exists():
+        quota, period = (group / "cpu.max").read_text().split()
+    else:
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+    return int(quota) / int(period)
+
+
 @pytest.mark.usefixtures("has_cgroups")
 def test_a_resize_changes_the_cores_of_the_running_process(cluster, make_pod, first_line):
-    pod = make_pod(_FOREVER, cores=0.8)
+    pod = make_pod(_FOREVER, name="resized-pod", cores=0.8)
     uid = cluster.create(pod).uid
     first_line(cluster, pod.name)
-    before = _cores_used(cluster, pod.name)
+    assert _quota_cores(pod) == pytest.approx(0.8)
     resized = cluster.resize(pod.name, PodSize(0.1, 96 * MIB))
     assert (resized.uid, resized.size, resized.restarts) == (uid, PodSize(0.1, 96 * MIB), 0)
     _cores_used(cluster, pod.name, seconds=0.0)  # the sample that spans both sizes
-    after = _cores_used(cluster, pod.name)
-    assert after < 0.2
-    assert before > 2 * after
+    assert _cores_used(cluster, pod.name) < 0.2
+    assert _quota_cores(pod) == pytest.approx(0.1)
 
 
 @pytest.mark.usefixtures("has_cgroups")
