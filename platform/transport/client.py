@@ -124,7 +124,7 @@ class RpcClient:
         """
         found = self.call(FindStreams(), StreamsAt, timeout_seconds=_FIND_SECONDS)
         host = self.address.rsplit(":", 1)[0]
-        return ArrayStream(host, found.port, self._token, self._tls, answers, timeout_seconds)
+        return ArrayStream(host, found, self._token, self._tls, answers, timeout_seconds)
 
     def close(self) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ import structlog
 from elastrec.platform.specs.errors import ElastrecError, TransportError
 from elastrec.platform.transport.frames import Array, decode_frame, encode_frame
 from elastrec.platform.transport.security import TlsConfig
-from elastrec.platform.transport.streams import FindStreams, Problem, StreamPort, StreamsAt
+from elastrec.platform.transport.streams import FindStreams, Problem, StreamPort
 
 Handler = Callable[[Any], msgspec.Struct]
 ArrayHandler = Callable[[Any, list[Array]], tuple[msgspec.Struct, Sequence[Array]]]
@@ -76,6 +76,7 @@ class RpcServer(flight.FlightServerBase):
         token: every call must carry it.
         tls: certificate and key, or None for plain TCP.
         advertised_host: the host part of `address`.
+        local_streams: whether clients of this machine may use a Unix socket for arrays.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class RpcServer(flight.FlightServerBase):
         port: int = 0,
         tls: TlsConfig | None = None,
         advertised_host: str | None = None,
+        local_streams: bool = True,
     ) -> None:
         if not token:
             raise ValueError("a server needs a token")
@@ -105,9 +107,14 @@ class RpcServer(flight.FlightServerBase):
         self._streams: StreamPort | None = None
         if self._array_handlers:
             self._streams = StreamPort(
-                self._answer_frame, host=host, token=token, tls=tls, on_refused=check.count_refusal
+                self._answer_frame,
+                host=host,
+                token=token,
+                tls=tls,
+                on_refused=check.count_refusal,
+                is_local=local_streams,
             )
-            found = StreamsAt(self._streams.port)
+            found = self._streams.found
             self._handlers[FindStreams.__name__] = (lambda _: found, msgspec.msgpack.Decoder(FindStreams))
         self.address = f"{advertised_host or host}:{self.port}"
         self._stopped = False

@@ -1,7 +1,8 @@
-"""Connections that carry frames: one TCP connection per stream, TLS if there is any, and the token before all else.
+"""Connections that carry frames: one per stream, TLS if there is any, and the token before all else.
 
 Plain calls go over Arrow Flight; arrays do not: on loopback a training step's frames of 2 MB cost half of the CPU time
 that Flight's DoExchange takes, which copies every frame together and splits it into HTTP/2 frames and windows.
+Processes that share a network namespace use a Unix socket, which takes a quarter less than TCP on loopback.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import secrets
 import socket
 import ssl
 import struct
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Union
@@ -30,8 +33,10 @@ _WELCOME, _REFUSED = b"\x01", b"\x00"
 _MAXIMUM_TOKEN_BYTES = 4096
 _MAXIMUM_METADATA_BYTES = 2**24
 _MAXIMUM_CONNECTIONS = 4096
+_BACKLOG = 256
 _GREETING_SECONDS = 10.0
 _SEND_SECONDS = 60.0
+_LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
 
 log = structlog.get_logger(__name__)
 
@@ -41,9 +46,14 @@ class FindStreams(msgspec.Struct, tag=True):
 
 
 class StreamsAt(msgspec.Struct, tag=True):
-    """Answer: the port, on the host of the server's address."""
+    """Answer: the port, on the host of the server's address.
+
+    Attributes:
+        local_name: of a Unix socket (abstract) for clients in the server's network namespace; empty: there is none.
+    """
 
     port: int
+    local_name: str = ""
 
 
 class Problem(msgspec.Struct, frozen=True, tag=True):
@@ -59,8 +69,11 @@ class Connection:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._is_plain = not isinstance(link, ssl.SSLSocket)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if link.family == socket.AF_UNIX:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BYTES)
+        else:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def limit(self, send_seconds: float, receive_seconds: float | None) -> None:
         """How long one send and one receive may take without progress; None: for ever."""
@@ -139,6 +152,9 @@ class Connection:
 class ArrayStream:
     """The client's half: `request` sends a message with arrays and waits for the answer.
 
+    Args:
+        found: where the server takes streams; its Unix socket is used if it can be reached.
+
     Raises:
         AuthenticationError: the token was refused.
         TransportError: the server cannot be reached.
@@ -147,18 +163,18 @@ class ArrayStream:
     def __init__(
         self,
         host: str,
-        port: int,
+        found: StreamsAt,
         token: str,
         tls: TlsConfig | None,
         answers: Sequence[type[msgspec.Struct]],
         timeout_seconds: float,
     ) -> None:
-        self.address = f"{host}:{port}"
+        self.address = f"{host}:{found.port}"
         self._decoder = msgspec.msgpack.Decoder(Union[(*answers, Problem)])
         self._timeout_seconds = timeout_seconds
         link: socket.socket | None = None
         try:
-            link = socket.create_connection((host, port), min(timeout_seconds, _GREETING_SECONDS))
+            link = _connect(host, found, min(timeout_seconds, _GREETING_SECONDS))
             if tls:
                 link = _client_context(tls).wrap_socket(link, server_hostname=host)
             self._connection = Connection(link)
@@ -204,12 +220,29 @@ class ArrayStream:
         self._connection.close()
 
 
+def _connect(host: str, found: StreamsAt, timeout_seconds: float) -> socket.socket:
+    if found.local_name:
+        link = socket.socket(socket.AF_UNIX)
+        try:
+            link.settimeout(timeout_seconds)
+            link.connect("\0" + found.local_name)
+        except OSError:
+            link.close()  # the server is in another network namespace
+        else:
+            return link
+    return socket.create_connection((host, found.port), timeout_seconds)
+
+
 class StreamPort:
     """The server's half: a listening port, and a thread per connection that answers one request after the other.
 
     Args:
         answer: makes a frame's answer (metadata, buffers) from its metadata and body; never raises.
         on_refused: told of every connection with a missing or wrong token.
+        is_local: also listens at a Unix socket, where the system has abstract ones.
+
+    Attributes:
+        found: what clients need to know.
     """
 
     def __init__(
@@ -220,6 +253,7 @@ class StreamPort:
         token: str,
         tls: TlsConfig | None,
         on_refused: Callable[[], None],
+        is_local: bool = True,
     ) -> None:
         self._answer, self._on_refused = answer, on_refused
         self._token = token.encode()
@@ -227,26 +261,34 @@ class StreamPort:
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
         self._closed = False
-        self._listener = socket.create_server((host, 0), backlog=256)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="streams", daemon=True).start()
+        self._listeners = [socket.create_server((host, 0), backlog=_BACKLOG)]
+        self.found = StreamsAt(self._listeners[0].getsockname()[1])
+        if is_local and sys.platform == "linux":
+            # Not to be guessed: whoever took a server's name first would be sent its clients' tokens.
+            self.found = StreamsAt(self.found.port, f"elastrec-{secrets.token_hex(16)}")
+            self._listeners.append(socket.socket(socket.AF_UNIX))
+            self._listeners[-1].bind("\0" + self.found.local_name)
+            self._listeners[-1].listen(_BACKLOG)
+        for listener in self._listeners:
+            threading.Thread(target=self._accept, args=(listener,), name="streams", daemon=True).start()
 
     def close(self) -> None:
         """Stops listening and cuts all connections."""
         with self._lock:
             self._closed = True
             connections = list(self._connections)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         for connection in connections:
             connection.cut()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         pause = threading.Event()
         while not self._closed:
             try:
-                link, _ = self._listener.accept()
+                link, _ = listener.accept()
             except OSError as error:
                 if not self._closed:
                     log.warning("stream_not_accepted", reason=str(error))

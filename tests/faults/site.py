@@ -19,6 +19,7 @@ from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.local.client import LocalCluster
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.jobs.types import Prepared
+from elastrec.platform.specs import environment
 from tests.faults.injury import AGENT_CORES
 from tests.faults.job import MODEL_MODULE, campaign_job, install_model, make_data
 from tests.faults.plan import Shape
@@ -58,9 +59,10 @@ def site_at(home: Path) -> Iterator[Site]:
         shutil.rmtree(home)
     home.mkdir(parents=True)
     install_model(home / "models")
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "ELASTREC_HOME")}
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "ELASTREC_HOME", environment.STREAMS)}
     path = [str(home / "models"), *filter(None, [before["PYTHONPATH"]])]
-    changes = {"PYTHONPATH": os.pathsep.join(path), "ELASTREC_HOME": str(home)}
+    # A cut drops what arrives over TCP, as between two machines.
+    changes = {"PYTHONPATH": os.pathsep.join(path), "ELASTREC_HOME": str(home), environment.STREAMS: "tcp"}
     os.environ.update(changes)
     try:
         data = make_data(home / "data")

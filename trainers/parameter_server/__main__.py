@@ -53,6 +53,7 @@ def read_settings() -> PodSettings:
         tls=TlsConfig.from_folder(files),
         # Nobody else's business on a machine of one's own.
         listen="127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0",
+        local_streams=os.environ.get(environment.STREAMS) != "tcp",
     )
 
 

@@ -60,6 +60,7 @@ class PodSettings:
     token: str = field(repr=False)
     tls: TlsConfig | None = None
     listen: str = "0.0.0.0"
+    local_streams: bool = True
 
 
 class _LateHandlers:
@@ -131,6 +132,7 @@ class ServerPod:
             port=self._settings.port,
             tls=self._settings.tls,
             advertised_host=self._settings.host,
+            local_streams=self._settings.local_streams,
         )
         self._address = rpc.address
         warm_kernels()

@@ -1,7 +1,8 @@
 """The whole environment of a local pod: what it is told, what is set for speed, and what passes through.
 
 Passed through from the agent's own environment, and nothing else: `PATH`, `HOME`, `USER`, `LANG`, `LC_ALL`, `TZ`,
-`TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, and all of `AWS_*` and `MLFLOW_*`.
+`TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, `ELASTREC_STREAMS`, and all of `AWS_*`
+and `MLFLOW_*`.
 The pod's own `environment` (PodSpec) wins over these; the names by which a pod learns who it is win over everything.
 """
 
@@ -27,6 +28,7 @@ _PASSED = frozenset(
         "LD_LIBRARY_PATH",
         "SSL_CERT_FILE",
         "NUMBA_CACHE_DIR",
+        names.STREAMS,
     }
 )
 _PASSED_PREFIXES = ("AWS_", "MLFLOW_")

@@ -223,7 +223,7 @@ def test_who_does_not_greet_in_time_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
     port = streams.StreamPort(
         lambda metadata, body: (b"", []), host="127.0.0.1", token=TOKEN, tls=None, on_refused=lambda: None
     )
-    with socket.create_connection(("127.0.0.1", port.port), 5) as link:
+    with socket.create_connection(("127.0.0.1", port.found.port), 5) as link:
         link.sendall(b"els1")
         assert link.recv(1) == b"", "closed by the server"
     port.close()

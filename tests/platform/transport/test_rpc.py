@@ -322,10 +322,22 @@ def _received(link: socket.socket) -> bytes:
 
 
 def test_a_wrong_token_opens_no_stream_on_the_port_itself(client: RpcClient) -> None:
-    port = client.call(FindStreams(), StreamsAt).port
-    for token in ("", "wrong", TOKEN + "x"):
-        with pytest.raises(AuthenticationError, match="refused the token"):
-            ArrayStream("127.0.0.1", port, token, None, [Told], 5.0)
+    found = client.call(FindStreams(), StreamsAt)
+    for place in (found, StreamsAt(found.port)):
+        for token in ("", "wrong", TOKEN + "x"):
+            with pytest.raises(AuthenticationError, match="refused the token"):
+                ArrayStream("127.0.0.1", place, token, None, [Told], 5.0)
+
+
+def test_a_stream_within_a_network_namespace_is_a_unix_socket_and_across_namespaces_tcp(client: RpcClient) -> None:
+    found = client.call(FindStreams(), StreamsAt)
+    # A name that nobody listens at is what a server elsewhere has told.
+    places = {"AF_UNIX": found, "AF_INET": StreamsAt(found.port, "elastrec-elsewhere")}
+    for family, place in places.items():
+        stream = ArrayStream("127.0.0.1", place, TOKEN, None, [Told], 5.0)
+        assert stream._connection._link.family.name == family
+        assert stream.request(Ask(4))[0] == Told(4)
+        stream.close()
 
 
 def test_a_server_that_stops_ends_its_streams(counter: Counter) -> None:
@@ -344,6 +356,9 @@ def test_a_large_array_arrives_whole_also_over_tls(client: RpcClient, tls: TlsCo
     encrypted = RpcServer({}, token=TOKEN, tls=tls, array_handlers={Ask: add_one})
     encrypted.serve_in_background()
     values = np.arange(5_000_001, dtype=np.int32)
+    over_tcp = ArrayStream("localhost", StreamsAt(encrypted._streams.found.port), TOKEN, tls, [Told], 30.0)
+    np.testing.assert_array_equal(over_tcp.request(Ask(1), [values])[1][0], values + 1)
+    over_tcp.close()
     for opener in (client, RpcClient(f"localhost:{encrypted.port}", TOKEN, tls)):
         stream = opener.open_stream([Told])
         np.testing.assert_array_equal(stream.request(Ask(1), [values[:3], values])[1][1], values + 1)
