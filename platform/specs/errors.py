@@ -55,6 +55,10 @@ class AuthenticationError(TransportError):
     """The token was missing or wrong. Never retried."""
 
 
+class IncompatibleError(TransportError):
+    """One side cannot understand the other, and never will: another process of the same code would not either."""
+
+
 class DataError(ElastrecError):
     """A file or a row of the training data is unusable."""
 

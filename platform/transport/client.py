@@ -12,10 +12,11 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 import pyarrow.flight as flight
 
-from elastrec.platform.specs.errors import AuthenticationError, TransportError
+from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.server import Envelope, too_large
-from elastrec.platform.transport.streams import ArrayStream, FindStreams, StreamsAt
+from elastrec.platform.transport.streams import MEND, ArrayStream, FindStreams, StreamsAt
+from elastrec.platform.transport.versions import code_version
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _FIND_SECONDS = 2.0
@@ -27,6 +28,8 @@ def _translate(error: Exception, address: str) -> TransportError:
     # A refusal that meets a write arrives as another kind of error with the refusal in its text.
     if isinstance(error, flight.FlightUnauthenticatedError) or "Unauthenticated" in str(error):
         return AuthenticationError(f"{address} refused the token: {text}")
+    if f"{IncompatibleError.__name__}:" in text:
+        return IncompatibleError(f"{address}: {text}; this process runs elastrec {code_version()}; {MEND}")
     return TransportError(f"{address}: {text}", retryable=isinstance(error, _RETRYABLE))
 
 

@@ -18,10 +18,11 @@ import msgspec
 import pyarrow.flight as flight
 import structlog
 
-from elastrec.platform.specs.errors import ElastrecError, TransportError
+from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.transport.frames import Array, decode_frame, encode_frame
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.streams import FindStreams, Problem, StreamPort
+from elastrec.platform.transport.versions import code_version
 
 Handler = Callable[[Any], msgspec.Struct]
 ArrayHandler = Callable[[Any, list[Array]], tuple[msgspec.Struct, Sequence[Array]]]
@@ -105,6 +106,8 @@ class RpcServer(flight.FlightServerBase):
         check = _TokenCheck(token)
         super().__init__(f"{scheme}://{host}:{port}", middleware={"token": check}, tls_certificates=certificates)
         self._streams: StreamPort | None = None
+        # Now: an upgrade may put other files in place while this process runs.
+        self._version = code_version()
         if self._array_handlers:
             self._streams = StreamPort(
                 self._answer_frame,
@@ -133,7 +136,11 @@ class RpcServer(flight.FlightServerBase):
             envelope = msgspec.msgpack.decode(memoryview(action.body), type=Envelope)
             message = decoder.decode(envelope.message)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise flight.FlightServerError(f"message {action.type!r} could not be decoded: {error}") from None
+            # The class's name travels in the text; see the client.
+            reader = f"elastrec {self._version}"
+            raise flight.FlightServerError(
+                f"{IncompatibleError.__name__}: message {action.type!r} cannot be read by {reader}: {error}"
+            ) from None
         if not envelope.idempotency_key:
             return iter([self._run(handler, message)])
         return iter([self._run_once(envelope.idempotency_key, handler, message)])
@@ -176,13 +183,19 @@ class RpcServer(flight.FlightServerBase):
     def _answer_frame(self, metadata: bytes, body: Array) -> tuple[bytes, list[Any]]:
         try:
             message, arrays = decode_frame(metadata, body, self._array_decoder)
+        except TransportError as error:
+            return self._problem(IncompatibleError.__name__, str(error))
+        try:
             answer, answer_arrays = self._array_handlers[type(message)](message, arrays)
             return encode_frame(answer, answer_arrays)
         except ElastrecError as error:
-            return encode_frame(Problem(type(error).__name__, str(error)), [])
+            return self._problem(type(error).__name__, str(error))
         except Exception as error:
             log.exception("stream_handler_failed")
-            return encode_frame(Problem("InternalError", f"{type(error).__name__}: {error}"), [])
+            return self._problem("InternalError", f"{type(error).__name__}: {error}")
+
+    def _problem(self, kind: str, text: str) -> tuple[bytes, list[Any]]:
+        return encode_frame(Problem(kind, text, self._version), [])
 
     def serve_in_background(self) -> None:
         """Serves on a daemon thread until `shutdown`."""

@@ -22,9 +22,10 @@ from typing import Any, Union
 import msgspec
 import structlog
 
-from elastrec.platform.specs.errors import AuthenticationError, TransportError
+from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
 from elastrec.platform.transport.frames import MAXIMUM_FRAME_BYTES, Array, decode_frame, empty_body, encode_frame
 from elastrec.platform.transport.security import TlsConfig
+from elastrec.platform.transport.versions import code_version
 
 _HEADER = struct.Struct("<4sIQ")
 _GREETING = struct.Struct("<4sI")
@@ -37,6 +38,7 @@ _BACKLOG = 256
 _GREETING_SECONDS = 10.0
 _SEND_SECONDS = 60.0
 _LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
+MEND = "install the same version on every node and start the job again"
 
 log = structlog.get_logger(__name__)
 
@@ -57,10 +59,16 @@ class StreamsAt(msgspec.Struct, tag=True):
 
 
 class Problem(msgspec.Struct, frozen=True, tag=True):
-    """Answer of a stream request that failed; the stream goes on."""
+    """Answer of a stream request that failed; the stream goes on.
+
+    Attributes:
+        kind: name of the error's class.
+        version: of the answering side's code.
+    """
 
     kind: str
     text: str
+    version: str = "unknown"
 
 
 class Connection:
@@ -171,6 +179,8 @@ class ArrayStream:
     ) -> None:
         self.address = f"{host}:{found.port}"
         self._decoder = msgspec.msgpack.Decoder(Union[(*answers, Problem)])
+        # Now: an upgrade may put other files in place while this process runs.
+        self._version = code_version()
         self._timeout_seconds = timeout_seconds
         link: socket.socket | None = None
         try:
@@ -193,6 +203,7 @@ class ArrayStream:
         """Sends one frame, returns the answer's message and arrays.
 
         Raises:
+            IncompatibleError: one side cannot read what the other one sends.
             TransportError: the server refused, is gone, or did not answer in time. Unless the server refused the
                 request itself, the stream is unusable afterwards.
         """
@@ -206,8 +217,19 @@ class ArrayStream:
             raise TransportError(f"{self.address} closed the stream", retryable=True) from None
         except OSError as error:
             raise TransportError(f"{self.address}: {error}", retryable=True) from error
-        answer, answer_arrays = decode_frame(metadata, body, self._decoder)
+        try:
+            answer, answer_arrays = decode_frame(metadata, body, self._decoder)
+        except TransportError as error:
+            raise IncompatibleError(
+                f"{self.address} answers what this process, which runs elastrec {self._version}, cannot read: {error}; "
+                f"{MEND}"
+            ) from error
         if isinstance(answer, Problem):
+            if answer.kind == IncompatibleError.__name__:
+                raise IncompatibleError(
+                    f"{self.address}, which runs elastrec {answer.version}, refuses what this process, which runs "
+                    f"elastrec {self._version}, sends: {answer.text}; {MEND}"
+                )
             raise TransportError(f"{self.address}: {answer.kind}: {answer.text}")
         return answer, answer_arrays
 

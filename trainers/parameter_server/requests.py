@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.errors import IncompatibleError
 from elastrec.trainers.parameter_server.gradients import Gradient, GroupGradient
 from elastrec.trainers.parameter_server.plan import TablePlan
 
@@ -19,7 +19,7 @@ PUSH_ARRAYS = 5
 
 def _check_array(name: str, array: Array, dtype: type, dimensions: int = 1) -> None:
     if array.dtype != dtype or array.ndim != dimensions:
-        raise TransportError(
+        raise IncompatibleError(
             f"{name}: {array.dtype} with {array.ndim} dimensions; allowed: {np.dtype(dtype)} with {dimensions}"
         )
 
@@ -28,17 +28,17 @@ def check_ids(plan: TablePlan, arrays: Sequence[Array]) -> tuple[Array, Array]:
     """The counts [T] int32 and ids [U] int64 of a request.
 
     Raises:
-        TransportError: an array is missing or has the wrong type or length.
+        IncompatibleError: an array is missing or has the wrong type or length.
     """
     if len(arrays) < 2:
-        raise TransportError(f"a request for rows has counts and ids, not {len(arrays)} arrays")
+        raise IncompatibleError(f"a request for rows has counts and ids, not {len(arrays)} arrays")
     counts, ids = arrays[0], arrays[1]
     _check_array("counts", counts, np.int32)
     _check_array("ids", ids, np.int64)
     if len(counts) != len(plan.tables):
-        raise TransportError(f"counts name {len(counts)} tables; the job has {len(plan.tables)}")
+        raise IncompatibleError(f"counts name {len(counts)} tables; the job has {len(plan.tables)}")
     if (counts < 0).any() or int(counts.sum(dtype=np.int64)) != len(ids):
-        raise TransportError(f"counts sum to {int(counts.sum(dtype=np.int64))}, but {len(ids)} ids were sent")
+        raise IncompatibleError(f"counts sum to {int(counts.sum(dtype=np.int64))}, but {len(ids)} ids were sent")
     return counts, ids
 
 
@@ -46,29 +46,29 @@ def check_push(plan: TablePlan, arrays: Sequence[Array], samples: int) -> Gradie
     """The gradient that a push's five arrays hold, split by table group without copies.
 
     Raises:
-        TransportError: an array is missing or has the wrong type or length, or `samples` is negative.
+        IncompatibleError: an array is missing or has the wrong type or length, or `samples` is negative.
     """
     if len(arrays) != PUSH_ARRAYS or samples < 0:
-        raise TransportError(f"a push has five arrays and samples >= 0, not {len(arrays)} and {samples}")
+        raise IncompatibleError(f"a push has five arrays and samples >= 0, not {len(arrays)} and {samples}")
     counts, ids = check_ids(plan, arrays)
     gradients, sightings, dense = arrays[2], arrays[3], arrays[4]
     _check_array("gradients", gradients, np.float32)
     _check_array("sightings", sightings, np.int32)
     _check_array("dense gradient", dense, np.float32)
     if len(sightings) not in (0, len(ids)) or (plan.counts_sightings and len(sightings) != len(ids)):
-        raise TransportError(f"{len(sightings)} sightings for {len(ids)} ids")
+        raise IncompatibleError(f"{len(sightings)} sightings for {len(ids)} ids")
     if len(sightings) and int(sightings.min()) < 1:
-        raise TransportError("an id of a push was sighted less than once")
+        raise IncompatibleError("an id of a push was sighted less than once")
     groups, at, position = [], 0, 0
     for group in plan.groups:
         mine = counts[group.first_table : group.end_table]
         end = at + int(mine.sum())
         size = (end - at) * group.dimension
         if position + size > len(gradients):
-            raise TransportError(f"{len(gradients)} gradient numbers are too few for {len(ids)} ids")
+            raise IncompatibleError(f"{len(gradients)} gradient numbers are too few for {len(ids)} ids")
         values = gradients[position : position + size].reshape(end - at, group.dimension)
         groups.append(GroupGradient(mine, ids[at:end], values, sightings[at:end]))
         at, position = end, position + size
     if position != len(gradients):
-        raise TransportError(f"{len(gradients)} gradient numbers for rows of {position}")
+        raise IncompatibleError(f"{len(gradients)} gradient numbers for rows of {position}")
     return Gradient(groups, dense, samples)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.errors import IncompatibleError
 from elastrec.platform.specs.job import OptimizerSpec
 from elastrec.platform.transport.job_messages import TableUsage
 from elastrec.trainers.parameter_server import kernels
@@ -101,7 +101,7 @@ class RowStore:
             known: what `pull` told of the same counts and ids since the last eviction: spares looking them up again.
 
         Raises:
-            TransportError: an id's bucket belongs to another server; nothing was changed.
+            IncompatibleError: an id's bucket belongs to another server; nothing was changed.
             ServerMemoryError: no room for more rows.
         """
         group = self.group
@@ -110,7 +110,7 @@ class RowStore:
             known = np.empty(len(ids), np.int64)
             kernels.find_rows(counts, ids, group.first_table, self._salts, self._slots, self._regions, known)
         if not kernels.check_owned(counts, ids, known, group.first_table, self._salts, self._owned):
-            raise TransportError("a push names ids whose buckets belong to another server")
+            raise IncompatibleError("a push names ids whose buckets belong to another server")
         rows = np.empty(len(ids), np.int64)
         now = int(now_seconds)
         code = kernels.make_rows(

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import structlog
 
-from elastrec.platform.specs.errors import ElastrecError, TransportError
+from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import RoutingTable, TableUsage
 from elastrec.trainers.parameter_server.consistency import Consistency, Round
@@ -380,10 +380,14 @@ class ParameterServer:
             if self.dense is not None and self.dense.layout == request.layout:
                 return Initialised(fresh=False), []
             if self._dense_trained:
-                raise TransportError("the network of this worker has other dense parameters than the one being trained")
+                raise IncompatibleError(
+                    "the network of this worker has other dense parameters than the one being trained"
+                )
             start, end = slice_bounds(layout_size(request.layout), self.place.server, self.place.servers)
             if len(arrays) != 1 or arrays[0].dtype != np.float32 or arrays[0].shape != (end - start,):
-                raise TransportError(f"InitDense needs one float32 array of {end - start} elements, [{start}, {end})")
+                raise IncompatibleError(
+                    f"InitDense needs one float32 array of {end - start} elements, [{start}, {end})"
+                )
             dense = DenseSlice(request.layout, start, arrays[0], self.spec.optimizers.dense)
             fresh = dense.names() if self._dense_source is None else self._dense_source(dense)
             self.dense = dense

@@ -17,7 +17,7 @@ import time
 
 import structlog
 
-from elastrec.platform.specs.errors import AuthenticationError, TransportError
+from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
 from elastrec.platform.transport.job_messages import Directive, Mode
 from elastrec.trainers.worker.feed import Finished, Item, Waiting
 from elastrec.trainers.worker.step import InFlight
@@ -26,6 +26,8 @@ from elastrec.trainers.worker.work import Worker
 log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS = 0.25
+_REFUSALS, _APART_SECONDS = 100, 10.0
+"""So many refusals of a server, none of them longer after the one before, are no passing fault."""
 
 
 def run(worker: Worker) -> None:
@@ -33,10 +35,13 @@ def run(worker: Worker) -> None:
 
     Raises:
         FeedError: a shard could not be read.
+        IncompatibleError: a server and this worker do not understand each other.
+        TransportError: a server refuses every step, for half a minute or longer.
         Exception: whatever the user's model or transform raised.
     """
     session = worker.session
     told = ""
+    refusals, refused_at = 0, 0.0
     while (directive := session.directive).mode is not Mode.EXIT:
         try:
             if directive.mode in (Mode.TRAIN, Mode.EVALUATE):
@@ -45,9 +50,14 @@ def run(worker: Worker) -> None:
                 _settle(worker, directive)
                 session.reached(directive.version)
                 session.wait_for_change(directive, 1.0)
-        except AuthenticationError:
+        except (AuthenticationError, IncompatibleError):
             raise
         except TransportError as error:
+            if not error.retryable:
+                refusals = refusals + 1 if time.monotonic() - refused_at < _APART_SECONDS else 1
+                refused_at = time.monotonic()
+                if refusals > _REFUSALS:
+                    raise
             if str(error) != told:  # a server that stays away would fill the log
                 log.warning("step_dropped", reason=str(error), generation=directive.generation)
                 told = str(error)

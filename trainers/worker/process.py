@@ -16,6 +16,7 @@ from elastrec.platform.specs.errors import (
     ClusterError,
     DataError,
     ElastrecError,
+    IncompatibleError,
     JobFailedError,
     SpecError,
     TransportError,
@@ -61,7 +62,7 @@ def is_retryable(error: BaseException) -> bool:
 
     An error outside our hierarchy was raised by the user's model or transform, or is a bug of ours; both come back.
     """
-    if isinstance(error, SpecError | DataError | JobFailedError):
+    if isinstance(error, SpecError | DataError | JobFailedError | IncompatibleError):
         return False
     return isinstance(error, TransportError | CheckpointError | ClusterError | OSError | MemoryError)
 

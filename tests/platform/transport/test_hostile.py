@@ -167,7 +167,7 @@ def test_a_shape_that_no_array_has_is_refused_by_name(server: RpcServer, stream_
         link.sendall(greeting() + struct.pack("<4sIQ", b"elf1", len(metadata), 0) + metadata)
         assert heard.read(1) == b"\x01"
         _, length, _ = struct.unpack("<4sIQ", heard.read(16))
-        assert b"TransportError" in heard.read(length)
+        assert b"IncompatibleError" in heard.read(length)
     assert_serves(server)
 
 

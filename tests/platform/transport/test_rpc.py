@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -15,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from elastrec.platform.specs.errors import AuthenticationError, ClusterError, TransportError
+from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig, new_token
 from elastrec.platform.transport.frames import decode_frame, empty_body, encode_frame
 from elastrec.platform.transport.streams import FindStreams, StreamsAt
+from elastrec.platform.transport.versions import code_version
 
 TOKEN = new_token()
 
@@ -101,6 +103,19 @@ def test_a_message_that_is_unknown_is_refused_by_name(client: RpcClient) -> None
 def test_an_answer_of_another_type_is_refused(client: RpcClient) -> None:
     with pytest.raises(TransportError, match="no Ask"):
         client.call(Ask(1), Ask)
+
+
+def test_what_the_other_sides_code_cannot_read_is_refused_for_good_with_both_versions(client: RpcClient) -> None:
+    version = re.escape(f"elastrec {code_version()}")
+    both = f"{version}.*{version}.*the same version on every node"
+    newer = msgspec.defstruct("Ask", [("text", str)], tag="Ask")
+    with pytest.raises(IncompatibleError, match=both) as refusal:
+        client.call(newer("one"), Told)
+    assert not refusal.value.retryable
+    with pytest.raises(IncompatibleError, match=both):
+        client.open_stream([Told]).request(newer("one"))
+    with pytest.raises(IncompatibleError, match="cannot read"):
+        client.open_stream([newer]).request(Ask(1))
 
 
 def test_a_server_that_comes_up_late_is_found_within_the_deadline(counter: Counter) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from elastrec.platform.specs.errors import CheckpointError, DataError, JobFailedError, SpecError, TransportError
+from elastrec.platform.specs.errors import (
+    CheckpointError,
+    DataError,
+    IncompatibleError,
+    JobFailedError,
+    SpecError,
+    TransportError,
+)
 from elastrec.trainers.threads import granted_threads, process_settings
 from elastrec.trainers.worker.process import is_retryable
 
@@ -18,6 +25,7 @@ from elastrec.trainers.worker.process import is_retryable
         (NameError("a user's bug"), False),
         (RuntimeError("shapes"), False),
         (TransportError("gone"), True),
+        (IncompatibleError("another version"), False),
         (CheckpointError("disk full"), True),
         (OSError("disk full"), True),
         (MemoryError(), True),

@@ -1,0 +1,60 @@
+"""A worker and a server of different code: refused at once and for good, with both versions named."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform.data.manifest import build_manifest, write_manifest
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.transport.versions import code_version
+from tests.trainers.worker.conftest import ROWS, Pods, ScriptedMaster
+
+WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"
+REPOSITORY = Path(__file__).parents[3]
+
+
+def newer_code(folder: Path) -> Path:
+    """A copy of the package whose pushes have one more field, which older workers do not send."""
+    package = folder / "newer" / "elastrec"
+    for room in ("platform", "trainers", "checkpoints"):
+        shutil.copytree(REPOSITORY / room, package / room)
+    messages = package / "trainers" / "parameter_server" / "messages.py"
+    before = messages.read_text()
+    after = before.replace(
+        "    sequence: int\n    samples: int\n", "    sequence: int\n    samples: int\n    weight: float\n"
+    )
+    assert after != before
+    messages.write_text(after)
+    return package.parent
+
+
+@pytest.mark.timeout(240)
+def test_a_server_that_cannot_read_a_push_ends_the_job_with_both_versions_named(
+    tmp_path: Path,
+    scripted_master: Callable[..., ScriptedMaster],
+    pods: Pods,
+    tiny_job: Callable[..., TrainingJob],
+) -> None:
+    job = tiny_job(mode="async")
+    uri = str(tmp_path / "manifest.json")
+    write_manifest(build_manifest(job.spec.data), uri)
+    master = scripted_master(job, uri, uri, 1)
+    path = [str(newer_code(tmp_path)), *filter(None, [os.environ.get("PYTHONPATH")])]
+    pods.start(master, "ps-0", SERVER, PYTHONPATH=os.pathsep.join(path))
+    master.add_shards("train", ROWS, 300)
+    worker = pods.start(master, "worker-0", WORKER)
+    assert worker.wait(120) == 2, pods.log("worker-0")
+    (failure,) = master.failures
+    assert not failure.retryable, "another worker of the same code would be refused, too"
+    found = re.search(
+        r"which runs elastrec (.*), refuses what this process, which runs elastrec (.*), sends", failure.reason
+    )
+    assert found is not None, failure.reason
+    assert found[2] == code_version() != found[1]
+    assert "weight" in failure.reason and "install the same version on every node" in failure.reason
