@@ -138,7 +138,9 @@ class SelectOperator(_ScalingOperator):
         }
         known = scaling.standing(self.platform, settings, scaling.holders_of([*profiles, *others]))
         view = scaling.view(self.platform, settings)
-        decided = select_shared(load_policy(settings.policy), profiles, proposals, view, known, problems)
+        decided = scaling.with_forecasts(
+            select_shared(load_policy(settings.policy), profiles, proposals, view, known, problems), profiles
+        )
         for plan in decided.plans:
             self.log.info("%s: %s", plan.job_id, plan.reason)
         for job_id, problem in decided.problems.items():

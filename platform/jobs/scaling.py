@@ -6,11 +6,12 @@ come and go freely, because shards do. What else a plan wants is put to the mast
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import structlog
 
+from elastrec.platform.jobs.memory_outlook import memory_wish
 from elastrec.platform.jobs.observation import jobs
 from elastrec.platform.jobs.overheads import overheads
 from elastrec.platform.jobs.past import live_master
@@ -18,6 +19,8 @@ from elastrec.platform.jobs.standing import standing
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, PriceList, Resources
 from elastrec.platform.scaling.objectives import Rules
+from elastrec.platform.scaling.one_change import one_change
+from elastrec.platform.scaling.one_change import told as told_verdict
 from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.quota import Holder
 from elastrec.platform.scaling.shared_round import decide_shared
@@ -76,7 +79,18 @@ def profile(platform: Platform, job_id: str, settings: ScalingSettings) -> JobPr
         ClusterError: the job's master does not answer.
     """
     told = ask_profile(platform, job_id)
-    return NotNow(job_id, "it is no longer in the cluster") if told is None else profile_of(job_id, told, settings)
+    if told is None:
+        return NotNow(job_id, "it is no longer in the cluster")
+    found = profile_of(job_id, told, settings)
+    if isinstance(found, NotNow):
+        return found
+    job = job_from_json(told.job_json)
+    (now,) = [each for each in found.observations if each.allocation == found.allocation]
+    speed = found.allocation.workers * found.shape.batch_size / now.iteration_seconds
+    # On the node that has most room; a server could have what it has already and what is free.
+    largest = found.allocation.parameter_server_memory_bytes + platform.cluster.capacity().free.memory_bytes
+    wish = memory_wish(job, told, found.allocation, speed, float(largest))
+    return msgspec.structs.replace(found, memory_wish=wish)
 
 
 def ask_profile(platform: Platform, job_id: str) -> Profile | None:
@@ -181,7 +195,15 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
     profiles = [each for each in found if isinstance(each, JobProfile)]
     known = standing(platform, settings, holders_of(found))
     decided = decide_shared(policy, profiles, view(platform, settings), known)
-    return decided, [each for each in found if isinstance(each, NotNow)]
+    return with_forecasts(decided, profiles), [each for each in found if isinstance(each, NotNow)]
+
+
+def with_forecasts(decided: Round, profiles: Sequence[JobProfile]) -> Round:
+    """The round with what memory forecasts ask for; why which change goes first is in the log."""
+    found, verdicts = one_change(decided, profiles)
+    for job_id, verdict in verdicts.items():
+        log.info("one_change", job_id=job_id, verdict=told_verdict(verdict))
+    return found
 
 
 def apply(platform: Platform, wanted: Plan) -> Applied:
@@ -223,6 +245,7 @@ def _change(wanted: Plan) -> ChangeShape:
         parameter_servers=after.parameter_servers if Change.SERVERS in changes else None,
         worker_cores=after.worker_cores if Change.WORKER_SIZE in changes else None,
         parameter_server_cores=after.parameter_server_cores if Change.SERVER_SIZE in changes else None,
+        parameter_server_memory_bytes=after.parameter_server_memory_bytes if Change.SERVER_SIZE in changes else None,
         live_only=True,
     )
 

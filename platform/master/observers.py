@@ -12,12 +12,13 @@ from elastrec.platform.master import events
 from elastrec.platform.master.effects import Effect
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.explanation import explanation
+from elastrec.platform.master.growth_book import GrowthBook
 from elastrec.platform.master.history_sink import HistorySink
 from elastrec.platform.master.journal import LEDGER_PAGE, Journal
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.ledger import queues_now, running_attempts
 from elastrec.platform.master.monitor import Monitor, Window
-from elastrec.platform.master.profile_book import ProfileBook, configuration_of, is_settled
+from elastrec.platform.master.profile_book import ProfileBook, configuration_of, is_settled, server_use
 from elastrec.platform.master.start_book import StartBook
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.status import totals, training_metrics
@@ -53,6 +54,7 @@ class ObserverCalls(abc.ABC):
     _executor: Executor
     _profile: ProfileBook
     _starts: StartBook
+    _growth: GrowthBook
     _history: HistorySink | None
 
     @abc.abstractmethod
@@ -127,6 +129,9 @@ class ObserverCalls(abc.ABC):
                 remaining_samples=queue.rows * queue.epochs - queue.covered_rows(),
                 dense_bytes=self._monitor.dense_bytes(),
                 tables=self._monitor.tables(),
+                trained_samples=queue.samples,
+                tables_growth=self._growth.tables(),
+                servers=server_use(self.state, self._monitor),
             )
 
     def _failure(self) -> str:
@@ -179,15 +184,34 @@ class ObserverCalls(abc.ABC):
             cores = getattr(message, name)
             if cores is not None and cores <= 0:
                 return Done(accepted=False, reason=f"{name}: {cores} is not allowed; allowed: above 0")
-        shape = {name: value for name, value in msgspec.structs.asdict(message).items() if name != "live_only"}
-        if message.live_only and message.parameter_servers not in (None, len(self.state.membership.servers())):
-            return Done(
-                accepted=False,
-                reason="another number of parameter servers is not yet possible live: the job would have to save, "
-                "restart its servers and restore; ask without live_only to have that done",
-            )
+        if reason := self._not_yet_possible(message):
+            return Done(accepted=False, reason=reason)
+        left_out = ("live_only", "parameter_server_memory_bytes")
+        shape = {name: value for name, value in msgspec.structs.asdict(message).items() if name not in left_out}
         self.submit(lambda now: events.ShapeAsked(time=now, **shape))
         return Done()
+
+    def _not_yet_possible(self, message: ChangeShape) -> str:
+        """Why a change cannot be made to the running job; empty when it can."""
+        workers, servers = self.state.membership.workers(), self.state.membership.servers()
+        memory = message.parameter_server_memory_bytes
+        if memory is not None and any(server.memory_bytes != memory for server in servers):
+            return (
+                f"{memory / 2**30:.3g} GiB per parameter server are not yet possible live: the job would have to stop; "
+                "give spec.resources.parameter_server.memory in its next job file"
+            )
+        if not message.live_only:
+            return ""
+        if message.parameter_servers not in (None, len(servers)):
+            return (
+                "another number of parameter servers is not yet possible live: the job would have to save, "
+                "restart its servers and restore; ask without live_only to have that done"
+            )
+        for name, members in (("worker_cores", workers), ("parameter_server_cores", servers)):
+            cores = getattr(message, name)
+            if cores is not None and any(member.cores != cores for member in members):
+                return f"another size of pods ({name}: {cores:g}) is not yet possible live; ask without live_only"
+        return ""
 
     def finish_job(self, message: FinishJob) -> Done:
         """The result has been read: the master may go."""

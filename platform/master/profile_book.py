@@ -13,10 +13,11 @@ import msgspec
 
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import WindowMetrics
-from elastrec.platform.transport.profile_messages import Configuration, Measured
+from elastrec.platform.transport.profile_messages import Configuration, Measured, ServerUse
 
 if TYPE_CHECKING:
     from elastrec.platform.master.membership import Member
+    from elastrec.platform.master.monitor import Monitor
     from elastrec.platform.master.state import JobState
 
 SETTLING_SECONDS = 2.0
@@ -59,6 +60,23 @@ def is_settled(state: JobState) -> bool:
             for member in members
         )
     )
+
+
+def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
+    """Memory of every server that has told it."""
+    found = []
+    for server in state.membership.servers():
+        sample = monitor.pods.get(server.name)
+        if sample is not None and sample.memory_bytes:
+            found.append(
+                ServerUse(
+                    pod=server.name,
+                    used_bytes=sample.memory_bytes,
+                    limit_bytes=server.memory_bytes,
+                    table_bytes=sum(usage.bytes for usage in sample.tables),
+                )
+            )
+    return found
 
 
 class ProfileBook:

@@ -20,6 +20,7 @@ from elastrec.platform.master import events
 from elastrec.platform.master.bequest import Bequest
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
+from elastrec.platform.master.growth_book import GrowthBook
 from elastrec.platform.master.history_sink import HistorySink, Report
 from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.launch import LaunchRequest
@@ -28,7 +29,7 @@ from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.pace import heartbeat_seconds, silence_seconds
 from elastrec.platform.master.plan import JobPlan
-from elastrec.platform.master.profile_book import ProfileBook
+from elastrec.platform.master.profile_book import ProfileBook, is_settled
 from elastrec.platform.master.start_book import StartBook
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError, TransportError
@@ -128,6 +129,7 @@ class JobService(ObserverCalls):
         self._monitor = Monitor(self.now())
         self._profile = ProfileBook()
         self._starts = StartBook()
+        self._growth = GrowthBook()
         self._window: Window | None = None
         self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
         self._bequest: Bequest | None = None
@@ -451,6 +453,9 @@ class JobService(ObserverCalls):
                 return
             if window.samples:
                 self._window = window
+            if is_settled(self.state):
+                samples, generation = self.state.training.samples, self.state.phases.generation
+                self._growth.add(samples, generation, self._monitor.tables())
         self._measure()
         if not self.state.phase.is_final:
             self._report()

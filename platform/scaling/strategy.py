@@ -34,6 +34,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
         before, after: amount of the target; equal: nothing is wanted.
         needs: resources against what the job has now.
         reason: the strategy's own.
+        objection: why it cannot be done now, where that is known before; empty otherwise.
     """
 
     strategy: str
@@ -43,6 +44,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     urgency: Urgency
     needs: Resources
     reason: str
+    objection: str = ""
 
     @property
     def share(self) -> float:
@@ -88,6 +90,8 @@ def _objection(wish: Wish, past: Sequence[Done], free: Resources, settings: Stra
     """Validate: why this wish cannot be granted now; empty when it can."""
     if wish.direction == 0:
         return f"wants nothing: {wish.reason}"
+    if wish.objection:
+        return wish.objection
     if not wish.needs.fits(free):
         return (
             f"needs {wish.needs.cores:.4g} cores and {wish.needs.memory_bytes / 2**30:.4g} GiB more, but "

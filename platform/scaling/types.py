@@ -108,6 +108,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             require(0 < low <= high, f"limits.{field}", (low, high), "0 < low ≤ high", "correct the job's limits")
 
 
+class MemoryWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a memory forecast asks for so that servers do not run out of it before the job ends.
+
+    Attributes:
+        seconds_to_limit: until the limit less its margin is reached, at the earliest.
+    """
+
+    allocation: Allocation
+    reason: str
+    seconds_to_limit: float
+
+
 class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     """All that a decision about one running job needs.
 
@@ -117,6 +129,7 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
         observations: of this job; any order, any number, not yet cleaned.
         prior: what is known before the first measurement, the most similar finished job's coefficients.
         memory: None when memory is not forecast: plans then keep the memory per pod.
+        memory_wish: a change that a forecast asks for; None while memory lasts.
         movable: what can be changed while it runs; plans change nothing else.
         until_next_change_seconds: the window until the job may be rescaled again (cool-down included).
         reference_samples_per_second: what was promised to it before plans that save; 0: what it has now.
@@ -130,6 +143,7 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     observations: tuple[Observation, ...] = ()
     prior: Prior | None = None
     memory: MemoryNeed | None = None
+    memory_wish: MemoryWish | None = None
     limits: Limits = Limits()
     movable: frozenset[Change] = frozenset(Change)
     until_next_change_seconds: float = 180.0

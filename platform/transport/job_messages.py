@@ -312,13 +312,16 @@ class ChangeShape(Message, frozen=True):
     """The one entry for changes of a running job: how many pods of which size.
 
     Attributes:
-        live_only: refuse what would make the job stand still (other servers: a save, a restart, a restore).
+        parameter_server_memory_bytes: not yet possible at all while the job runs.
+        live_only: refuse what would make the job stand still (other servers: a save, a restart, a restore), and other
+            sizes of pods.
     """
 
     workers: int | None = None
     parameter_servers: int | None = None
     worker_cores: float | None = None
     parameter_server_cores: float | None = None
+    parameter_server_memory_bytes: int | None = None
     live_only: bool = False
 
 

@@ -35,6 +35,29 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     push_seconds: float = 0.0
 
 
+class TableGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one table on all servers together after so many samples; lists of one length, rising samples."""
+
+    table: str
+    samples: list[int]
+    rows: list[int]
+    bytes_per_row: float
+
+
+class ServerUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one parameter server now.
+
+    Attributes:
+        used_bytes: of the pod, everything.
+        table_bytes: of its rows, as it counts them itself.
+    """
+
+    pod: str
+    used_bytes: int
+    limit_bytes: int
+    table_bytes: int
+
+
 class GetProfile(Message, frozen=True):
     """What is known of the job's speed."""
 
@@ -49,6 +72,9 @@ class Profile(Message, frozen=True):
         remaining_samples: rows still to be trained, all epochs.
         dense_bytes: of the dense parameters, all servers together; 0 before the first worker has sent them.
         tables: rows and bytes on all servers.
+        trained_samples: until now, repeats counted.
+        tables_growth: how every table came to its present size.
+        servers: those that have told what they use.
     """
 
     job_json: bytes
@@ -59,3 +85,6 @@ class Profile(Message, frozen=True):
     remaining_samples: int
     dense_bytes: int = 0
     tables: list[TableUsage] = []
+    trained_samples: int = 0
+    tables_growth: list[TableGrowth] = []
+    servers: list[ServerUse] = []
