@@ -25,6 +25,7 @@ _LAZY = {
     "ledger": "past_commands",
     "inspect": "inspect_command",
     "plan": "plan_command",
+    "simulate": "simulate_command",
     "agent": "cluster_commands",
     "schema": "job_commands",
     "data": "data_commands",

@@ -82,13 +82,10 @@ class Platform:
             SpecError: the file that `ELASTREC_CLUSTER` or the folder that `ELASTREC_TLS` names cannot be read.
         """
         home, tls = home_folder(), tls_folder()
-        work, database = home / "work", home / "mlflow.db"
+        work = home / "work"
         # The home may be an older folder that others can enter; what is made in it is the owner's alone.
         work.mkdir(mode=0o700, exist_ok=True)
-        tracking = os.environ.get(TRACKING_VARIABLE)
-        if not tracking:
-            tracking = f"sqlite:///{database}"
-            database.touch(mode=0o600)
+        tracking = tracking_uri()
         config_file = os.environ.get(CLUSTER_VARIABLE)
         if config_file:
             config = read_cluster_config(Path(config_file))
@@ -124,6 +121,15 @@ def home_folder() -> Path:
         problem = FieldProblem(HOME_VARIABLE, value, "a folder that can be made and written", "correct the variable")
         raise SpecError([problem], "the environment") from None
     return home
+
+
+def tracking_uri() -> str:
+    """MLflow's address: `MLFLOW_TRACKING_URI`, or an SQLite file in the home folder, made with the owner's rights."""
+    if named := os.environ.get(TRACKING_VARIABLE):
+        return named
+    database = home_folder() / "mlflow.db"
+    database.touch(mode=0o600)
+    return f"sqlite:///{database}"
 
 
 def tls_folder() -> Path | None:

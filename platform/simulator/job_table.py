@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -61,6 +61,39 @@ class Table(msgspec.Struct, frozen=True):
     skipped: tuple[str, ...]
 
 
+def _rows(file: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    """The file's lines, columns by our names."""
+    try:
+        with file.open(newline="", encoding="utf-8") as text:
+            rows = list(csv.DictReader(text))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable CSV file in UTF-8", "check the path")
+        raise SpecError([problem], str(file)) from None
+    if not rows:
+        raise SpecError([FieldProblem("file", "no line", "a header and one line per job", "add jobs")], str(file))
+    named = [{_TRACE_NAMES.get(name, name): value or "" for name, value in row.items() if name} for row in rows]
+    if missing := [name for name in needed if name not in named[0]]:
+        found = ", ".join(name for name in rows[0] if name)
+        raise SpecError(
+            [FieldProblem(f"column {name}", f"absent (found: {found})", "a column of this name") for name in missing],
+            str(file),
+        )
+    return named
+
+
+def read_arrivals(file: Path, time_unit_seconds: float = 1.0) -> list[float]:
+    """The arrivals of a CSV file alone, rising, the first one at second 0.
+
+    Raises:
+        SpecError: the file cannot be read, has no such column, or holds what is no time.
+    """
+    lines = [_Line(line, row) for line, row in enumerate(_rows(file, ("arrival_seconds",)), start=2)]
+    found = sorted(line.arrival() * time_unit_seconds for line in lines)
+    if wrong := [problem for line in lines for problem in line.problems]:
+        raise SpecError(wrong[:_MOST_PROBLEMS], str(file))
+    return [each - found[0] for each in found]
+
+
 def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: bool = False) -> Table:
     """The jobs of a CSV file with a header, by their arrival. Columns that are not known are passed over.
 
@@ -71,26 +104,10 @@ def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: b
     Raises:
         SpecError: the file cannot be read, columns are missing, or fields are wrong; at most 20 problems are named.
     """
-    try:
-        with file.open(newline="", encoding="utf-8") as text:
-            rows = list(csv.DictReader(text))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable CSV file in UTF-8", "check the path")
-        raise SpecError([problem], str(file)) from None
-    if not rows:
-        raise SpecError([FieldProblem("file", "no line", "a header and one line per job", "add jobs")], str(file))
-    names = {_TRACE_NAMES.get(name, name) for name in rows[0] if name}
-    missing = [name for name in _NEEDED if name not in names]
-    if missing:
-        found = ", ".join(name for name in rows[0] if name)
-        raise SpecError(
-            [FieldProblem(f"column {name}", f"absent (found: {found})", "a column of this name") for name in missing],
-            str(file),
-        )
     jobs: dict[str, JobToRun] = {}
     wrong: list[FieldProblem] = []
-    for line, row in enumerate(rows, start=2):
-        fields = _Line(line, {_TRACE_NAMES.get(name, name): value or "" for name, value in row.items() if name})
+    for line, row in enumerate(_rows(file, _NEEDED), start=2):
+        fields = _Line(line, row)
         job = fields.job(time_unit_seconds)
         if job is not None and job.job_id in jobs:
             fields.refuse("job_id", job.job_id, "a name that no line before has", "rename one")
@@ -140,12 +157,16 @@ class _Line:
             self.refuse(name, self._fields[name], "a whole number of at least 1")
         return int(value) if value == value else 1
 
+    def arrival(self) -> float:
+        """In the file's unit."""
+        return self._number_of("arrival_seconds", None, 0.0, "a number of at least 0")
+
     def job(self, unit: float) -> JobToRun | None:
         """The job; None when a field is wrong."""
         job_id = self._fields.get("job_id", "").strip()
         if not job_id:
             self.refuse("job_id", "", "a name")
-        arrival = self._number_of("arrival_seconds", None, 0.0, "a number of at least 0")
+        arrival = self.arrival()
         seconds = self._above_0("seconds", None)
         counts = {name: self._count(name, default) for name, default in _COUNTS.items()}
         numbers = {name: self._above_0(name, default) for name, default in _NUMBERS.items()}

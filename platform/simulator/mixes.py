@@ -108,6 +108,8 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         steps: median of a job's steps, all workers together, and `steps_spread` of its logarithm between models (the
             paper's jobs have 200,000, §6); `again_spread` from one day of a model to the next.
         lookup_share: bounds of a step's share in the well-tuned allocation (§2.2: 30–48 %).
+        headroom: plans may give a job so many times its well-tuned workers and servers; owners ask for no more workers
+            either. 1: «tuned until they almost reached the best throughput» (§6.1), so that nothing lies beyond.
         asked_spread: of the logarithm of how far owners miss the well-tuned number of workers, either way (assumed).
         oversized_share, oversize: share of the models whose pods have more cores and memory than they use, and the
             bounds of the factor (§2.2: more than 80 % of the jobs use less than half).
@@ -122,6 +124,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     again_spread: float = 0.1
     batch_size: int = 512
     lookup_share: tuple[float, float] = (0.30, 0.48)
+    headroom: float = 1.0
     asked_spread: float = 0.7
     oversized_share: float = 0.8
     oversize: tuple[float, float] = (2.0, 5.0)
@@ -204,7 +207,8 @@ def _job(
     samples = model.steps * habits.batch_size * float(random.lognormal(0.0, habits.again_spread))
     tuned, shape = model.tuned, model.shape
     # People type in what they know: one owner's mistake is another one's habit, so it is drawn anew for every job.
-    workers = max(1, round(tuned.workers * float(random.lognormal(0.0, habits.asked_spread))))
+    most = (round(tuned.workers * habits.headroom), round(tuned.parameter_servers * habits.headroom))
+    workers = min(max(1, round(tuned.workers * float(random.lognormal(0.0, habits.asked_spread)))), most[0])
     oversize = float(random.uniform(*habits.oversize)) if random.uniform() < habits.oversized_share else 1.0
     starved = 0.25 if random.uniform() < habits.starved_server_share else oversize
     is_short = random.uniform() < habits.short_memory_share
@@ -231,7 +235,7 @@ def _job(
             worker_memory_bytes=math.ceil(2 * GIBIBYTE * oversize),
             parameter_server_memory_bytes=max(1, math.ceil(given / _MEMORY_STEP)) * _MEMORY_STEP,
         ),
-        limits=Limits(workers=(1, 64), parameter_servers=(1, 16)),
+        limits=Limits(workers=(1, most[0]), parameter_servers=(1, most[1])),
         team=model.team,
         memory=memory,
         features=features_of(model.name, model.team, shape, samples),

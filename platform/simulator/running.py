@@ -22,6 +22,8 @@ from elastrec.platform.simulator.workload import JobToRun
 _LEAST_WINDOW_SECONDS = 10.0
 _LEAST_POINTS = 4
 _MOST_POINTS = 60
+_FADE = 0.8
+"""Weight of what was measured before against a new window."""
 _NOTHING = 1e-9
 """So small a share of a job's samples is none."""
 
@@ -30,7 +32,7 @@ class Running:
     """A job from its arrival to its end. Its methods are called at moments that never go back.
 
     Attributes:
-        held: what it has been given and pays for.
+        held_cores: of all that it holds.
         allocation: what trains; behind `held` while new pods start.
         remaining: samples.
         placed: happens when it has all of its pods; made anew when it is evicted.
@@ -56,9 +58,18 @@ class Running:
         self._placed_at, self._begun_at, self._scaled_at = math.nan, math.nan, math.nan
         self._passed = self._paused_until = self._saved_at = 0.0
         self._saved_remaining = job.samples
-        self._seen: dict[Allocation, tuple[float, float, int]] = {}
+        self._seen: dict[Allocation, tuple[float, float, float]] = {}
         self._rows: list[tuple[float, float]] = []
         self._trained = 0.0
+
+    @property
+    def held(self) -> Allocation:
+        """What it has been given and pays for, or asks for while it waits."""
+        return self._held
+
+    @held.setter
+    def held(self, held: Allocation) -> None:
+        self._held, self.held_cores = held, held.resources.cores
 
     @property
     def settled(self) -> bool:
@@ -102,7 +113,12 @@ class Running:
             settings.handling.dynamic_sharding,
         )  # fmt: skip
         factor = self._factor
-        return Rate(found.samples / factor, found.step_seconds * factor, found.worker_busy, found.server_busy)
+        return msgspec.structs.replace(
+            found,
+            samples=found.samples / factor,
+            step_seconds=found.step_seconds * factor,
+            compute_seconds=found.compute_seconds * factor,
+        )
 
     @property
     def seconds_left(self) -> float:
@@ -145,11 +161,12 @@ class Running:
             self._saved_at += math.floor((now - self._saved_at) / every) * every
             self._saved_remaining = self.remaining + (now - self._saved_at) * rate.samples
         if self._down == 0 and trained >= _LEAST_WINDOW_SECONDS:
-            seconds, steps, windows = self._seen.get(self.allocation, (0.0, 0.0, 0))
-            # A look back over some windows: what was slow an hour ago is not slow now.
-            fade = 0.8 if windows else 0.0
+            seconds, compute, steps = self._seen.get(self.allocation, (0.0, 0.0, 0.0))
             count = trained / rate.step_seconds
-            self._seen[self.allocation] = (fade * seconds + trained, fade * steps + count, windows + 1)
+            # Older windows fade: what was slow an hour ago is not slow now.
+            self._seen[self.allocation] = (
+                _FADE * seconds + trained, _FADE * compute + count * rate.compute_seconds, _FADE * steps + count,
+            )  # fmt: skip
         if self.job.memory is not None and (not self._rows or self._trained > 1.02 * self._rows[-1][0]):
             noise = 1.0 + 0.02 * self.random.standard_normal()
             rows = max(self.job.memory.rows(self._trained) * noise, self._rows[-1][1] if self._rows else 1.0)
@@ -169,8 +186,13 @@ class Running:
     def profile(self, until_next_change_seconds: float) -> JobProfile:
         """What a policy sees of it."""
         seen = tuple(
-            Observation(allocation=each, iteration_seconds=seconds / steps, iterations=max(1, int(steps)))
-            for each, (seconds, steps, _) in self._seen.items()
+            Observation(
+                allocation=each,
+                iteration_seconds=seconds / steps,
+                compute_seconds=compute / steps,
+                iterations=max(1, int(steps)),
+            )
+            for each, (seconds, compute, steps) in self._seen.items()
         )
         return JobProfile(
             job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, remaining_samples=self.remaining,

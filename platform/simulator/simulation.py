@@ -7,6 +7,7 @@ once the new pods are up, and is paid for all the while.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Sequence
 
@@ -151,16 +152,23 @@ class Simulation:
         again = True
         while again:
             again = False
+            least = min((each.job.priority for each in self._running.values()), default=math.inf)
+            room = self._nodes.free.cores + 1e-3
             for entry in list(self._waiting):
                 running = entry[3]
+                may_preempt = self._settings.preemption and running.job.priority > least
+                # Thousands may wait: most of them are passed over by this comparison alone.
+                if running.held_cores > room and not may_preempt:
+                    continue
                 placing = place(self._nodes, running.held)
-                if placing is None and self._settings.preemption:
+                if placing is None and may_preempt:
                     again = self._preempt(running)
                     placing = place(self._nodes, running.held) if again else None
                 if placing is not None:
                     self._waiting.remove(entry)
                     self._running[running.job.job_id] = running
                     running.take_place(placing, self._environment.now)
+                    room = self._nodes.free.cores + 1e-3
                 if again:
                     # Who was evicted waits too, and what is left may be enough for another one.
                     break

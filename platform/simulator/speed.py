@@ -40,17 +40,18 @@ class Rate(msgspec.Struct, frozen=True):
 
     Attributes:
         samples: Ψ.
-        step_seconds: mean over workers, what its profile shows.
+        step_seconds, compute_seconds: mean over workers, what its profile shows; the second is T_grad.
         worker_busy, server_busy: share of the granted cores in use, 0 to 1.
     """
 
     samples: float
     step_seconds: float
+    compute_seconds: float
     worker_busy: float
     server_busy: float
 
 
-STOPPED = Rate(0.0, 0.0, 0.0, 0.0)
+STOPPED = Rate(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def steps_of(shape: ModelShape, coefficients: Coefficients) -> Callable[[Allocation], Step]:
@@ -88,4 +89,7 @@ def rate_of(
     computing = step.compute + step.fixed * min(1.0, 1.0 / now.worker_cores)
     serving = step.update + step.lookup * min(1.0, 1.0 / now.parameter_server_cores)
     share = steps_per_second / now.workers
-    return Rate(steps_per_second * batch, mean, min(computing * share, 1.0), min(serving / mean, 1.0))
+    compute = step.compute * (1.0 + (slow - 1.0) * slow_workers / up)
+    return Rate(
+        steps_per_second * batch, mean, min(compute, mean), min(computing * share, 1.0), min(serving / mean, 1.0)
+    )

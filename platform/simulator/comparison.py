@@ -1,0 +1,125 @@
+"""Several policies on the same jobs and the same trouble, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from elastrec.platform.history.records import JobRecord
+from elastrec.platform.scaling.amounts import Change, PriceList, Resources
+from elastrec.platform.scaling.policies.static import Static
+from elastrec.platform.scaling.policy import ScalingPolicy, load_policy
+from elastrec.platform.scaling.types import Overheads
+from elastrec.platform.scaling.warm_start import WarmStartSettings
+from elastrec.platform.simulator.job_table import read_arrivals, read_jobs
+from elastrec.platform.simulator.mixes import Habits, recurring
+from elastrec.platform.simulator.nodes import Nodes
+from elastrec.platform.simulator.past_jobs import jobs_of
+from elastrec.platform.simulator.report import Report
+from elastrec.platform.simulator.settings import BY_HAND, Handling, Settings
+from elastrec.platform.simulator.simulation import Simulation
+from elastrec.platform.simulator.simulation_file import BY_HAND_NAME, SimulationFile
+from elastrec.platform.simulator.workload import JobToRun
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+
+Progress = Callable[[str, int, int], None]
+"""Told (policy, jobs ended, jobs in all)."""
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """The jobs of a comparison.
+
+    Attributes:
+        notes: for people: what was left out, what is assumed.
+        overheads: as the history measured them; None without one.
+    """
+
+    jobs: tuple[JobToRun, ...]
+    notes: tuple[str, ...] = ()
+    overheads: Overheads | None = None
+
+
+def gather(
+    asked: SimulationFile, base: Path, records: Sequence[JobRecord] = (), overheads: Overheads | None = None
+) -> Gathered:
+    """The jobs that a file asks for.
+
+    Args:
+        base: relative paths of CSV files are taken from here.
+        records, overheads: of the history, where the file asks for one.
+
+    Raises:
+        SpecError: a CSV file is wrong, or the history has no finished job.
+    """
+    workload = asked.workload
+    if workload.jobs is not None:
+        table = read_jobs(base / workload.jobs, workload.time_unit, skip_wrong_lines=workload.skip_wrong_lines)
+        found = Gathered(table.jobs, tuple(f"left out: {each}" for each in table.skipped))
+    elif workload.made_up is not None:
+        made = workload.made_up
+        arrivals = read_arrivals(base / made.arrivals, workload.time_unit) if made.arrivals else None
+        habits = Habits(models=made.models, teams=min(made.teams, made.models))
+        jobs = recurring(made.jobs, asked.seed, habits, made.mean_time_between_jobs, arrivals)
+        found = Gathered(jobs, ("the jobs are made up",))
+    else:
+        past = jobs_of(records)
+        if not past.jobs:
+            told = "; ".join(f"{name}: {why}" for name, why in past.left_out[:5]) or "the experiment has no job"
+            problem = FieldProblem(
+                "workload.history", told, "at least one finished job", "name another experiment or tracking server"
+            )
+            raise SpecError([problem])
+        left_out = tuple(f"left out: {name}: {why}" for name, why in past.left_out)
+        found = Gathered(past.jobs, (*past.notes, *left_out), overheads)
+    if asked.changes == "workers":
+        movable = frozenset({Change.WORKERS})
+        jobs = tuple(msgspec.structs.replace(each, movable=each.movable & movable) for each in found.jobs)
+        found = msgspec.structs.replace(found, jobs=jobs)
+    return found
+
+
+def settings_of(asked: SimulationFile, measured: Overheads | None, handling: Handling) -> Settings:
+    """The simulation's numbers; what the file does not say is measured, or the default."""
+    trouble, known = asked.trouble, measured or Overheads()
+    start = known.worker_start_seconds if trouble.start_time is None else trouble.start_time
+    pause = known.migration_pause_seconds if trouble.migration_pause is None else trouble.migration_pause
+    return Settings(
+        seed=asked.seed, interval_seconds=asked.round_interval, start_seconds=start, migration_pause_seconds=pause,
+        noise=trouble.noise, hours_between_failures=trouble.hours_between_failures,
+        straggler_share=trouble.stragglers, hot_server_share=trouble.hot_servers, handling=handling,
+        until_seconds=asked.at_most,
+    )  # fmt: skip
+
+
+def compare(asked: SimulationFile, gathered: Gathered, progress: Progress | None = None) -> list[Report]:
+    """One report per policy, in the file's order.
+
+    Raises:
+        ScalingError: there is no policy of a name, or it cannot be loaded.
+    """
+    prices = PriceList(core_hour=asked.prices.core_hour, gibibyte_hour=asked.prices.gibibyte_hour)
+    size = Resources(asked.cluster.cores, float(asked.cluster.memory))
+    # All of them before the first one runs: a wrong name is told at once.
+    policies: list[ScalingPolicy] = [
+        Static() if name == BY_HAND_NAME else load_policy(name) for name in asked.policies
+    ]  # fmt: skip
+    reports = []
+    for name, policy in zip(asked.policies, policies, strict=True):
+        by_hand = name == BY_HAND_NAME
+        simulation = Simulation(
+            gathered.jobs,
+            Nodes(asked.cluster.nodes, size),
+            policy,
+            prices,
+            settings_of(asked, gathered.overheads, BY_HAND if by_hand else Handling()),
+            warm_start=WarmStartSettings() if asked.warm_start and not by_hand else None,
+            progress=None if progress is None else _told(progress, name),
+        )
+        reports.append(msgspec.structs.replace(simulation.run(), policy=name))
+    return reports
+
+
+def _told(progress: Progress, name: str) -> Callable[[int, int], None]:
+    return lambda ended, jobs: progress(name, ended, jobs)
