@@ -28,6 +28,7 @@ ALLOWED = {
         "platform.history",
         "platform.specs",
         "platform.data",
+        "platform.scaling",
         "platform.jobs.types",
         "platform.clusters.protocol",
     ),
