@@ -80,7 +80,7 @@ def batch_bytes(batch: pa.RecordBatch) -> tuple[int, int]:
         group = InverseJagged.from_arrow(batch.column(name))
         kinds = json.loads(batch.schema.metadata[_ORDER])
         # An id has 8 bytes; where a list begins is told by 4, or by 8 in a large one.
-        ends = sum({"list": 4, "larg": 8}.get(kinds[key][:4], 0) for key in group.keys) * group.rows
+        ends = sum({"list": 4, "large_list": 8}.get(kinds[key].partition("<")[0], 0) for key in group.keys) * group.rows
         plain += 8 * group.plain_values + ends - int(batch.column(name).nbytes)
     return found, plain
 

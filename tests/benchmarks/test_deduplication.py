@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import dedup_factor, dedup_reader, dedup_storage
+from benchmarks import dedup_factor, dedup_reader, dedup_storage, dedup_worker
 from benchmarks.processes.session_log import LogShape, session_log
+from elastrec.platform.data.clustering import cluster
 
 SHAPE = LogShape(rows=400, open_sessions=25, length=20, user_lists=2)
 
@@ -50,6 +51,17 @@ def test_the_readers_are_measured_part_by_part() -> None:
     figures = {each.figure: each for each in dedup_reader.measure(argparse.Namespace(rows=400, rounds=1))}
     assert figures["dedup_reader.sent_bytes"].value > 2
     assert figures["dedup_reader.deduplicated: convert"].value > 0
+
+
+def test_the_sides_of_a_worker_are_decided_by_the_rule_and_train_the_same_rows(tmp_path: Path) -> None:
+    dedup_worker.write_log(
+        tmp_path / "time", LogShape(rows=3_000, samples_per_session=20, open_sessions=3_000, length=20)
+    )
+    log = dedup_worker.job_on(tmp_path / "time", "dlrm", 64, "off").spec.data
+    cluster(log, str(tmp_path / "clustered"))
+    for model in dedup_worker.MODELS:
+        assert dedup_worker.job_on(tmp_path / "clustered", model, 64, "auto").spec.deduplication.groups == (("u0",),)
+        assert dedup_worker.job_on(tmp_path / "time", model, 64, "auto").spec.deduplication.is_off
 
 
 def test_real_sessions_are_read_from_their_files(tmp_path: Path) -> None:

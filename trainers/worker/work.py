@@ -9,9 +9,9 @@ import structlog
 
 from elastrec.platform.data.batches import InProcessSource, Minibatch
 from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
-from elastrec.platform.data.manifest import read_manifest
+from elastrec.platform.data.manifest import DataManifest, read_manifest
 from elastrec.platform.data.reader import ShardReader
-from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.transport.export_messages import predictions_folder
 from elastrec.platform.transport.job_messages import (
     Directive,
@@ -206,12 +206,18 @@ class Worker:
     def _read(self, kind: str, shard: Shard) -> Iterator[Minibatch]:
         # Built on the feed's thread: manifests may be large, and a reader belongs to one thread at a time.
         if kind not in self._sources:
-            spec = self.job.spec
-            hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
-            manifest, groups = read_manifest(self._manifests[kind]), spec.deduplication.groups
-            if groups:
-                reader: ShardReader = DeduplicatingReader(spec.data, manifest, groups=groups, hash_sizes=hash_sizes)
-            else:
-                reader = ShardReader(spec.data, manifest, hash_sizes=hash_sizes)
-            self._sources[kind] = InProcessSource(reader, spec.training.batch_size)
+            reader = reader_of(self.job.spec, read_manifest(self._manifests[kind]))
+            self._sources[kind] = InProcessSource(reader, self.job.spec.training.batch_size)
         return self._sources[kind].batches(shard)
+
+
+def reader_of(spec: JobSpec, manifest: DataManifest) -> ShardReader:
+    """The reader of a job's rows: a deduplicating one where the job has groups.
+
+    Raises:
+        SpecError, DataError: see the readers.
+    """
+    hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
+    if groups := spec.deduplication.groups:
+        return DeduplicatingReader(spec.data, manifest, groups=groups, hash_sizes=hash_sizes)
+    return ShardReader(spec.data, manifest, hash_sizes=hash_sizes)
