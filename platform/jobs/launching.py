@@ -9,6 +9,7 @@ import structlog
 
 from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.history import History
+from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.preparation import allocated
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
@@ -249,6 +250,13 @@ def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, expla
         return
     error = "it does not answer"
     if tracking_answers(platform):
+        try:
+            decisions = Decisions(platform.tracking_uri, "")
+            if told := decisions.decisions(run_id):
+                # What happened after the last round belongs to the picture, too.
+                decisions.log_throughput(run_id, told)
+        except HistoryError as refused:
+            log.warning("scaling_not_drawn", run_id=run_id, error=str(refused))
         try:
             History(platform.tracking_uri, "").finish_run(run_id, phase, reason, explanation=explanation)
             return

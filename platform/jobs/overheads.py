@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import socket
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -13,6 +11,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.history import History
 from elastrec.platform.history.records import JobRecord
 from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.tracking import tracking_answers
 from elastrec.platform.scaling.objectives import measured_overheads
 from elastrec.platform.scaling.types import Overheads
 from elastrec.platform.specs.errors import HistoryError
@@ -20,7 +19,6 @@ from elastrec.platform.specs.scaling import ScalingSettings
 
 log = structlog.get_logger(__name__)
 _LATEST_JOBS = 50
-_CONNECT_SECONDS = 3.0
 _RECOVERING_SECONDS = names.named(names.TOTAL, name="phase_recovering_seconds")
 
 
@@ -29,8 +27,10 @@ def overheads(platform: Platform, settings: ScalingSettings) -> Overheads:
 
     Without MLflow the defaults count, and the log says so: a round is worth more than the exact price of a start.
     """
+    if not tracking_answers(platform):
+        log.warning("overheads_not_read", reason="MLflow does not answer", consequence="documented defaults count")
+        return Overheads()
     try:
-        _require_listener(platform.tracking_uri)
         latest = History(platform.tracking_uri, settings.experiment).job_records(limit=_LATEST_JOBS)
     except HistoryError as error:
         log.warning("overheads_not_read", reason=str(error), consequence="documented defaults count")
@@ -38,22 +38,6 @@ def overheads(platform: Platform, settings: ScalingSettings) -> Overheads:
     found = overheads_of(latest)
     log.info("overheads", jobs=len(latest), **{name: getattr(found, name) for name in found.__struct_fields__})
     return found
-
-
-def _require_listener(tracking_uri: str) -> None:
-    """Finds out in seconds what mlflow's client, which tries again and again, finds out in minutes.
-
-    Raises:
-        HistoryError: nobody listens at the address.
-    """
-    address = urlsplit(tracking_uri)
-    if not address.scheme.startswith("http"):
-        return
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((address.hostname or "", port), _CONNECT_SECONDS).close()
-    except OSError as error:
-        raise HistoryError(f"{tracking_uri} cannot be reached: {error}") from error
 
 
 def overheads_of(records: Iterable[JobRecord]) -> Overheads:

@@ -12,11 +12,12 @@ from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.jobs.launching import RUN_LABEL
 from elastrec.platform.jobs.scaling import Applied, ask_profile, observations_of, shape_of
 from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.tracking import tracking_answers
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.scaling.explain import rows
 from elastrec.platform.scaling.throughput import ThroughputModel, fit
 from elastrec.platform.scaling.types import Observation, Plan
-from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.errors import HistoryError, ScalingError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Role
 
@@ -24,16 +25,31 @@ log = structlog.get_logger(__name__)
 
 
 def log_decision(platform: Platform, wanted: Plan, applied: Applied) -> str:
-    """Writes one round into the job's run; returns the run's page, empty without a run.
+    """Writes one round into the job's run; returns the run's page, empty where there is none.
+
+    The job has been changed already: a round that cannot be written now is named in the log and not tried again.
 
     Raises:
         ClusterError: the cluster or the job's master does not answer.
-        HistoryError: MLflow cannot be reached.
     """
     master = platform.cluster.get(pod_name(wanted.job_id, Role.MASTER))
     run_id = master.labels.get(RUN_LABEL, "") if master else ""
-    if not run_id:
-        return ""
+    if not run_id and (told := ask_profile(platform, wanted.job_id)) is not None:
+        # MLflow was away at the launch; the run was made later.
+        run_id = told.run_id
+    why = "" if run_id else "the job has no run yet"
+    if run_id and tracking_answers(platform):
+        try:
+            return _write(platform, run_id, wanted, applied)
+        except HistoryError as error:
+            why = str(error)
+    elif run_id:
+        why = "MLflow does not answer"
+    log.warning("decision_not_written", job_id=wanted.job_id, reason=why, decision=applied.reason)
+    return ""
+
+
+def _write(platform: Platform, run_id: str, wanted: Plan, applied: Applied) -> str:
     history = Decisions(platform.tracking_uri, "", platform.ui_url)
     predicted = wanted.predicted
     stay = wanted.considered[0].candidate if wanted.considered else None

@@ -12,14 +12,12 @@ from elastrec.platform.master import events
 from elastrec.platform.master.effects import Effect
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.explanation import explanation
-from elastrec.platform.master.growth_book import GrowthBook
 from elastrec.platform.master.history_sink import HistorySink
 from elastrec.platform.master.journal import LEDGER_PAGE, Journal
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.ledger import queues_now, running_attempts
-from elastrec.platform.master.monitor import Monitor, Window
-from elastrec.platform.master.profile_book import ProfileBook, configuration_of, is_settled, server_use
-from elastrec.platform.master.start_book import StartBook
+from elastrec.platform.master.observations import Observations
+from elastrec.platform.master.profile_book import configuration_of, is_settled, server_use
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.status import totals, training_metrics
 from elastrec.platform.specs.errors import ElastrecError
@@ -49,12 +47,8 @@ class ObserverCalls(abc.ABC):
     journal: Journal
     _lock: threading.RLock
     _finished: threading.Event
-    _window: Window | None
-    _monitor: Monitor
+    _seen: Observations
     _executor: Executor
-    _profile: ProfileBook
-    _starts: StartBook
-    _growth: GrowthBook
     _history: HistorySink | None
 
     @abc.abstractmethod
@@ -73,8 +67,8 @@ class ObserverCalls(abc.ABC):
                 self.state,
                 self.request.job_id,
                 elapsed,
-                self._window,
-                self._monitor.pods,
+                self._seen.window,
+                self._seen.monitor.pods,
                 self._executor.statuses(),
             )
         stall = self.journal.stall
@@ -84,7 +78,7 @@ class ObserverCalls(abc.ABC):
         """What the job did and cost until now (see `status.totals`)."""
         with self._lock:
             time = self.state.phases.since if self.state.phase.is_final else self.now()
-            return totals(self.state, time) | self._starts.medians() | self._monitor.traffic()
+            return totals(self.state, time) | self._seen.starts.medians() | self._seen.monitor.traffic()
 
     def status(self, message: GetStatus) -> Status:
         """For observers."""
@@ -125,13 +119,14 @@ class ObserverCalls(abc.ABC):
                 phase=str(self.state.phase),
                 configuration=configuration,
                 is_settled=is_settled(self.state),
-                measured=self._profile.measured(),
+                measured=self._seen.profile.measured(),
                 remaining_samples=queue.rows * queue.epochs - queue.covered_rows(),
-                dense_bytes=self._monitor.dense_bytes(),
-                tables=self._monitor.tables(),
+                dense_bytes=self._seen.monitor.dense_bytes(),
+                tables=self._seen.monitor.tables(),
                 trained_samples=queue.samples,
-                tables_growth=self._growth.tables(),
-                servers=server_use(self.state, self._monitor),
+                tables_growth=self._seen.growth.tables(),
+                servers=server_use(self.state, self._seen.monitor),
+                run_id=self._history.run_id if self._history else "",
             )
 
     def _failure(self) -> str:

@@ -75,6 +75,7 @@ class Profile(Message, frozen=True):
         trained_samples: until now, repeats counted.
         tables_growth: how every table came to its present size.
         servers: those that have told what they use.
+        run_id: of the job's MLflow run; empty while it has none.
     """
 
     job_json: bytes
@@ -88,3 +89,4 @@ class Profile(Message, frozen=True):
     trained_samples: int = 0
     tables_growth: list[TableGrowth] = []
     servers: list[ServerUse] = []
+    run_id: str = ""
