@@ -15,25 +15,21 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.protocol import Cluster
-from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master import events
+from elastrec.platform.master.answers import Directives, FastAnswer, Unknown, check_kind, check_progress
 from elastrec.platform.master.bequest import Bequest
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
-from elastrec.platform.master.growth_book import GrowthBook
 from elastrec.platform.master.history_sink import HistorySink, Report
 from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leasing import answer_unchanged
-from elastrec.platform.master.monitor import Monitor, Window
+from elastrec.platform.master.life_signs import LifeSigns
+from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.observers import ObserverCalls
-from elastrec.platform.master.pace import heartbeat_seconds, silence_seconds
 from elastrec.platform.master.plan import JobPlan
-from elastrec.platform.master.profile_book import ProfileBook, is_settled
-from elastrec.platform.master.start_book import StartBook
 from elastrec.platform.master.state import JobState
-from elastrec.platform.specs.errors import DataError, ElastrecError, TransportError
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport import Handler, TlsConfig
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
@@ -49,7 +45,6 @@ from elastrec.platform.transport.job_messages import (
     Register,
     Registered,
     SaveNow,
-    ShardProgress,
     StopJob,
     TakeOver,
 )
@@ -62,18 +57,6 @@ MAXIMUM_LEASE = 1024
 _TICK_SECONDS = 0.1
 _STALL_SECONDS = 2.0
 _WAIT_SECONDS = 0.2
-
-
-class _FastAnswer(msgspec.Struct, tag="Answer"):
-    # An Answer whose directive is already encoded: it is the same bytes for all pods of a role.
-    directive: msgspec.Raw
-    known: bool = True
-    heartbeat_seconds: float = 0.0
-
-
-class _Unknown(msgspec.Struct, tag="Answer"):
-    directive: None = None
-    known: bool = False
 
 
 class JobService(ObserverCalls):
@@ -105,7 +88,6 @@ class JobService(ObserverCalls):
         self.request = request
         self.job = request.training_job
         self._job_json = self.job.model_dump_json(by_alias=True).encode()
-        self._faults = self.job.spec.faults
         self._clock = clock
         self._history = history
         self._has_reported_end = False
@@ -123,14 +105,9 @@ class JobService(ObserverCalls):
         self.state = state
         # The job's own clock goes on where the last event left it: time without a master does not count.
         self._zero = clock() - state.time
-        self._last_seen: dict[str, float] = {}
-        self._told_seconds: dict[str, float] = {}
-        self._directives: dict[tuple[int, str], msgspec.Raw] = {}
-        self._monitor = Monitor(self.now())
-        self._profile = ProfileBook()
-        self._starts = StartBook()
-        self._growth = GrowthBook()
-        self._window: Window | None = None
+        self._life_signs = LifeSigns(self.job.spec.faults)
+        self._directives = Directives()
+        self._seen = Observations(self.now())
         self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
         self._bequest: Bequest | None = None
         self._finished = threading.Event()
@@ -245,7 +222,7 @@ class JobService(ObserverCalls):
             log.exception("event_broke_the_state_machine", received=type(event).__name__)
             self._on_fatal()
             raise
-        self._starts.asked(effects, self.state, event.time)
+        self._seen.decided(effects, self.state, event.time)
         lines = [effect for effect in effects if isinstance(effect, RecordAttempt | Decided)]
         return effects, self.journal.append(event, lines, lambda: encode_state(self.state))
 
@@ -282,12 +259,11 @@ class JobService(ObserverCalls):
             )
         )
         with self._lock:
-            self._last_seen[message.pod] = self._clock()
+            self._life_signs.heard(message.pod, self._clock())
+            self._seen.registered(message.pod, self.state, self.now())
             member = self.state.membership.members.get(message.pod)
-            if member is not None and member.role is Role.PARAMETER_SERVER:
-                self._starts.works(message.pod, self.now())
             directive = self.state.directive(message.pod)
-            heartbeat_seconds = self._pace(message.pod)
+            pace = self._pace(message.pod)
             sequence = self.journal.last
         self._wait(sequence)
         return Registered(
@@ -296,28 +272,23 @@ class JobService(ObserverCalls):
             training_manifest=self.request.training_manifest,
             evaluation_manifest=self.request.evaluation_manifest,
             directive=directive,
-            heartbeat_seconds=heartbeat_seconds,
+            heartbeat_seconds=pace,
         )
 
     def _pace(self, pod: str) -> float:
-        """How often the pod is told to beat; called with the lock held."""
-        seconds = heartbeat_seconds(self._faults, len(self.state.membership.members))
-        self._told_seconds[pod] = seconds
-        return seconds
+        return self._life_signs.pace(pod, len(self.state.membership.members))
 
     def heartbeat(self, message: Heartbeat) -> msgspec.Struct:
         """Life sign; only what changes the state is journalled."""
-        _check_sketches(message.progress)
+        check_progress(message.progress)
         effects: list[Effect] = []
         with self._lock:
             member = self.state.membership.members.get(message.pod)
             if member is not None and member.incarnation != message.incarnation:
-                return _Unknown()
+                return Unknown()
             if member is not None:
-                self._last_seen[message.pod] = self._clock()
-                if self._monitor.add(message, is_training=self.state.phase is Phase.TRAINING):
-                    self._profile.add(message.pod, message.metrics, self.state, self.now())
-                    self._starts.works(message.pod, self.now())
+                self._life_signs.heard(message.pod, self._clock())
+                self._seen.heartbeat(message, self.state, self.now())
                 report = events.PodReported(
                     time=self.now(),
                     pod=message.pod,
@@ -330,29 +301,17 @@ class JobService(ObserverCalls):
                 )
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)
-            directive = self._directive(message.pod)
+            directive = self._directives.of(message.pod, self.state)
             pace = self._pace(message.pod)
             # The directive may follow from an event of somebody else that is not on disk yet.
             sequence = self.journal.last
         self._finish_event(effects, sequence)
-        return _FastAnswer(directive, heartbeat_seconds=pace)
-
-    def _directive(self, pod: str) -> msgspec.Raw:
-        member = self.state.membership.members.get(pod)
-        kind = "exit" if member is None or member.retiring else str(member.role)
-        key = (self.state.phases.version, kind)
-        encoded = self._directives.get(key)
-        if encoded is None:
-            if any(version != key[0] for version, _ in self._directives):
-                self._directives.clear()
-            encoded = self._directives[key] = msgspec.Raw(msgspec.msgpack.encode(self.state.directive(pod)))
-        return encoded
+        return FastAnswer(directive, heartbeat_seconds=pace)
 
     def lease(self, message: LeaseShards) -> Leased:
         """Hands shards out, and takes progress over."""
-        _check_sketches(message.progress)
-        if message.kind not in ("train", "evaluate"):
-            raise ElastrecError(f"kind: {message.kind!r} is not allowed; allowed: train, evaluate")
+        check_progress(message.progress)
+        check_kind("kind", message.kind)
         with self._lock:
             request = events.ShardsAsked(
                 time=self.now(),
@@ -405,7 +364,8 @@ class JobService(ObserverCalls):
                 if stood_still > _STALL_SECONDS:
                     # This process stood still, and could not hear anybody: nobody else is to blame for that.
                     log.warning("master_stalled", seconds=stood_still)
-                    self._last_seen = {}
+                    with self._lock:
+                        self._life_signs.forget_all()
                     self.submit(lambda now: events.Restarted(time=now))
                 self._check_deadlines(now)
                 self._check_silence(now)
@@ -421,48 +381,31 @@ class JobService(ObserverCalls):
             self.submit(lambda now: events.Ticked(time=now))
 
     def _check_silence(self, now: float) -> None:
-        silent: list[events.PodSilent] = []
         with self._lock:
-            members = self.state.membership.members
-            self._last_seen = {pod: seen for pod, seen in self._last_seen.items() if pod in members}
-            self._told_seconds = {pod: told for pod, told in self._told_seconds.items() if pod in members}
             # What pods did is still read when the job is over.
-            for gone in self._monitor.pods.keys() - members.keys() if not self.state.phase.is_final else ():
-                self._monitor.forget(gone)
-            for name, member in members.items():
-                if not member.is_registered:
-                    # It is not expected to speak before; the time that it took to come up is no silence.
-                    self._last_seen[name] = now
-                    continue
-                seconds = now - self._last_seen.setdefault(name, now)
-                # A pod does what it was told last: that it may beat faster now it does not know yet.
-                told_seconds = self._told_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
-                if seconds > silence_seconds(self._faults, told_seconds):
-                    silent.append(
-                        events.PodSilent(
-                            time=self.now(), pod=name, incarnation=member.incarnation, silent_seconds=seconds
-                        )
-                    )
-        for event in () if self.state.phase.is_final else silent:
-            self.submit(lambda now, event=event: event)  # type: ignore[misc]
+            if self.state.phase.is_final:
+                return
+            members = self.state.membership.members
+            self._seen.keep_only(members)
+            silences = self._life_signs.silent(members, now)
+        for each in silences:
+            self.submit(
+                lambda time, each=each: events.PodSilent(  # type: ignore[misc]
+                    time=time, pod=each.pod, incarnation=each.incarnation, silent_seconds=each.seconds
+                )
+            )
 
     def _close_window(self) -> None:
         with self._lock:
-            window = self._monitor.close_window(self.now())
-            if window is None:
+            if not self._seen.close_window(self.state, self.now()):
                 return
-            if window.samples:
-                self._window = window
-            if is_settled(self.state):
-                samples, generation = self.state.training.samples, self.state.phases.generation
-                self._growth.add(samples, generation, self._monitor.tables())
         self._measure()
         if not self.state.phase.is_final:
             self._report()
 
     def _measure(self) -> None:
         with self._lock:
-            share = self._monitor.take_waiting_share()
+            share = self._seen.monitor.take_waiting_share()
         if share is not None:
             self.submit(lambda now: events.Measured(time=now, waiting_share=share))
 
@@ -479,15 +422,3 @@ class JobService(ObserverCalls):
     def _report(self) -> None:
         if self._history is not None:
             self._history.put(Report(self.metrics(), self.totals(), self.state.evaluation_sketch))
-
-
-def _check_sketches(progress: list[ShardProgress]) -> None:
-    # Refused here, before it becomes an event: a state machine must be able to take every event of its journal.
-    for report in progress:
-        if report.kind not in ("train", "evaluate"):
-            raise ElastrecError(f"progress.kind: {report.kind!r} is not allowed; allowed: train, evaluate")
-        if report.sketch:
-            try:
-                BinaryMetricsSketch.decode(report.sketch)
-            except DataError as error:
-                raise ElastrecError(f"progress of shard {report.index}: its sketch cannot be read: {error}") from error

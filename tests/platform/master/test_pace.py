@@ -37,4 +37,4 @@ def test_nobody_is_silent_who_beats_as_told(faults: FaultTolerance, pods: int):
     told = heartbeat_seconds(faults, pods)
     assert told >= faults.heartbeat_interval
     assert silence_seconds(faults, told) > 2 * told
-    assert pods / told <= MOST_BEATS_PER_SECOND or told >= faults.lease / 4
+    assert pods / told <= MOST_BEATS_PER_SECOND * (1 + 1e-9) or told >= faults.lease / 4

@@ -1,0 +1,67 @@
+"""What a master answers to life signs, and what it refuses before it becomes an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.master.state import JobState
+from elastrec.platform.specs.errors import DataError, ElastrecError
+from elastrec.platform.transport.job_messages import ShardProgress
+
+
+class FastAnswer(msgspec.Struct, tag="Answer"):
+    """An `Answer` whose directive is already encoded: it is the same bytes for all pods of a role."""
+
+    directive: msgspec.Raw
+    known: bool = True
+    heartbeat_seconds: float = 0.0
+
+
+class Unknown(msgspec.Struct, tag="Answer"):
+    """An `Answer` to a process that another has replaced."""
+
+    directive: None = None
+    known: bool = False
+
+
+class Directives:
+    """Encoded directives of the newest version, one per role; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[tuple[int, str], msgspec.Raw] = {}
+
+    def of(self, pod: str, state: JobState) -> msgspec.Raw:
+        """What the pod shall do now."""
+        member = state.membership.members.get(pod)
+        kind = "exit" if member is None or member.retiring else str(member.role)
+        key = (state.phases.version, kind)
+        encoded = self._encoded.get(key)
+        if encoded is None:
+            if any(version != key[0] for version, _ in self._encoded):
+                self._encoded.clear()
+            encoded = self._encoded[key] = msgspec.Raw(msgspec.msgpack.encode(state.directive(pod)))
+        return encoded
+
+
+def check_kind(name: str, kind: str) -> None:
+    """Raises ElastrecError unless it is a kind of shard."""
+    if kind not in ("train", "evaluate"):
+        raise ElastrecError(f"{name}: {kind!r} is not allowed; allowed: train, evaluate")
+
+
+def check_progress(progress: Sequence[ShardProgress]) -> None:
+    """Refuses what no journal may hold: a state machine must be able to take every event of its own.
+
+    Raises:
+        ElastrecError: a report names no kind of shard, or its sketch cannot be read.
+    """
+    for report in progress:
+        check_kind("progress.kind", report.kind)
+        if report.sketch:
+            try:
+                BinaryMetricsSketch.decode(report.sketch)
+            except DataError as error:
+                raise ElastrecError(f"progress of shard {report.index}: its sketch cannot be read: {error}") from error

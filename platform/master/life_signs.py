@@ -1,0 +1,60 @@
+"""Which pods were heard when, how often each was told to speak, and who has been silent for too long.
+
+Nothing of it is journalled: a restarted master has heard nobody and blames nobody. No clock and no lock in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastrec.platform.master.membership import Member
+from elastrec.platform.master.pace import heartbeat_seconds, silence_seconds
+from elastrec.platform.specs.job import FaultTolerance
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A process that counts as dead."""
+
+    pod: str
+    incarnation: str
+    seconds: float
+
+
+class LifeSigns:
+    """Of one job; all times are seconds on one clock of the caller's."""
+
+    def __init__(self, faults: FaultTolerance) -> None:
+        self._faults = faults
+        self._last_seen: dict[str, float] = {}
+        self._told_seconds: dict[str, float] = {}
+
+    def heard(self, pod: str, now: float) -> None:
+        self._last_seen[pod] = now
+
+    def forget_all(self) -> None:
+        """Nobody could be heard for a while: everybody's time begins anew."""
+        self._last_seen.clear()
+
+    def pace(self, pod: str, pods: int) -> float:
+        """How often the pod, of so many, shall beat; what it is told here it is judged by."""
+        seconds = self._told_seconds[pod] = heartbeat_seconds(self._faults, pods)
+        return seconds
+
+    def silent(self, members: Mapping[str, Member], now: float) -> list[Silence]:
+        """Members that have said nothing for longer than they may; forgets who is none any more."""
+        self._last_seen = {pod: seen for pod, seen in self._last_seen.items() if pod in members}
+        self._told_seconds = {pod: told for pod, told in self._told_seconds.items() if pod in members}
+        found = []
+        for name, member in members.items():
+            if not member.is_registered:
+                # It is not expected to speak before; the time that it took to come up is no silence.
+                self._last_seen[name] = now
+                continue
+            seconds = now - self._last_seen.setdefault(name, now)
+            # A pod does what it was told last: that it may beat faster now it does not know yet.
+            told_seconds = self._told_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
+            if seconds > silence_seconds(self._faults, told_seconds):
+                found.append(Silence(name, member.incarnation, seconds))
+        return found

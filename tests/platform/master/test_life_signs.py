@@ -1,0 +1,59 @@
+"""From when on a pod that says nothing is taken for dead."""
+
+from __future__ import annotations
+
+from elastrec.platform.master.life_signs import LifeSigns, Silence
+from elastrec.platform.master.membership import Member
+from elastrec.platform.specs.job import FaultTolerance
+from elastrec.platform.specs.metrics import Role
+
+TIMEOUT_SECONDS = 15.0
+FAULTS = FaultTolerance(heartbeat_interval=0.5, heartbeat_timeout=TIMEOUT_SECONDS, lease=600.0)
+
+
+def worker(incarnation: str = "") -> Member:
+    member = Member(name="w", role=Role.WORKER, index=0, restart=0, cores=1.0, memory_bytes=1, created=0.0)
+    member.incarnation = incarnation
+    return member
+
+
+def test_a_worker_that_took_long_to_come_up_is_not_silent_at_the_moment_it_registers() -> None:
+    signs, member = LifeSigns(FAULTS), worker()
+    for now in (0.0, 10.0, 30.0):
+        assert signs.silent({"w": member}, now) == []
+    member.incarnation = "1"  # registered, but its first life sign is not noted yet
+    assert signs.silent({"w": member}, 31.0) == []
+
+
+def test_a_registered_worker_that_says_nothing_is_told_after_the_time_limit() -> None:
+    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    signs.heard("w", 0.0)
+    assert signs.silent(members, TIMEOUT_SECONDS) == []
+    assert signs.silent(members, TIMEOUT_SECONDS + 0.1) == [Silence("w", "1", TIMEOUT_SECONDS + 0.1)]
+    signs.heard("w", TIMEOUT_SECONDS + 0.2)
+    assert signs.silent(members, TIMEOUT_SECONDS + 0.3) == []
+
+
+def test_a_pod_is_judged_by_the_pace_it_was_told_until_it_is_told_another() -> None:
+    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    assert signs.pace("w", 2000) == 10.0
+    signs.heard("w", 0.0)
+    assert signs.silent(members, 30.0) == []
+    assert len(signs.silent(members, 30.1)) == 1
+    assert signs.pace("w", 10) == 0.5
+    assert len(signs.silent(members, 16.0)) == 1
+
+
+def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
+    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    signs.heard("w", 0.0)
+    signs.forget_all()
+    assert signs.silent(members, 100.0) == []
+    assert len(signs.silent(members, 100.0 + TIMEOUT_SECONDS + 0.1)) == 1
+
+
+def test_who_is_no_member_any_more_is_forgotten() -> None:
+    signs = LifeSigns(FAULTS)
+    signs.heard("w", 0.0)
+    assert signs.silent({}, 1.0) == []
+    assert signs.silent({"w": worker("2")}, 100.0) == [], "a namesake's time begins when it is first seen"
