@@ -31,7 +31,8 @@ class Victim(StrEnum):
     AGENT = "node agent"
 
 
-_PLACES = {
+# Whom each kind can hit.
+PLACES = {
     Kind.KILL: tuple(Victim),
     Kind.STOP: tuple(Victim),
     Kind.OUT_OF_MEMORY: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
@@ -152,7 +153,7 @@ def _draw_fault(
 ) -> Fault:
     while True:
         kind = dice.choices(kinds, [_WEIGHTS[kind] for kind in kinds])[0]
-        victim = dice.choice(_PLACES[kind])
+        victim = dice.choice(PLACES[kind])
         index = dice.randrange({Victim.WORKER: shape.workers, Victim.SERVER: shape.servers}.get(victim, 1))
         seconds = round(dice.uniform(*_SECONDS[kind]), 2)
         if kind is Kind.OUT_OF_MEMORY:

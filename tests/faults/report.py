@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tests.faults.checking import AUC_TOLERANCE
+from tests.faults.coverage import TRIED, Tried
 from tests.faults.job import BATCH_ROWS, EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
 from tests.faults.outcome import Outcome
 
@@ -106,6 +107,12 @@ def as_page(report: Report) -> str:
         "Recovery counts from the beginning of a strike until every place is held by a live pod again and more shards",
         "are done than before, lost ground included; on a busy machine most of it is the start of Python processes.",
         "",
+        "## Where each fault is tried",
+        "",
+        "Beside the campaign, which anybody can run for as long as they like, tests of the suite try each fault.",
+        "",
+        *_table(("Fault", "Campaign", "Tests"), map(_coverage_row, TRIED)),
+        "",
         "## Runs",
         "",
         *_table(
@@ -124,6 +131,11 @@ def as_page(report: Report) -> str:
         lines += ["", "## What did not hold", ""]
         lines += [f"- run {o.number}: {problem}" for o in report.failed for problem in o.problems]
     return "\n".join(lines) + "\n"
+
+
+def _coverage_row(tried: Tried) -> tuple[str, str, str]:
+    tests = "<br>".join(f"`{test.replace('::', '` `')}`" for test in tried.tests)
+    return tried.fault, "yes" if tried.campaign else "", tests
 
 
 def _in_flight(outcomes: Sequence[Outcome]) -> str:

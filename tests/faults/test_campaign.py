@@ -11,7 +11,9 @@ from tests.faults.outcome import Outcome
 from tests.faults.report import Report, as_page
 from tests.faults.site import site_at
 
-SEED, NUMBERS = 3, (6, 7)  # two runs of one shape, so that one undisturbed run is enough: bsp, where all wait for all
+# Two runs of one shape, so that one undisturbed run is enough: bsp, where all wait for all. The seed is one that draws
+# what the table of faults says of them.
+SEED, NUMBERS = 8366, (6, 7)
 
 
 @pytest.mark.timeout(900)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,11 @@ class ScriptedMaster:
 
     Args:
         servers: parameter servers to wait for before workers may train.
+        host: address to listen at.
     """
 
-    def __init__(self, job: TrainingJob, training: str, evaluation: str, servers: int) -> None:
-        self.job, self.servers = job, servers
+    def __init__(self, job: TrainingJob, training: str, evaluation: str, servers: int, host: str = "127.0.0.1") -> None:
+        self.job, self.servers, self.host = job, servers, host
         self.training, self.evaluation = training, evaluation
         self.token = new_token()
         self.changed = threading.Condition()
@@ -153,7 +154,7 @@ class ScriptedMaster:
             LeaseShards: self.on_lease,
             Failed: self.on_failed,
         }
-        server = RpcServer(handlers, token=self.token, port=port)
+        server = RpcServer(handlers, token=self.token, host=self.host, port=port)
         server.serve_in_background()
         return server
 
@@ -267,11 +268,13 @@ class ScriptedMaster:
 
     # What tests do
 
-    def add_shards(self, kind: str, rows: int, length: int, *, seed: int = 0, shuffle: bool = False) -> None:
+    def add_shards(
+        self, kind: str, rows: int, length: int, *, seed: int = 0, shuffle: bool = False, epoch: int = 0
+    ) -> None:
         for index, start in enumerate(range(0, rows, length)):
             self.todo.append(
                 Shard(
-                    kind=kind, epoch=0, index=index, start=start, length=min(length, rows - start), offset=0,
+                    kind=kind, epoch=epoch, index=index, start=start, length=min(length, rows - start), offset=0,
                     attempt=1, seed=seed + index, shuffle=shuffle, keep_predictions=kind == "evaluate",
                 )
             )  # fmt: skip
@@ -326,7 +329,10 @@ class Pods:
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, master: ScriptedMaster, name: str, module: str, **variables: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, master: ScriptedMaster, name: str, module: str, *, within: Sequence[str] = (), **variables: str
+    ) -> subprocess.Popen[bytes]:
+        """Starts a pod; `within` is a command that runs another one, such as `ip netns exec NAME`."""
         files, work = self.folder / name / "files", self.folder / name / "work"
         files.mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)
@@ -346,7 +352,7 @@ class Pods:
         }
         with (self.folder / f"{name}.log").open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", module], cwd=work, env=environment, stdout=output, stderr=output
+                [*within, sys.executable, "-m", module], cwd=work, env=environment, stdout=output, stderr=output
             )
         self.processes[name] = process
         return process
@@ -377,8 +383,10 @@ MasterFactory = Callable[..., ScriptedMaster]
 def scripted_master() -> Iterator[MasterFactory]:
     made: list[ScriptedMaster] = []
 
-    def make(job: TrainingJob, training: str = "", evaluation: str = "", servers: int = 0) -> ScriptedMaster:
-        made.append(ScriptedMaster(job, training, evaluation, servers))
+    def make(
+        job: TrainingJob, training: str = "", evaluation: str = "", servers: int = 0, host: str = "127.0.0.1"
+    ) -> ScriptedMaster:
+        made.append(ScriptedMaster(job, training, evaluation, servers, host))
         return made[-1]
 
     yield make

@@ -1,0 +1,103 @@
+"""Which faults are tried where: the table of the docs, and what a test compares with the tests that there are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.faults.plan import Kind, Victim
+
+
+class Tried(NamedTuple):
+    """One fault.
+
+    Attributes:
+        campaign: how the campaign inflicts it, if it does.
+        tests: `file::function`, below `tests/`.
+    """
+
+    fault: str
+    campaign: tuple[tuple[Kind, Victim], ...] = ()
+    tests: tuple[str, ...] = ()
+
+
+_KILLS = "faults/test_kills.py::test_a_killed_process_costs_no_sample_and_hardly_any_quality"
+_SURROUNDINGS = "faults/test_surroundings.py::test_"
+_AGENT_AND_PORTS = f"{_SURROUNDINGS}a_killed_node_agent_and_taken_ports_cost_time_and_nothing_else"
+_CLOCK = f"{_SURROUNDINGS}a_clock_that_jumps_by_an_hour_moves_no_deadline_and_loses_no_record"
+_AIRFLOW = "e2e/test_airflow.py::test_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
+RANDOM = "faults/test_campaign.py::test_random_faults_cost_no_sample_and_hardly_any_quality"
+
+TRIED = (
+    Tried("kill -9 of a worker", ((Kind.KILL, Victim.WORKER),), (_KILLS,)),
+    Tried("kill -9 of a server", ((Kind.KILL, Victim.SERVER),), (_KILLS,)),
+    Tried("kill -9 of the master", ((Kind.KILL, Victim.MASTER),), (_KILLS,)),
+    Tried("kill -9 of the node agent", ((Kind.KILL, Victim.AGENT),), (_AGENT_AND_PORTS,)),
+    Tried("kill -9 of Airflow's triggerer, scheduler and api-servers, all at once", (), (_AIRFLOW,)),
+    Tried(
+        "two faults at once, or the second while the first is being repaired",
+        ((Kind.KILL, Victim.SERVER), (Kind.KILL, Victim.WORKER)),
+        (RANDOM,),
+    ),
+    Tried("SIGSTOP of a worker for longer than its lease", ((Kind.STOP, Victim.WORKER),), (RANDOM,)),
+    Tried("SIGSTOP of a server for longer than its heartbeat may take", ((Kind.STOP, Victim.SERVER),), (RANDOM,)),
+    Tried("SIGSTOP of the master", ((Kind.STOP, Victim.MASTER),), (RANDOM,)),
+    Tried("SIGSTOP of the node agent", ((Kind.STOP, Victim.AGENT),), (RANDOM,)),
+    Tried(
+        "network cut between worker and server: the kernel drops what arrives at their sockets",
+        ((Kind.CUT, Victim.SERVER),),
+        ("faults/test_sockets.py::test_a_cut_server_neither_answers_nor_accepts_and_goes_on_afterwards",),
+    ),
+    Tried(
+        "network cut between worker and server: the server in a network namespace, its cable pulled",
+        (),
+        (
+            "trainers/worker/test_cut_off.py::"
+            "test_a_worker_and_a_server_that_are_cut_off_from_each_other_train_on_afterwards",
+        ),
+    ),
+    Tried(
+        "memory limit exceeded",
+        tuple((Kind.OUT_OF_MEMORY, victim) for victim in (Victim.WORKER, Victim.SERVER, Victim.MASTER)),
+        (RANDOM,),
+    ),
+    Tried(
+        "disk full while a checkpoint is written",
+        (),
+        (f"{_SURROUNDINGS}a_full_checkpoint_disk_costs_records_and_no_training",),
+    ),
+    Tried(
+        "disk full under the journals of master and node agent",
+        (),
+        (f"{_SURROUNDINGS}a_full_disk_under_the_node_lets_the_job_wait_and_then_go_on",),
+    ),
+    Tried(
+        "port taken by another program",
+        ((Kind.PORT, Victim.MASTER), (Kind.PORT, Victim.AGENT)),
+        (_AGENT_AND_PORTS,),
+    ),
+    Tried(
+        "MLflow away from the middle of the training to its end",
+        (),
+        (f"{_SURROUNDINGS}mlflow_that_is_away_until_the_end_of_the_training_hears_of_it_afterwards",),
+    ),
+    Tried(
+        "MLflow away from the launch on, the master killed meanwhile",
+        (),
+        ("faults/test_mlflow_away.py::test_a_job_trained_without_mlflow_is_published_later_with_all_its_figures",),
+    ),
+    Tried("clock set forward by an hour under all of a job's processes and the node agent", (), (_CLOCK,)),
+    Tried("clock set back by two hours, the node agent and the master killed meanwhile", (), (_CLOCK,)),
+    Tried(
+        "server and worker of different code",
+        (),
+        (
+            "trainers/worker/test_mixed_versions.py::"
+            "test_a_server_that_cannot_read_a_push_ends_the_job_with_both_versions_named",
+        ),
+    ),
+    Tried(
+        "empty cache of compiled code",
+        (),
+        ("trainers/worker/test_warm_up.py::test_nothing_is_compiled_after_the_worker_has_registered",),
+    ),
+)

@@ -1,0 +1,43 @@
+"""The table of faults names tests and kinds that exist."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.faults.coverage import RANDOM, TRIED, Tried
+from tests.faults.job import HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS
+from tests.faults.plan import PLACES, Kind, Victim, draw_run
+from tests.faults.test_campaign import NUMBERS, SEED
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("tried", TRIED, ids=lambda tried: tried.fault)
+def test_a_fault_of_the_table_is_tried_where_the_table_says(tried: Tried) -> None:
+    assert tried.tests, "a fault that only a long campaign tries would go unseen in between"
+    for named in tried.tests:
+        file, _, function = named.partition("::")
+        nodes = ast.parse((TESTS / file).read_text()).body
+        defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        assert function in defined, f"{file} has no {function}"
+    for kind, victim in tried.campaign:
+        assert victim in PLACES[kind]
+    if RANDOM in tried.tests:
+        drawn = {(fault.kind, fault.victim) for number in NUMBERS for fault in draw_run(SEED, number).faults}
+        assert drawn >= set(tried.campaign), "the short campaign of the suite draws it"
+
+
+def test_the_short_campaign_of_the_suite_strikes_twice_at_once_and_longer_than_a_lease() -> None:
+    runs = [draw_run(SEED, number) for number in NUMBERS]
+    assert any(len(strike.faults) == 2 for run in runs for strike in run.strikes)
+    stops = [fault for run in runs for fault in run.faults if fault.kind is Kind.STOP]
+    assert any(fault.seconds > LEASE_SECONDS and fault.victim is Victim.WORKER for fault in stops)
+    assert all(fault.seconds > HEARTBEAT_TIMEOUT_SECONDS for fault in stops)
+
+
+def test_the_table_names_everything_that_the_campaign_does() -> None:
+    named = {pair for tried in TRIED for pair in tried.campaign}
+    assert named == {(kind, victim) for kind, victims in PLACES.items() for victim in victims}
