@@ -15,9 +15,9 @@ from elastrec.platform.cli.options import echo_json, output_option, wide_console
 from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
 
 if TYPE_CHECKING:
-    from elastrec.platform.simulator.comparison import Gathered
+    from elastrec.platform.jobs.what_if.comparison import Gathered
+    from elastrec.platform.jobs.what_if.simulation_file import SimulationFile
     from elastrec.platform.simulator.report import Report
-    from elastrec.platform.simulator.simulation_file import SimulationFile
 
 
 @click.command()
@@ -46,8 +46,8 @@ def simulate(
 
     Everything shown is simulated: ratios between policies mean more than hours.
     """
-    from elastrec.platform.simulator.comparison import compare, gather
-    from elastrec.platform.simulator.simulation_file import load_simulation
+    from elastrec.platform.jobs.what_if.comparison import compare, gather
+    from elastrec.platform.jobs.what_if.simulation_file import load_simulation
 
     asked = load_simulation(Path(file))
     changed: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def _from_history(asked: SimulationFile, file: Path) -> Gathered:
     from elastrec.platform.history.history import History
     from elastrec.platform.jobs.overheads import overheads_of
     from elastrec.platform.jobs.surroundings import tracking_uri
-    from elastrec.platform.simulator.comparison import gather
+    from elastrec.platform.jobs.what_if.comparison import gather
 
     wanted = asked.workload.history
     assert wanted is not None

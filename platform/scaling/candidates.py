@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from elastrec.platform.scaling.amounts import Capacity, Resources
 from elastrec.platform.scaling.columns import Columns
 from elastrec.platform.scaling.exploration import explore
@@ -38,9 +36,9 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
     job, model, settings = situation.job, situation.model, settings or SearchSettings()
     space = space_of(job, capacity)
     found = pareto_front(situation, capacity, space, settings)
-    trusted = np.flatnonzero(found.outcomes.relative_error <= situation.rules.trusted_error)
-    chosen = take(found.outcomes, trusted)
-    chosen = take(chosen, thin(chosen.cost_per_hour, -chosen.gain, settings.most))
+    chosen = take(
+        found.outcomes, thin(found.outcomes.cost_per_hour, -found.outcomes.gain, settings.most)
+    )  # fmt: skip
     candidates = [stay(situation)]
     for row in range(len(chosen.columns)):
         kind = CandidateKind.SAVE if chosen.cost_per_hour[row] <= 0 else CandidateKind.GROW
@@ -54,7 +52,7 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
         candidates=tuple(candidates),
         priority=job.priority,
         team=job.team,
-        notes=(_trust(situation), _looked_at(found, space.size, len(trusted)), *model.notes),
+        notes=(_trust(situation), _looked_at(found, space.size), *model.notes),
     )
 
 
@@ -67,6 +65,6 @@ def _trust(situation: Situation) -> str:
     )
 
 
-def _looked_at(found: Front, size: int, trusted: int) -> str:
+def _looked_at(found: Front, size: int) -> str:
     how = "all" if found.exhaustive else "a search of"
-    return f"{how} {size} plans: {len(found.points)} on the Pareto front, {trusted} with a prediction to be trusted"
+    return f"{how} {size} plans: {len(found.points)} on the Pareto front of those with a prediction to be trusted"

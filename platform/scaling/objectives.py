@@ -67,7 +67,7 @@ class Outcomes:
 
     Attributes:
         price: currency per hour of the whole allocation.
-        violation: ≤ 0 where the rules allow the plan (see `Rules`).
+        violation: ≤ 0 where the rules allow the plan and its prediction is to be trusted (see `Rules`).
         more_cores, more_memory_bytes: against what the job has now.
     """
 
@@ -142,7 +142,11 @@ class Situation:
             cost_per_hour=price_N - price_now,
             more_cores=columns.cores - now.cores,
             more_memory_bytes=columns.memory_bytes - now.memory_bytes,
-            violation=_violation(speed, gain_N, price_N / price_now, self.reference, self.rules),
+            # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
+            violation=np.maximum(
+                _violation(speed, gain_N, price_N / price_now, self.reference, self.rules),
+                predicted.relative_error - self.rules.trusted_error,
+            ),
         )
 
     @property

@@ -4,8 +4,9 @@
     WG(A) = priority / (Φ / Ψ_A + ε)^ρ            eq. 14, Φ / Ψ_A seconds left with the plan
     maximise Σ RE·WG  subject to  Σ A ≤ S         eq. 12, 13: a multiple-choice knapsack
 
-Plans that save are taken first, because RE says nothing about them and they free what others want. Steps that only
-explore come last and have what is left. Shape legend: J jobs, I items (a job's plan that costs).
+Plans that save are taken first, because RE says nothing about them and they free what others want; where there is room
+all the same, a job grows instead. Steps that only explore come last and have what is left. Shape legend: J jobs, I
+items (a job's plan that costs).
 """
 
 from __future__ import annotations
@@ -217,10 +218,27 @@ def _best_saving(proposal: Proposal) -> int:
     return min(saving, key=lambda pair: (pair[1].gain < 0, pair[1].cost_per_hour, -pair[1].gain))[0]
 
 
+def _beyond(items: Items, proposals: Sequence[Proposal], chosen: Sequence[int]) -> Items:
+    """Items of jobs for which a plan is chosen already need what goes beyond it."""
+    taken = [proposal.candidates[c].needs for proposal, c in zip(proposals, chosen, strict=True)]
+    cores_J = np.array([each.cores for each in taken], dtype=np.float64)
+    bytes_J = np.array([each.memory_bytes for each in taken], dtype=np.float64)
+    return Items(
+        items.job,
+        items.candidate,
+        items.value,
+        items.cores - cores_J[items.job],
+        items.memory_bytes - bytes_J[items.job],
+    )
+
+
 def choose(
     proposals: Sequence[Proposal], free: Resources, knapsack: Knapsack = greedy, weights: Weights | None = None
 ) -> Choice:
-    """One candidate per job.
+    """One candidate per job: first every plan that saves, then, with what is free, plans that grow.
+
+    A job that could save grows instead where its growth is worth more than that of others: both raise it by the rules,
+    and a job that saved a little in every round would never get to its size.
 
     Args:
         free: capacity above what the jobs hold; where it is negative nothing grows until savings have made it good.
@@ -236,17 +254,17 @@ def choose(
     for j, c in sorted(savings, key=lambda pair: proposals[pair[0]].candidates[pair[1]].cost_per_hour):
         if proposals[j].candidates[c].needs.fits(free):
             free = take(j, c, free)
-    rest = [j for j in range(len(proposals)) if chosen[j] == STAY]
-    items = items_of([proposals[j] for j in rest], weights)
+    items = _beyond(items_of(proposals, weights), proposals, chosen)
     rows = knapsack(items, free)
     for row in rows:
-        free = take(rest[items.job[row]], int(items.candidate[row]), free)
-    for j in rest:
-        if chosen[j] == STAY:
-            for c, each in enumerate(proposals[j].candidates):
-                if each.kind is CandidateKind.EXPLORE and each.needs.fits(free):
-                    free = take(j, c, free)
-                    break
+        j = int(items.job[row])
+        # What a plan that saves would have given back is part of what growing takes.
+        free = take(j, int(items.candidate[row]), free + proposals[j].candidates[chosen[j]].needs)
+    for j in (j for j in range(len(proposals)) if chosen[j] == STAY):
+        for c, each in enumerate(proposals[j].candidates):
+            if each.kind is CandidateKind.EXPLORE and each.needs.fits(free):
+                free = take(j, c, free)
+                break
     return Choice(tuple(chosen), float(items.value[rows].sum()), free)
 
 

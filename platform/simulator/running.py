@@ -226,6 +226,11 @@ class Running:
         self.counts["failures"] += 1
         return True
 
+    def have_up(self, workers: int, now: float) -> None:
+        """So many of its workers train from now on."""
+        self.pass_time(now)
+        self._down = self.allocation.workers - workers
+
     def regain_worker(self, now: float) -> None:
         """Its replacement is up."""
         self.pass_time(now)

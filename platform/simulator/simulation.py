@@ -33,6 +33,7 @@ from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.simulator.starting import Starting
 from elastrec.platform.simulator.troubles import Process, Troubles
 from elastrec.platform.simulator.workload import JobToRun
+from elastrec.platform.specs.errors import ScalingError
 
 QUICK_SEARCH = SearchSettings(coarse_points=3000, polish_rounds=2, exhaustive_points=3000)
 """A grid instead of NSGA-II: some milliseconds per job and round, without which thousands of jobs take hours."""
@@ -121,11 +122,16 @@ class Simulation:
             insort(self._waiting, (-job.priority, job.arrival_seconds, index, running))
             self._admit()
             yield running.placed
-            yield environment.timeout(self._start_seconds(random))
+            yield environment.timeout(
+                self._start_seconds(random) if job.start_seconds is None else job.start_seconds
+            )  # fmt: skip
             running.begin(environment.now)
             if not has_begun:
-                self._troubles.begin(running, settings.seed, index)
                 has_begun = True
+                if job.workers_up:
+                    environment.process(self._replay(running))
+                else:
+                    self._troubles.begin(running, settings.seed, index)
             while running.remaining > 0 and not running.is_evicted:
                 running.new_window()
                 # `changed`: its allocation, its workers or a pause did: the window ends there.
@@ -135,6 +141,26 @@ class Simulation:
                     # No room for more at the moment: once its owner has noticed, it waits for some like a new job.
                     yield environment.timeout(settings.handling.resubmit_seconds)
         self._end(running)
+
+    def _replay(self, running: Running) -> Process:
+        """What is recorded of a real run: how many workers it had when."""
+        begun = self._environment.now
+        for seconds, workers in running.job.workers_up:
+            yield self._environment.timeout(max(0.0, begun + seconds - self._environment.now))
+            if running.remaining <= 0:
+                return
+            if workers > running.held.workers:
+                wanted = msgspec.structs.replace(running.held, workers=workers)
+                placing = move(self._nodes, running.placing, running.held, wanted)
+                if placing is None:
+                    raise ScalingError(
+                        f"{running.job.job_id}.workers_up: {workers} is not allowed; allowed: what the nodes have room "
+                        "for; give the simulation more nodes"
+                    )
+                running.change_to(wanted, placing, self._environment.now)
+                running.cut_over(wanted, 0.0, self._environment.now)
+            running.have_up(workers, self._environment.now)
+            running.wake()
 
     def _end(self, running: Running) -> None:
         self._count_use()

@@ -1,4 +1,4 @@
-"""Jobs to simulate: a value, and how it truly behaves. `mixes` makes them up, `job_file` reads them from a CSV file."""
+"""Jobs to simulate: a value, and how it truly behaves. `mixes` makes them up, `jobs.what_if` reads them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
         allocation: what its owner asks for.
         memory: None: its memory is no subject of the simulation.
         features: what warm start compares.
+        start_seconds: until its pods train; None: drawn.
+        workers_up: (seconds since its first step, workers that trained from then on), as recorded of a real run: pods
+            that were late, lost, replaced or added. With it nothing else happens to the job.
         straggles, is_hot: whether a worker or a server of it becomes slow; None: drawn by the settings' shares.
     """
 
@@ -34,6 +37,8 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
     team: str = "default"
     memory: MemoryTruth | None = None
     features: Features = Features()
+    start_seconds: float | None = None
+    workers_up: tuple[tuple[float, int], ...] = ()
     straggles: bool | None = None
     is_hot: bool | None = None
 
@@ -41,6 +46,9 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
         require(is_positive(self.samples), f"{self.job_id}.samples", self.samples, "above 0", "correct the workload")
         arrival = self.arrival_seconds
         require(0 <= arrival < float("inf"), f"{self.job_id}.arrival_seconds", arrival, "0 or more", "correct it")
+        moments = [seconds for seconds, _ in self.workers_up]
+        rising = moments == sorted(moments) and all(seconds >= 0 for seconds in moments)
+        require(rising, f"{self.job_id}.workers_up", self.workers_up, "rising seconds of 0 or more", "sort them")
         require(is_positive(self.priority), f"{self.job_id}.priority", self.priority, "above 0", "correct it")
 
     def step_seconds(self, allocation: Allocation) -> float:

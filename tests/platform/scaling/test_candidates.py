@@ -84,3 +84,10 @@ def test_the_notes_say_how_far_the_model_is_known() -> None:
     asked = young(allocation(1, 1))
     assert any("rank 1 of 5" in note for note in propose(asked, PLENTY).notes)
     assert any("identified" in note for note in propose(situation(), PLENTY).notes)
+
+
+def test_bold_plans_that_nobody_trusts_do_not_hide_those_that_can_be_trusted() -> None:
+    asked = young(allocation(1, 4), allocation(2, 4), allocation(2, 6))
+    growing = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.GROW]
+    assert growing
+    assert all(each.relative_error <= asked.rules.trusted_error for each in growing)

@@ -207,3 +207,39 @@ def test_the_explanation_is_a_table_of_plain_values() -> None:
     assert [row["cost_per_hour"] for row in table] == [1.0, 0.9, 0.0]
     assert [row["chosen"] for row in table] == [True, False, False]
     assert all(isinstance(value, str | float | bool | None) for row in table for value in row.values())
+
+
+def test_a_job_that_could_save_grows_where_there_is_room() -> None:
+    job = proposal("one", candidate(5.0, -1.0, -2.0), candidate(900.0, 2.0, 6.0))
+    choice = choose([job], free(6.0))
+    assert choice.chosen == (2,)
+    assert choice.left.cores == pytest.approx(0.0)
+
+
+def test_a_job_without_room_to_grow_saves() -> None:
+    job = proposal("one", candidate(5.0, -1.0, -2.0), candidate(900.0, 2.0, 6.0))
+    choice = choose([job], free(5.0))
+    assert choice.chosen == (1,)
+    assert choice.left.cores == pytest.approx(7.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(-10, 60))
+def test_savings_and_growth_together_never_overdraw(seed: int, cores: int) -> None:
+    random = np.random.default_rng(seed)
+    jobs = [
+        proposal(
+            str(number),
+            *(
+                candidate(float(random.uniform(-10, 900)), float(size) * 0.1, float(size))
+                for size in random.integers(-8, 20, size=5)
+                if size
+            ),
+            remaining=float(10 ** random.uniform(4, 8)),
+        )
+        for number in range(8)
+    ]
+    choice = choose(jobs, free(cores))
+    needs = sum((job.candidates[c].needs.cores for job, c in zip(jobs, choice.chosen, strict=True)), 0.0)
+    assert choice.left.cores == pytest.approx(cores - needs)
+    assert needs <= max(cores, 0) + 1e-3

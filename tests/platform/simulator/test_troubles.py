@@ -87,10 +87,10 @@ def test_a_job_with_memory_enough_is_left_alone() -> None:
 
 
 def test_a_policy_that_knows_the_need_gives_memory_back() -> None:
-    jobs = [growing(job(seconds=7200.0), needed_at_end=0.2)]
-    static, ours = (run(policy, jobs).figures() for policy in ("static", "three-stage"))
-    assert ours["out_of_memory_share"] == 0
-    assert ours["server_memory_share"] > static["server_memory_share"]
+    small = growing(job(seconds=7200.0), needed_at_end=0.2)
+    (ended,) = run("three-stage", [small]).jobs
+    assert ended.out_of_memory == 0
+    assert ended.allocation.parameter_server_memory_bytes < small.allocation.parameter_server_memory_bytes
 
 
 def test_work_by_hand_is_never_quicker() -> None:

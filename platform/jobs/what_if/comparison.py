@@ -8,19 +8,19 @@ from pathlib import Path
 import msgspec
 
 from elastrec.platform.history.records import JobRecord
+from elastrec.platform.jobs.what_if.job_table import read_arrivals, read_jobs
+from elastrec.platform.jobs.what_if.past_jobs import jobs_of
+from elastrec.platform.jobs.what_if.simulation_file import BY_HAND_NAME, SimulationFile
 from elastrec.platform.scaling.amounts import Change, PriceList, Resources
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import ScalingPolicy, load_policy
 from elastrec.platform.scaling.types import Overheads
 from elastrec.platform.scaling.warm_start import WarmStartSettings
-from elastrec.platform.simulator.job_table import read_arrivals, read_jobs
 from elastrec.platform.simulator.mixes import Habits, recurring
 from elastrec.platform.simulator.nodes import Nodes
-from elastrec.platform.simulator.past_jobs import jobs_of
 from elastrec.platform.simulator.report import Report
 from elastrec.platform.simulator.settings import BY_HAND, Handling, Settings
 from elastrec.platform.simulator.simulation import Simulation
-from elastrec.platform.simulator.simulation_file import BY_HAND_NAME, SimulationFile
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from elastrec.platform.jobs.what_if.comparison import compare, gather, settings_of
+from elastrec.platform.jobs.what_if.simulation_file import SimulationFile, load_simulation
 from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.types import Overheads
-from elastrec.platform.simulator.comparison import compare, gather, settings_of
 from elastrec.platform.simulator.settings import Handling
-from elastrec.platform.simulator.simulation_file import SimulationFile, load_simulation
 from elastrec.platform.specs.errors import ScalingError, SpecError
 from elastrec.platform.specs.loading import validate
-from tests.platform.simulator.test_past_jobs import record
+from tests.platform.jobs.what_if.test_past_jobs import record
 
 HERE = Path()
 

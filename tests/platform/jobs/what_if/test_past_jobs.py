@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from elastrec.platform.history.records import JobRecord, Sizes
-from elastrec.platform.simulator.past_jobs import jobs_of
+from elastrec.platform.jobs.what_if.past_jobs import jobs_of
 from elastrec.platform.specs.metrics import Phase
 from tests.platform.simulator.cluster import asked, job, run
 

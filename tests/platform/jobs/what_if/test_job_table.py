@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.simulator.job_table import read_jobs
+from elastrec.platform.jobs.what_if.job_table import read_jobs
 from elastrec.platform.specs.errors import SpecError
 from tests.platform.simulator.cluster import run
 
