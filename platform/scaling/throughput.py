@@ -31,6 +31,9 @@ LEAST_ERROR = 0.03
 """Two runs of one configuration differ by this much on a shared cluster; no fit is believed to be better."""
 CONDITION_LIMIT = 100.0
 """Above it, noise of 1 % in the times may move coefficients by their own size."""
+COMPUTE_WEIGHT = 0.03
+"""Of a measured compute part against a measured step. Pulls and pushes cost a worker CPU time too, so that the part
+says less than T_grad: it is to decide where steps leave the gradient open, not against them."""
 _ASSUMED_SHARES = (0.6, 0.1, 0.1, 0.1)
 """Of T_iter, by TERMS, the rest is fixed: assumed of a job without a prior, with a weight that only breaks ties."""
 _TIE_BREAK = 1e-3
@@ -160,7 +163,7 @@ def _measured(shape: ModelShape, profile: Profile, split: bool) -> _Equations:
     known_C = np.isfinite(profile.compute_seconds)
     compute_CK = np.hstack([terms_CK * [1.0, 0.0, 0.0, 0.0], ones_C1, 0.0 * ones_C1])[known_C]
     return _Equations(np.hstack([terms_CK, ones_C1, ones_C1]), total.seconds_R, total.weights_R) + _Equations(
-        compute_CK, profile.compute_seconds[known_C], np.ones(len(compute_CK))
+        compute_CK, profile.compute_seconds[known_C], np.full(len(compute_CK), COMPUTE_WEIGHT)
     )
 
 

@@ -77,6 +77,14 @@ def test_a_measured_compute_part_identifies_the_gradient_where_totals_cannot() -
     assert without > 0
 
 
+def test_a_compute_part_that_contradicts_the_steps_does_not_bend_them() -> None:
+    # As if pulls and pushes, which cost workers CPU time, were no work of theirs.
+    measured = measure(TRUE, spread(12), compute=True)
+    blind = [msgspec.structs.replace(each, compute_seconds=0.5 * (each.compute_seconds or 0.0)) for each in measured]
+    predicted = fit(SHAPE, blind).predict(Columns.of([each.allocation for each in blind])).iteration_seconds
+    assert np.abs(predicted / [each.iteration_seconds for each in blind] - 1.0).mean() < 0.06
+
+
 def test_one_configuration_is_not_identified_and_says_why() -> None:
     model = fit(SHAPE, measure(TRUE, [allocation()]))
     assert not model.identified

@@ -1,0 +1,129 @@
+"""One job in many configurations, one after the other: how fast it is in each, as its own master measures it.
+
+Workers leave and pods change their cores while the job trains, so that no configuration but the first waits for a
+start. Workers are let go one by one and never come back: a start costs more than all other waiting.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastrec.platform import jobs
+from elastrec.platform.jobs.launching import wait_for_master
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.job_messages import ChangeShape, Done
+from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Profile
+
+_POLL_SECONDS = 0.25
+_START_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is asked of a running job."""
+
+    workers: int
+    worker_cores: float
+    server_cores: float
+
+    def is_of(self, configuration: Configuration) -> bool:
+        return (self.workers, self.worker_cores, self.server_cores) == (
+            configuration.workers,
+            configuration.worker_cores,
+            configuration.parameter_server_cores,
+        )
+
+
+def measure_shapes(
+    platform: jobs.Platform,
+    content: dict[str, Any],
+    shapes: Sequence[Shape],
+    *,
+    seconds: float,
+    least_steps: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> Profile:
+    """Trains a job in every shape until each was measured for so long and so many steps; the master's last profile.
+
+    Args:
+        content: the job file; it must have rows for longer than this takes.
+        shapes: in this order; a shape may come again, what was measured in it adds up.
+
+    Raises:
+        RuntimeError: the job ended, or a shape did not come up.
+    """
+    job = TrainingJob.model_validate(content)
+    job_id = jobs.job_id_for(job.metadata.name, uuid.uuid4().hex)
+    try:
+        prepared = jobs.prepare(platform, job, job_id)
+        jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+        client = wait_for_master(platform, job_id)
+        try:
+            _wait(client, lambda told: told.is_settled, _START_SECONDS, "the start")
+            for shape in shapes:
+                profile = _measure(client, shape, seconds, least_steps)
+                say(_line(profile, shape))
+            return profile
+        finally:
+            client.close()
+    finally:
+        jobs.stop(platform, job_id, "the benchmark is done with it")
+
+
+def _measure(client: RpcClient, shape: Shape, seconds: float, least_steps: int) -> Profile:
+    before = _measured(_profile(client), shape)
+    asked = ChangeShape(
+        workers=shape.workers, worker_cores=shape.worker_cores, parameter_server_cores=shape.server_cores
+    )  # fmt: skip
+    done = client.call(asked, Done, timeout_seconds=15, remember=True)
+    if not done.accepted:
+        raise RuntimeError(f"{shape}: refused: {done.reason}")
+
+    def is_enough(told: Profile) -> bool:
+        steps, worker_seconds = _measured(told, shape)
+        return steps - before[0] >= least_steps and (worker_seconds - before[1]) / shape.workers >= seconds
+
+    return _wait(client, is_enough, _START_SECONDS + 10 * seconds, str(shape))
+
+
+def _profile(client: RpcClient) -> Profile:
+    return client.call(GetProfile(), Profile, timeout_seconds=15)
+
+
+def _measured(told: Profile, shape: Shape) -> tuple[int, float]:
+    """Steps and worker seconds in a shape until now."""
+    for each in told.measured:
+        if shape.is_of(each.configuration):
+            return each.steps, each.worker_seconds
+    return 0, 0.0
+
+
+def _wait(client: RpcClient, ready: Callable[[Profile], bool], seconds: float, what: str) -> Profile:
+    deadline, told = time.monotonic() + seconds, None
+    while time.monotonic() < deadline:
+        try:
+            told = _profile(client)
+        except Exception as error:
+            # Before it has pods a master has no profile to tell.
+            if "has no pods" not in str(error):
+                raise
+        if told is not None and ready(told):
+            return told
+        time.sleep(_POLL_SECONDS)
+    raise RuntimeError(f"{what}: not measured within {seconds:.0f} s; last told: {told}")
+
+
+def _line(told: Profile, shape: Shape) -> str:
+    for each in told.measured:
+        if shape.is_of(each.configuration):
+            return (
+                f"{each.configuration.parameter_servers} servers × {shape.server_cores:g}, {shape.workers} workers × "
+                f"{shape.worker_cores:g} cores: {1000 * each.worker_seconds / each.steps:.1f} ms per step, "
+                f"{each.steps} steps"
+            )
+    return f"{shape}: nothing"
