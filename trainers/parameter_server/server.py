@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import RoutingTable, TableUsage
 from elastrec.trainers.parameter_server.consistency import Consistency, Round
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
+from elastrec.trainers.parameter_server.found_rows import FoundRows
 from elastrec.trainers.parameter_server.global_batch import GlobalBatch
 from elastrec.trainers.parameter_server.gradients import Gradient
 from elastrec.trainers.parameter_server.messages import (
@@ -54,7 +54,6 @@ DenseSource = Callable[[DenseSlice], list[str]]
 log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS = 5.0
-_PULLS_AHEAD = 2  # a worker that overlaps has pulled the next batch before it pushes this one
 
 
 @dataclass
@@ -64,16 +63,6 @@ class _Sender:
     incarnation: str
     applied: int = -1
     waiting: dict[int, int] = field(default_factory=dict)  # sequence → token
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Where the rows of a pull are, for the push of their gradients: looking them up is most of a push's work."""
-
-    counts: Array
-    ids: Array
-    rows: Array
-    evictions: list[int]
 
 
 @dataclass(frozen=True)
@@ -134,7 +123,7 @@ class ParameterServer:
         self._consistency = Consistency(self.spec.training.consistency.mode, self.spec.training.consistency.staleness)
         self._senders: dict[str, _Sender] = {}
         self._held: dict[int, tuple[str, int, Gradient]] = {}
-        self._found: dict[str, deque[_Found]] = {}
+        self._found = FoundRows()
         self._next_token = 0
         training = self.spec.training
         is_bsp = training.consistency.mode == "bsp"
@@ -200,7 +189,7 @@ class ParameterServer:
                 for token in void:
                     name, sequence, _ = self._held.pop(token)
                     self._senders[name].waiting.pop(sequence, None)
-                self._found.pop(worker, None)
+                self._found.forget(worker)
                 log.info("member_dropped", worker=worker, pushes_void=len(void), members=self._consistency.members)
                 self._apply(rounds)
             self.changed.notify_all()
@@ -275,8 +264,7 @@ class ParameterServer:
                 parts.append(values.reshape(-1))
                 at = end
             if not request.read_only:
-                found = _Found(counts, ids, rows, [store.evictions for store in self.stores])
-                self._found.setdefault(stamp.worker, deque(maxlen=_PULLS_AHEAD)).append(found)
+                self._found.remember(stamp.worker, counts, ids, rows, self.stores)
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
             if not request.dense:
                 return Rows(), [flat, np.empty(0, np.float32)]
@@ -323,7 +311,7 @@ class ParameterServer:
             held = [self._held.pop(token) for _, token in pushes]
             gradient = self._batch.add([each for _, _, each in held])
             if gradient is not None:
-                known = self._known(held[0][0], gradient) if gradient is held[0][2] else None
+                known = self._found.of(held[0][0], gradient, self.stores) if gradient is held[0][2] else None
                 self._step(gradient, known)
             for worker, sequence, _ in held:
                 sender = self._senders[worker]
@@ -352,24 +340,6 @@ class ParameterServer:
         if len(gradient.dense) and self.dense is not None:
             self.dense.apply(gradient.dense)
             self._dense_trained = True
-
-    def _known(self, worker: str, gradient: Gradient) -> list[Array] | None:
-        """Per table group the rows that a pull of the worker found for the same ids, while they are still there."""
-        for found in self._found.get(worker, ()):
-            known, at, table = [], 0, 0
-            for store, group, evictions in zip(self.stores, gradient.groups, found.evictions, strict=True):
-                end, last = at + len(group.ids), table + len(group.counts)
-                if (
-                    store.evictions != evictions
-                    or not np.array_equal(found.counts[table:last], group.counts)
-                    or not np.array_equal(found.ids[at:end], group.ids)
-                ):
-                    break
-                known.append(found.rows[at:end])
-                at, table = end, last
-            else:
-                return known
-        return None
 
     def init_dense(self, request: InitDense, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
