@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -84,15 +85,22 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def print_table(figures: Sequence[Figure]) -> None:
-    """A table for people."""
-    table = Table("figure", "value", "unit", "goal", "met", "settings")
+    """A table for people, and under it with what settings it was measured."""
+    table, settings = Table(box=SIMPLE_HEAD), []
+    table.add_column("figure", overflow="fold", ratio=3)
+    for name in ("value", "goal", "met"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("unit", overflow="fold", ratio=2)
     for each in figures:
         met = {None: "", True: "yes", False: "NO"}[each.met]
-        settings = ", ".join(f"{name}={value}" for name, value in each.settings.items())
-        if each.simulated:
-            settings = f"(simulated) {settings}"
-        table.add_row(each.figure, f"{each.value:.4g}", each.unit, each.goal or "", met, settings)
-    Console().print(table)
+        name = f"{each.figure} (simulated)" if each.simulated else each.figure
+        table.add_row(name, f"{each.value:.4g}", each.goal or "", met, each.unit)
+        if each.settings:
+            settings.append(f"{each.figure}: " + ", ".join(f"{key}={value}" for key, value in each.settings.items()))
+    console = Console()
+    console.print(table)
+    for line in settings:
+        console.print(line, style="dim", highlight=False, markup=False)
 
 
 def run_benchmark(
