@@ -18,7 +18,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	@touch $@
 
 lock:
-	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --python-version 3.11 --no-header --no-annotate -o requirements.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra airflow --extra test --python-version 3.11 --no-header --no-annotate -o requirements.lock
 
 # Every test; the browser tests say that they were left out when there is no Chromium.
 test: setup

@@ -13,6 +13,7 @@ from elastrec.platform.cli.options import echo_json, output_option, wide_console
 from elastrec.platform.specs.data import Partitioning, TrainingData
 
 if TYPE_CHECKING:
+    from elastrec.platform.data.clustering import Engine
     from elastrec.platform.data.inspection import DataFacts, Saving
 
 _description_option = click.option(
@@ -82,6 +83,11 @@ def inspect(
 @click.option("--partition", "partitions", multiple=True, metavar="DATE", help="Only this one. Repeatable.")
 @click.option("--row-group-rows", type=int, default=16_384, show_default=True, help="Rows that a group has at most.")
 @click.option("--memory-mib", type=click.IntRange(min=1), default=1_024, show_default=True, help="For decoded rows.")
+@click.option(
+    "--engine", type=click.Choice(["local", "spark"]), default="local", show_default=True,
+    help="Who sorts; the files are the same. spark needs the extra elastrec[spark].",
+)  # fmt: skip
+@click.option("--spark-master", default="", metavar="URL", help="Default: as Spark's environment says.")
 @output_option
 def cluster(
     source: str,
@@ -91,6 +97,8 @@ def cluster(
     partitions: tuple[str, ...],
     row_group_rows: int,
     memory_mib: int,
+    engine: Engine,
+    spark_master: str,
     output: str,
 ) -> None:
     """Write the Parquet log at SOURCE to DESTINATION with each session's rows side by side, in order of time.
@@ -111,6 +119,8 @@ def cluster(
             partitions=[Partition.parse(text) for text in partitions] or None,
             row_group_rows=row_group_rows,
             memory_bytes=memory_mib * 2**20,
+            engine=engine,
+            spark_master=spark_master,
             progress=advance,
         )
     job_file = write_job(destination, clustered_data(data, destination))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,14 @@ from pydantic import ValidationError
 
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
 from elastrec.platform.data.partitions import Partition, existing_partitions
-from elastrec.platform.data.sorting import ClusterKeys, Progress, open_source, session_starts, sorted_by_session
+from elastrec.platform.data.sorting import (
+    ClusterKeys,
+    Progress,
+    SortSource,
+    open_source,
+    session_starts,
+    sorted_by_session,
+)
 from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
@@ -30,6 +39,19 @@ RECORD_NAME = "_clustered.json"
 _BEGUN_NAME = "_clustering"
 _ROWS_PER_FILE = 4_194_304
 _ZSTD_LEVEL = 3
+
+
+Engine = Literal["local", "spark"]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """How a partition is sorted and cut: see `cluster`."""
+
+    row_group_rows: int
+    memory_bytes: int
+    engine: Engine
+    spark_master: str
 
 
 class ClusterReport(Spec):
@@ -63,6 +85,8 @@ def cluster(
     partitions: Sequence[Partition] | None = None,
     row_group_rows: int = ROW_GROUP_ROWS,
     memory_bytes: int = 2**30,
+    engine: Engine = "local",
+    spark_master: str = "",
     progress: Progress | None = None,
 ) -> list[ClusterReport]:
     """Cluster partitions (default: all) of a Parquet click log; those that lie there already are left as they are.
@@ -70,6 +94,9 @@ def cluster(
     Args:
         row_group_rows: a row group has at most so many rows, or one session that is longer.
         memory_bytes: for decoded rows; what does not fit is spilled to the folder of temporary files.
+        engine: who sorts; the files are the same. `spark` needs the extra of that name, and spills beside the
+            destination.
+        spark_master: Spark's address; empty: that of the environment, or else this machine.
 
     Raises:
         DataError: the data is no Parquet or names no session column, a file or column is unusable, or the destination
@@ -85,7 +112,8 @@ def cluster(
         if not chosen:
             raise DataError(f"{data.path}: holds no partition; expected folders such as day=2026-01-31")
         folders = [partition.folder for partition in chosen]
-    return [_one(data, keys, destination, folder, row_group_rows, memory_bytes, progress) for folder in folders]
+    limits = _Limits(row_group_rows, memory_bytes, engine, spark_master)
+    return [_one(data, keys, destination, folder, limits, progress) for folder in folders]
 
 
 def clustered_data(data: TrainingData, destination: str) -> TrainingData:
@@ -240,8 +268,7 @@ def _one(
     keys: ClusterKeys,
     destination: str,
     folder: str,
-    row_group_rows: int,
-    memory_bytes: int,
+    limits: _Limits,
     progress: Progress | None,
 ) -> ClusterReport:
     root = join(data.path, folder) if folder else join(data.path)
@@ -256,7 +283,7 @@ def _one(
         "source_digest": digest.hexdigest(),
         "session": keys.session,
         "timestamp": keys.timestamp,
-        "row_group_rows": row_group_rows,
+        "row_group_rows": limits.row_group_rows,
     }
     existing = _existing(target)
     if existing is not None:
@@ -271,9 +298,9 @@ def _one(
     if not source.rows:
         raise DataError(f"{root}: its files hold no rows; write them or remove the folder")
     staging = _staging(target)
-    writer = ClusterWriter(staging, source.schema, keys, row_group_rows)
+    writer = ClusterWriter(staging, source.schema, keys, limits.row_group_rows)
     try:
-        for table in sorted_by_session(source, keys, memory_bytes=memory_bytes, progress=progress):
+        for table in _in_order(source, keys, f"{target.rstrip('/')}.sorting", limits, progress):
             writer.write(table)
         writer.finish()
         report = ClusterReport(
@@ -301,6 +328,18 @@ def _one(
             final.rmdir()  # seen to be empty; a rename must not meet it
         Path(staging).rename(final)
     return report
+
+
+def _in_order(
+    source: SortSource, keys: ClusterKeys, scratch: str, limits: _Limits, progress: Progress | None
+) -> Iterator[pa.Table]:
+    if limits.engine == "local":
+        return sorted_by_session(source, keys, memory_bytes=limits.memory_bytes, progress=progress)
+    from elastrec.platform.data.spark_sorting import sorted_by_spark
+
+    return sorted_by_spark(
+        source, keys, scratch, master=limits.spark_master, memory_bytes=limits.memory_bytes, progress=progress
+    )
 
 
 def _existing(target: str) -> ClusterReport | None:

@@ -95,7 +95,7 @@ def sorted_by_session(
     Raises:
         DataError: a file cannot be read.
     """
-    ranges = max(1, -(-source.decoded_bytes * _SPREAD // memory_bytes))
+    ranges = range_count(source, memory_bytes)
     if ranges == 1:
         tables = list(_numbered(source, progress))
         if tables:
@@ -112,6 +112,11 @@ def sorted_by_session(
                     yield _in_order(table, keys)
                 del table
             path.unlink()
+
+
+def range_count(source: SortSource, memory_bytes: int) -> int:
+    """Into how many ranges of sessions the rows are cut, so that each can be sorted within the memory."""
+    return max(1, -(-source.decoded_bytes * _SPREAD // memory_bytes))
 
 
 def session_starts(sessions: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
@@ -139,7 +144,7 @@ def _numbered(source: SortSource, progress: Progress | None) -> Iterator[pa.Tabl
         with _opened(uri) as parquet:
             try:
                 for batch in parquet.iter_batches(_BATCH_ROWS):
-                    table = _as_schema(pa.Table.from_batches([batch]), source.schema)
+                    table = as_schema(pa.Table.from_batches([batch]), source.schema)
                     yield table.append_column(_ROW, pa.array(np.arange(done, done + table.num_rows)))
                     done += table.num_rows
                     if progress is not None:
@@ -148,7 +153,8 @@ def _numbered(source: SortSource, progress: Progress | None) -> Iterator[pa.Tabl
                 raise DataError(f"{uri}: cannot be read ({error}); write it again") from error
 
 
-def _as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A file's rows with the columns and types of all files together."""
     columns = [
         table[field.name].cast(field.type)
         if field.name in table.schema.names
