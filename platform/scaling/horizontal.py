@@ -4,7 +4,9 @@
     L_u < L_θ: the workers take faster than executors deliver, add; L_u > L_θ: remove
 
 The paper sets no band around L_θ and no step. Here nothing happens within `band`, a step is in proportion to the
-distance and at most `largest_step`, and a cool-down keeps one change from being judged before it works.
+distance and at most `largest_step`, and a cool-down keeps one change from being judged before it works. A buffer's fill
+is the sum of what executors delivered too much: acting on it alone overshoots and swings, so that where the load is
+heading (`damping`) counts as well.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class HorizontalSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights: w of eq. 1. The buffer alone by default: a full buffer is what a surplus of executors looks like, while
         a busy CPU may mean either. Weights of at least 0 that add up to 1.
     threshold, band: L_θ, and how far on either side of it nothing is done.
+    damping: of the load's change over its window, this much is taken to go on.
     gain: share of executors changed per share of distance to L_θ.
     largest_step: most of the executors that one change adds or removes.
     cool_down_seconds: between two changes of a job.
@@ -39,6 +42,7 @@ class HorizontalSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights: tuple[float, float, float] = (1.0, 0.0, 0.0)
     threshold: float = 0.5
     band: float = 0.15
+    damping: float = 1.5
     gain: float = 0.5
     largest_step: float = 0.25
     cool_down_seconds: float = 300.0
@@ -58,6 +62,7 @@ class HorizontalSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
         step = self.largest_step
         require(0 < step <= 1, "horizontal.largest_step", step, "a share above 0, at most 1", "0.25 is usual")
+        require(0 <= self.damping < math.inf, "horizontal.damping", self.damping, "0 or more", "1.5 is usual")
         require(is_positive(self.gain), "horizontal.gain", self.gain, "above 0", "0.5 is usual")
 
 
@@ -83,6 +88,15 @@ def load_value(load: Load, weights: tuple[float, float, float]) -> float:
     return math.fsum(weight * share for weight, share in zip(weights, shares, strict=True))
 
 
+def _change(values: Sequence[float]) -> float:
+    """From the first to the last of equally spaced values, by a straight line through all; 0 for fewer than three."""
+    if len(values) < 3:
+        return 0.0
+    middle = (len(values) - 1) / 2
+    slope = math.fsum((place - middle) * value for place, value in enumerate(values))
+    return slope / math.fsum((place - middle) ** 2 for place in range(len(values))) * (len(values) - 1)
+
+
 def scale_horizontally(
     executors: int,
     loads: Sequence[Load],
@@ -90,10 +104,10 @@ def scale_horizontally(
     seconds_since_change: float,
     settings: HorizontalSettings | None = None,
 ) -> HorizontalPlan:
-    """The number of data executors, from the mean load over a window.
+    """The number of data executors, from the mean load over a window and where it is heading.
 
     Args:
-        loads: since the last change; at least one.
+        loads: since the last change, equally spaced; at least one.
         bounds: fewest and most executors.
 
     Raises:
@@ -103,17 +117,19 @@ def scale_horizontally(
     require(len(loads) > 0, "loads", "none", "at least one", "measure the data executors first")
     low, high = bounds
     require(1 <= low <= high, "bounds", bounds, "1 ≤ fewest ≤ most", "correct the job's limits")
-    load = math.fsum(load_value(each, settings.weights) for each in loads) / len(loads)
+    values = [load_value(each, settings.weights) for each in loads]
+    load = math.fsum(values) / len(values)
+    heading = min(max(load + settings.damping * _change(values), 0.0), 1.0)
 
     def answer(wanted: int, reason: str) -> HorizontalPlan:
         return HorizontalPlan(before=executors, executors=wanted, load=load, reason=reason)
 
-    text = f"load {load:.2f} against {settings.threshold:g} ± {settings.band:g}"
+    text = f"load {load:.2f}, heading for {heading:.2f}, against {settings.threshold:g} ± {settings.band:g}"
     if not low <= executors <= high:
         return answer(min(max(executors, low), high), f"{executors} executors are outside of {low} to {high}")
     if seconds_since_change < settings.cool_down_seconds:
         return answer(executors, f"{text}: cooling down for {settings.cool_down_seconds - seconds_since_change:.0f} s")
-    distance = settings.threshold - load
+    distance = settings.threshold - heading
     if abs(distance) <= settings.band:
         return answer(executors, f"{text}: within the band")
     step = max(1, math.floor(executors * min(settings.gain * abs(distance), settings.largest_step)))

@@ -35,7 +35,7 @@ from elastrec.platform.simulator.troubles import Process, Troubles
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
 
-QUICK_SEARCH = SearchSettings(coarse_points=3000, polish_rounds=2, exhaustive_points=3000)
+QUICK_SEARCH = SearchSettings(coarse_points=1000, polish_rounds=2, exhaustive_points=1500)
 """A grid instead of NSGA-II: some milliseconds per job and round, without which thousands of jobs take hours."""
 _FORECAST_EVERY_ROUNDS = 4
 

@@ -89,3 +89,31 @@ def test_no_measurement_is_refused() -> None:
 def test_weights_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(ScalingError, match=r"horizontal\.weights"):
         HorizontalSettings(weights=(1.0, 1.0, 0.0))
+
+
+def run_a_buffer(damping: float) -> list[int]:
+    """Numbers of executors, minute by minute, where 100 deliver what is taken and a full buffer lasts five minutes."""
+    executors, fill, loads, since, seen = 60, 0.5, list[Load](), 0.0, list[int]()
+    for _ in range(300):
+        fill = min(max(fill + (executors / 100 - 1.0) / 5.0, 0.0), 1.0)
+        loads.append(Load(buffer_fill=fill, cpu=0.5, memory=0.1))
+        since += 60.0
+        plan = scale_horizontally(executors, loads[-5:], (1, 400), since, HorizontalSettings(damping=damping))
+        if plan.executors != executors:
+            executors, loads, since = plan.executors, [], 0.0
+        seen.append(executors)
+    return seen
+
+
+def test_a_buffer_that_adds_up_what_is_too_much_does_not_make_it_swing() -> None:
+    calm, swinging = run_a_buffer(1.5)[-120:], run_a_buffer(0.0)[-120:]
+    assert max(calm) - min(calm) <= 10
+    assert 90 <= min(calm) <= max(calm) <= 110
+    assert max(swinging) - min(swinging) > 30
+
+
+def test_a_load_on_its_way_to_the_band_is_given_time() -> None:
+    rising = [Load(buffer_fill=fill, cpu=0.5, memory=0.5) for fill in (0.1, 0.2, 0.3)]
+    steady = [Load(buffer_fill=0.2, cpu=0.5, memory=0.5)] * 3
+    assert scale_horizontally(10, rising, (1, 100), 1e6).executors == 10
+    assert scale_horizontally(10, steady, (1, 100), 1e6).executors > 10
