@@ -182,7 +182,7 @@ def draw(file: Path, story: Story) -> None:
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Every number of workers for itself, then the job that is scaled."""
     settings = ScalingSettings(round_interval=arguments.round_seconds, least_steps=_LEAST_STEPS)
-    with tempfile.TemporaryDirectory() as folder, private_platform(cores=4.0, weight=_WEIGHT) as platform:
+    with tempfile.TemporaryDirectory() as folder, private_platform(cores=6.0, weight=_WEIGHT) as platform:
         if not platform.cluster.capacity().limits_enforced:
             raise SystemExit("live_scaling: this machine's control groups cannot be written, so pods have no limits")
         log = generate(

@@ -57,7 +57,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def observations(self) -> list[Observation]:
-        return [observation_of(each) for each in self.measured if each.steps >= _LEAST_STEPS]
+        asked = shapes()
+        return [
+            observation_of(each)
+            for each in self.measured
+            # Not the one in which the job came up.
+            if each.steps >= _LEAST_STEPS and any(shape.is_of(each.configuration) for shape in asked)
+        ]
 
 
 def shapes() -> list[Shape]:
