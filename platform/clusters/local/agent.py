@@ -22,7 +22,7 @@ from elastrec.platform.clusters.local.limits import Limits, Usage
 from elastrec.platform.clusters.local.pod_checks import check_fits_at_all, check_size, check_spec
 from elastrec.platform.clusters.local.pod_environment import pod_command, pod_environment
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
-from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod
+from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod, StillDyingError
 from elastrec.platform.clusters.local.ports import choose_port
 from elastrec.platform.clusters.local.reactor import Reactor
 from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodSize, PodSpec, PodStatus
@@ -30,6 +30,8 @@ from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
 _SAMPLE_SECONDS = 1.0
+_DYING_SECONDS = 0.5
+_SWEEP_SECONDS = 1.0
 _OBEY_SECONDS = 3.0
 _LONGEST_POLL_SECONDS = 30.0
 _FOLLOW_SECONDS = 0.2
@@ -62,6 +64,8 @@ class NodeAgent:
         self._running: dict[str, RunningPod] = {}
         self._usage: dict[str, Usage] = {}
         self._sampling = False
+        self._dying: set[str] = set()
+        self._sweeping = False
         self._closed = False
 
     def start(self) -> None:
@@ -72,9 +76,11 @@ class NodeAgent:
                 self._pods[record.uid] = record
             for uid in self._runner.unknown(set(self._pods)):
                 self._runner.remove(uid)
+            self._runner.forget_groups(set(self._pods))
             for record in list(self._pods.values()):
                 self._resume(record)
             self._admit()
+            self._sweep()
         self._runner.empty_trash()
         self._reactor.start()
 
@@ -280,10 +286,37 @@ class NodeAgent:
 
     def _on_exit(self, running: RunningPod) -> None:
         with self._lock:
+            try:
+                end = self._runner.collect(running.uid, running.attempt)
+            except StillDyingError as error:
+                self._wait_for_death(running.uid, error, lambda: self._on_exit(running))
+                return
+            self._dying.discard(running.uid)
             running.release()
             del self._running[running.uid]
-            self._end(self._pods[running.uid], self._runner.collect(running.uid, running.attempt))
+            self._end(self._pods[running.uid], end)
             self._admit()
+
+    def _wait_for_death(self, uid: str, error: StillDyingError, callback: Callable[[], None]) -> None:
+        """The pod keeps its place and its resources until the last of its processes is gone."""
+        if uid not in self._dying:
+            self._dying.add(uid)
+            log.warning("pod_still_dying", pod=self._pods[uid].spec.name, reason=str(error))
+        self._reactor.call_later(_DYING_SECONDS, callback)
+
+    def _sweep(self) -> None:
+        """Removes what the kernel still held of ended pods, now or as soon as it lets go."""
+        if self._runner.sweep() or self._sweeping:
+            return
+
+        def again() -> None:
+            with self._lock:
+                self._sweeping = False
+                if not self._closed:
+                    self._sweep()
+
+        self._sweeping = True
+        self._reactor.call_later(_SWEEP_SECONDS, again)
 
     def _end(self, record: PodRecord, end: ProcessExit) -> None:
         """An attempt is over: final state, pause before the next, or the end of a deletion."""
@@ -310,6 +343,7 @@ class NodeAgent:
             self._retry_later(record)
         else:
             self._runner.release(record.uid)
+            self._sweep()
 
     def _retry_later(self, record: PodRecord) -> None:
         self._reactor.call_later(life.start_pause_seconds(record, time.time()), lambda: self._retry(record.uid))
@@ -351,6 +385,7 @@ class NodeAgent:
 
     def _forget(self, record: PodRecord) -> None:
         self._runner.remove(record.uid)
+        self._sweep()
         gone = msgspec.structs.replace(record, reason="Deleted", version=self._journal.version + 1)
         self._journal.write(None, PodEvent("DELETED", self._status(gone), gone.version))
         del self._pods[record.uid]
@@ -360,7 +395,12 @@ class NodeAgent:
     def _resume(self, record: PodRecord) -> None:
         """Takes a pod over from an earlier agent."""
         if record.stage is Stage.LIVE:
-            found = self._runner.adopt(record.uid, record.attempt)
+            try:
+                found = self._runner.adopt(record.uid, record.attempt)
+            except StillDyingError as error:
+                self._wait_for_death(record.uid, error, lambda: self._resume_later(record.uid))
+                return
+            self._dying.discard(record.uid)
             log.info("pod_adopted", pod=record.spec.name, attempt=record.attempt, found=type(found).__name__)
             if isinstance(found, RunningPod):
                 if record.reason == "ContainerCreating":
@@ -377,6 +417,13 @@ class NodeAgent:
             self._pursue_delete(record)
         elif record.stage is Stage.BACK_OFF:
             self._retry_later(record)
+
+    def _resume_later(self, uid: str) -> None:
+        with self._lock:
+            record = self._pods.get(uid)
+            if record is not None and not self._closed:
+                self._resume(record)
+                self._admit()
 
     def _sample(self) -> None:
         with self._lock:

@@ -60,8 +60,11 @@ class Limits(Protocol):
     def usage(self, uid: str) -> Usage | None:
         """None when this kind of limit does not measure, or the group is gone."""
 
-    def remove(self, uid: str) -> None:
-        """Removes the group of a pod without processes; no error when there is none."""
+    def remove(self, uid: str) -> bool:
+        """Removes the group of a pod without processes; false while the kernel still holds it."""
+
+    def uids(self) -> list[str]:
+        """Of the pods that have a group."""
 
     def close(self) -> None:
         """Removes the agent's own group."""
@@ -91,8 +94,11 @@ class ThreadLimits:
     def usage(self, uid: str) -> Usage | None:
         return None
 
-    def remove(self, uid: str) -> None:
-        pass
+    def remove(self, uid: str) -> bool:
+        return True
+
+    def uids(self) -> list[str]:
+        return []
 
     def close(self) -> None:
         pass
@@ -163,9 +169,12 @@ class CgroupV1Limits:
         except OSError:  # the group is gone, or is just being removed
             return None
 
-    def remove(self, uid: str) -> None:
-        for controller in self._folders:
-            _remove_group(self._pod(controller, uid))
+    def remove(self, uid: str) -> bool:
+        removed = [_remove_group(self._pod(controller, uid)) for controller in self._folders]
+        return all(removed)
+
+    def uids(self) -> list[str]:
+        return sorted({uid for folder in self._folders.values() for uid in _groups_in(folder)})
 
     def close(self) -> None:
         for folder in self._folders.values():
@@ -229,8 +238,11 @@ class CgroupV2Limits:
         except OSError:  # the group is gone, or is just being removed
             return None
 
-    def remove(self, uid: str) -> None:
-        _remove_group(self._folder / uid)
+    def remove(self, uid: str) -> bool:
+        return _remove_group(self._folder / uid)
+
+    def uids(self) -> list[str]:
+        return _groups_in(self._folder)
 
     def close(self) -> None:
         _remove_group(self._folder)
@@ -334,15 +346,21 @@ def _read_key(path: Path, key: str) -> int:
     return 0
 
 
-def _remove_group(folder: Path) -> None:
+def _groups_in(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+
+
+def _remove_group(folder: Path) -> bool:
+    """Whether the group is gone."""
     # The kernel frees a group some milliseconds after its last process was reaped.
     for pause in (0.0, 0.001, 0.005, 0.02, 0.1, 0.4):
         time.sleep(pause)
         try:
             folder.rmdir()
-            return
+            return True
         except FileNotFoundError:
-            return
+            return True
         except OSError as error:
             if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
                 raise
+    return False

@@ -35,6 +35,7 @@ LOG_SEGMENTS = 4
 _SHIM = Path(__file__).with_name("shim.py")
 _BLOCKED_AT_START = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _KILLED = 128 + signal.SIGKILL
+_DYING_SECONDS = 0.3
 
 
 class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,10 @@ class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float = 0.0
     lost: bool = False
     rebooted: bool = False
+
+
+class StillDyingError(ClusterError):
+    """Processes were killed and have not ended yet, as on a machine that is short of CPU; ask again later."""
 
 
 class _Claim(msgspec.Struct, frozen=True):
@@ -95,6 +100,7 @@ class PodRunner:
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._folder = folder
         self._limits = limits
+        self._groups_left: set[str] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._trash.mkdir(mode=0o700, exist_ok=True)
 
@@ -168,6 +174,9 @@ class PodRunner:
         """Finds an attempt that somebody started before: still running, ended, or None when it never began.
 
         After None the attempt can never begin any more, even if its supervisor is just being started.
+
+        Raises:
+            StillDyingError: see `collect`.
         """
         pod = self._pod(uid)
         me = os.getpid()
@@ -200,10 +209,16 @@ class PodRunner:
     def destroy(self, running: RunningPod) -> None:
         """Kills a pod whose supervisor does not obey, supervisor included."""
         running.send(signal.SIGKILL)
-        self._kill_survivors(running.uid)
+        # Whoever collects the pod finds those that need longer.
+        with contextlib.suppress(StillDyingError):
+            self._kill_survivors(running.uid)
 
     def collect(self, uid: str, attempt: int) -> ProcessExit:
-        """How an ended attempt ended; kills what a lost supervisor left alive."""
+        """How an ended attempt ended; kills what a lost supervisor left alive.
+
+        Raises:
+            StillDyingError: some of that has not ended yet; the attempt has not ended before it has.
+        """
         try:
             return msgspec.json.decode((self._pod(uid) / f"exit.{attempt}.json").read_bytes(), type=ProcessExit)
         except FileNotFoundError:
@@ -219,14 +234,14 @@ class PodRunner:
             exit_code=_KILLED, finished_unix_seconds=time.time(), message=reason, lost=True, rebooted=rebooted
         )
 
-    def _kill_survivors(self, uid: str, timeout_seconds: float = 5.0) -> None:
+    def _kill_survivors(self, uid: str, timeout_seconds: float = _DYING_SECONDS) -> None:
         deadline = time.monotonic() + timeout_seconds
         while pids := {*self._limits.processes(uid), *_marked(uid)}:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
-                raise ClusterError(f"processes {sorted(pids)} of a pod do not end after SIGKILL; look at their state")
+                raise StillDyingError(f"processes {sorted(pids)} of pod {uid} were killed and have not ended yet")
             time.sleep(0.005)
 
     def resize(self, uid: str, size: PodSize) -> None:
@@ -251,13 +266,35 @@ class PodRunner:
 
     def release(self, uid: str) -> None:
         """Removes the limits of an ended pod; log and work folder stay."""
-        self._limits.remove(uid)
+        self._remove_group(uid)
 
     def remove(self, uid: str) -> None:
         """Forgets an ended pod. Quick: `empty_trash` frees the disk."""
-        self._limits.remove(uid)
+        self._remove_group(uid)
         with contextlib.suppress(FileNotFoundError):
             self._pod(uid).rename(self._trash / uid)
+
+    def _remove_group(self, uid: str) -> None:
+        if not self._limits.remove(uid):
+            self._groups_left.add(uid)
+
+    def sweep(self) -> bool:
+        """Tries once more to remove groups that the kernel held; true when none is left."""
+        for uid in sorted(self._groups_left):
+            pids = self._limits.processes(uid)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            # One with processes is not tried: that would only take time.
+            if not pids and self._limits.remove(uid):
+                self._groups_left.discard(uid)
+        return not self._groups_left
+
+    def forget_groups(self, known: set[str]) -> None:
+        """Removes the groups of pods that nobody knows: an earlier agent ended before it could."""
+        for uid in self._limits.uids():
+            if uid not in known:
+                self._remove_group(uid)
 
     def empty_trash(self) -> None:
         """Removes the folders of forgotten pods."""
