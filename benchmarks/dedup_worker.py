@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import structlog
 
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.processes.child import Child
@@ -149,6 +150,8 @@ def measure_model(root: Path, model: str, arguments: argparse.Namespace, setting
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Every model on one log."""
+    # Decisions are no part of a benchmark's output.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     shape = LogShape(
         rows=arguments.rows, open_sessions=arguments.rows, length=arguments.length, stays=0.98,
         samples_per_session=arguments.session, vocabulary=IDS,
