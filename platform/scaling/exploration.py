@@ -6,16 +6,21 @@ prediction is uncertain determines more. Shape legend: N allocations.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 
-from elastrec.platform.scaling.amounts import Capacity
+from elastrec.platform.scaling.amounts import Capacity, is_positive
 from elastrec.platform.scaling.objectives import Outcomes, Situation
 from elastrec.platform.scaling.search import excess
 from elastrec.platform.scaling.space import Indexes, Space
-from elastrec.platform.scaling.types import Candidate, CandidateKind
+from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 
 MOST = 3
 """Exploring candidates of a job."""
+_LOOKED_AT = 500
+_ANY_ERROR = 1e9
 
 
 def _single_steps(space: Space) -> Indexes:
@@ -36,18 +41,36 @@ def _teaches(situation: Situation, outcomes: Outcomes) -> np.ndarray[tuple[int],
     return np.log1p((outcomes.relative_error / known) ** 2) * (outcomes.relative_error > known)
 
 
+def _fastest_measured(job: JobProfile) -> float:
+    """Ψ of the best configuration that the job has had; 0 when nothing usable was measured."""
+    steps = [(each.allocation.workers, each.iteration_seconds) for each in job.observations]
+    return max((workers * job.shape.batch_size / step for workers, step in steps if is_positive(step)), default=0.0)
+
+
+def _promises(situation: Situation, capacity: Capacity, space: Space) -> bool:
+    """Whether some plan would be made if its prediction were to be trusted, and is not made because it is not."""
+    bold = msgspec.structs.replace(situation.rules, trusted_error=_ANY_ERROR)
+    outcomes = replace(situation, rules=bold).outcomes(space.columns(space.spread(_LOOKED_AT)))
+    wanted = (excess(situation, capacity, outcomes) <= 0).all(axis=1) & (outcomes.violation <= 0)
+    return bool((wanted & (outcomes.relative_error > situation.rules.trusted_error)).any())
+
+
 def explore(situation: Situation, capacity: Capacity, space: Space) -> list[Candidate]:
     """At most MOST neighbours with an uncertain prediction, most learning per cost first; none when all is known.
 
-    A step may not be predicted to slow the job by more than `max_slowdown`, so going down is explored only where it
-    is believed to be nearly free. A horizon too short to measure in is no time to explore.
+    A step may not be predicted to slow the job by more than `max_slowdown` against the fastest that was measured, so
+    going down is explored only where it is believed to be nearly free, and steps down do not add up. A horizon too
+    short to measure in is no time to explore, and a model is not asked for more than a plan could use.
     """
     points = _single_steps(space)
     if not len(points) or situation.horizon_seconds < situation.job.until_next_change_seconds:
         return []
+    if not _promises(situation, capacity, space):
+        return []
     outcomes = situation.outcomes(space.columns(points))
     fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
-    slow = outcomes.samples_per_second < (1.0 - situation.rules.max_slowdown) * situation.reference
+    fastest = max(situation.reference, _fastest_measured(situation.job))
+    slow = outcomes.samples_per_second < (1.0 - situation.rules.max_slowdown) * fastest
     teaches = np.where(fits & ~slow, _teaches(situation, outcomes), 0.0)
     price = situation.prices.per_hour(situation.job.allocation.resources)
     # What it costs to find out: the dearer pods, and the work lost while they start.

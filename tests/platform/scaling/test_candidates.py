@@ -4,10 +4,10 @@ import msgspec
 
 from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.candidates import propose
-from elastrec.platform.scaling.objectives import Situation
+from elastrec.platform.scaling.objectives import Rules, Situation
 from elastrec.platform.scaling.search import SearchSettings
 from elastrec.platform.scaling.throughput import fit_job
-from elastrec.platform.scaling.types import CandidateKind, Proposal
+from elastrec.platform.scaling.types import CandidateKind, Prior, Proposal
 from tests.platform.scaling.jobs import (
     PLENTY,
     PRICES,
@@ -91,3 +91,26 @@ def test_bold_plans_that_nobody_trusts_do_not_hide_those_that_can_be_trusted() -
     growing = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.GROW]
     assert growing
     assert all(each.relative_error <= asked.rules.trusted_error for each in growing)
+
+
+def test_nothing_is_explored_that_no_plan_could_use() -> None:
+    """Whose time is spent in what cores do not change has no use for knowing more about cores."""
+    kinds = {}
+    for name, shares in (("fixed", (0.05, 0.05, 0.0, 0.0, 0.9)), ("computing", (0.9, 0.0, 0.0, 0.0, 0.1))):
+        true = coefficients(shares)
+        job = profile(
+            observations=measure(true, [allocation(1, 1)]), allocation=allocation(1, 1),
+            prior=Prior(coefficients=true, source="its twin"), movable=frozenset({Change.WORKER_SIZE}),
+        )  # fmt: skip
+        asked = Situation(job, fit_job(job), PRICES, rules=Rules(max_slowdown=0.0))
+        kinds[name] = {each.kind for each in propose(asked, PLENTY).candidates}
+    assert kinds["fixed"] == {CandidateKind.STAY}
+    assert len(kinds["computing"]) > 1
+
+
+def test_steps_down_do_not_add_up() -> None:
+    asked = young(allocation(4, 1), allocation(2, 1), allocation(1, 1))
+    fastest = max(each.allocation.workers * 512 / each.iteration_seconds for each in asked.job.observations)
+    for each in propose(asked, PLENTY).candidates:
+        if each.kind is CandidateKind.EXPLORE:
+            assert each.samples_per_second >= (1.0 - asked.rules.max_slowdown) * fastest
