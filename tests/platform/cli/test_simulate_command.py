@@ -9,7 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from elastrec.platform.cli.simulate_command import simulate
+from elastrec.platform.history.history import History
+from elastrec.platform.history.records import JobRecord
 from elastrec.platform.specs.errors import ElastrecError, SpecError
+from tests.platform.jobs.what_if.test_past_jobs import record
 
 LINES = "".join(f"job-{n},{60 * n},{900 + 60 * n},{1 + n % 4}\n" for n in range(8))
 
@@ -55,6 +58,25 @@ def test_equal_seeds_give_equal_output_and_options_go_before_the_file(file: str)
 
 def test_a_csv_file_alone_can_be_simulated(file: str) -> None:
     assert "8 jobs" in called(str(Path(file).with_name("jobs.csv")), "-p", "static").stdout
+
+
+def test_a_history_is_asked_of_mlflow_and_what_is_left_out_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def job_records(self: History, wanted: None = None, limit: int = 0) -> list[JobRecord]:
+        asked.append(limit)
+        return [record("clicks-1"), record("clicks-2", workers=2), record("clicks-3", metrics={})]
+
+    monkeypatch.setattr(History, "job_records", job_records)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    file = tmp_path / "what_if.yaml"
+    file.write_text("workload: {history: {most: 7}}\npolicies: [static, three-stage]\n")
+    result = called(str(file))
+    assert asked == [7]
+    assert "simulated: 2 jobs" in result.stdout
+    assert "left out: clicks-3: its run has no samples trained" in result.stderr
 
 
 def test_one_picture_is_drawn(file: str, tmp_path: Path) -> None:
