@@ -69,11 +69,12 @@ def test_a_killed_worker_is_replaced_and_its_shards_are_trained_by_others(stage:
 
 
 def test_a_silent_worker_is_taken_for_dead(stage: Callable[..., Stage]):
-    s = stage(rows=4000)
+    s = stage(rows=40_000)
     s.wait(lambda: s.service.state.training.done > 5)
     s.pods["clicks-1-worker-1"].killed.set()
+    s.wait(lambda: "clicks-1-worker-1-r1" in s.pods)
     s.wait_for(Phase.SUCCEEDED)
-    assert "clicks-1-worker-1-r1" in s.pods and "clicks-1-worker-1" in s.cluster.deleted
+    assert "clicks-1-worker-1" in s.cluster.deleted
 
 
 def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]):
