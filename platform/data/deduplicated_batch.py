@@ -71,20 +71,6 @@ def plain_part(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select([name for name in batch.schema.names if not name.startswith(PREFIX)])
 
 
-def batch_bytes(batch: pa.RecordBatch) -> tuple[int, int]:
-    """Bytes of a batch as it is, and of its plain form."""
-    found = plain = int(batch.nbytes)
-    for name in batch.schema.names:
-        if not name.startswith(PREFIX):
-            continue
-        group = InverseJagged.from_arrow(batch.column(name))
-        kinds = json.loads(batch.schema.metadata[_ORDER])
-        # An id has 8 bytes; where a list begins is told by 4, or by 8 in a large one.
-        ends = sum({"list": 4, "large_list": 8}.get(kinds[key].partition("<")[0], 0) for key in group.keys) * group.rows
-        plain += 8 * group.plain_values + ends - int(batch.column(name).nbytes)
-    return found, plain
-
-
 def expand_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The plain batch again, column by column as it was.
 

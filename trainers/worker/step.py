@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elastrec.platform.data.deduplicated_batch import batch_bytes
 from elastrec.platform.specs.errors import JobFailedError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.trainers.deduplication import DeduplicatedBags, DeduplicatedFeatures
@@ -25,6 +24,7 @@ from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.inputs import Inputs, inputs_of
+from elastrec.trainers.worker.traffic import read_bytes
 from elastrec.trainers.worker.window import Window
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
@@ -57,6 +57,7 @@ class Step:
         spec = job.spec
         plan, tables = plan_of_job(spec), embedding_tables(job)
         self._window = window
+        self._list_features = frozenset(feature.name for feature in spec.data.sparse if feature.is_list)
         self._bfloat16 = spec.model.precision == "bfloat16"
         self._loss = nn.BCEWithLogitsLoss()
         self.client = ParameterClient(
@@ -132,7 +133,7 @@ class Step:
         left = self.collection.take_row_gradients()
         samples = started.item.batch.num_rows
         sent = self.client.push(left.pulled, left.gradients, self.flat.gradients, samples, hold=hold)
-        read, plain = batch_bytes(started.item.batch)
+        read, plain = read_bytes(started.inputs, self._list_features)
         self._window.add(
             samples=samples, steps=1, loss_sum=loss_value * samples,
             pull_seconds=pulled - began, compute_seconds=computed - pulled, push_seconds=clock() - computed,

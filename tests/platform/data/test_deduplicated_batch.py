@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data.deduplicated_batch import (
-    batch_bytes,
-    deduplicate_batch,
-    expand_batch,
-    groups_of,
-    plain_part,
-)
+from elastrec.platform.data.deduplicated_batch import deduplicate_batch, expand_batch, groups_of, plain_part
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.jagged import list_column, repeated_lists
 
@@ -96,15 +90,3 @@ def test_a_batch_that_does_not_tell_its_columns_is_refused() -> None:
     batch = deduplicate_batch(_batch(1, list_column([[1]]), list_column([[2]])), [["a"]])
     with pytest.raises(DataError, match=r"has no elastrec\.columns"):
         expand_batch(batch.replace_schema_metadata(None))
-
-
-@pytest.mark.parametrize("groups", [[], [["user"]], [["cart"]], [["user", "cart"]], [["user"], ["cart"]]])
-def test_bytes_are_those_of_the_batch_and_of_its_plain_form(groups: list[list[str]]) -> None:
-    session = np.repeat(np.arange(20), 16)
-    plain = pa.RecordBatch.from_arrays(
-        [pa.array(session), pa.array([[s] * (s % 7) for s in session], pa.list_(pa.int64()))], names=["user", "cart"]
-    )
-    found, would_be = batch_bytes(deduplicate_batch(plain, groups))
-    assert would_be == plain.nbytes
-    assert found == deduplicate_batch(plain, groups).nbytes
-    assert found < would_be or not groups

@@ -1,0 +1,44 @@
+"""How many bytes a minibatch has on its way from the reader to the worker, with and without deduplication.
+
+Counted from the shapes of its tensors, as Arrow lays the same minibatch down: asking Arrow itself would cost a percent
+of a quick step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from elastrec.trainers.deduplication import DeduplicatedFeatures
+from elastrec.trainers.worker.inputs import Inputs
+
+_ID, _NUMBER, _PLACE = 8, 4, 4
+
+
+def read_bytes(inputs: Inputs, list_features: Collection[str]) -> tuple[int, int]:
+    """Bytes as they are, and as they would be without deduplication.
+
+    Args:
+        list_features: those whose rows are lists; of all others a row is one id.
+    """
+    rows = len(inputs.label_B)
+    sparse = inputs.sparse
+    numbers = _NUMBER * (inputs.dense_BI.numel() + rows)
+    if not isinstance(sparse, DeduplicatedFeatures):
+        plain = numbers + _ID * sparse.values().numel() + _PLACE * rows * _lists(sparse.keys(), list_features)
+        return plain, plain
+    found = would_be = numbers
+    if sparse.plain is not None:
+        lists = _lists(sparse.plain.keys(), list_features)
+        found = would_be = numbers + _ID * sparse.plain.values().numel() + _PLACE * rows * lists
+    for group in sparse.groups:
+        row_U = torch.bincount(group.inverse_lookup, minlength=group.distinct_rows)
+        ids = int((group.offsets.diff().view(len(group.keys), -1) @ row_U).sum())
+        would_be += _ID * ids + _PLACE * rows * _lists(group.keys, list_features)
+        found += _ID * group.values.numel() + _PLACE * (len(group.keys) * group.distinct_rows + rows)
+    return found, would_be
+
+
+def _lists(names: Collection[str], list_features: Collection[str]) -> int:
+    return sum(name in list_features for name in names)
