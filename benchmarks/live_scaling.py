@@ -98,9 +98,9 @@ class Watch:
         """Longest time in which not one sample was trained."""
         longest, since, samples = 0.0, *((self.training[0][0], 0) if self.training else (0.0, 0))
         for at, metrics in self.training:
+            longest = max(longest, at - since)
             if metrics.samples_trained > samples:
                 since, samples = at, metrics.samples_trained
-            longest = max(longest, at - since)
         return longest
 
 

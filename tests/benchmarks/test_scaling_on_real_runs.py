@@ -116,7 +116,7 @@ def test_a_pause_and_a_size_that_was_never_reached_are_told() -> None:
     paused = story([at(0.0, 10, 1), at(4.0, 10, 1, Phase.RECOVERING), at(5.0, 90, 1)], [1, 1])
     found = {figure.figure: figure for figure in figures_of(paused, 2, {1: 10.0, 2: 18.0})}
     assert found["live_scaling.seconds_not_training"].value == 4.0 and not found["live_scaling.shards_done"].met
-    assert found["live_scaling.longest_standstill"].value == 4.0
+    assert found["live_scaling.longest_standstill"].value == 5.0
     assert found["live_scaling.rounds_to_best"].value == 3
 
 

@@ -95,3 +95,13 @@ def test_every_job_has_one_plan_and_together_they_fit() -> None:
     more = sum((plan.allocation.resources - plan.before.resources for plan in found.plans), Resources())
     assert more.fits(view(jobs).capacity.free)
     assert "d" in found.problems
+
+
+def test_a_cluster_that_has_become_smaller_than_its_jobs_takes_back_and_lets_nobody_grow() -> None:
+    jobs = [job("a", "ads", 14), job("b", "search", 12, limits=Limits(workers=(10, 64)))]
+    overdrawn = view(jobs)
+    assert overdrawn.capacity.free.cores == -4.0
+    found = workers(decide_shared(ThreeStage(), jobs, overdrawn, standing(jobs)))
+    assert found["a"] + found["b"] == 22 and found["a"] < 14 and found["b"] >= 10
+    alone = decide(ThreeStage(), jobs, overdrawn)
+    assert all(plan.allocation.workers <= plan.before.workers for plan in alone.plans)
