@@ -1,6 +1,6 @@
 """How close warm starts come to where jobs end, and what they save: a simulated month of recurring jobs.
 
-    python -m benchmarks.warm_start [--jobs 200] [--nodes 150] [--output json]
+    python -m benchmarks.warm_start [--jobs 200] [--nodes 150] [--headroom 1] [--output json]
 
 DLRover-RM's Fig. 9: one month, models that are trained again and again, every job starting either with what similar
 finished jobs ended with (Algorithm 1, the product's) or with what its owner asks for, and scaled by the same policy.
@@ -20,7 +20,7 @@ import msgspec
 
 from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.simulated_jobs import OURS, OURS_WARM, TROUBLED, change, described
-from elastrec.platform.simulator.mixes import recurring
+from elastrec.platform.simulator.mixes import Habits, recurring
 from elastrec.platform.simulator.report import Ended, Report
 from elastrec.platform.simulator.workload import JobToRun
 
@@ -48,7 +48,8 @@ def cold(job: JobToRun) -> JobToRun:
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """The month, three times."""
     count = arguments.jobs
-    jobs = recurring(count, mean_arrival_seconds=_MONTH_SECONDS / count)
+    habits = Habits(headroom=arguments.headroom)
+    jobs = recurring(count, 0, habits, mean_arrival_seconds=_MONTH_SECONDS / count)
     settings = msgspec.structs.replace(TROUBLED, until_seconds=2 * _MONTH_SECONDS)
     warm = OURS_WARM.run(jobs, arguments.nodes, settings)
     asked = OURS.run(jobs, arguments.nodes, settings)
@@ -67,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     }
     for name, seconds in scaling.items():
         print(f"{name}: {seconds:.0f} s in scaling", file=sys.stderr, flush=True)
-    shown = described(jobs, arguments.nodes, settings, days=30, judged=len(ended))
+    shown = described(jobs, arguments.nodes, settings, days=30, judged=len(ended), headroom=habits.headroom)
     return [
         Figure(f"{_PREFIX}.accuracy.workers", 100 * workers, "%", at_least=92.0, simulated=True,
                settings={**shown, "what_owners_ask_%": round(100 * asked_workers, 1)}),
@@ -86,6 +87,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=200, help="of the month (default 200)")
     parser.add_argument("--nodes", type=int, default=150, help="of 32 cores (default 150)")
+    parser.add_argument("--headroom", type=float, default=1.0, help="jobs may have so many times the well-tuned pods")
 
 
 if __name__ == "__main__":

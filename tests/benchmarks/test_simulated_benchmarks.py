@@ -55,7 +55,7 @@ def test_every_case_of_the_sensitivity_says_what_it_costs() -> None:
 
 
 def test_a_warm_month_is_compared_with_a_cold_one() -> None:
-    check(warm_start.measure(Namespace(jobs=8, nodes=40)), "warm_start")
+    check(warm_start.measure(Namespace(jobs=8, nodes=40, headroom=1.0)), "warm_start")
 
 
 def test_both_strategies_of_data_executors_are_measured() -> None:
