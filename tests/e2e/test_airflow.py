@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,6 +34,8 @@ from tests.e2e.conftest import job_content
 
 # More cores than this machine may have: these tests are about who starts what, not about speed.
 CORES, MEMORY_BYTES = 8.0, 24 * 2**30
+
+STOPPED_SECONDS = 35.0
 
 BROKEN_MODEL = """
 from elastrec.trainers.models.dlrm import Dlrm
@@ -189,8 +192,22 @@ def test_who_starts_a_run_by_the_form_finds_the_models_metrics_behind_the_link(
         assert f"succeeded after {metrics['samples_trained']:,} samples" in story
 
 
+@contextlib.contextmanager
+def stopped(stack: ServiceStack, names: Sequence[str]) -> Iterator[None]:
+    """SIGSTOP for services and all that they started; they go on afterwards as if nothing had happened."""
+    processes = [psutil.Process(stack.services[name].process.pid) for name in names]
+    processes += [child for process in processes for child in process.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
 @pytest.mark.timeout(600)
-def test_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job(
+def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job(
     stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
 ) -> None:
     run_id = airflow.trigger(DAG_ID, {"job": slow_job(click_log, "disturbed")})
@@ -200,6 +217,12 @@ def test_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job(
     wait(lambda: "samples/s" in first_try(airflow, run_id), 60, "the triggerer to watch the job")
     # `core` and `execution` are the api-servers, for people and for tasks.
     killed = ("triggerer", "scheduler", "core", "execution")
+    with stopped(stack, killed):
+        # Longer than Airflow waits for the life sign of a service.
+        time.sleep(STOPPED_SECONDS)
+    said = first_try(airflow, run_id)
+    wait(lambda: len(first_try(airflow, run_id)) > len(said), 60, "the triggerer to go on watching")
+    assert first_try(airflow, run_id).count("starting") == 1
     for name in killed:
         stack.kill(name)
     for name in killed:
