@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from elastrec.platform.specs.errors import ScalingError
+from tests.platform.simulator.cluster import QUIET, asked, job, run
+
+
+def seconds(*workers_up: tuple[float, int], start: float = 10.0) -> float:
+    recorded = job(start_seconds=start, workers_up=workers_up)
+    (ended,) = run("static", [recorded], given=msgspec.structs.replace(QUIET, straggler_share=1.0)).jobs
+    return ended.completion_seconds
+
+
+def test_a_recorded_start_takes_the_place_of_a_drawn_one_and_nothing_else_happens() -> None:
+    assert seconds((0.0, 4)) == pytest.approx(10.0 + 3600.0)
+    assert seconds((0.0, 4), start=90.0) == pytest.approx(90.0 + 3600.0)
+
+
+def test_workers_that_were_late_or_lost_are_missed_for_as_long_as_they_were() -> None:
+    fewer = job().samples_per_second(asked(4)) * 3 / 4
+    missed = 600.0 * (job().samples_per_second(asked(4)) - fewer) / job().samples_per_second(asked(4))
+    assert seconds((0.0, 4), (1000.0, 3), (1600.0, 4)) == pytest.approx(10.0 + 3600.0 + missed, rel=0.02)
+    assert seconds((0.0, 3), (600.0, 4)) == pytest.approx(10.0 + 3600.0 + missed, rel=0.02)
+
+
+def test_workers_that_were_added_train_from_their_moment_on() -> None:
+    speed = {workers: job().samples_per_second(asked(workers)) for workers in (4, 8)}
+    expected = 10.0 + 1000.0 + (job().samples - 1000.0 * speed[4]) / speed[8]
+    assert seconds((0.0, 4), (1000.0, 8)) == pytest.approx(expected)
+
+
+def test_more_workers_than_the_nodes_hold_are_refused() -> None:
+    with pytest.raises(ScalingError, match="workers_up: 40 is not allowed"):
+        run("static", [job(workers_up=((0.0, 40),))], nodes=1)
+
+
+@pytest.mark.parametrize("wrong", [((5.0, 1), (1.0, 2)), ((-1.0, 1),)])
+def test_moments_that_do_not_rise_are_refused(wrong: tuple[tuple[float, int], ...]) -> None:
+    with pytest.raises(ScalingError, match="workers_up"):
+        job(workers_up=wrong)
