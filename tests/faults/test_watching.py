@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
-from elastrec.platform.specs.metrics import Phase
-from tests.faults.watching import Hit, Sample, recovery_seconds
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.job_messages import Status
+from tests.faults.watching import Hit, Sample, Watch, recovery_seconds
 
 
 def sample(seconds: float, done: int, *pods: str, phase: Phase = Phase.TRAINING, whole: bool = True) -> Sample:
@@ -35,3 +38,28 @@ def test_a_strike_that_finds_the_job_over_leaves_nothing_to_recover_from() -> No
     samples = [sample(1.0, 10, "w0", phase=Phase.EVALUATING), sample(1.9, 10, "w0", phase=Phase.SUCCEEDED)]
     assert recovery_seconds(samples, [Hit("w0", 2.0, math.inf)]) == 0.0
     assert recovery_seconds(samples, [Hit("w0", 1.5, math.inf)]) == 1.9 - 1.5
+
+
+class Master:
+    """Answers with these phases, one after the other, the last one for ever."""
+
+    def __init__(self, *phases: Phase) -> None:
+        self._phases = list(phases)
+
+    def call(self, message: object, answer: type[Status], timeout_seconds: float) -> Status:
+        phase = self._phases.pop(0) if len(self._phases) > 1 else self._phases[0]
+        return Status(metrics_json=TrainingMetrics(job="j", phase=phase).model_dump_json().encode())
+
+
+def test_the_end_of_a_job_is_seen_although_somebody_else_saw_it_first() -> None:
+    watch = Watch(cast(RpcClient, Master(Phase.TRAINING, Phase.EVALUATING, Phase.SUCCEEDED)))
+
+    def count() -> int:
+        # While the servers are counted, over an agent that stands still, the job ends and its caller sees that.
+        watch.is_over.set()
+        return 7
+
+    watch.count_pushes = count
+    watch.run()
+    assert watch.pushes == 7
+    assert [sample.phase for sample in watch.samples] == [Phase.TRAINING, Phase.EVALUATING, Phase.SUCCEEDED]

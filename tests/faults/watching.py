@@ -55,30 +55,37 @@ class Watch:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
+        """Until the job is over, or `is_over` is set; then the job's end is asked for once more if it was not seen."""
         while not self.is_over.is_set():
-            try:
-                status = self.client.call(GetStatus(), Status, timeout_seconds=_ANSWER_SECONDS)
-            except TransportError:
-                time.sleep(_PERIOD_SECONDS)
-                continue
-            metrics = TrainingMetrics.model_validate_json(status.metrics_json)
-            sample = Sample(
-                seconds=time.monotonic(),
-                phase=metrics.phase,
-                shards_done=metrics.shards_done,
-                shards_total=metrics.shards_total,
-                pods=frozenset(pod.name for pod in metrics.pods),
-                is_whole=all(pod.state == "Running" for pod in metrics.pods),
-            )
-            with self.changed:
-                self.last = metrics
-                self.samples.append(sample)
-                self.changed.notify_all()
-            if metrics.phase is Phase.EVALUATING and self.pushes is None:
+            sample = self._look()
+            if sample is not None and sample.phase is Phase.EVALUATING and self.pushes is None:
+                # May take as long as the node agent stands still: the job may be over afterwards.
                 self.pushes = self.count_pushes()
-            if metrics.phase.is_final:
+            if sample is not None and sample.phase.is_final:
                 self.is_over.set()
             time.sleep(_PERIOD_SECONDS)
+        if not self.samples or not self.samples[-1].phase.is_final:
+            self._look()
+
+    def _look(self) -> Sample | None:
+        try:
+            status = self.client.call(GetStatus(), Status, timeout_seconds=_ANSWER_SECONDS)
+        except TransportError:
+            return None
+        metrics = TrainingMetrics.model_validate_json(status.metrics_json)
+        sample = Sample(
+            seconds=time.monotonic(),
+            phase=metrics.phase,
+            shards_done=metrics.shards_done,
+            shards_total=metrics.shards_total,
+            pods=frozenset(pod.name for pod in metrics.pods),
+            is_whole=all(pod.state == "Running" for pod in metrics.pods),
+        )
+        with self.changed:
+            self.last = metrics
+            self.samples.append(sample)
+            self.changed.notify_all()
+        return sample
 
     def wait_for_share(self, share: float) -> Sample | None:
         """The first sample with so much trained (above 1 or 1: training is over); None when the job ended before."""
