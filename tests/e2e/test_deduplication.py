@@ -15,6 +15,7 @@ import yaml
 from elastrec.checkpoints import latest_record, open_record
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.operators.services import default_dags_folder
+from elastrec.platform.history import metric_names as names
 from tests.processes import Elastrec, elastrec_at
 
 BATCH, STEPS = 64, 200
@@ -66,6 +67,7 @@ def test_render_shows_what_is_deduplicated_and_why(elastrec: Elastrec, job_file:
     assert '"deduplication":{"groups":[["L1","L2"]]}' in "".join(shown.stdout.split())
 
 
+@pytest.mark.timeout(600)
 def test_plain_and_deduplicated_jobs_end_with_the_same_model(elastrec: Elastrec, job_file: Path) -> None:
     plain = _run(elastrec, job_file, "plain", "off")
     ours = _run(elastrec, job_file, "deduplicated", "auto")
@@ -75,15 +77,17 @@ def test_plain_and_deduplicated_jobs_end_with_the_same_model(elastrec: Elastrec,
     store = f"{elastrec.home}/work/checkpoints"
     records = [latest_record(store, name, RecordKind.FINAL) for name in ("plain", "deduplicated")]
     left, right = (open_record(record.uri) for record in records if record is not None)
-    names = [summary.name for summary in left.manifest.model.dense]
-    assert any("encoders" in name for name in names)
-    for name in names:
+    parameters = [summary.name for summary in left.manifest.model.dense]
+    assert any("encoders" in name for name in parameters)
+    for name in parameters:
         np.testing.assert_allclose(right.dense(name)["value"], left.dense(name)["value"], atol=1e-4)
 
     mlflow.set_tracking_uri(f"sqlite:///{elastrec.home}/mlflow.db")
     client = mlflow.MlflowClient()
-    losses = [client.get_metric_history(outcome["run_id"], "loss") for outcome in (plain, ours)]
-    assert all(losses)
+    before, after = (client.get_run(outcome["run_id"]).data.metrics for outcome in (plain, ours))
+    assert after[names.TRAFFIC_READ] < 0.6 * before[names.TRAFFIC_READ]
+    assert after[names.TRAFFIC_READ_PLAIN] == before[names.TRAFFIC_READ] == before[names.TRAFFIC_READ_PLAIN]
+    assert after[names.TRAFFIC_PULLED] == pytest.approx(before[names.TRAFFIC_PULLED], rel=0.01)
     note = client.get_run(ours["run_id"]).data.tags["mlflow.note.content"]
     assert "Deduplication: 2 features in 1 groups" in note
     model = mlflow.pyfunc.load_model(ours["model_uri"])
