@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("job", nargs=-1)
-@click.option("--settings", "file", type=click.Path(dir_okay=False), help="YAML with policy, prices, shares and priorities.")
+@click.option(
+    "--settings", "file", type=click.Path(dir_okay=False), help="YAML with policy, prices, shares and priorities."
+)
 @click.option("--policy", metavar="NAME", help="Decide by this policy instead of the one in the settings.")
 @click.option(
     "--explain", is_flag=True, help="Show every candidate, what it is predicted to bring, and why or why not."
