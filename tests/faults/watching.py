@@ -14,6 +14,7 @@ from elastrec.platform.transport.job_messages import GetStatus, Status
 
 _PERIOD_SECONDS = 0.1
 _ANSWER_SECONDS = 0.7
+_LAST_LOOK_SECONDS = 10.0
 _DURING_TRAINING = (Phase.PENDING, Phase.STARTING, Phase.TRAINING, Phase.RECOVERING)
 
 
@@ -64,7 +65,9 @@ class Watch:
             if sample is not None and sample.phase.is_final:
                 self.is_over.set()
             time.sleep(_PERIOD_SECONDS)
-        if not self.samples or not self.samples[-1].phase.is_final:
+        # The master may just be starting again.
+        deadline = time.monotonic() + _LAST_LOOK_SECONDS
+        while not (self.samples and self.samples[-1].phase.is_final) and time.monotonic() < deadline:
             self._look()
 
     def _look(self) -> Sample | None:
