@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +33,9 @@ def answers(monkeypatch: pytest.MonkeyPatch, *sequence: jobs.Observation | Clust
         return answer
 
     monkeypatch.setattr(jobs, "observe", observe)
-    return lambda: run_command._wait(None, "j", JobProgress(quiet=True))  # type: ignore[arg-type]
+    prepared = SimpleNamespace(job_id="j")
+    launched = jobs.Launched(job_id="j", master_pod="j-master", run_id="run", run_url="")
+    return lambda: run_command._wait(None, prepared, launched, JobProgress(quiet=True))  # type: ignore[arg-type]
 
 
 def test_a_cluster_that_is_out_of_reach_for_a_while_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def job_spec(rows: OptimizerSpec, dense: OptimizerSpec) -> JobSpec:
                 ],
             },
             "optimizers": {"rows": rows.model_dump(), "dense": dense.model_dump()},
-            "training": {"consistency": Consistency(mode="bsp").model_dump(), "seed": 5},
+            "training": {"batch_size": BATCH, "consistency": Consistency(mode="bsp").model_dump(), "seed": 5},
         }
     )
 
