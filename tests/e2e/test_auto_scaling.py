@@ -17,6 +17,7 @@ from elastrec.operators.services import ServiceStack, default_dags_folder
 from elastrec.platform import jobs
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.jobs.scaling import ask_profile
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from tests.e2e.conftest import job_content
@@ -94,6 +95,13 @@ def working_workers(metrics: TrainingMetrics) -> int:
     return sum(pod.role == Role.WORKER and pod.samples > 0 for pod in metrics.pods)
 
 
+def is_profiled(platform: jobs.Platform, job_id: str) -> bool:
+    told = ask_profile(platform, job_id)
+    if told is None or not told.is_settled:
+        return False
+    return any(each.configuration == told.configuration and each.steps >= LEAST_STEPS for each in told.measured)
+
+
 def test_with_no_job_a_round_ends_at_its_first_task(airflow: AirflowClient) -> None:
     run_id = airflow.trigger(DAG, {})
     assert round_ended(airflow, run_id) == "success"
@@ -116,7 +124,7 @@ def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
     launched = jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
     watched = Watched(platform, job_id)
     try:
-        wait(lambda: watched.last and watched.last.samples_trained > 2 * LEAST_STEPS * BATCH, 90, "the first steps")
+        wait(lambda: watched.last and is_profiled(platform, job_id), 90, "enough steps to decide by")
         first, second = airflow.trigger(DAG, {}), airflow.trigger(DAG, {})
         assert round_ended(airflow, first) == round_ended(airflow, second) == "success"
         mapped = [task for task in instances(airflow, first) if task["task_id"] in ("propose", "apply")]
@@ -136,7 +144,7 @@ def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
     pictures = {each.path for each in history.list_artifacts(launched.run_id, "figures")}
     assert {"figures/throughput.png", "figures/scaling_fit.png", "figures/scaling_candidates.png"} <= pictures
     assert {seen.phase for seen in watched.seen} == {Phase.TRAINING}, "training stood still"
-    assert working_workers(watched.seen[0]) == 1 and watched.seen[-1].generation == 0
+    assert sum(pod.role == Role.WORKER for pod in watched.seen[0].pods) == 1 and watched.seen[-1].generation == 0
     done = ledger.filter(pc.equal(ledger["outcome"], "done"))
     assert done.num_rows > 0 and sum(ledger["repeated"].to_pylist()) == 0
     assert len({*zip(*(done[name].to_pylist() for name in ("epoch", "shard")), strict=True)}) == done.num_rows
