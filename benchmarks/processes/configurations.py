@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastrec.platform import jobs
-from elastrec.platform.jobs.launching import wait_for_master
+from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import ChangeShape, Done

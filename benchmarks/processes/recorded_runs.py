@@ -22,7 +22,7 @@ import psutil
 from benchmarks.processes.jobs import Ended, private_platform, run_job
 from elastrec.platform import jobs
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
-from elastrec.platform.jobs.launching import wait_for_master
+from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.specs.environment import POD
 from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.platform.transport.job_messages import ChangeShape, Done

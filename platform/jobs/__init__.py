@@ -21,8 +21,8 @@ from elastrec.platform.jobs.launching import (
     launch_request,
     remove_pods,
     stop,
-    wait_for_master,
 )
+from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
 from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, is_trained, ledger, result_of
 from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import msgspec
@@ -10,6 +11,7 @@ import structlog
 from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.jobs.masters import ask_pod, pod_of_master, wait_for_master
 from elastrec.platform.jobs.preparation import allocated
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
@@ -18,14 +20,12 @@ from elastrec.platform.master.launch import LaunchRequest, master_pod, pod_name
 from elastrec.platform.specs.errors import ClusterError, HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
-from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 
 log = structlog.get_logger(__name__)
 RUN_LABEL = "elastrec.io/run-id"
 """Label of a master's pod: the MLflow run that the job writes into."""
-_MASTER_START_SECONDS = 60.0
 _MASTER_END_SECONDS = 20.0
 
 
@@ -79,12 +79,11 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
         log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner)
     else:
         log.info("job_reattached", job_id=prepared.job_id, run_id=run_id, owner=owner, phase=existing.phase)
-    client = wait_for_master(platform, prepared.job_id)
-    if owner:
-        client.call(TakeOver(owner=owner), Done, timeout_seconds=15)
-    if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
-        client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
-    client.close()
+    with contextlib.closing(wait_for_master(platform, prepared.job_id)) as client:
+        if owner:
+            client.call(TakeOver(owner=owner), Done, timeout_seconds=15)
+        if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
+            client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
     return Launched(
         job_id=prepared.job_id,
         master_pod=name,
@@ -123,52 +122,20 @@ def job_page(platform: Platform, prepared: Prepared) -> str:
     return History(platform.tracking_uri, experiment, platform.ui_url).job_url(prepared.job_id)
 
 
-def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _MASTER_START_SECONDS) -> RpcClient:
-    """A client of the job's master as soon as its pod has an address.
-
-    Raises:
-        ClusterError: the pod failed, does not fit, or is not there within the time; says why.
-    """
-    name = pod_name(job_id, Role.MASTER)
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        pod = platform.cluster.get(name)
-        if pod is None:
-            raise ClusterError(f"job {job_id}: its master {name} does not exist; it was stopped or never launched")
-        if pod.phase is PodPhase.FAILED:
-            tail = "\n".join(platform.cluster.logs(name, tail_lines=30))
-            raise ClusterError(f"job {job_id}: its master failed: {pod.reason} {pod.message}\n{tail}")
-        if pod.phase is PodPhase.RUNNING and pod.address:
-            return master_client(platform, job_id, pod.address)
-        if time.monotonic() > deadline:
-            raise ClusterError(f"job {job_id}: its master is still {pod.phase.value}: {pod.reason} {pod.message}")
-        time.sleep(0.1)
-
-
-def master_client(platform: Platform, job_id: str, address: str) -> RpcClient:
-    """A client with the job's own token."""
-    return RpcClient(address, platform.job_token(job_id), platform.tls)
-
-
 def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
     """Stops a job and removes its pods. True when it was stopped, false when it belongs to another owner or is gone.
 
     A master that does not answer is removed by force, its pods after it.
     """
-    accepted = False
-    pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
-    if pod is not None and pod.phase is PodPhase.RUNNING and pod.address:
-        try:
-            answer = master_client(platform, job_id, pod.address).call(
-                StopJob(reason=reason, owner=owner), Done, timeout_seconds=10
-            )
-        except TransportError as error:
-            log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
-        else:
-            if not answer.accepted:
-                log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
-                return False
-            accepted = True
+    pod = pod_of_master(platform, job_id)
+    try:
+        answer = ask_pod(platform, pod, StopJob(reason=reason, owner=owner), Done, timeout_seconds=10)
+    except TransportError as error:
+        log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
+        answer = None
+    if answer is not None and not answer.accepted:
+        log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
+        return False
     # A job that had ended by itself keeps its own ending.
     ended, why, run_id = _ending(platform, job_id, pod)
     story = _story(platform, job_id, pod)
@@ -179,12 +146,12 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
     if pod is not None:
         _close_run(platform, run_id, ended, reason if ended is Phase.STOPPED else why, story)
     # Whoever launched the job may have seen its end first, and removed the pods.
-    return accepted or bool(removed)
+    return answer is not None or bool(removed)
 
 
 def finish(platform: Platform, job_id: str) -> None:
     """Ends a job whose result was read: its master, what is left of its pods, its MLflow run. Idempotent."""
-    pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
+    pod = pod_of_master(platform, job_id)
     phase, failure, run_id = _ending(platform, job_id, pod)
     story = _story(platform, job_id, pod)
     _end_master(platform, job_id)
@@ -200,16 +167,16 @@ def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[
     run_id = master.labels.get(RUN_LABEL, "")
     if master.phase is PodPhase.FAILED:
         return Phase.FAILED, f"the master failed: {master.reason} {master.message}", run_id
-    if master.phase is PodPhase.RUNNING and master.address:
-        try:
-            status = master_client(platform, job_id, master.address).call(GetStatus(), Status, timeout_seconds=10)
-        except TransportError as error:
-            log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
-        else:
-            phase = TrainingMetrics.model_validate_json(status.metrics_json).phase
-            run_id = run_id or status.run_id
-            if phase.is_final:
-                return phase, status.failure, run_id
+    try:
+        status = ask_pod(platform, master, GetStatus(), Status, timeout_seconds=10)
+    except TransportError as error:
+        log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
+        status = None
+    if status is not None:
+        phase = TrainingMetrics.model_validate_json(status.metrics_json).phase
+        run_id = run_id or status.run_id
+        if phase.is_final:
+            return phase, status.failure, run_id
     return Phase.STOPPED, "the master was gone before the result was read", run_id
 
 
@@ -217,29 +184,23 @@ def _story(platform: Platform, job_id: str, master: PodStatus | None) -> str:
     """What happened to the job and where its time went, as text; empty when the master cannot tell any more."""
     from elastrec.platform.master.explanation import as_text
 
-    if master is None or master.phase is not PodPhase.RUNNING or not master.address:
-        return ""
     try:
-        told = master_client(platform, job_id, master.address).call(GetExplanation(), Explanation, timeout_seconds=10)
+        told = ask_pod(platform, master, GetExplanation(), Explanation, timeout_seconds=10)
     except TransportError as error:
         log.warning("job_not_explained", job_id=job_id, error=str(error))
         return ""
-    return as_text(told)
+    return as_text(told) if told is not None else ""
 
 
 def _end_master(platform: Platform, job_id: str) -> None:
     # A master that ends by itself has written its last figures to the history.
-    name = pod_name(job_id, Role.MASTER)
-    pod = platform.cluster.get(name)
-    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
-        return
     try:
-        answer = master_client(platform, job_id, pod.address).call(FinishJob(), Done, timeout_seconds=10)
+        answer = ask_pod(platform, pod_of_master(platform, job_id), FinishJob(), Done, timeout_seconds=10)
     except TransportError:
         return
-    deadline = time.monotonic() + (_MASTER_END_SECONDS if answer.accepted else 0.0)
+    deadline = time.monotonic() + (_MASTER_END_SECONDS if answer is not None and answer.accepted else 0.0)
     while time.monotonic() < deadline:
-        pod = platform.cluster.get(name)
+        pod = pod_of_master(platform, job_id)
         if pod is None or pod.phase.is_final:
             return
         time.sleep(0.1)

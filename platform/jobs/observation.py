@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastrec.platform.clusters.protocol import PodPhase, PodStatus
-from elastrec.platform.jobs.launching import master_client
+from elastrec.platform.jobs.masters import ask_pod, pod_of_master
 from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport.job_messages import GetStatus, Status
@@ -36,25 +35,22 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
     Raises:
         ClusterError: no such job in the cluster, or the cluster cannot be reached.
     """
-    pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
+    pod = pod_of_master(platform, job_id)
     if pod is None:
         raise ClusterError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
     if pod.phase is PodPhase.FAILED:
         reason = f"the master failed: {pod.reason} (exit code {pod.exit_code}) {pod.message}".strip()
         return Observation(TrainingMetrics(job=job_id, phase=Phase.FAILED, reason=reason), reason)
-    if pod.phase is not PodPhase.RUNNING or not pod.address:
-        words = f"master {pod.phase.value}: {pod.reason} {pod.message}".strip()
-        return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
-    client = master_client(platform, job_id, pod.address)
     try:
-        status = client.call(GetStatus(), Status, timeout_seconds=timeout_seconds)
+        status = ask_pod(platform, pod, GetStatus(), Status, timeout_seconds=timeout_seconds)
     except TransportError as error:
         if not error.retryable:
             raise ClusterError(f"job {job_id}: its master refused to answer: {error}") from error
         words = f"the master does not answer: {error}"
         return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
-    finally:
-        client.close()
+    if status is None:
+        words = f"master {pod.phase.value}: {pod.reason} {pod.message}".strip()
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
     return Observation(TrainingMetrics.model_validate_json(status.metrics_json), status.failure)
 
 
@@ -86,6 +82,6 @@ def jobs(platform: Platform) -> list[Observation]:
         try:
             found.append(observe(platform, name))
         except ClusterError:
-            if platform.cluster.get(pod_name(name, Role.MASTER)) is not None:
+            if pod_of_master(platform, name) is not None:
                 raise
     return found

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from elastrec.platform.clusters.protocol import PodPhase
-from elastrec.platform.jobs.launching import master_client
+from elastrec.platform.jobs.masters import is_gone, live_master, pod_of_master
 from elastrec.platform.jobs.observation import observe
 from elastrec.platform.jobs.preparation import resolved
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Prepared
-from elastrec.platform.master.launch import pod_name
 from elastrec.platform.master.leavings import read_result
-from elastrec.platform.specs.errors import CheckpointError, ClusterError, TransportError
+from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.ledger_messages import (
     Attempt,
@@ -45,15 +43,10 @@ def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Ta
     """
     from elastrec.platform.master.ledger import ledger_table, read_ledger
 
-    client = live_master(platform, job_id)
-    if client is not None:
-        queues: list[QueueNow] = []
-        try:
+    with live_master(platform, job_id) as client:
+        if client is not None:
+            queues: list[QueueNow] = []
             return ledger_table(_pages(client, queues), queues)
-        except TransportError as error:
-            raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
-        finally:
-            client.close()
     return _left(read_ledger, platform, job_id, store)
 
 
@@ -61,14 +54,9 @@ def explanation(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> 
     """What happened to a job, why, and where its time went; arguments and errors as of `ledger`."""
     from elastrec.platform.master.explanation import read_explanation
 
-    client = live_master(platform, job_id)
-    if client is not None:
-        try:
+    with live_master(platform, job_id) as client:
+        if client is not None:
             return client.call(GetExplanation(), Explanation, timeout_seconds=30)
-        except TransportError as error:
-            raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
-        finally:
-            client.close()
     return _left(read_explanation, platform, job_id, store)
 
 
@@ -79,9 +67,8 @@ def result_of(platform: Platform, prepared: Prepared) -> TrainingMetrics:
         ClusterError: the job is not in the cluster and left nothing, or the cluster does not answer.
         CheckpointError: the store could not be asked.
     """
-    pod = platform.cluster.get(pod_name(prepared.job_id, Role.MASTER))
-    is_gone = pod is None or pod.phase is PodPhase.SUCCEEDED
-    return (left_result(platform, prepared) if is_gone else None) or observe(platform, prepared.job_id).metrics
+    left = left_result(platform, prepared) if is_gone(pod_of_master(platform, prepared.job_id)) else None
+    return left or observe(platform, prepared.job_id).metrics
 
 
 def left_result(platform: Platform, prepared: Prepared) -> TrainingMetrics | None:
@@ -101,8 +88,7 @@ def is_trained(platform: Platform, prepared: Prepared) -> bool:
     Raises:
         CheckpointError: the store could not be asked.
     """
-    pod = platform.cluster.get(pod_name(prepared.job_id, Role.MASTER))
-    if pod is not None and pod.phase is not PodPhase.SUCCEEDED:
+    if not is_gone(pod_of_master(platform, prepared.job_id)):
         return False
     found = left_result(platform, prepared)
     return found is not None and found.phase is Phase.SUCCEEDED
@@ -117,14 +103,6 @@ def _left(read: Callable[[str, str], Left | None], platform: Platform, job_id: s
             "name the store that its job file names with --store"
         )
     return found
-
-
-def live_master(platform: Platform, job_id: str) -> RpcClient | None:
-    """A client of the job's master; None when there is none."""
-    pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
-    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
-        return None
-    return master_client(platform, job_id, pod.address)
 
 
 def _pages(client: RpcClient, queues: list[QueueNow]) -> Iterator[Sequence[Attempt]]:

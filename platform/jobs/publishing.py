@@ -12,21 +12,19 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from elastrec.platform.clusters.protocol import PodPhase
 from elastrec.platform.history import History
 from elastrec.platform.jobs.launching import finish, remove_pods
-from elastrec.platform.jobs.past import explanation, left_result, live_master, result_of
+from elastrec.platform.jobs.masters import ask_pod, is_gone, pod_of_master
+from elastrec.platform.jobs.past import explanation, left_result, result_of
 from elastrec.platform.jobs.preparation import resolved
 from elastrec.platform.jobs.starting_sizes import allocation_asked_for
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import Tell, tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.types import Launched, Prepared
 from elastrec.platform.master.explanation import as_text
-from elastrec.platform.master.launch import pod_name
 from elastrec.platform.master.leavings import forget_points, forget_result, read_points
 from elastrec.platform.specs.errors import CheckpointError, HistoryAwayError, HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.job_messages import Done, NameRun
 
 log = structlog.get_logger(__name__)
@@ -86,15 +84,10 @@ def with_run(platform: Platform, prepared: Prepared, launched: Launched) -> Laun
 
 def _name_run(platform: Platform, job_id: str, run_id: str) -> None:
     """Tells the job's master where its figures go; a master that is gone has left them in the store."""
-    client = live_master(platform, job_id)
-    if client is None:
-        return
     try:
-        client.call(NameRun(run_id=run_id), Done, timeout_seconds=10)
+        ask_pod(platform, pod_of_master(platform, job_id), NameRun(run_id=run_id), Done, timeout_seconds=10)
     except TransportError as error:
         log.warning("run_not_named", job_id=job_id, run_id=run_id, error=str(error))
-    finally:
-        client.close()
 
 
 def _deliver(history: History, store: str, job_name: str, launched: Launched) -> None:
@@ -119,8 +112,7 @@ def forget(platform: Platform, prepared: Prepared) -> None:
 def finish_job(platform: Platform, prepared: Prepared) -> None:
     """`finish`, also for a job whose master is gone: its run is closed with what the job has left. Idempotent."""
     job_id = prepared.job_id
-    pod = platform.cluster.get(pod_name(job_id, Role.MASTER))
-    left = left_result(platform, prepared) if pod is None or pod.phase is PodPhase.SUCCEEDED else None
+    left = left_result(platform, prepared) if is_gone(pod_of_master(platform, job_id)) else None
     if left is None:
         finish(platform, job_id)
         return

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import structlog
 
+from elastrec.platform.jobs.masters import live_master
 from elastrec.platform.jobs.memory_outlook import memory_wish
 from elastrec.platform.jobs.observation import jobs
 from elastrec.platform.jobs.overheads import overheads
-from elastrec.platform.jobs.past import live_master
-from elastrec.platform.jobs.standing import standing
+from elastrec.platform.jobs.standing import resources_of, standing
 from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, PriceList, Resources
+from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, PriceList
 from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.one_change import one_change
 from elastrec.platform.scaling.one_change import told as told_verdict
@@ -25,7 +25,6 @@ from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.quota import Holder
 from elastrec.platform.scaling.shared_round import decide_shared
 from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, Plan
-from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase
@@ -99,15 +98,8 @@ def ask_profile(platform: Platform, job_id: str) -> Profile | None:
     Raises:
         ClusterError: the job's master does not answer.
     """
-    client = live_master(platform, job_id)
-    if client is None:
-        return None
-    try:
-        return client.call(GetProfile(), Profile, timeout_seconds=10.0)
-    except TransportError as error:
-        raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
-    finally:
-        client.close()
+    with live_master(platform, job_id) as client:
+        return None if client is None else client.call(GetProfile(), Profile, timeout_seconds=10.0)
 
 
 def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProfile | NotNow:
@@ -170,10 +162,9 @@ def view(platform: Platform, settings: ScalingSettings) -> View:
     Raises:
         ClusterError: the cluster cannot be reached.
     """
-    free = platform.cluster.capacity().free
     prices = PriceList(core_hour=settings.prices.core_hour, gibibyte_hour=settings.prices.gibibyte_hour)
     return View(
-        capacity=Capacity(free=Resources(free.cores, float(free.memory_bytes))),
+        capacity=Capacity(free=resources_of(platform.cluster.capacity().free)),
         prices=prices,
         overheads=overheads(platform, settings),
         rules=Rules(max_slowdown=settings.max_slowdown),
@@ -223,18 +214,13 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
 
     if not wanted.changes:
         return answer(changed=False, reason=wanted.reason)
-    client = live_master(platform, wanted.job_id)
-    if client is None:
-        return answer(changed=False, reason="the job is no longer in the cluster")
-    try:
+    with live_master(platform, wanted.job_id) as client:
+        if client is None:
+            return answer(changed=False, reason="the job is no longer in the cluster")
         now = _allocation(client.call(GetProfile(), Profile, timeout_seconds=10.0).configuration)
         if now != before:
             return answer(changed=False, reason=f"the plan is stale: the job has {now} meanwhile")
         done = client.call(_change(wanted), Done, timeout_seconds=15.0, remember=True)
-    except TransportError as error:
-        raise ClusterError(f"job {wanted.job_id}: its master does not answer: {error}") from error
-    finally:
-        client.close()
     return answer(changed=done.accepted, reason=wanted.reason if done.accepted else done.reason)
 
 

@@ -42,17 +42,18 @@ def standing_of(
     for pod in pods:
         team = pod.labels.get(TEAM_LABEL, DEFAULT_TEAM)
         if pod.phase is PodPhase.PENDING and pod.reason == _NO_ROOM:
-            waiting.setdefault(team, []).append(_resources(pod.size))
+            waiting.setdefault(team, []).append(resources_of(pod.size))
             waiting_workers[pod.job] += pod.role is Role.WORKER
         elif not pod.phase.is_final:
-            held[team] = held.get(team, Resources()) + _resources(pod.size)
+            held[team] = held.get(team, Resources()) + resources_of(pod.size)
     entitled = {name: team.share for name, team in settings.teams.items()}
     known = [
         msgspec.structs.replace(each, pending_workers=min(waiting_workers[each.job_id], each.allocation.workers))
         for each in holders
     ]
-    return Standing(Shares(total=_resources(capacity.total), entitled=entitled, held=held), known, waiting)
+    return Standing(Shares(total=resources_of(capacity.total), entitled=entitled, held=held), known, waiting)
 
 
-def _resources(size: PodSize) -> Resources:
+def resources_of(size: PodSize) -> Resources:
+    """An amount of a cluster, as the scaling algorithms count it."""
     return Resources(size.cores, float(size.memory_bytes))

@@ -11,6 +11,7 @@ import structlog
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.history import History
 from elastrec.platform.history.records import JobFilter, JobRecord
+from elastrec.platform.jobs.standing import resources_of
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Prepared
@@ -45,8 +46,7 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
         return _allocation(asked, f"job file (MLflow at {platform.tracking_uri} does not answer)")
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     past = [past_job(each) for each in history.job_records(JobFilter(phases=(Phase.SUCCEEDED,)), limit=_LOOKED_AT)]
-    free = platform.cluster.capacity().free
-    room = amounts.Capacity(free=amounts.Resources(free.cores, float(free.memory_bytes)))
+    room = amounts.Capacity(free=resources_of(platform.cluster.capacity().free))
     found = choose(features_of(job, prepared.training_rows), past, asked, room)
     log.info("warm_start", job_id=prepared.job_id, reason=found.reason, allocation=str(found.allocation))
     return _allocation(_within(found.allocation, job), explained(found))

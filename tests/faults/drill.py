@@ -15,7 +15,8 @@ import msgspec
 
 from elastrec.platform import jobs
 from elastrec.platform.clusters.protocol import PodPhase
-from elastrec.platform.jobs.launching import launch_request, master_client, wait_for_master
+from elastrec.platform.jobs.launching import launch_request
+from elastrec.platform.jobs.masters import master_client, wait_for_master
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.launch import master_pod
 from elastrec.platform.specs.errors import ClusterError, TransportError

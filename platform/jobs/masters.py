@@ -1,0 +1,96 @@
+"""How a job's master is reached: its pod, a client with the job's own token, calls that close what they opened.
+
+What is said to a master belongs to the modules that say it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.master.launch import pod_name
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport import RpcClient
+
+_START_SECONDS = 60.0
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+def pod_of_master(platform: Platform, job_id: str) -> PodStatus | None:
+    """The pod of the job's master; None when the cluster has none.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    return platform.cluster.get(pod_name(job_id, Role.MASTER))
+
+
+def is_gone(pod: PodStatus | None) -> bool:
+    """Whether a master has done its work and left: what it knew lies in the checkpoint store."""
+    return pod is None or pod.phase is PodPhase.SUCCEEDED
+
+
+def master_client(platform: Platform, job_id: str, address: str) -> RpcClient:
+    """A client with the job's own token."""
+    return RpcClient(address, platform.job_token(job_id), platform.tls)
+
+
+def ask_pod(
+    platform: Platform, pod: PodStatus | None, message: msgspec.Struct, answer: type[Answer], *, timeout_seconds: float
+) -> Answer | None:
+    """One call to the master in a pod; None when no master runs in it.
+
+    Raises:
+        TransportError: it does not answer, or refuses to.
+    """
+    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
+        return None
+    with contextlib.closing(master_client(platform, pod.job, pod.address)) as client:
+        return client.call(message, answer, timeout_seconds=timeout_seconds)
+
+
+@contextlib.contextmanager
+def live_master(platform: Platform, job_id: str) -> Iterator[RpcClient | None]:
+    """A client of the job's master for several calls; None when no master runs.
+
+    Raises:
+        ClusterError: the cluster does not answer, or a call inside found that the master does not.
+    """
+    pod = pod_of_master(platform, job_id)
+    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
+        yield None
+        return
+    with contextlib.closing(master_client(platform, job_id, pod.address)) as client:
+        try:
+            yield client
+        except TransportError as error:
+            raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
+
+
+def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _START_SECONDS) -> RpcClient:
+    """A client of the job's master as soon as its pod has an address; whoever asks closes it.
+
+    Raises:
+        ClusterError: the pod failed, does not fit, or is not there within the time; says why.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        pod = pod_of_master(platform, job_id)
+        if pod is None:
+            name = pod_name(job_id, Role.MASTER)
+            raise ClusterError(f"job {job_id}: its master {name} does not exist; it was stopped or never launched")
+        if pod.phase is PodPhase.FAILED:
+            tail = "\n".join(platform.cluster.logs(pod.name, tail_lines=30))
+            raise ClusterError(f"job {job_id}: its master failed: {pod.reason} {pod.message}\n{tail}")
+        if pod.phase is PodPhase.RUNNING and pod.address:
+            return master_client(platform, job_id, pod.address)
+        if time.monotonic() > deadline:
+            raise ClusterError(f"job {job_id}: its master is still {pod.phase.value}: {pod.reason} {pod.message}")
+        time.sleep(0.1)
