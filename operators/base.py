@@ -58,6 +58,19 @@ class ElastrecOperator(BaseOperator):
         return self._hook.platform
 
 
+def watched(task: ElastrecOperator, context: Context, job_id: str, owner: str) -> dict[str, Any]:
+    """What every trigger of a job's task is told: the job, how to reach it, and the task that it is watched for."""
+    this = context["ti"]
+    return {
+        "job_id": job_id,
+        "conn_id": task.elastrec_conn_id,
+        "owner": owner,
+        "dag_id": this.dag_id,
+        "run_id": this.run_id,
+        "watched_task_id": this.task_id,
+    }
+
+
 def owner_token(context: Context) -> str:
     """Names this try of this task: who holds it may stop the job, until another try takes the job over."""
     task = context["ti"]
@@ -100,4 +113,5 @@ __all__ = [
     "owner_key",
     "owner_token",
     "take",
+    "watched",
 ]

@@ -13,6 +13,7 @@ from elastrec.operators.base import (
     give,
     no_retry_for_bad_input,
     take,
+    watched,
 )
 from elastrec.operators.links import push_link
 from elastrec.operators.triggers import EvaluatorTrigger, TrackingTrigger
@@ -41,17 +42,9 @@ class _PublishingOperator(ElastrecOperator):
         prepared, launched = take(Prepared, self.prepared), take(Launched, self.launched)
         patience = publish_patience_seconds(prepared)
         self.log.warning("MLflow at %s does not answer; waiting up to %.0f s", self.platform.tracking_uri, patience)
-        task = context["ti"]
+        told = watched(self, context, prepared.job_id, launched.owner)
         self.defer(
-            trigger=TrackingTrigger(
-                patience_seconds=patience,
-                job_id=prepared.job_id,
-                conn_id=self.elastrec_conn_id,
-                owner=launched.owner,
-                dag_id=task.dag_id,
-                run_id=task.run_id,
-                watched_task_id=task.task_id,
-            ),
+            trigger=TrackingTrigger(patience_seconds=patience, **told),
             method_name="tracking_is_back",
         )
 
@@ -93,18 +86,10 @@ class EvaluateAndGateOperator(_PublishingOperator):
 
         self._wait_for_tracking(context)
         prepared, launched = self._with_run(context)
-        task = context["ti"]
         with no_retry_for_bad_input():
             start_evaluator(self.platform, prepared, launched)
         self.defer(
-            trigger=EvaluatorTrigger(
-                job_id=prepared.job_id,
-                conn_id=self.elastrec_conn_id,
-                owner=launched.owner,
-                dag_id=task.dag_id,
-                run_id=task.run_id,
-                watched_task_id=task.task_id,
-            ),
+            trigger=EvaluatorTrigger(**watched(self, context, prepared.job_id, launched.owner)),
             method_name="resume",
             timeout=self.execution_timeout,
         )

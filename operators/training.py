@@ -16,6 +16,7 @@ from elastrec.operators.base import (
     owner_key,
     owner_token,
     take,
+    watched,
 )
 from elastrec.operators.links import push_link
 from elastrec.operators.params import read_interval, read_job
@@ -192,14 +193,7 @@ class OfflinePhaseOperator(ElastrecOperator):
         launched = _attach(self.platform, prepared, allocation, self._owner)
         self.log.info("watching job %s as %s; MLflow run %s", launched.job_id, self._owner, launched.run_url)
         self.defer(
-            trigger=JobPhaseTrigger(
-                job_id=launched.job_id,
-                conn_id=self.elastrec_conn_id,
-                owner=self._owner,
-                dag_id=task.dag_id,
-                run_id=task.run_id,
-                watched_task_id=task.task_id,
-            ),
+            trigger=JobPhaseTrigger(**watched(self, context, launched.job_id, self._owner)),
             method_name="resume",
             timeout=self.execution_timeout,
         )
