@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -120,10 +119,3 @@ class Connection:
         return (
             f"{self._ui}/#/experiments/{self._experiment_id}/runs?searchFilter={wanted}&workflowType=machine_learning"
         )
-
-    def compare_url(self, run_ids: Iterable[str]) -> str:
-        """Page that shows runs side by side; empty when nobody serves MLflow's pages."""
-        if not self._ui:
-            return ""
-        runs, experiments = (quote(json.dumps(ids)) for ids in (list(run_ids), [self._experiment_id]))
-        return f"{self._ui}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning"

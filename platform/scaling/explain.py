@@ -94,13 +94,6 @@ def _why_stay(considered: Sequence[Considered], proposal: Proposal) -> str:
     return f"stays: {len(considered) - 1} candidates, none taken; the fastest: {best.why}"
 
 
-COLUMNS = (
-    "allocation", "kind", "samples_per_second", "relative_error", "gain", "overhead", "cost_per_hour", "weight",
-    "value", "chosen", "why",
-)  # fmt: skip
-"""Headings of `rows`."""
-
-
 def rows(plan: Plan) -> list[dict[str, str | float | bool | None]]:
     """The explanation as a table, dearest first: for MLflow (`log_table`), the terminal and JSON."""
     ordered = sorted(plan.considered, key=lambda each: -each.candidate.cost_per_hour)

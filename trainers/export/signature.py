@@ -15,11 +15,6 @@ from elastrec.platform.specs.data import SparseFeature, TrainingData
 PROBABILITY = "probability"
 
 
-def feature_columns(data: TrainingData) -> list[str]:
-    """Raw columns that scoring needs, dense first."""
-    return [feature.name for feature in (*data.dense, *data.sparse)]
-
-
 def signature(data: TrainingData, rows: pa.Table | None) -> ModelSignature | None:
     """Types of the raw columns: as loose as pandas makes them, as strict as they can be told.
 

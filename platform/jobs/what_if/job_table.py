@@ -45,7 +45,6 @@ _NUMBERS = {
     "worker_cores": 4.0, "parameter_server_cores": 4.0, "worker_memory_gib": 8.0, "parameter_server_memory_gib": 8.0,
     "step_seconds": 0.1, "priority": 1.0,
 }  # fmt: skip
-_OPTIONAL = ("parameter_servers", "max_workers", "max_parameter_servers", "memory_at_end", "team", "name")
 _MOST_PROBLEMS = 20
 _EXPONENT = 0.7
 

@@ -233,7 +233,6 @@ def test_links_lead_to_pages_of_the_machine_learning_view(tracking_server, histo
     assert url.endswith("/runs/abc?workflowType=machine_learning")
     wanted = "tags.%60elastrec.job_id%60%20%3D%20%27clicks-1%27"
     assert f"/runs?searchFilter={wanted}&workflowType=machine_learning" in history.job_url("clicks-1")
-    assert "compare-runs?runs=%5B%22a%22%2C%20%22b%22%5D" in history.compare_url(["a", "b"])
     shown = History(tracking_server.uri, history._experiment, ui_url="https://mlflow.example/")
     assert shown.run_url("abc").startswith("https://mlflow.example/#/")
 
