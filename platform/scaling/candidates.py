@@ -44,16 +44,7 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
         kind = CandidateKind.SAVE if chosen.cost_per_hour[row] <= 0 else CandidateKind.GROW
         candidates.append(chosen.candidate(row, kind))
     candidates += explore(situation, capacity, space)
-    return Proposal(
-        job_id=job.job_id,
-        allocation=job.allocation,
-        remaining_samples=job.remaining_samples,
-        samples_per_second=candidates[0].samples_per_second,
-        candidates=tuple(candidates),
-        priority=job.priority,
-        team=job.team,
-        notes=(_trust(situation), _looked_at(found, space.size), *model.notes),
-    )
+    return Proposal.of(job, candidates, (_trust(situation), _looked_at(found, space.size), *model.notes))
 
 
 def _trust(situation: Situation) -> str:

@@ -7,6 +7,7 @@ Units: seconds, bytes, samples, cores (float), currency per hour. Every value is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -236,6 +237,20 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     priority: float = 1.0
     team: str = "default"
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, job: JobProfile, candidates: Sequence[Candidate], notes: Sequence[str] = ()) -> Proposal:
+        """What is proposed for a job; `candidates` begins with to stay, which predicts Ψ now."""
+        return cls(
+            job_id=job.job_id,
+            allocation=job.allocation,
+            remaining_samples=job.remaining_samples,
+            samples_per_second=candidates[0].samples_per_second,
+            candidates=tuple(candidates),
+            priority=job.priority,
+            team=job.team,
+            notes=tuple(notes),
+        )
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):

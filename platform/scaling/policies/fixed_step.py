@@ -48,16 +48,7 @@ def steps_of(job: JobProfile, view: View, changes: Sequence[Change], step: int) 
         for row in np.flatnonzero(outcomes.gain > 0):
             kind = CandidateKind.GROW if outcomes.cost_per_hour[row] > 0 else CandidateKind.SAVE
             candidates.append(outcomes.candidate(int(row), kind))
-    return Proposal(
-        job_id=job.job_id,
-        allocation=job.allocation,
-        remaining_samples=job.remaining_samples,
-        samples_per_second=candidates[0].samples_per_second,
-        candidates=tuple(candidates),
-        priority=job.priority,
-        team=job.team,
-        notes=situation.model.notes,
-    )
+    return Proposal.of(job, candidates, situation.model.notes)
 
 
 def by_marginal_gain(policy: str, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:

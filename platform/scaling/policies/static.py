@@ -20,10 +20,7 @@ class Static:
             allocation=job.allocation, kind=CandidateKind.STAY, samples_per_second=0.0, gain=0.0, overhead=0.0,
             cost_per_hour=0.0, needs=Resources(),
         )  # fmt: skip
-        return Proposal(
-            job_id=job.job_id, allocation=job.allocation, remaining_samples=job.remaining_samples,
-            samples_per_second=0.0, candidates=(stay,), priority=job.priority, team=job.team,
-        )  # fmt: skip
+        return Proposal.of(job, [stay])
 
     def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
         """Everybody stays."""
