@@ -15,19 +15,16 @@ import tempfile
 from collections.abc import Callable
 
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
-from benchmarks.processes.child import Child
-from elastrec.trainers.threads import process_settings
+from benchmarks.processes.child import Child, one_core
 
 _SIDES = ("save", "memcpy", "raw_write", "restore", "raw_read")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """All sides in turns."""
-    environment = {"ELASTREC_CORES": "1"}
-    environment |= process_settings(environment)
     with (
         tempfile.TemporaryDirectory(prefix="elastrec-benchmark-", dir=arguments.folder) as folder,
-        Child("benchmarks.processes.checkpoint", folder, str(arguments.rows), environment=environment) as server,
+        Child("benchmarks.processes.checkpoint", folder, str(arguments.rows), environment=one_core()) as server,
     ):
         size_bytes = server.hello["bytes"]
 

@@ -25,13 +25,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
-from elastrec.trainers.threads import process_settings
+from benchmarks.processes.child import one_core
 
 if __name__ == "__main__" and "OMP_WAIT_POLICY" not in os.environ:
     # Threads, malloc and OpenMP must be set before torch is imported, the same for both sides.
-    settings = {**os.environ, "ELASTREC_CORES": "1"}
-    os.execve(sys.executable, [sys.executable, "-m", "benchmarks.dedup_training", *sys.argv[1:]],
-              {**settings, **process_settings(settings)})  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.dedup_training", *sys.argv[1:]]
+    os.execve(sys.executable, command, {**os.environ, **one_core()})
 
 import torch
 from torch import Tensor, nn

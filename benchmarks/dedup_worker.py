@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -31,14 +30,13 @@ import pyarrow.parquet as pq
 import structlog
 
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
-from benchmarks.processes.child import Child
+from benchmarks.processes.child import Child, one_core
 from benchmarks.processes.session_log import LogShape, session_log
 from elastrec.platform.data.clustering import cluster
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.jobs.deduplication import with_groups
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_to_json
-from elastrec.trainers.threads import process_settings
 
 SINGLE, DENSE, IDS, DIMENSION = 26, 13, 10_000, 32
 GOAL, UNCLUSTERED_GOAL = 6.0, 0.97
@@ -91,8 +89,7 @@ class Side:
     """A server and a worker on one job."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, name: str, job: TrainingJob) -> None:
-        environment = {**os.environ, "ELASTREC_CORES": "1"}
-        environment |= process_settings(environment)
+        environment = one_core()
         file = folder / f"{name}.json"
         file.write_text(job_to_json(job))
         server = stack.enter_context(Child(_MODULE, "server", str(file), environment=environment))

@@ -24,9 +24,9 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.figures import Figure, interleave, run_benchmark
+from benchmarks.processes.child import one_core
 from benchmarks.processes.jobs import private_platform, run_job
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
-from elastrec.trainers.threads import process_settings
 
 BATCH, WORKERS, SERVERS = 512, 4, 2
 MODES: dict[str, dict[str, Any]] = {
@@ -83,8 +83,7 @@ def job_content(log: GenerateReport, mode: str, seed: int) -> dict[str, Any]:
 
 def one_process(content: dict[str, Any], log: GenerateReport) -> float:
     """AUC of torchrec alone, trained by a child process."""
-    environment = {**os.environ, "ELASTREC_CORES": "1"}
-    environment = {**environment, **process_settings(environment)}
+    environment = {**os.environ, **one_core()}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(content, file)
         file.flush()

@@ -10,13 +10,13 @@ that is measured on another job. Every pod has a fraction of a core by its contr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ import msgspec
 
 from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.configurations import Shape, measure_shapes
-from benchmarks.processes.jobs import private_platform
+from benchmarks.processes.jobs import launched, private_platform
 from elastrec.platform import jobs
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.history.scaling_figures import Decision, Timed, throughput
@@ -119,12 +119,8 @@ class Story:
 
 def scaled(platform: jobs.Platform, content: dict[str, Any], settings: ScalingSettings) -> Story:
     """Trains the job to its end with a round every `settings.round_interval` seconds."""
-    job = TrainingJob.model_validate(content)
-    job_id = jobs.job_id_for(job.metadata.name, uuid.uuid4().hex)
-    prepared = jobs.prepare(platform, job, job_id)
-    jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
-    watch, decisions, workers = Watch(platform, job_id), list[Decision](), list[int]()
-    try:
+    decisions, workers = list[Decision](), list[int]()
+    with launched(platform, content) as job_id, contextlib.closing(Watch(platform, job_id)) as watch:
         deadline = time.monotonic() + 900
         due: float | None = None
         while not watch.done:
@@ -151,9 +147,6 @@ def scaled(platform: jobs.Platform, content: dict[str, Any], settings: ScalingSe
             for other in left_alone:
                 workers.append(workers[-1] if workers else 1)
                 print(f"round {len(workers)}: left alone: {other.reason}", file=sys.stderr)
-    finally:
-        watch.close()
-        jobs.stop(platform, job_id, "the benchmark is done with it")
     return Story(watch, decisions, workers)
 
 

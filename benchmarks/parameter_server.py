@@ -11,17 +11,11 @@ Three child processes do the work (`server`, `worker`, `torchrec`); each answers
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
-from elastrec.trainers.threads import process_settings
+from benchmarks.processes.child import Child, one_core
 
 _DENSE, _FEATURES, _ROW = 13, 26, 16
 
@@ -48,48 +42,9 @@ CASES = (
 )
 
 
-class Child:
-    """One process of the benchmark."""
-
-    def __init__(self, role: str, *arguments: str) -> None:
-        # One thread each: CPU seconds then do not depend on how many cores happen to be free.
-        environment = {**os.environ, "ELASTREC_CORES": "1"}
-        environment = {**environment, **process_settings(environment)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.processes.parameter_server", role, *arguments],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.hello = self._read()
-
-    def ask(self, **request: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}; see its errors above")
-        return json.loads(line)
-
-    def cpu_seconds(self) -> float:
-        """CPU time of all threads of the process, in nanosecond resolution."""
-        # How Linux numbers the CPU clock of another process (clock_getcpuclockid).
-        return time.clock_gettime((~self._process.pid << 3) | 2)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+def process(role: str, *arguments: str) -> Child:
+    """A process of this benchmark: `server`, `worker` or `torchrec`."""
+    return Child("benchmarks.processes.parameter_server", role, *arguments, environment=one_core())
 
 
 def measure_case(case: Case, rows: int, rounds: int) -> list[Figure]:
@@ -101,9 +56,9 @@ def measure_case(case: Case, rows: int, rounds: int) -> list[Figure]:
     describe = (case.network, str(case.batch), str(rows))
     children: list[Child] = []
     try:
-        children.append(server := Child("server", *describe))
-        children.append(worker := Child("worker", *describe, server.hello["address"]))
-        children.append(peer := Child("torchrec", *describe))
+        children.append(server := process("server", *describe))
+        children.append(worker := process("worker", *describe, server.hello["address"]))
+        children.append(peer := process("torchrec", *describe))
 
         def remote() -> dict[str, float]:
             server_before, worker_before = server.cpu_seconds(), worker.cpu_seconds()

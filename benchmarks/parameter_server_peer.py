@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
-from benchmarks.parameter_server import Child
+from benchmarks.parameter_server import process
+from benchmarks.processes.child import Child
 
 ENVIRONMENT = Path(".venv-tensorflow")
 PACKAGES = ("tensorflow-cpu==2.21.0",)
@@ -34,19 +35,12 @@ _FEATURES, _ROW, _STEPS = 26, 16, 96
 _FORMS = {"tensorflow": (_FEATURES, 8), "tensorflow_single_steps": (_FEATURES, 1), "tensorflow_merged_tables": (1, 8)}
 
 
-class Peer(Child):
+def coordinator(python: Path, batch: int, rows: int, tables: int, steps_per_call: int) -> Child:
     """TensorFlow's coordinator, with the server and the worker that it starts; answers as our processes do."""
-
-    def __init__(self, python: Path, batch: int, rows: int, tables: int, steps_per_call: int) -> None:
-        command = [str(python), "-m", "benchmarks.processes.tensorflow_peer", "coordinator"]
-        self._process = subprocess.Popen(
-            [*command, str(batch), str(rows), str(tables), str(steps_per_call)],
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.hello = self._read()
+    return Child(
+        "benchmarks.processes.tensorflow_peer", "coordinator", str(batch), str(rows), str(tables), str(steps_per_call),
+        environment={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}, python=str(python),
+    )  # fmt: skip
 
 
 def install(environment: Path) -> None:
@@ -94,11 +88,11 @@ def compare(python: Path, batch: int, rows: int, rounds: int) -> list[Figure]:
     describe = ("wide_and_deep", str(batch), str(rows))
     children: list[Child] = []
     try:
-        children.append(server := Child("server", *describe))
-        children.append(worker := Child("worker", *describe, server.hello["address"]))
+        children.append(server := process("server", *describe))
+        children.append(worker := process("worker", *describe, server.hello["address"]))
         peers = {}
         for name, (tables, steps_per_call) in _FORMS.items():
-            peers[name] = Peer(python, batch, rows, tables, steps_per_call)
+            peers[name] = coordinator(python, batch, rows, tables, steps_per_call)
             children.append(peers[name])
 
         def ours() -> float:
@@ -106,7 +100,7 @@ def compare(python: Path, batch: int, rows: int, rounds: int) -> list[Figure]:
             worker.ask(steps=_STEPS)
             return batch * _STEPS / (server.cpu_seconds() + worker.cpu_seconds() - before)
 
-        def theirs(peer: Peer) -> float:
+        def theirs(peer: Child) -> float:
             done: dict[str, Any] = peer.ask(steps=_STEPS)
             return float(batch * done["steps"] / done["cpu"])
 

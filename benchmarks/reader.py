@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
-from benchmarks.processes.child import Child
+from benchmarks.processes.child import Child, one_core
 from elastrec.platform.data import GenerateReport, GenerateSpec, generate
 from elastrec.platform.specs.data import FileFormat
-from elastrec.trainers.threads import process_settings
 
 _MODULE = "benchmarks.processes.reader"
 _BATCHES_PER_SHARD = 100
@@ -40,8 +39,7 @@ def click_log(folder: Path, form: FileFormat, rows: int) -> GenerateReport:
 
 
 def _child(side: str, **settings: Any) -> Child:
-    environment = {"ELASTREC_CORES": "1"}
-    return Child(_MODULE, side, json.dumps(settings), environment=environment | process_settings(environment))
+    return Child(_MODULE, side, json.dumps(settings), environment=one_core())
 
 
 def speeds(log: GenerateReport, batch: int, rounds: int) -> list[Figure]:

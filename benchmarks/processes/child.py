@@ -11,6 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from elastrec.platform.specs.environment import CORES
+from elastrec.trainers.threads import process_settings
+
+
+def one_core() -> dict[str, str]:
+    """The settings of threads, malloc and OpenMP of a process with one core, whatever is set around it.
+
+    With one thread, CPU seconds do not depend on how many cores happen to be free.
+    """
+    granted = {CORES: "1"}
+    return granted | process_settings(granted)
+
 
 class Child:
     """A running child, as its parent sees it.
@@ -18,14 +30,17 @@ class Child:
     Args:
         module, arguments: what `python -m` runs; the module calls `serve`.
         environment: variables beside the parent's own.
+        python: that runs it, when it is not the parent's.
 
     Raises:
         RuntimeError: the child ended; what it said is on standard error.
     """
 
-    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None, python: str = sys.executable
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
             # A child that dies in native code says where.
             env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
             stdin=subprocess.PIPE,

@@ -6,15 +6,15 @@ start. Workers are let go one by one and never come back: a start costs more tha
 
 from __future__ import annotations
 
+import contextlib
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.processes.jobs import launched
 from elastrec.platform import jobs
 from elastrec.platform.jobs.masters import wait_for_master
-from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import ChangeShape, Done
 from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Profile
@@ -57,22 +57,12 @@ def measure_shapes(
     Raises:
         RuntimeError: the job ended, or a shape did not come up.
     """
-    job = TrainingJob.model_validate(content)
-    job_id = jobs.job_id_for(job.metadata.name, uuid.uuid4().hex)
-    try:
-        prepared = jobs.prepare(platform, job, job_id)
-        jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
-        client = wait_for_master(platform, job_id)
-        try:
-            _wait(client, lambda told: told.is_settled, _START_SECONDS, "the start")
-            for shape in shapes:
-                profile = _measure(client, shape, seconds, least_steps)
-                say(_line(profile, shape))
-            return profile
-        finally:
-            client.close()
-    finally:
-        jobs.stop(platform, job_id, "the benchmark is done with it")
+    with launched(platform, content) as job_id, contextlib.closing(wait_for_master(platform, job_id)) as client:
+        _wait(client, lambda told: told.is_settled, _START_SECONDS, "the start")
+        for shape in shapes:
+            profile = _measure(client, shape, seconds, least_steps)
+            say(_line(profile, shape))
+        return profile
 
 
 def _measure(client: RpcClient, shape: Shape, seconds: float, least_steps: int) -> Profile:

@@ -76,6 +76,23 @@ def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Plat
         shutil.rmtree(home, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def launched(platform: jobs.Platform, content: dict[str, Any]) -> Iterator[str]:
+    """A job that was launched, by its id; its pods are removed whatever happens, a launch that failed included.
+
+    Args:
+        content: the job file.
+    """
+    job = TrainingJob.model_validate(content)
+    job_id = jobs.job_id_for(job.metadata.name, uuid.uuid4().hex)
+    try:
+        prepared = jobs.prepare(platform, job, job_id)
+        jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+        yield job_id
+    finally:
+        jobs.stop(platform, job_id, "the benchmark is done with it")
+
+
 def run_job(
     platform: jobs.Platform,
     content: dict[str, Any],
@@ -91,11 +108,7 @@ def run_job(
     Raises:
         RuntimeError: the job failed or did not end in time; holds the last lines of its pods.
     """
-    job = TrainingJob.model_validate(content)
-    job_id = jobs.job_id_for(job.metadata.name, uuid.uuid4().hex)
-    try:
-        prepared = jobs.prepare(platform, job, job_id)
-        jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+    with launched(platform, content) as job_id:
         deadline = time.monotonic() + timeout_seconds
         while True:
             seen = jobs.observe(platform, job_id)
@@ -108,5 +121,3 @@ def run_job(
                 )
             time.sleep(_POLL_SECONDS)
         return Ended(seen.metrics, jobs.ledger(platform, job_id), jobs.explanation(platform, job_id))
-    finally:
-        jobs.stop(platform, job_id, "the benchmark is done with it")
