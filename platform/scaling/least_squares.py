@@ -5,6 +5,8 @@ Shape legend: R rows (equations), K columns (coefficients).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from scipy.optimize import nnls
 
@@ -41,6 +43,10 @@ def fit_plain(rows_RK: Floats, targets_R: Floats) -> Floats:
     return _scaled(rows_RK, targets_R)
 
 
+Curve = Callable[[Floats], tuple[Floats, Floats]]
+"""Seconds of shape (R,) by coefficients of shape (K,), and their derivatives of shape (R, K), all ≥ 0; homogeneous."""
+
+
 def fit_relative(rows_RK: Floats, targets_R: Floats, weights_R: Floats) -> Floats:
     """Coefficients ≥ 0 of least RMSLE: Gauss–Newton steps on the log residuals, each one an NNLS. Shape (K,).
 
@@ -54,19 +60,29 @@ def fit_relative(rows_RK: Floats, targets_R: Floats, weights_R: Floats) -> Float
         weights_R: ≥ 0, of the squared log errors.
     """
     root_R = np.sqrt(weights_R)
+    starts = [_scaled(rows_RK, targets_R), _scaled(rows_RK * (root_R / targets_R)[:, None], root_R)]
+    return fit_curve(lambda theta_K: (rows_RK @ theta_K, rows_RK), targets_R, weights_R, starts)
+
+
+def fit_curve(curve: Curve, targets_R: Floats, weights_R: Floats, starts: Sequence[Floats]) -> Floats:
+    """The same for seconds that are no sum of the coefficients' shares; never worse than the best of the starts.
+
+    Homogeneous means that a curve's derivatives at θ0 times θ0 are its seconds, so that they stand in for the rows.
+    """
+    root_R = np.sqrt(weights_R)
 
     def loss(theta_K: Floats) -> float:
-        return float(np.sum(weights_R * log_errors(rows_RK, targets_R, theta_K) ** 2))
+        seconds_R, _ = curve(theta_K)
+        return float(np.sum(weights_R * np.log(np.maximum(seconds_R, 1e-6 * targets_R) / targets_R) ** 2))
 
-    inverse_R = root_R / targets_R
-    starts = [_scaled(rows_RK, targets_R), _scaled(rows_RK * inverse_R[:, None], root_R)]
     best_K = min(starts, key=loss)
     best = loss(best_K)
     for _ in range(_ROUNDS):
-        guess_R = np.maximum(rows_RK @ best_K, 1e-6 * targets_R)
+        seconds_R, slopes_RK = curve(best_K)
+        guess_R = np.maximum(seconds_R, 1e-6 * targets_R)
         step_R = root_R * (np.log(targets_R / guess_R) + 1.0)
         # A far-off row asks for a negative time; its most is zero.
-        wanted_K = _scaled(rows_RK * (root_R / guess_R)[:, None], np.maximum(step_R, 0.0))
+        wanted_K = _scaled(slopes_RK * (root_R / guess_R)[:, None], np.maximum(step_R, 0.0))
         share = 1.0
         while share > 1e-4:
             # Between two points ≥ 0 all points are.

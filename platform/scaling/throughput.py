@@ -5,8 +5,9 @@
 
 One β: the four of the paper are all multiplied with 1, so that only their sum can be known. Where workers measured
 their compute time by itself, T_grad = α_grad·m/λ_w + β_compute is fitted beside the total, and β has two known parts.
+Where many configurations are known and the sum does not predict them well, `refinement` looks for a form that does.
 
-Shape legend: C configurations, N allocations, R rows (equations), K coefficients.
+Shape legend: C configurations, N allocations, R rows (equations), K coefficients in the order of `step_form.COLUMNS`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from functools import cached_property
 import numpy as np
 
 from elastrec.platform.scaling.columns import TERMS, Columns, Floats, features
-from elastrec.platform.scaling.least_squares import fit_plain, fit_relative, rmsle
+from elastrec.platform.scaling.least_squares import fit_plain, rmsle
 from elastrec.platform.scaling.profile import Profile, require_rows, summarise
+from elastrec.platform.scaling.refinement import LEAST_CONFIGURATIONS, Equations, Fitted, choose, solve
+from elastrec.platform.scaling.step_form import COLUMNS, Form, vector
 from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape, Observation, Prior
 from elastrec.platform.specs.errors import ScalingError
 
@@ -33,7 +36,8 @@ CONDITION_LIMIT = 100.0
 """Above it, noise of 1 % in the times may move coefficients by their own size."""
 COMPUTE_WEIGHT = 0.03
 """Of a measured compute part against a measured step. Pulls and pushes cost a worker CPU time too, so that the part
-says less than T_grad: it is to decide where steps leave the gradient open, not against them."""
+says less than T_grad: it is to decide where steps leave the gradient open, not against them. Where they leave nothing
+open, it only breaks ties."""
 _ASSUMED_SHARES = (0.6, 0.1, 0.1, 0.1)
 """Of T_iter, by TERMS, the rest is fixed: assumed of a job without a prior, with a weight that only breaks ties."""
 _TIE_BREAK = 1e-3
@@ -63,7 +67,8 @@ class ThroughputModel:
         columns: coefficients that this job's steps depend on (no dense parameters: no synchronisation).
         identified: the measured rows alone determine every coefficient.
         notes: for people; why it is not identified, what was refused, what was assumed.
-        information_KK: Σ x·xᵀ/σ² over relative rows, 5 × 5 (TERMS, then fixed): confidence comes from it.
+        form: how the parts make up the step.
+        information_KK: Σ x·xᵀ/σ² over relative rows, K × K: confidence comes from it.
     """
 
     shape: ModelShape
@@ -76,13 +81,13 @@ class ThroughputModel:
     condition: float
     identified: bool
     notes: tuple[str, ...]
+    form: Form
     information_KK: Floats
 
     def predict(self, columns: Columns) -> Prediction:
         """What these allocations would do."""
-        rows_NK = _with_fixed(features(self.shape, columns))
-        seconds_N = rows_NK @ _vector(self.coefficients)
-        relative_NK = rows_NK / seconds_N[:, None]
+        seconds_N, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), vector(self.coefficients))
+        relative_NK = slopes_NK / seconds_N[:, None]
         variance_N = np.sum((relative_NK @ self._covariance_KK) * relative_NK, axis=1)
         return Prediction(
             iteration_seconds=seconds_N,
@@ -96,21 +101,17 @@ class ThroughputModel:
         return np.asarray(np.linalg.pinv(self.information_KK, rcond=1e-12, hermitian=True), dtype=np.float64)
 
     def parts(self, columns: Columns) -> dict[str, Floats]:
-        """Seconds of each term of T_iter, by name, shape (N,) each; `fixed` is β."""
-        rows_NK = _with_fixed(features(self.shape, columns)) * _vector(self.coefficients)
-        return {name: rows_NK[:, k] for k, name in enumerate((*TERMS, "fixed"))}
+        """Seconds of each term of T_iter, by name, shape (N,) each; `fixed` is β.
+
+        They add up to T_iter: of what passes at the same time each term counts with its share in the step's growth.
+        """
+        theta_K = vector(self.coefficients)
+        _, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), theta_K)
+        return {name: slopes_NK[:, k] * theta_K[k] for k, name in enumerate(COLUMNS)}
 
     def as_prior(self, source: str, strength: float = 1.0) -> Prior:
         """For a similar job that has measured nothing yet."""
         return Prior(coefficients=self.coefficients, source=source, strength=strength)
-
-
-def _with_fixed(rows_NK: Floats) -> Floats:
-    return np.column_stack([rows_NK, np.ones(len(rows_NK))])
-
-
-def _vector(coefficients: Coefficients) -> Floats:
-    return np.array([*(getattr(coefficients, term) for term in TERMS), coefficients.fixed])
 
 
 def _around(columns: Columns) -> Columns:
@@ -137,47 +138,38 @@ def _assumed(shape: ModelShape, profile: Profile) -> Coefficients:
     return Coefficients(**values, fixed=seconds * (1.0 - sum(shares)))
 
 
-@dataclass(frozen=True)
-class _Equations:
-    """Rows over TERMS and the fixed columns, measured seconds, and the weight of each squared log error."""
-
-    rows_RK: Floats
-    seconds_R: Floats
-    weights_R: Floats
-
-    def __add__(self, other: _Equations) -> _Equations:
-        return _Equations(
-            np.concatenate([self.rows_RK, other.rows_RK]),
-            np.concatenate([self.seconds_R, other.seconds_R]),
-            np.concatenate([self.weights_R, other.weights_R]),
-        )
-
-
-def _measured(shape: ModelShape, profile: Profile, split: bool) -> _Equations:
+def _measured(
+    form: Form, shape: ModelShape, profile: Profile, split: bool, compute_weight: float = COMPUTE_WEIGHT
+) -> Equations:
     """One equation per configuration, and one more where its compute part was measured (`split`: β in two columns)."""
-    terms_CK = features(shape, profile.columns)
-    ones_C1 = np.ones((len(profile), 1))
-    total = _Equations(np.hstack([terms_CK, ones_C1]), profile.iteration_seconds, np.ones(len(profile)))
+    rows_CK = form.rows(shape, profile.columns)
+    total = Equations(rows_CK, profile.iteration_seconds, np.ones(len(profile)))
     if not split:
         return total
     known_C = np.isfinite(profile.compute_seconds)
-    compute_CK = np.hstack([terms_CK * [1.0, 0.0, 0.0, 0.0], ones_C1, 0.0 * ones_C1])[known_C]
-    return _Equations(np.hstack([terms_CK, ones_C1, ones_C1]), total.seconds_R, total.weights_R) + _Equations(
-        compute_CK, profile.compute_seconds[known_C], np.full(len(compute_CK), COMPUTE_WEIGHT)
+    ones_C1 = np.ones((len(profile), 1))
+    in_compute_K = np.isin(COLUMNS, ("gradient", "fixed"))
+    compute_CK = np.hstack([rows_CK * in_compute_K, 0.0 * ones_C1])[known_C]
+    return Equations(np.hstack([rows_CK, ones_C1]), total.seconds_R, total.weights_R) + Equations(
+        compute_CK, profile.compute_seconds[known_C], np.full(len(compute_CK), compute_weight)
     )
 
 
-def _pseudo(shape: ModelShape, profile: Profile, prior: Prior, split: bool, weight: float) -> _Equations:
+def _pseudo(form: Form, shape: ModelShape, profile: Profile, prior: Prior, split: bool, weight: float) -> Equations:
     """What the prior says about allocations around the measured ones, brought to the level of what was measured.
 
-    A similar job's times share their shape; their level differs with the nodes, so one factor is measured.
+    A similar job's times share their shape; their level differs with the nodes, so one factor is measured. Args:
+    form is that of the fit; the prior speaks in its own.
     """
-    known = _with_fixed(features(shape, profile.columns)) @ _vector(prior.coefficients)
+    theirs, theta_K = Form.of(prior.coefficients), vector(prior.coefficients)
+    known = theirs.seconds(theirs.rows(shape, profile.columns), theta_K)
     level = float(np.exp(np.mean(np.log(profile.iteration_seconds / known))))
-    terms_RK = features(shape, _around(profile.columns))
-    seconds_R = level * (_with_fixed(terms_RK) @ _vector(prior.coefficients))
-    fixed = np.ones((len(terms_RK), 2 if split else 1))
-    return _Equations(np.hstack([terms_RK, fixed]), seconds_R, np.full(len(terms_RK), weight / len(terms_RK)))
+    around = _around(profile.columns)
+    seconds_R = level * theirs.seconds(theirs.rows(shape, around), theta_K)
+    rows_RK = form.rows(shape, around)
+    if split:
+        rows_RK = np.column_stack([rows_RK, np.ones(len(rows_RK))])
+    return Equations(rows_RK, seconds_R, np.full(len(rows_RK), weight / len(rows_RK)))
 
 
 def _rank_and_condition(rows_RK: Floats, seconds_R: Floats) -> tuple[int, int, float]:
@@ -197,7 +189,8 @@ def fit(
     """The model that fits best, in RMSLE, what was measured; α, β ≥ 0.
 
     A prior counts as `strength` measured configurations at first and as none after FADED_AFTER. Without one, as long
-    as measurements leave coefficients open, documented shares decide among the fits that are equally good.
+    as measurements leave coefficients open, documented shares decide among the fits that are equally good. The form of
+    a young job's steps is its prior's; later its own measurements choose it (`refinement`).
 
     Raises:
         ScalingError: there is no usable observation, or the prior predicts no time at all.
@@ -205,8 +198,7 @@ def fit(
     profile = summarise(observations)
     require_rows(profile, job_id)
     split = bool(np.isfinite(profile.compute_seconds).any())
-    measured = _measured(shape, profile, split)
-    totals = _measured(shape, profile, split=False)
+    totals = _measured(Form(), shape, profile, split=False)
     rank, columns, condition = _rank_and_condition(totals.rows_RK, totals.seconds_R)
     identified = rank == columns and condition <= CONDITION_LIMIT
     notes = list(profile.notes)
@@ -214,61 +206,98 @@ def fit(
         why = f"rank {rank} of {columns}" if rank < columns else f"condition {condition:.3g} above {CONDITION_LIMIT:g}"
         notes.append(f"not identified: {len(profile)} configuration(s) measured, {why}")
 
-    equations, doubted = measured, None
+    believed, weight = prior, 0.0
     if prior is not None:
-        if not (known := _vector(prior.coefficients)).any() or not np.isfinite(known).all() or (known < 0).any():
+        if not (known := vector(prior.coefficients)).any() or not np.isfinite(known).all() or (known < 0).any():
             raise ScalingError(
                 f"prior of {job_id} from {prior.source}: coefficients {prior.coefficients} are not allowed; allowed: "
                 "numbers of at least 0, one of them above; start without a prior"
             )
         weight = prior.strength * max(0.0, 1.0 - len(profile) / FADED_AFTER)
         if weight > 0:
-            doubted = _pseudo(shape, profile, prior, split, weight)
             notes.append(f"prior from {prior.source} counts as {weight:.2g} configurations")
     elif not identified:
-        assumed = Prior(coefficients=_assumed(shape, profile), source="assumed shares")
-        doubted = _pseudo(shape, profile, assumed, split, _TIE_BREAK)
+        believed, weight = Prior(coefficients=_assumed(shape, profile), source="assumed shares"), _TIE_BREAK
         notes.append("no similar job: shares of the step are assumed where nothing was measured")
-    if doubted is not None:
-        equations = measured + doubted
 
-    theta_K = fit_relative(equations.rows_RK, equations.seconds_R, equations.weights_R)
-    compute_fixed = float(theta_K[4]) if split else None
-    theta_K = np.array([*theta_K[:4], theta_K[4:].sum()])
-    error = rmsle(totals.rows_RK, totals.seconds_R, theta_K)
-    plain_K = fit_plain(totals.rows_RK, totals.seconds_R)
+    mature = identified and len(profile) >= LEAST_CONFIGURATIONS
+
+    def equations_of(form: Form) -> Equations:
+        # Steps that leave nothing open need no help; what is left to the compute part is how β divides.
+        measured = _measured(form, shape, profile, split, _TIE_BREAK if mature else COMPUTE_WEIGHT)
+        if believed is None or weight <= 0:
+            return measured
+        return measured + _pseudo(form, shape, profile, believed, split, weight)
+
+    if mature:
+        fitted = choose(equations_of, len(profile), LEAST_ERROR)
+    else:
+        form = Form.of(prior.coefficients) if prior is not None and weight > 0 else Form()
+        fitted = solve(form, equations_of(form))
+    if fitted.form.refinements:
+        notes.append(_described(fitted.form))
+    return _model(shape, profile, fitted, equations_of(fitted.form), split, (rank, columns, condition), tuple(notes))
+
+
+def _described(form: Form) -> str:
+    overlap = [f"servers work while workers do (overlap {form.overlap:g})"] if form.overlap != 1.0 else []
+    fan_out = ["every server costs its workers time"] if form.fans_out else []
+    return "the parts of a step do not simply add up: " + ", ".join(overlap + fan_out)
+
+
+def _model(
+    shape: ModelShape, profile: Profile, fitted: Fitted, equations: Equations, split: bool,
+    known: tuple[int, int, float], notes: tuple[str, ...],
+) -> ThroughputModel:  # fmt: skip
+    """What is known of a fit; `known`: rank, columns and condition of the measured rows."""
+    count, (rank, columns, condition) = len(COLUMNS), known
+    form = fitted.form
+    theta_K = np.array([*fitted.theta_K[: count - 1], fitted.theta_K[count - 1 :].sum()])
+    # A split β is in the last two columns; of a total both are 1.
+    rows_RK, seconds_R = equations.rows_RK[:, :count], equations.seconds_R
+    steps = slice(len(profile))
+    doubted = slice(len(profile) + int(split) * int(np.isfinite(profile.compute_seconds).sum()), None)
+    errors_C = np.log(np.maximum(form.seconds(rows_RK[steps], theta_K), 1e-300) / seconds_R[steps])
+    error = float(np.sqrt(np.mean(errors_C**2)))
+    summed_RK = Form().rows(shape, profile.columns)
+    plain_K = fit_plain(summed_RK, seconds_R[steps])
+    seen = form.slopes(rows_RK[steps], theta_K)
     return ThroughputModel(
         shape=shape,
-        coefficients=Coefficients(
-            **dict(zip(TERMS, map(float, theta_K[:4]), strict=True)),
-            fixed=float(theta_K[4]),
-            compute_fixed=compute_fixed,
-        ),
+        coefficients=form.coefficients(theta_K, float(fitted.theta_K[count - 1]) if split else None),
         rmsle=error,
-        plain_rmsle=rmsle(totals.rows_RK, totals.seconds_R, plain_K),
+        plain_rmsle=rmsle(summed_RK, seconds_R[steps], plain_K),
         configurations=len(profile),
         rank=rank,
         columns=columns,
         condition=condition,
-        identified=identified,
-        notes=tuple(notes),
-        information_KK=_information(totals, theta_K, error, columns, doubted),
+        identified=rank == columns and condition <= CONDITION_LIMIT,
+        notes=notes,
+        form=form,
+        information_KK=_information(
+            seen, error, columns + form.refinements, (seconds_R[doubted], form.slopes(rows_RK[doubted], theta_K)[1])
+        ),
     )
 
 
 def _information(
-    totals: _Equations, theta_K: Floats, error: float, columns: int, doubted: _Equations | None
+    seen: tuple[Floats, Floats], error: float, unknowns: int, doubted: tuple[Floats, Floats]
 ) -> Floats:  # fmt: skip
-    """Precision of the coefficients: what was measured, and, as one configuration of PRIOR_ERROR, what is assumed."""
-    free = max(1, len(totals.seconds_R) - columns)
-    sigma = max(LEAST_ERROR, error * np.sqrt(len(totals.seconds_R) / free))
-    relative_RK = totals.rows_RK / (totals.rows_RK @ theta_K)[:, None]
-    information_KK = relative_RK.T @ relative_RK / sigma**2
-    if doubted is not None:
-        rows_RK = np.hstack([doubted.rows_RK[:, :4], np.ones((len(doubted.rows_RK), 1))])
-        doubted_RK = rows_RK / doubted.seconds_R[:, None]
+    """Precision of the coefficients: what was measured, and, as one configuration of PRIOR_ERROR, what is assumed.
+
+    Args:
+        seen, doubted: seconds and their derivatives of the measured steps, and of what is assumed.
+    """
+    seconds_C, slopes_CK = seen
+    free = max(1, len(seconds_C) - unknowns)
+    sigma = max(LEAST_ERROR, error * np.sqrt(len(seconds_C) / free))
+    relative_CK = slopes_CK / seconds_C[:, None]
+    information_KK = relative_CK.T @ relative_CK / sigma**2
+    assumed_R, assumed_RK = doubted
+    if len(assumed_R):
+        doubted_RK = assumed_RK / assumed_R[:, None]
         information_KK += doubted_RK.T @ doubted_RK / len(doubted_RK) / PRIOR_ERROR**2
-    return information_KK
+    return np.asarray(information_KK)
 
 
 def fit_job(job: JobProfile) -> ThroughputModel:

@@ -162,11 +162,13 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
-    """α and β of eq. 2–5, in seconds per unit of their feature; all ≥ 0.
+    """α and β of eq. 2–5, in seconds per unit of their feature; all ≥ 0. The last three: see `step_form`.
 
     Attributes:
         fixed: Σβ. The four β are not separately identifiable: each is a constant added to T_iter.
         compute_fixed: the part of `fixed` that belongs to T_grad; None where compute was not measured by itself.
+        fan_out: of a worker for each server, per core of the worker.
+        overlap: q: 1, the parts of a step add up; the larger, the more of them passes at the same time. No unit.
     """
 
     gradient: float
@@ -175,6 +177,17 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     embedding: float
     fixed: float
     compute_fixed: float | None = None
+    fan_out: float = 0.0
+    overlap: float = 1.0
+
+    def at_level(self, factor: float) -> Coefficients:
+        """Of the same job on nodes on which every step takes so many times as long."""
+        compute = None if self.compute_fixed is None else self.compute_fixed * factor
+        return Coefficients(
+            gradient=self.gradient * factor, update=self.update * factor, synchronise=self.synchronise * factor,
+            embedding=self.embedding * factor, fixed=self.fixed * factor, compute_fixed=compute,
+            fan_out=self.fan_out * factor, overlap=self.overlap,
+        )  # fmt: skip
 
 
 class Prior(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,9 @@
 """How fast a simulated job truly is, with workers missing or slow and a server overloaded. Pure.
 
-T_w = T_grad · slow_w + (T_upd + T_sync + T_emb) · hot + β, for each worker w        DLRover-RM eq. 1–5
+T_w = T_grad · slow_w + β, together with (T_upd + T_sync + T_emb) · hot, for each worker w     DLRover-RM eq. 1–5
 Ψ   = Σ_w m / T_w with dynamic sharding; workers · m / max T_w where the data was divided once
+
+"Together" is the sum of both, or what `step_form` makes of them where a job's coefficients say so.
 """
 
 from __future__ import annotations
@@ -13,26 +15,38 @@ import numpy as np
 
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.columns import TERMS, Columns, features
+from elastrec.platform.scaling.step_form import together
 from elastrec.platform.scaling.types import Coefficients, ModelShape
 
 
 class Step(msgspec.Struct, frozen=True):
-    """The parts of a step, in seconds; `network` is T_sync, `update` and `lookup` keep servers busy."""
+    """The parts of a step, in seconds; `network` is T_sync, `update` and `lookup` keep servers busy.
+
+    Attributes:
+        requests: of a worker for all of its servers.
+        overlap: q of `step_form`.
+    """
 
     compute: float
     update: float
     network: float
     lookup: float
     fixed: float
+    requests: float = 0.0
+    overlap: float = 1.0
 
     @property
     def seconds(self) -> float:
         """T_iter of eq. 1 without trouble."""
-        return self.compute + self.update + self.network + self.lookup + self.fixed
+        return self.with_trouble(1.0, 1.0)
 
     def with_trouble(self, slow: float, hot: float) -> float:
         """T_w."""
-        return self.compute * slow + (self.update + self.network + self.lookup) * hot + self.fixed
+        own = (self.compute + self.requests) * slow + self.fixed
+        servers = (self.update + self.network + self.lookup) * hot
+        if self.overlap == 1.0:
+            return own + servers
+        return float(together(np.float64(own), np.float64(servers), self.overlap))
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -63,7 +77,10 @@ def steps_of(shape: ModelShape, coefficients: Coefficients) -> Callable[[Allocat
         key = (now.workers, now.parameter_servers, now.worker_cores, now.parameter_server_cores)
         if key not in known:
             compute, update, network, lookup = (features(shape, Columns.of([now]))[0] * alpha_K).tolist()
-            known[key] = Step(compute, update, network, lookup, coefficients.fixed)
+            requests = coefficients.fan_out * now.parameter_servers / now.worker_cores
+            known[key] = Step(
+                compute, update, network, lookup, coefficients.fixed, requests, coefficients.overlap
+            )  # fmt: skip
         return known[key]
 
     return step
@@ -86,7 +103,7 @@ def rate_of(
     steps_per_second = (up - slow_workers) / good + slow_workers / bad if dynamic else up / bad
     mean = up / steps_per_second
     # The slow worker's own cores are busy with something else: they do not count as used by the job.
-    computing = step.compute + step.fixed * min(1.0, 1.0 / now.worker_cores)
+    computing = step.compute + step.requests + step.fixed * min(1.0, 1.0 / now.worker_cores)
     serving = step.update + step.lookup * min(1.0, 1.0 / now.parameter_server_cores)
     share = steps_per_second / now.workers
     compute = step.compute * (1.0 + (slow - 1.0) * slow_workers / up)

@@ -78,12 +78,7 @@ def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
         for run in group:
             predicted = float(model.predict(Columns.of([run.allocation])).iteration_seconds[0])
             level = run.seen.iteration_seconds / predicted
-            values = {
-                field: value * level
-                for field, value in msgspec.structs.asdict(model.coefficients).items()
-                if value is not None
-            }
-            jobs.append(_job(run, msgspec.structs.replace(model.coefficients, **values), begin, largest_growth))
+            jobs.append(_job(run, model.coefficients.at_level(level), begin, largest_growth))
     jobs.sort(key=lambda each: each.arrival_seconds)
     return Past(tuple(jobs), tuple(left_out), tuple(notes))
 

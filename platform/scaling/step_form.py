@@ -1,0 +1,98 @@
+"""How the parts of a step make up the step: one after the other as in DLRover-RM §4.1, or partly at the same time.
+
+    T_own  = α_grad·m/λ_w + α_fan·p/λ_w + β                                what a worker does itself
+    T_srv  = α_upd·w/(p·λ_p) + α_sync·(M/p)/(B/w) + α_emb·m·D/p            what it waits for servers
+    T_iter = (T_own^q + T_srv^q)^(1/q)
+
+q = 1 and α_fan = 0 is the paper's sum. Pods that are held to their cores by quotas do not spend theirs while they wait,
+and catch up afterwards; workers also wait for servers at different moments. Then a step takes hardly longer than the
+longer of the two: q grows. α_fan is what each server costs a worker: a request to send, an answer to take apart.
+
+Shape legend: R rows (equations), K coefficients, in the order of `COLUMNS`. No fitting here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastrec.platform.scaling.columns import TERMS, Columns, Floats, features
+from elastrec.platform.scaling.types import Coefficients, ModelShape
+
+COLUMNS = (*TERMS, "fan_out", "fixed")
+"""Of a row; a split β has one column more, its part that belongs to T_grad."""
+_SERVERS = slice(1, len(TERMS))
+_FAN_OUT = len(TERMS)
+
+
+def together(own: Floats | np.float64, servers: Floats | np.float64, overlap: float) -> Floats:
+    """T_iter of both parts, which are ≥ 0 and of one shape."""
+    if overlap == 1.0:
+        return np.asarray(own + servers)
+    longer = np.maximum(np.maximum(own, servers), np.finfo(np.float64).tiny)
+    return np.asarray(longer * ((own / longer) ** overlap + (servers / longer) ** overlap) ** (1.0 / overlap))
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which of the shapes above a job's steps have.
+
+    Attributes:
+        overlap: q ≥ 1.
+        fans_out: α_fan is fitted; otherwise it is 0.
+    """
+
+    overlap: float = 1.0
+    fans_out: bool = False
+
+    @staticmethod
+    def of(coefficients: Coefficients) -> Form:
+        """That coefficients were fitted in."""
+        return Form(coefficients.overlap, coefficients.fan_out > 0)
+
+    @property
+    def refinements(self) -> int:
+        """By how much it goes beyond the paper's sum: 0 to 2."""
+        return (self.overlap != 1.0) + self.fans_out
+
+    def rows(self, shape: ModelShape, columns: Columns) -> Floats:
+        """What the coefficients are multiplied with, float64 of shape (N, K)."""
+        fan_out_N = columns.parameter_servers / columns.worker_cores * float(self.fans_out)
+        return np.column_stack([features(shape, columns), fan_out_N, np.ones(len(columns))])
+
+    def seconds(self, rows_RK: Floats, theta_K: Floats) -> Floats:
+        """T_iter, shape (R,)."""
+        return together(*_parts(rows_RK, theta_K), self.overlap)
+
+    def slopes(self, rows_RK: Floats, theta_K: Floats) -> tuple[Floats, Floats]:
+        """T_iter, shape (R,), and its derivatives by the coefficients, shape (R, K).
+
+        T_iter is homogeneous in the coefficients: derivatives times coefficients add up to it (Euler).
+        """
+        if self.overlap == 1.0:
+            return rows_RK @ theta_K, rows_RK
+        own_R, servers_R = _parts(rows_RK, theta_K)
+        seconds_R = together(own_R, servers_R, self.overlap)
+        slopes_RK = rows_RK * ((own_R / seconds_R) ** (self.overlap - 1.0))[:, None]
+        slopes_RK[:, _SERVERS] = (
+            rows_RK[:, _SERVERS] * ((servers_R / seconds_R) ** (self.overlap - 1.0))[:, None]
+        )  # fmt: skip
+        return seconds_R, slopes_RK
+
+    def coefficients(self, theta_K: Floats, compute_fixed: float | None) -> Coefficients:
+        """A vector in the order of COLUMNS as a value."""
+        return Coefficients(
+            **dict(zip(COLUMNS, map(float, theta_K), strict=True)), overlap=self.overlap, compute_fixed=compute_fixed
+        )
+
+
+def vector(coefficients: Coefficients) -> Floats:
+    """In the order of COLUMNS, shape (K,)."""
+    return np.array([getattr(coefficients, name) for name in COLUMNS])
+
+
+def _parts(rows_RK: Floats, theta_K: Floats) -> tuple[Floats, Floats]:
+    servers_R = rows_RK[:, _SERVERS] @ theta_K[_SERVERS]
+    own_R = rows_RK[:, 0] * theta_K[0] + rows_RK[:, _FAN_OUT:] @ theta_K[_FAN_OUT:]
+    return own_R, servers_R

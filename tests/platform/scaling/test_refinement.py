@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from elastrec.platform.scaling import throughput
+from elastrec.platform.scaling.columns import Columns
+from elastrec.platform.scaling.refinement import FORMS, LEAST_CONFIGURATIONS, Equations, left_out_error, solve
+from elastrec.platform.scaling.step_form import Form, vector
+from elastrec.platform.scaling.throughput import fit
+from elastrec.platform.scaling.types import Coefficients, Observation, Prior
+from tests.platform.scaling.jobs import SHAPE, coefficients, measure, spread
+
+SUM = coefficients((0.3, 0.45, 0.05, 0.1, 0.1))
+OVERLAPPED = msgspec.structs.replace(SUM, overlap=2.0)
+FANNED = msgspec.structs.replace(SUM, fan_out=0.01)
+
+
+def seen(true: Coefficients, count: int, noise: float = 0.0, seed: int = 0) -> tuple[Observation, ...]:
+    """Steps in configurations of this job, in its own form."""
+    form, where, random = Form.of(true), spread(count, seed), np.random.default_rng(seed)
+    seconds = form.seconds(form.rows(SHAPE, Columns.of(where)), vector(true))
+    seconds = seconds * np.exp(noise * random.standard_normal(count))
+    return tuple(
+        Observation(allocation=each, iteration_seconds=float(step))
+        for each, step in zip(where, seconds, strict=True)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("true", [OVERLAPPED, FANNED, msgspec.structs.replace(OVERLAPPED, fan_out=0.01)])
+def test_a_job_whose_steps_are_no_sum_is_known_for_what_it_is(true: Coefficients) -> None:
+    model = fit(SHAPE, seen(true, 25))
+    assert (model.coefficients.overlap, model.coefficients.fan_out) == pytest.approx(
+        (true.overlap, true.fan_out), rel=1e-3, abs=1e-9
+    )
+    assert model.rmsle < 1e-4
+    assert any("do not simply add up" in note for note in model.notes)
+
+
+def test_noise_alone_makes_hardly_any_job_a_refined_one() -> None:
+    forms = [fit(SHAPE, measure(SUM, spread(20, seed), noise=0.05, seed=seed)).form for seed in range(20)]
+    assert sum(form.refinements > 0 for form in forms) <= 3
+
+
+def test_a_refined_model_predicts_unseen_configurations_better_than_the_sum() -> None:
+    unseen = seen(OVERLAPPED, 40, seed=99)
+    columns = Columns.of([each.allocation for each in unseen])
+    steps = np.array([each.iteration_seconds for each in unseen])
+    refined, summed = [], []
+    for seed in range(8):
+        observations = seen(OVERLAPPED, 20, noise=0.05, seed=seed)
+        rows = Form().rows(SHAPE, Columns.of([each.allocation for each in observations]))
+        seconds = np.array([each.iteration_seconds for each in observations])
+        sum_K = solve(Form(), Equations(rows, seconds, np.ones(len(seconds)))).theta_K
+        refined.append(np.log(fit(SHAPE, observations).predict(columns).iteration_seconds / steps))
+        summed.append(np.log(Form().rows(SHAPE, columns) @ sum_K / steps))
+    assert np.square(refined).mean() < 0.5 * np.square(summed).mean()
+
+
+def test_it_is_never_worse_than_plain_least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every form is tried: no sum is good enough.
+    monkeypatch.setattr(throughput, "LEAST_ERROR", 0.0)
+    for seed in range(10):
+        for true in (SUM, OVERLAPPED):
+            model = fit(SHAPE, seen(true, 12, noise=0.2, seed=seed))
+            assert model.rmsle <= model.plain_rmsle + 1e-9
+
+
+def test_too_few_configurations_leave_the_papers_sum() -> None:
+    assert fit(SHAPE, seen(OVERLAPPED, LEAST_CONFIGURATIONS - 1)).form == Form()
+
+
+def test_a_young_job_has_the_form_of_its_prior() -> None:
+    prior = Prior(coefficients=OVERLAPPED, source="yesterday")
+    model = fit(SHAPE, seen(OVERLAPPED, 2), prior)
+    assert model.form.overlap == 2.0
+    predicted = model.predict(Columns.of(spread(6, 7))).iteration_seconds
+    form = Form.of(OVERLAPPED)
+    assert predicted == pytest.approx(
+        form.seconds(form.rows(SHAPE, Columns.of(spread(6, 7))), vector(OVERLAPPED)), 0.02
+    )
+
+
+def test_the_parts_of_an_overlapped_step_add_up_to_it() -> None:
+    model = fit(SHAPE, seen(OVERLAPPED, 25))
+    columns = Columns.of(spread(7, 1))
+    assert np.allclose(sum(model.parts(columns).values()), model.predict(columns).iteration_seconds)
+
+
+@pytest.mark.parametrize("form", [FORMS[0], Form(2.0, True)])
+def test_the_left_out_error_is_that_of_fits_without_the_row(form: Form) -> None:
+    observations = seen(msgspec.structs.replace(OVERLAPPED, fan_out=0.01), 14, noise=0.05, seed=4)
+    rows = form.rows(SHAPE, Columns.of([each.allocation for each in observations]))
+    seconds = np.array([each.iteration_seconds for each in observations])
+    whole = Equations(rows, seconds, np.ones(len(seconds)))
+    errors = []
+    for row in range(len(seconds)):
+        others = np.arange(len(seconds)) != row
+        without = solve(form, Equations(rows[others], seconds[others], np.ones(len(seconds) - 1)))
+        errors.append(np.log(form.seconds(rows[row : row + 1], without.theta_K)[0] / seconds[row]))
+    refitted = float(np.sqrt(np.mean(np.square(errors))))
+    assert left_out_error(solve(form, whole), whole, len(seconds)) == pytest.approx(refitted, rel=0.25)
