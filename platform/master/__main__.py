@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
+from elastrec.platform.transport.logs import configure_logging
 
 log = structlog.get_logger(__name__)
 BAD_INPUT_EXIT_CODE = 2
@@ -40,21 +40,6 @@ def _read(path: Path) -> str:
     except OSError as error:
         problem = FieldProblem(str(path), str(error), "a readable file", "start masters with launch.master_pod")
         raise SpecError([problem], "the pod's files") from None
-
-
-def _configure_logging() -> None:
-    # Standard error, one line of key=value text per decision.
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 def run() -> int:
@@ -102,7 +87,7 @@ def run() -> int:
 
 def main() -> None:
     """Reads who this pod is, runs the job, and turns what cannot be mended into an exit code with a reason."""
-    _configure_logging()
+    configure_logging()
     try:
         code = run()
     except (SpecError, JournalError) as error:

@@ -130,7 +130,7 @@ def _standing(positions: Positions, size: Size) -> dict[int, int]:
 
 
 def check_restores(logs: Mapping[str, str], story: Explanation, servers: int) -> list[str]:
-    """That in every generation all servers restored the same record, and together all of its rows.
+    """That in every generation all servers restored the same record, and together all of its rows; the last by all.
 
     Args:
         logs: of the servers' pods that are still there, by name.
@@ -143,6 +143,9 @@ def check_restores(logs: Mapping[str, str], story: Explanation, servers: int) ->
             restored.setdefault(int(match[3]), {})[pod] = (match[1], int(match[2]))
         for match in _RESTORED_NOTHING.finditer(text):
             restored.setdefault(int(match[1]), {})[pod] = ("", 0)
+    last = max(wanted)
+    if silent := sorted(logs.keys() - restored.get(last, {}).keys()):
+        problems.append(f"generation {last}: {silent} do not say what they restored")
     for generation, found in sorted(restored.items()):
         uris = {uri for uri, _ in found.values()}
         if uris != {wanted.get(generation, "no rollback")}:

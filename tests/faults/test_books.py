@@ -79,6 +79,8 @@ def test_servers_that_restored_two_records_are_found() -> None:
     story = told(ROLLED_BACK)
     assert check_restores({"ps-0": first, "ps-1": other}, story, servers=3) != []
     assert check_restores({"ps-0": first, "ps-1": first}, story, servers=3) == []
+    (problem,) = check_restores({"ps-0": first, "ps-1": ""}, story, servers=3)
+    assert "['ps-1'] do not say" in problem
 
 
 def sample(seconds: float, done: int, *, pods: str = "a b", whole: bool = True, phase: str = "Training") -> Sample:

@@ -18,6 +18,7 @@ import structlog  # noqa: E402
 from elastrec.platform.specs import environment  # noqa: E402
 from elastrec.platform.specs.errors import ElastrecError  # noqa: E402
 from elastrec.platform.transport import TlsConfig  # noqa: E402
+from elastrec.platform.transport.logs import configure_logging  # noqa: E402
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod  # noqa: E402
 
 BAD_INPUT_EXIT_CODE = 2
@@ -71,7 +72,7 @@ def keep_freed_memory() -> None:
 
 def main() -> int:
     keep_freed_memory()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    configure_logging()
     log = structlog.get_logger(__name__)
     try:
         pod = ServerPod(read_settings())

@@ -21,7 +21,7 @@ from elastrec.platform.specs.errors import (
     SpecError,
     TransportError,
 )
-from elastrec.trainers.logs import configure_logging
+from elastrec.platform.transport.logs import configure_logging
 from elastrec.trainers.threads import granted_threads
 from elastrec.trainers.worker.feed import FeedError
 from elastrec.trainers.worker.identity import Identity

@@ -1,4 +1,4 @@
-"""How the pods of this room log: one line of `key=value` text per event, on standard error."""
+"""How the pods of a job log: one line of `key=value` text per event, on standard error."""
 
 from __future__ import annotations
 
