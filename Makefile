@@ -27,7 +27,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell README.md docs platform operators trainers checkpoints dags tests benchmarks
+	$(BIN)/codespell README.md docs platform operators trainers checkpoints dags tests benchmarks tools
 
 demo: setup
 	$(BIN)/python -m elastrec.operators.demo $(if $(filter 0,$(WAIT)),--no-wait)

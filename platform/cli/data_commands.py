@@ -10,6 +10,7 @@ import click
 from elastrec.platform.cli.data_files import progress_bar, write_job
 from elastrec.platform.cli.options import echo_json, output_option, parse_overrides
 from elastrec.platform.cli.session_commands import cluster, inspect
+from elastrec.platform.cli.stream_commands import land, publish
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.loading import parse_mapping, validate
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def data() -> None:
-    """Generate, convert, inspect and cluster click logs."""
+    """Generate, convert, inspect, cluster, publish and land click logs."""
 
 
 @data.command()
@@ -181,3 +182,5 @@ def _description(file: str, source: str) -> TrainingData:
 
 data.add_command(cluster)
 data.add_command(inspect)
+data.add_command(publish)
+data.add_command(land)

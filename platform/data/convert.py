@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -146,7 +146,7 @@ def convert(
             shutil.rmtree(locate(staging)[1], ignore_errors=True)
         raise
     report = ConvertReport(
-        data=_data_of(source, destination, layout),
+        data=converted_data(source, destination, layout),
         source_digest=manifest.digest,
         source_fingerprint=manifest.schema_fingerprint,
         layout=layout,
@@ -165,6 +165,18 @@ def convert(
     return report
 
 
+def rows_as_written(
+    data: TrainingData, manifest: DataManifest, ledger: BadRowLedger, progress: Progress | None = None
+) -> Iterator[pa.Table]:
+    """The rows of a log with the columns and types that `convert` gives them, without bad ones, piece by piece.
+
+    Raises:
+        DataError: a row is bad and may not be, or a file cannot be read.
+    """
+    for table, _ in _pieces(data, data, manifest, None, ledger, progress):
+        yield table
+
+
 def _pieces(
     source: TrainingData,
     reading: TrainingData,
@@ -178,11 +190,15 @@ def _pieces(
     whole = tuple(feature.model_copy(update={"max_length": 1_000_000}) for feature in source.sparse)
     encoder = RowEncoder(source.model_copy(update={"sparse": whole}))
     raw = RawReader(reading, manifest, extra=[name for name in (source.timestamp, source.session) if name])
+    for file in manifest.files:
+        if file.text is not None and source.transform is None:
+            _check_keys(source, file.text.columns, file.uri)
     done = 0
     for piece in raw.read(0, manifest.rows):
         table, rows = piece.table, piece.table.num_rows
         if rule is not None:
             table = _with_label(source, table, rule)
+        _check_keys(source, table.column_names, piece.file.uri)
         try:
             encoded = encoder.encode(table)
         except DataError as error:
@@ -199,7 +215,7 @@ def _pieces(
             columns[sparse.name] = ids
         if source.timestamp:
             columns[source.timestamp] = pa.array(_seconds(source.timestamp, table, piece))
-        if source.session:
+        if source.session and source.session not in columns:
             columns[source.session] = combined(table[source.session])
         number_B = np.arange(done, done + rows)
         converted = pa.table(columns)
@@ -209,6 +225,12 @@ def _pieces(
         yield converted, number_B
         if progress is not None:
             progress(done, manifest.rows)
+
+
+def _check_keys(source: TrainingData, columns: Sequence[str], uri: str) -> None:
+    for field, column in (("data.timestamp", source.timestamp), ("data.session", source.session)):
+        if column and column not in columns:
+            raise DataError(f"{field}: {column!r} is not in {uri}; there are: {', '.join(columns)}; correct the name")
 
 
 def _with_label(source: TrainingData, table: pa.Table, rule: _Rule) -> pa.Table:
@@ -317,7 +339,8 @@ class _Writer:
         self.rows[partition] = self.rows.get(partition, 0) + table.num_rows
 
 
-def _data_of(source: TrainingData, destination: str, layout: Layout) -> TrainingData:
+def converted_data(source: TrainingData, destination: str, layout: Layout) -> TrainingData:
+    """The data section of a job that reads converted rows."""
     hourly = isinstance(layout, ByTime) and layout.unit == "hour"
     return source.model_copy(
         update={

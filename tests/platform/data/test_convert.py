@@ -144,3 +144,19 @@ def test_splitting_by_time_needs_a_timestamp(tmp_path: Path) -> None:
         convert(
             source.model_copy(update={"timestamp": None}), str(tmp_path / "out"), layout=ByTime(), label_rule="stars>=4"
         )
+
+
+def test_a_session_that_is_a_feature_of_texts_too_is_written_as_that_feature(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,1767229200", "2,b,4,1767225600", "3,a,4,1767225600")
+    source = source.model_copy(update={"session": "item"})
+    report = convert(source, str(tmp_path / "out"), layout=ByTime(), label_rule="stars>=4")
+    items = pq.read_table(tmp_path / "out" / "day=2026-01-01" / "part-00000.parquet")["item"].to_pylist()
+    assert items[0] == items[2] != items[1]
+    assert next(ShardReader(report.data, build_manifest(report.data)).read(0, 3, seed=0, shuffle=False, batch_size=3))
+
+
+@pytest.mark.parametrize("field", ["timestamp", "session"])
+def test_a_time_or_session_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, field: str) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,1767229200").model_copy(update={field: "visit"})
+    with pytest.raises(DataError, match=rf"data\.{field}: 'visit' is not in .* there are: user, item"):
+        convert(source, str(tmp_path / "out"), layout=ByRows(rows=1), label_rule="stars>=4")

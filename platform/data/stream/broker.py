@@ -1,0 +1,146 @@
+"""Talking to Kafka: the client library, its settings, and what is known of a topic before anything is sent or read."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from elastrec.platform.specs.errors import DataError, TransportError
+
+_TOPIC = re.compile(r"^[A-Za-z0-9._-]{1,249}$")
+_ANSWER_SECONDS = 10.0
+RESERVED = frozenset(
+    {
+        "bootstrap.servers", "enable.idempotence", "acks", "transactional.id", "delivery.report.only.error", "group.id",
+        "enable.auto.commit", "enable.partition.eof", "isolation.level", "auto.offset.reset",
+    }
+)  # fmt: skip
+"""Settings on which exactly-once depends: not the user's."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic as the broker describes it.
+
+    Attributes:
+        cluster_id, topic_id: of the broker's cluster, and of the topic; a topic that is made anew gets another one.
+        partitions: their number.
+    """
+
+    name: str
+    cluster_id: str
+    topic_id: str
+    partitions: int
+
+
+def client_library() -> ModuleType:
+    """confluent_kafka.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise DataError("a Kafka client is not installed; pip install 'elastrec[kafka]'") from error
+    library: ModuleType = confluent_kafka
+    return library
+
+
+def read_settings(path: str) -> dict[str, str]:
+    """Client settings out of a properties file: `name=value` lines, `#` begins a comment line.
+
+    Raises:
+        DataError: the file cannot be read, a line has another form, or a setting is not the user's.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    settings = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not name:
+            raise DataError(f"{path}: line {number} is not allowed; allowed: name=value, such as security.protocol=SSL")
+        if name in RESERVED:
+            raise DataError(f"{path}: line {number}: {name} is not allowed; it is set by the command; remove the line")
+        settings[name] = value
+    return settings
+
+
+def client_settings(servers: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """What every client of ours is made with."""
+    # The library would write to standard error by itself; what matters is raised.
+    return {**settings, "bootstrap.servers": servers, "log_level": 0}
+
+
+def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, create_partitions: int = 0) -> Topic:
+    """Ask the broker for a topic.
+
+    Args:
+        create_partitions: make the topic with so many if it does not exist; one that exists has to have so many.
+
+    Raises:
+        DataError: the name or a setting is not allowed, the topic does not exist or has another number of partitions.
+        TransportError: the broker does not answer, or refuses.
+    """
+    if not _TOPIC.match(name) or name in (".", ".."):
+        raise DataError(f"topic: {name!r} is not allowed; allowed: 1 to 249 letters, digits, '.', '_' and '-'")
+    library = client_library()
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    try:
+        admin = AdminClient(client_settings(servers, settings))
+    except library.KafkaException as error:
+        raise DataError(f"Kafka settings: {reason(error)}; correct the file of settings") from error
+    try:
+        known = admin.list_topics(timeout=_ANSWER_SECONDS)
+        if name not in known.topics and create_partitions:
+            new = NewTopic(name, num_partitions=create_partitions, replication_factor=-1)
+            admin.create_topics([new], operation_timeout=_ANSWER_SECONDS)[name].result(2 * _ANSWER_SECONDS)
+        elif name not in known.topics:
+            others = ", ".join(sorted(topic for topic in known.topics if not topic.startswith("__"))) or "none"
+            raise DataError(
+                f"topic: {name!r} does not exist at {servers}; there are: {others}; correct the name, or make it with "
+                "--partitions"
+            )
+        found = _described(library, admin, name)
+    except library.KafkaException as error:
+        raise TransportError(
+            f"Kafka at {servers}: {reason(error)}; check the address, that the broker runs, and the settings"
+        ) from error
+    count = len(found.partitions)
+    if create_partitions and count != create_partitions:
+        raise DataError(
+            f"topic: {name!r} has {count} partitions, not {create_partitions}; allowed: as many as it has, or another "
+            "topic (with more partitions later, a session's rows would be in two of them)"
+        )
+    return Topic(name, str(known.cluster_id), str(found.topic_id), count)
+
+
+def _described(library: ModuleType, admin: Any, name: str) -> Any:
+    """The library's description of a topic that exists, or was just made."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while True:
+        try:
+            asked = admin.describe_topics(library.TopicCollection([name]), request_timeout=_ANSWER_SECONDS)
+            return asked[name].result(2 * _ANSWER_SECONDS)
+        except library.KafkaException as error:
+            # The broker acknowledges a new topic before all of it knows the topic.
+            unknown = error.args[0].code() == library.KafkaError.UNKNOWN_TOPIC_OR_PART
+            if not unknown or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def reason(error: Exception) -> str:
+    """The text of one of the library's errors."""
+    first = error.args[0] if error.args else error
+    return str(first.str()) if hasattr(first, "str") else str(first)

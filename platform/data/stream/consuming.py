@@ -1,0 +1,91 @@
+"""PartitionLog: the messages of one partition of a topic between two offsets. No consumer group: who reads keeps the
+offsets, with the rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from elastrec.platform.data.stream.broker import client_library, client_settings, reason
+from elastrec.platform.specs.errors import DataError, TransportError
+
+_ANSWER_SECONDS = 10.0
+_SILENCE_SECONDS = 30.0
+_AT_ONCE = 1_000
+"""Messages taken from the client at once: it waits for so many, so that a last few cost its time-out."""
+
+
+class PartitionLog:
+    """Reads one partition; close it.
+
+    Raises:
+        DataError: a setting is not allowed.
+    """
+
+    def __init__(self, topic: str, partition: int, servers: str, settings: Mapping[str, str]) -> None:
+        self._library = client_library()
+        self.topic, self.partition = topic, partition
+        self.position = 0
+        """Behind the last message that `read` gave out and the marks after it."""
+        ours = {
+            # The library wants a name; no group is joined and no offset is committed.
+            "group.id": "elastrec-landing", "enable.auto.commit": False, "enable.partition.eof": True,
+            "isolation.level": "read_committed", "auto.offset.reset": "error",
+        }  # fmt: skip
+        try:
+            self._consumer = self._library.Consumer({**client_settings(servers, settings), **ours})
+        except self._library.KafkaException as error:
+            raise DataError(f"Kafka settings: {reason(error)}; correct the file of settings") from error
+
+    def bounds(self) -> tuple[int, int]:
+        """Offsets of the oldest message that is there, and behind the newest one."""
+        try:
+            oldest, end = self._consumer.get_watermark_offsets(
+                self._library.TopicPartition(self.topic, self.partition), timeout=_ANSWER_SECONDS
+            )
+        except self._library.KafkaException as error:
+            raise self._silent(reason(error)) from error
+        return oldest, end
+
+    def read(self, begin: int, end: int, most: int) -> Iterator[list[tuple[int, bytes | None]]]:
+        """(offset, message) at offsets [begin, end), up to `most` at once.
+
+        Ends before `end` where a transaction of some producer is still open: see `position`.
+
+        Raises:
+            TransportError: the broker does not answer.
+        """
+        self._consumer.assign([self._library.TopicPartition(self.topic, self.partition, begin)])
+        held: list[tuple[int, bytes | None]] = []
+        self.position, heard, ended = begin, time.monotonic(), False
+        while self.position < end and not ended:
+            for message in self._consumer.consume(min(most - len(held), _AT_ONCE), timeout=0.1):
+                heard = time.monotonic()
+                error = message.error()
+                if error is None:
+                    if message.offset() < end:
+                        held.append((message.offset(), message.value()))
+                    self.position = min(message.offset() + 1, end)
+                elif error.code() == self._library.KafkaError._PARTITION_EOF:
+                    # Marks of transactions have offsets, too, and are never delivered.
+                    self.position, ended = min(message.offset(), end), True
+                else:
+                    raise self._silent(str(error.str()))
+            if len(held) == most:
+                yield held
+                held = []
+            if time.monotonic() - heard > _SILENCE_SECONDS:
+                raise self._silent(f"no message for {_SILENCE_SECONDS:.0f} s")
+        if held:
+            yield held
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._consumer.close()
+
+    def _silent(self, why: str) -> TransportError:
+        return TransportError(
+            f"topic {self.topic}: partition {self.partition} cannot be read ({why}); what was landed before stays; "
+            "land again when the broker is well",
+            retryable=True,
+        )

@@ -1,0 +1,300 @@
+"""land: a topic's messages as daily Parquet files per partition of the topic, each message exactly once.
+
+The files of one partition of the topic become visible first; then `_landed.json` moves to the offset behind them, as a
+whole. A file's name holds the offset with which it began: those that the record does not cover are what an interrupted
+call left, and are removed before the same messages are landed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import structlog
+from pydantic import ValidationError
+
+from elastrec.platform.data.convert import ByTime, converted_data
+from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
+from elastrec.platform.data.numbers import combined
+from elastrec.platform.data.partitions import Partition
+from elastrec.platform.data.stream.broker import Topic, describe_topic
+from elastrec.platform.data.stream.consuming import PartitionLog
+from elastrec.platform.data.stream.messages import MessageForm, Row
+from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
+from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import DataError
+
+RECORD_NAME = "_landed.json"
+_LOCK_NAME = "_landing.lock"
+_FILE = re.compile(r"/kafka-(\d{5})-(\d{20})\.parquet$")
+_TYPES = {"integer": pa.int64(), "text": pa.string()}
+_DAY_SECONDS = 86_400
+_log = structlog.get_logger()
+
+
+class LandRecord(Spec):
+    """How far a topic was landed; the content of `_landed.json`."""
+
+    topic: str
+    cluster_id: str
+    topic_id: str
+    columns: tuple[str, ...]
+    session_type: Literal["integer", "text"] | None = None
+    """Decided by the first message."""
+    next_offsets: dict[int, int] = {}
+    """Per partition of the topic, the offset of the first message that was not landed."""
+    rows: int = 0
+    skipped_messages: int = 0
+
+
+class LandedPartition(Spec):
+    """What one call landed of one partition of the topic: messages at offsets [begin, end)."""
+
+    partition: int
+    begin: int
+    end: int
+    rows: int
+    bytes: int
+    days: tuple[str, ...]
+
+
+class LandReport(Spec):
+    """What one call landed, and what lies there in all."""
+
+    landed: tuple[LandedPartition, ...]
+    record: LandRecord
+    data: TrainingData
+    """The data section of a job that reads the files."""
+
+
+def land(
+    data: TrainingData, topic: str, destination: str, *, servers: str, settings: Mapping[str, str] | None = None
+) -> LandReport:
+    """Land what the topic holds when it is called, behind what was landed before.
+
+    Rows of one session are in one file per call and day, in the order in which they were sent, because the session is
+    the messages' key. Call it when a day is over, and each day's sessions are whole.
+
+    Args:
+        data: the columns, as for `publish`; messages that are no such rows are bad rows and follow `data.bad_rows`.
+        servers: `host:port,...` of the broker.
+        settings: of the client library.
+
+    Raises:
+        DataError: the data names no session or timestamp; a message is unusable and may not be; the topic does not
+            exist; the destination holds something else, or is being written by another call; the broker dropped
+            messages that were not landed.
+        TransportError: the broker does not answer.
+    """
+    form = MessageForm(data)
+    found = describe_topic(servers, topic, settings or {})
+    landed = []
+    with _locked(destination):
+        record = _begun(destination, found, form)
+        _remove_unrecorded(destination, record)
+        for partition in range(found.partitions):
+            log = PartitionLog(found.name, partition, servers, settings or {})
+            try:
+                done, record = _land_one(data, form, destination, log, record)
+            finally:
+                log.close()
+            if done is not None:
+                landed.append(done)
+    layout = ByTime()
+    report = LandReport(landed=tuple(landed), record=record, data=converted_data(data, destination, layout))
+    _log.info(
+        "topic landed", topic=topic, destination=destination, rows=sum(each.rows for each in landed),
+        next_offsets=record.next_offsets, skipped_messages=record.skipped_messages,
+    )  # fmt: skip
+    return report
+
+
+def _land_one(
+    data: TrainingData, form: MessageForm, destination: str, log: PartitionLog, record: LandRecord
+) -> tuple[LandedPartition | None, LandRecord]:
+    oldest, end = log.bounds()
+    begin = record.next_offsets.get(log.partition, oldest)
+    if begin < oldest:
+        raise DataError(
+            f"topic {log.topic}: partition {log.partition}: the broker has dropped the messages {begin} to "
+            f"{oldest - 1} before they were landed (retention); land more often, and into a new destination from now on"
+        )
+    if begin > end:
+        raise DataError(
+            f"topic {log.topic}: partition {log.partition} ends at {end}, but {begin} messages were landed; it was cut "
+            "off or made anew: land into a new destination"
+        )
+    if begin == end:
+        return None, record
+    writer = _DayFiles(destination, log.partition, begin)
+    skipped, session_type = record.skipped_messages, record.session_type
+    try:
+        for messages in log.read(begin, end, ROW_GROUP_ROWS):
+            rows: list[Row] = []
+            for offset, message in messages:
+                try:
+                    row = form.row(message)
+                    kind: Literal["integer", "text"] = "text" if isinstance(form.session_of(row), str) else "integer"
+                    if kind != (session_type or kind):
+                        raise DataError(f"its session is of type {kind}, those before were {session_type}")
+                except DataError as error:
+                    skipped += 1
+                    if data.bad_rows.policy == "fail" or skipped > data.bad_rows.at_most:
+                        raise DataError(
+                            f"topic {log.topic}: partition {log.partition}: message {offset} {error}; mend the "
+                            "producer, or allow such messages with data.bad_rows (policy: skip, at_most)"
+                        ) from error
+                    continue
+                session_type = kind
+                rows.append(row)
+            if rows:
+                assert session_type is not None
+                writer.write(form.table(rows, _TYPES[session_type]), form.timestamp)
+        writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+    record = record.model_copy(
+        update={
+            "session_type": session_type,
+            "next_offsets": {**record.next_offsets, log.partition: log.position},
+            "rows": record.rows + writer.rows,
+            "skipped_messages": skipped,
+        }
+    )
+    _write_record(destination, record)
+    return (
+        LandedPartition(
+            partition=log.partition,
+            begin=begin,
+            end=log.position,
+            rows=writer.rows,
+            bytes=writer.bytes,
+            days=writer.days,
+        ),
+        record,
+    )
+
+
+class _DayFiles:
+    """The rows of one partition of the topic, one file per day, row groups of ROW_GROUP_ROWS."""
+
+    def __init__(self, destination: str, partition: int, begin: int) -> None:
+        self._destination = destination
+        self._name = f"kafka-{partition:05d}-{begin:020d}.parquet"
+        self._held: dict[int, list[pa.Table]] = {}
+        self._open: dict[int, tuple[AtomicFile, pq.ParquetWriter]] = {}
+        self.rows = self.bytes = 0
+        self.days: tuple[str, ...] = ()
+
+    def write(self, table: pa.Table, timestamp: str) -> None:
+        """Rows in the order of the topic, of any days."""
+        day_B = np.asarray(combined(table[timestamp])) // _DAY_SECONDS
+        for day in np.unique(day_B).tolist():
+            held = self._held.setdefault(day, [])
+            held.append(table.filter(pa.array(day_B == day)))
+            if sum(part.num_rows for part in held) >= ROW_GROUP_ROWS:
+                self._row_groups(day, last=False)
+        self.rows += table.num_rows
+
+    def finish(self) -> None:
+        """Show all files."""
+        for day in sorted(self._held):
+            self._row_groups(day, last=True)
+        self.days = tuple(self._folder(day) for day in sorted(self._open))
+        while self._open:
+            file, writer = self._open.pop(next(iter(self._open)))
+            writer.close()
+            self.bytes += file.commit()
+
+    def discard(self) -> None:
+        """Remove what is not shown yet."""
+        for file, writer in self._open.values():
+            writer.close()
+            file.discard()
+
+    def _row_groups(self, day: int, *, last: bool) -> None:
+        table = pa.concat_tables(self._held[day])
+        whole = table.num_rows if last else table.num_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS
+        if whole:
+            if day not in self._open:
+                file = AtomicFile(join(self._destination, self._folder(day), self._name))
+                self._open[day] = file, parquet_writer(file.stream, table.schema)
+            self._open[day][1].write_table(table.slice(0, whole), row_group_size=ROW_GROUP_ROWS)
+        self._held[day] = [table.slice(whole)] if whole < table.num_rows else []
+
+    @staticmethod
+    def _folder(day: int) -> str:
+        return Partition(datetime.fromtimestamp(day * _DAY_SECONDS, UTC).date()).folder
+
+
+def _begun(destination: str, topic: Topic, form: MessageForm) -> LandRecord:
+    """The record that lies there, or a new one."""
+    new = LandRecord(
+        topic=topic.name, cluster_id=topic.cluster_id, topic_id=topic.topic_id, columns=form.columns
+    )  # fmt: skip
+    filesystem, path = locate(destination)
+    info = filesystem.get_file_info(path)
+    if info.type == pafs.FileType.File:
+        raise DataError(f"{destination}: is a file; choose a folder")
+    uri = join(destination, RECORD_NAME)
+    if filesystem.get_file_info(locate(uri)[1]).type != pafs.FileType.File:
+        if info.type == pafs.FileType.Directory and list_files(destination):
+            raise DataError(f"{destination}: holds files that were not landed; choose another folder or remove it")
+        # Written first, so that the folder of an interrupted call is recognised.
+        _write_record(destination, new)
+        return new
+    try:
+        old = LandRecord.model_validate_json(read_bytes(uri))
+    except ValidationError as error:
+        raise DataError(f"{uri}: cannot be read ({error}); land into a new destination") from error
+    differing = [
+        f"{name} {getattr(old, name)!r} (now {getattr(new, name)!r})"
+        for name in ("topic", "cluster_id", "topic_id", "columns")
+        if getattr(old, name) != getattr(new, name)
+    ]
+    if differing:
+        raise DataError(f"{destination}: was landed with another {', '.join(differing)}; choose another destination")
+    return old
+
+
+def _remove_unrecorded(destination: str, record: LandRecord) -> None:
+    for uri, _ in list_files(destination):
+        match = _FILE.search(uri)
+        # A partition that is not in the record has nothing landed.
+        if match and int(match[2]) >= record.next_offsets.get(int(match[1]), 0):
+            filesystem, path = locate(uri)
+            filesystem.delete_file(path)
+            _log.warning("file of an interrupted landing removed", file=uri)
+
+
+def _write_record(destination: str, record: LandRecord) -> None:
+    write_bytes(join(destination, RECORD_NAME), record.model_dump_json(indent=1).encode())
+
+
+@contextmanager
+def _locked(destination: str) -> Iterator[None]:
+    """Keeps a second call on this machine away from a local destination."""
+    filesystem, path = locate(destination)
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        yield
+        return
+    if Path(path).is_file():
+        raise DataError(f"{destination}: is a file; choose a folder")
+    Path(path).mkdir(parents=True, exist_ok=True)
+    with (Path(path) / _LOCK_NAME).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"{destination}: is being landed by another process; wait for its end") from error
+        yield

@@ -1,0 +1,121 @@
+"""MessageForm: one row of a click log as one message, a MessagePack map from column to value.
+
+| column | value |
+|---|---|
+| label | 0 or 1 |
+| timestamp column | whole seconds since the epoch |
+| session column | an integer or a text; all rows of a topic the same of the two |
+| dense feature | a number before its transform; absent or nil: an empty field |
+| sparse feature | a signed 64-bit id, after encoding; absent or nil: an empty field |
+| list feature | a list of such ids; absent: an empty list |
+
+Names that the job does not know are passed over, so that a service may log more than one job reads. The key is the
+session as text in UTF-8, decimal for integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from elastrec.platform.data.numbers import combined
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import DataError
+
+Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+# Years 0 to 9999, as `date` knows them.
+Seconds = Annotated[int, msgspec.Meta(ge=-62_135_596_800, le=253_402_300_799)]
+Label = Annotated[int, msgspec.Meta(ge=0, le=1)]
+Row = Any
+"""A row of `MessageForm.row`: a struct made for the job's columns."""
+
+
+class MessageForm:
+    """Encodes and decodes the rows of one data section; the columns are those that `convert` writes.
+
+    Raises:
+        DataError: the data section names no session or no timestamp column, or one of them is a list.
+    """
+
+    def __init__(self, data: TrainingData) -> None:
+        for field, column in (("data.session", data.session), ("data.timestamp", data.timestamp)):
+            if column is None:
+                raise DataError(f"{field}: is absent; allowed: the name of a column; a stream needs both")
+            if any(feature.name == column and feature.is_list for feature in data.sparse):
+                raise DataError(f"{field}: {column!r} is a list; allowed: a column with one value per row")
+        assert data.session is not None and data.timestamp is not None
+        self.session, self.timestamp = data.session, data.timestamp
+        types: dict[str, tuple[Any, Any, pa.DataType]] = {
+            data.label: (Label, msgspec.NODEFAULT, pa.int8()),
+            **{feature.name: (float | None, None, pa.float64()) for feature in data.dense},
+            **{
+                feature.name: (list[Id], [], pa.list_(pa.int64())) if feature.is_list else (Id | None, None, pa.int64())
+                for feature in data.sparse
+            },
+        }
+        types[data.timestamp] = (Seconds, msgspec.NODEFAULT, pa.int64())
+        session = Id if data.session in types else Id | str
+        types[data.session] = (session, msgspec.NODEFAULT, pa.null())
+        self.columns = tuple(types)
+        self._kinds = {name: kind for name, (_, _, kind) in types.items()}
+        # A struct's fields need names that Python allows; those with no default come first.
+        self._fields = {name: f"f{index}" for index, name in enumerate(types)}
+        ordered = sorted(types, key=lambda name: types[name][1] is not msgspec.NODEFAULT)
+        self._ordered = tuple(ordered)
+        self._type = msgspec.defstruct(
+            "Row",
+            [(self._fields[name], *types[name][:2]) for name in ordered],
+            rename={self._fields[name]: name for name in ordered},
+            omit_defaults=True,
+            gc=False,
+        )
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(self._type)
+
+    def messages(self, table: pa.Table) -> list[bytes]:
+        """One message per row of a table with the columns that `convert` writes; no empty session or timestamp."""
+        columns = [_values(combined(table[name])) for name in self._ordered]
+        make, encode = self._type, self._encoder.encode
+        return [encode(make(*values)) for values in zip(*columns, strict=True)]
+
+    def row(self, message: bytes | None) -> Row:
+        """The row of one message.
+
+        Raises:
+            DataError: it is no row of this form; says which column is wrong.
+        """
+        try:
+            return self._decoder.decode(message or b"")
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DataError(f"is no row: {error}") from error
+
+    def session_of(self, row: Row) -> int | str:
+        """The row's session."""
+        found: int | str = getattr(row, self._fields[self.session])
+        return found
+
+    def schema(self, session: pa.DataType) -> pa.Schema:
+        """The columns that `table` gives for sessions of this type, int64 or string."""
+        return pa.schema({**self._kinds, self.session: session})
+
+    def table(self, rows: Sequence[Row], session: pa.DataType) -> pa.Table:
+        """Rows as columns, in the order and with the types of `convert`; their sessions are all of one type."""
+        schema = self.schema(session)
+        columns = [
+            pa.array([getattr(row, self._fields[field.name]) for row in rows], field.type) for field in schema
+        ]  # fmt: skip
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Python values; those of a list column without one Arrow scalar per id."""
+    if not pa.types.is_list(column.type):
+        found: list[Any] = column.to_pylist()
+        return found
+    flat, bounds = np.asarray(column.values).tolist(), np.asarray(column.offsets).tolist()
+    return [flat[begin:end] for begin, end in pairwise(bounds)]

@@ -1,0 +1,101 @@
+"""A row survives its message; what is no row is refused with the column's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrec.platform.data.stream.messages import MessageForm
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import DataError
+from tests.platform.data.stream.rows import small_log
+
+DATA = TrainingData.model_validate(
+    {
+        "path": "log",
+        "dense": [{"name": "unit price"}],
+        "sparse": [{"name": "item"}, {"name": "history", "is_list": True}],
+        "session": "visit",
+        "timestamp": "when",
+    }
+)
+IDS = st.integers(-(2**63), 2**63 - 1)
+ROW = st.fixed_dictionaries(
+    {
+        "label": st.integers(0, 1),
+        "unit price": st.none() | st.floats(allow_nan=False),
+        "item": st.none() | IDS,
+        "history": st.lists(IDS, max_size=5),
+        "when": st.integers(0, 2**33),
+    }
+)
+
+
+@given(st.lists(ROW, min_size=1, max_size=8), st.booleans())
+def test_rows_come_back_as_they_were(rows: list[dict[str, Any]], text: bool) -> None:
+    form = MessageForm(DATA)
+    session = pa.string() if text else pa.int64()
+    for index, row in enumerate(rows):
+        row["visit"] = f"s{index}" if text else index
+    table = pa.Table.from_pylist(rows, schema=form.schema(session))
+    # A slice has offsets that do not begin at 0.
+    for part in (table, table.slice(len(rows) // 2)):
+        assert form.table([form.row(message) for message in form.messages(part)], session).equals(part)
+
+
+def test_a_message_is_a_map_that_any_language_can_read_and_write() -> None:
+    form = MessageForm(DATA)
+    row = {"label": 1, "when": 5, "visit": 9, "item": -3, "history": [1, 2], "unit price": 2, "of another job": "x"}
+    read = form.table([form.row(msgspec.msgpack.encode(row))], pa.int64()).to_pylist()
+    assert read == [{"label": 1, "unit price": 2.0, "item": -3, "history": [1, 2], "when": 5, "visit": 9}]
+    empty = form.table([form.row(msgspec.msgpack.encode({"label": 0, "when": 5, "visit": 9}))], pa.int64())
+    assert form.messages(empty) == [msgspec.msgpack.encode({"label": 0, "when": 5, "visit": 9})]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"label": 2}, r"\$\.label"),
+        ({"label": None}, r"\$\.label"),
+        ({"visit": None}, r"\$\.visit"),
+        ({"visit": 2**63}, r"\$\.visit"),
+        ({"when": "today"}, r"\$\.when"),
+        ({"when": 10**15}, r"\$\.when"),
+        ({"item": 1.5}, r"\$\.item"),
+        ({"item": 2**63}, r"\$\.item"),
+        ({"history": [1, None]}, r"\$\.history\[1\]"),
+        ({"history": None}, r"\$\.history"),
+        ({"unit price": "1"}, r"\$\.unit price"),
+    ],
+    ids=str,
+)
+def test_a_field_of_another_kind_is_refused_by_name(change: dict[str, Any], said: str) -> None:
+    row = {"label": 1, "when": 5, "visit": 9, **change}
+    with pytest.raises(DataError, match=said):
+        MessageForm(DATA).row(msgspec.msgpack.encode(row))
+
+
+@pytest.mark.parametrize("message", [None, b"", b"\xc1", b"{}", msgspec.msgpack.encode({"label": 1})[:-1]], ids=repr)
+def test_what_is_no_row_at_all_is_refused(message: bytes | None) -> None:
+    with pytest.raises(DataError, match="is no row"):
+        MessageForm(DATA).row(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"session": None}, "data.session: is absent"),
+        ({"timestamp": None}, "data.timestamp: is absent"),
+        ({"session": "history"}, "'history' is a list"),
+    ],
+)
+def test_a_stream_needs_sessions_and_times(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    data = small_log(tmp_path / "log", rows=10).model_copy(update=change)
+    with pytest.raises(DataError, match=said):
+        MessageForm(data)

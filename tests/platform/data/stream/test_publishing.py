@@ -1,0 +1,45 @@
+"""What is wrong with a log is said before a broker is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from elastrec.platform.data.stream import publishing
+from elastrec.platform.data.stream.publishing import publish
+from elastrec.platform.specs.errors import DataError
+from tests.platform.data.stream.rows import change, small_log
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("visit", pa.array([1, 2, None, 4, None]), r"2 rows from row 7 on have no 'visit'"),
+        ("visit", pa.array([1.0, 2.5, 3.0, 4.0, 5.0]), "'visit' holds numbers that are no signed 64-bit integers"),
+        ("visit", pa.array([2**63, 0, 0, 0, 0], pa.uint64()), "no signed 64-bit integers"),
+        ("visit", pa.array([True] * 5), "column 'visit' is a bool; allowed: integers or text"),
+        ("when", pa.array([10**9] * 5), "'when' of row 5 lies before that of the row before"),
+        ("when", pa.array([4 * 10**9, 4 * 10**9, 10**9, 5 * 10**9, 10**9]), "'when' of row 7 lies before"),
+        ("when", pa.array([None] * 5, pa.int64()), "expected seconds since the epoch"),
+        ("label", pa.array([0, 1, 2, 0, 1]), "part-1.parquet: row 2, column 'label'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_log_is_refused_before_a_broker_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, values: pa.Array, said: str
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(publishing, "describe_topic", lambda *args, **_: asked.append(args))
+    data = small_log(tmp_path / "log", rows=10)
+    change(data, column, values)
+    with pytest.raises(DataError, match=said):
+        publish(data, "clicks", servers="127.0.0.1:1")
+    assert not asked
+
+
+def test_a_session_column_that_is_missing_is_refused_with_the_columns_that_there_are(tmp_path: Path) -> None:
+    data = small_log(tmp_path / "log", rows=10).model_copy(update={"session": "trip"})
+    with pytest.raises(DataError, match="'trip'"):
+        publish(data, "clicks", servers="127.0.0.1:1")

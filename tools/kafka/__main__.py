@@ -1,0 +1,19 @@
+"""A broker to try things with: `python -m tools.kafka` prints its address and runs until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from tools.kafka.broker import Broker, BrokerError, missing_program
+
+if __name__ == "__main__":
+    if missing := missing_program():
+        sys.exit(f"{missing} is not installed; a broker needs Java 17 or above, and Maven to fetch it")
+    try:
+        with Broker() as broker:
+            sys.stdout.write(f"{broker.servers}\n")
+            sys.stdout.flush()
+            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    except BrokerError as error:
+        sys.exit(str(error))

@@ -1,0 +1,176 @@
+"""Broker: one Kafka node (KRaft, broker and controller in one process) on loopback, in a folder of its own.
+
+The jars come from Maven Central once and stay in the user's cache folder, named after the dependency file. Needs Java
+17 or above and Maven.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+_POM = Path(__file__).with_name("pom.xml")
+_START_SECONDS = 60.0
+_FETCH_SECONDS = 600.0
+# Of one node: nothing is copied to others, and whoever waits for a dead broker does not wait long.
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={folder}/data
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+broker.session.timeout.ms=1500
+broker.heartbeat.interval.ms=300
+log.initial.task.delay.ms=1000
+log.retention.check.interval.ms=1000
+"""
+
+
+class BrokerError(Exception):
+    """The broker cannot be started here; says what is missing."""
+
+
+def missing_program() -> str:
+    """The program that is missing here, `java` or `mvn`; empty where a broker can be started."""
+    wanted = ["java"] if _jars().is_dir() else ["java", "mvn"]
+    return next((name for name in wanted if shutil.which(name) is None), "")
+
+
+def fetch_jars() -> Path:
+    """The folder of the broker's jars; fetched by Maven (44 MB) if it is not there yet.
+
+    Raises:
+        BrokerError: Maven failed; holds its last lines.
+    """
+    jars = _jars()
+    if jars.is_dir():
+        return jars
+    jars.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=jars.parent, prefix="fetching-"))
+    try:
+        shutil.copy(_POM, staging / "pom.xml")
+        command = [
+            "mvn", "-q", "-B", "-f", str(staging / "pom.xml"), "dependency:copy-dependencies",
+            "-DincludeScope=runtime", f"-DoutputDirectory={staging / 'jars'}",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS)
+        if done.returncode:
+            raise BrokerError(f"mvn failed with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+        if not jars.is_dir():  # another process may have been quicker
+            (staging / "jars").rename(jars)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return jars
+
+
+class Broker:
+    """A running broker; leave the `with` block, or call `close`, and nothing of it is left.
+
+    Attributes:
+        servers: its address, `127.0.0.1:PORT`.
+
+    Raises:
+        BrokerError: it did not start; holds the last lines of its log.
+    """
+
+    def __init__(self) -> None:
+        jars = fetch_jars()
+        self._folder = Path(tempfile.mkdtemp(prefix="elastrec-kafka-"))
+        port, controller = _free_ports(2)
+        self.servers = f"127.0.0.1:{port}"
+        properties = self._folder / "server.properties"
+        properties.write_text(_PROPERTIES.format(port=port, controller=controller, folder=self._folder))
+        self._java = [
+            "java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Dkafka.logs.dir={self._folder}",
+            "-cp", f"{jars}/*",
+        ]  # fmt: skip
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._format(cluster, properties)
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Start the process again after `kill`; returns when it answers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._java, "kafka.Kafka", str(self._folder / "server.properties")],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, cwd=self._folder,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_SECONDS
+        # The port is opened last, when the broker has joined its controller.
+        while not self._accepts():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise BrokerError(f"Kafka did not start: {self._log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End the process at once, as a power cut does; its data stay."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """End the process and remove its folder."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "broker.log"
+
+    def _accepts(self) -> bool:
+        host, _, port = self.servers.partition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+    def _format(self, cluster: str, properties: Path) -> None:
+        command = [*self._java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS, cwd=self._folder)
+        if done.returncode:
+            raise BrokerError(f"Kafka's storage cannot be made: {(done.stdout + done.stderr)[-2000:]}")
+
+
+def _jars() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "elastrec" / f"kafka-{hashlib.sha256(_POM.read_bytes()).hexdigest()[:12]}"
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
