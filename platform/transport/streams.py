@@ -2,7 +2,8 @@
 
 Plain calls go over Arrow Flight; arrays do not: on loopback a training step's frames of 2 MB cost half of the CPU time
 that Flight's DoExchange takes, which copies every frame together and splits it into HTTP/2 frames and windows.
-Processes that share a network namespace use a Unix socket, which takes a quarter less than TCP on loopback.
+Processes that share a network namespace use a Unix socket, which takes a quarter less than TCP on loopback, and if they
+are one user's and speak no TLS, bodies lie in memory that both map (see `lending`), which takes half of that again.
 """
 
 from __future__ import annotations
@@ -23,21 +24,20 @@ import msgspec
 import structlog
 
 from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
-from elastrec.platform.transport.frames import MAXIMUM_FRAME_BYTES, Array, decode_frame, empty_body, encode_frame
+from elastrec.platform.transport.connection import Connection
+from elastrec.platform.transport.frames import Array, decode_frame, encode_frame
+from elastrec.platform.transport.lending import may_lend
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.versions import code_version
 
-_HEADER = struct.Struct("<4sIQ")
 _GREETING = struct.Struct("<4sI")
-_FRAME_MAGIC, _GREETING_MAGIC = b"elf1", b"els1"
-_WELCOME, _REFUSED = b"\x01", b"\x00"
+_GREETING_MAGIC, _LENDING_MAGIC = b"els1", b"els2"  # the second one: of a client that would lend and borrow memory
+_REFUSED, _WELCOME, _LENDING = b"\x00", b"\x01", b"\x02"
 _MAXIMUM_TOKEN_BYTES = 4096
-_MAXIMUM_METADATA_BYTES = 2**24
 _MAXIMUM_CONNECTIONS = 4096
 _BACKLOG = 256
 _GREETING_SECONDS = 10.0
 _SEND_SECONDS = 60.0
-_LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
 MEND = "install the same version on every node and start the job again"
 
 log = structlog.get_logger(__name__)
@@ -71,92 +71,6 @@ class Problem(msgspec.Struct, frozen=True, tag=True):
     version: str = "unknown"
 
 
-class Connection:
-    """Frames over one socket, from either side; used by one thread, but for `cut`."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._is_plain = not isinstance(link, ssl.SSLSocket)
-        if link.family == socket.AF_UNIX:
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BYTES)
-        else:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-    def limit(self, send_seconds: float, receive_seconds: float | None) -> None:
-        """How long one send and one receive may take without progress; None: for ever."""
-        if not self._is_plain:
-            self._link.settimeout(receive_seconds)
-            return
-        # The kernel's own limits: a Python timeout would poll before every call and return short reads.
-        self._link.settimeout(None)
-        for option, seconds in ((socket.SO_SNDTIMEO, send_seconds), (socket.SO_RCVTIMEO, receive_seconds or 0.0)):
-            whole = int(seconds)
-            self._link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
-
-    def send(self, metadata: bytes, buffers: Sequence[Any]) -> None:
-        """Raises OSError."""
-        size_bytes = sum(len(buffer) for buffer in buffers)
-        parts: list[Any] = [_HEADER.pack(_FRAME_MAGIC, len(metadata), size_bytes) + metadata, *buffers]
-        if not self._is_plain:
-            for part in parts:
-                self._link.sendall(part)
-            return
-        while parts:
-            sent = self._link.sendmsg(parts)
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
-            if sent:
-                parts[0] = memoryview(parts[0])[sent:]
-
-    def receive(self) -> tuple[bytes, Array]:
-        """Metadata and body of the next frame.
-
-        Raises:
-            EOFError: the other side has closed the connection.
-            OSError: it is gone, or too slow.
-            TransportError: what came is no frame.
-        """
-        magic, metadata_bytes, body_bytes = _HEADER.unpack(self.receive_bytes(_HEADER.size))
-        if magic != _FRAME_MAGIC or metadata_bytes > _MAXIMUM_METADATA_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
-            raise TransportError(
-                f"no frame: {magic!r} with {metadata_bytes} and {body_bytes} bytes; allowed: {_FRAME_MAGIC!r} with at "
-                f"most {_MAXIMUM_METADATA_BYTES} and {MAXIMUM_FRAME_BYTES} bytes"
-            )
-        metadata = self.receive_bytes(metadata_bytes)
-        body = empty_body(body_bytes)
-        self._fill(body.data)
-        return metadata, body
-
-    def receive_bytes(self, count: int) -> bytes:
-        """Exactly this many; raises like `receive`."""
-        taken = bytearray(count)
-        self._fill(memoryview(taken))
-        return bytes(taken)
-
-    def _fill(self, view: memoryview) -> None:
-        while view.nbytes:
-            if self._is_plain:
-                count = self._link.recv_into(view, view.nbytes, socket.MSG_WAITALL)
-            else:
-                count = self._link.recv_into(view)
-            if not count:
-                raise EOFError
-            view = view[count:]
-
-    def send_bytes(self, data: bytes) -> None:
-        self._link.sendall(data)
-
-    def cut(self) -> None:
-        """Ends what any thread does on the connection; for any thread."""
-        with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.cut()
-        self._link.close()
-
-
 class ArrayStream:
     """The client's half: `request` sends a message with arrays and waits for the answer.
 
@@ -188,14 +102,17 @@ class ArrayStream:
             if tls:
                 link = _client_context(tls).wrap_socket(link, server_hostname=host)
             self._connection = Connection(link)
-            self._connection.send_bytes(_GREETING.pack(_GREETING_MAGIC, len(token.encode())) + token.encode())
+            magic = _LENDING_MAGIC if may_lend(link) else _GREETING_MAGIC
+            self._connection.send_bytes(_GREETING.pack(magic, len(token.encode())) + token.encode())
             welcome = self._connection.receive_bytes(1)
+            if welcome == _LENDING:
+                self._connection.lend()
             self._connection.limit(timeout_seconds, timeout_seconds)
         except (OSError, EOFError) as error:
             if link is not None:
                 link.close()
             raise TransportError(f"{self.address}: no stream: {error!r}", retryable=True) from error
-        if welcome != _WELCOME:
+        if welcome not in (_WELCOME, _LENDING):
             self._connection.close()
             raise AuthenticationError(f"{self.address} refused the token")
 
@@ -332,7 +249,7 @@ class StreamPort:
                 if self._closed:
                     return
                 self._connections.add(connection)
-            if self._is_welcome(connection):
+            if self._is_welcome(connection, link):
                 connection.limit(_SEND_SECONDS, None)
                 while True:
                     connection.send(*self._answer(*connection.receive()))
@@ -344,13 +261,17 @@ class StreamPort:
             if connection is not None:
                 with self._lock:
                     self._connections.discard(connection)
+                connection.close()
             link.close()
 
-    def _is_welcome(self, connection: Connection) -> bool:
+    def _is_welcome(self, connection: Connection, link: socket.socket) -> bool:
         magic, length = _GREETING.unpack(connection.receive_bytes(_GREETING.size))
-        is_greeting = magic == _GREETING_MAGIC and length <= _MAXIMUM_TOKEN_BYTES
+        is_greeting = magic in (_GREETING_MAGIC, _LENDING_MAGIC) and length <= _MAXIMUM_TOKEN_BYTES
         if is_greeting and hmac.compare_digest(connection.receive_bytes(length), self._token):
-            connection.send_bytes(_WELCOME)
+            lends = magic == _LENDING_MAGIC and may_lend(link)
+            connection.send_bytes(_LENDING if lends else _WELCOME)
+            if lends:
+                connection.lend()
             return True
         self._on_refused()
         connection.send_bytes(_REFUSED)
