@@ -6,7 +6,7 @@ Everything is worked out anew from the raw attempts; the columns in which the le
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,28 +129,29 @@ def _standing(positions: Positions, size: Size) -> dict[int, int]:
     return stands | {number: offset for number, offset, _ in positions.begun}
 
 
-def check_restores(logs: Mapping[str, str], story: Explanation, servers: int) -> list[str]:
+def check_restores(logs: Sequence[Sequence[str]], story: Explanation) -> list[str]:
     """That in every generation all servers restored the same record, and together all of its rows; the last by all.
 
     Args:
-        logs: of the servers' pods that are still there, by name.
+        logs: by the servers' index, of every pod that held the place, oldest first.
     """
     problems = []
     wanted = {0: "", **rollbacks(story)}
-    restored: dict[int, dict[str, tuple[str, int]]] = {}
-    for pod, text in logs.items():
-        for match in _RESTORED.finditer(text):
-            restored.setdefault(int(match[3]), {})[pod] = (match[1], int(match[2]))
-        for match in _RESTORED_NOTHING.finditer(text):
-            restored.setdefault(int(match[1]), {})[pod] = ("", 0)
+    restored: dict[int, dict[int, tuple[str, int]]] = {}
+    for index, pods in enumerate(logs):
+        for text in pods:
+            for match in _RESTORED.finditer(text):
+                restored.setdefault(int(match[3]), {})[index] = (match[1], int(match[2]))
+            for match in _RESTORED_NOTHING.finditer(text):
+                restored.setdefault(int(match[1]), {})[index] = ("", 0)
     last = max(wanted)
-    if silent := sorted(logs.keys() - restored.get(last, {}).keys()):
-        problems.append(f"generation {last}: {silent} do not say what they restored")
+    if silent := sorted(set(range(len(logs))) - restored.get(last, {}).keys()):
+        problems.append(f"generation {last}: servers {silent} do not say what they restored")
     for generation, found in sorted(restored.items()):
         uris = {uri for uri, _ in found.values()}
         if uris != {wanted.get(generation, "no rollback")}:
             problems.append(f"generation {generation} restored {sorted(uris)}, wanted {wanted.get(generation)!r}")
-        elif len(found) == servers and wanted[generation]:
+        elif len(found) == len(logs) and wanted[generation]:
             rows = sum(rows for _, rows in found.values())
             held = sum(open_record(wanted[generation]).manifest.rows.values())
             if rows != held:

@@ -13,6 +13,7 @@ from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.transport.export_messages import ExportRequest, predictions_folder
 from tests.faults.books import Size, batches_told, check_books, check_restores
 from tests.faults.job import BATCH_ROWS, EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
+from tests.faults.keeping import Keeper
 from tests.faults.leftovers import torn_records
 from tests.faults.outcome import Outcome
 from tests.faults.plan import Run
@@ -59,11 +60,11 @@ def check_model(
         outcome.problems.append(f"AUC {outcome.auc:.5f}, undisturbed {expected_auc:.5f}")
 
 
-def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept: Path, outcome: Outcome) -> None:
+def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept: Keeper, outcome: Outcome) -> None:
     """Adds up what the job has left of itself, now that it is gone.
 
     Args:
-        kept: a folder per pod with its log.
+        kept: the logs of all pods that the run had.
     """
     ledger, story = (read(str(site.store), prepared.job_id) for read in (read_ledger, read_explanation))
     if ledger is None or story is None:
@@ -82,11 +83,12 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
     outcome.problems += books.problems
     if books.lost:
         outcome.problems.append(f"{books.lost} samples were never trained")
-    prefix = pod_name(prepared.job_id, Role.PARAMETER_SERVER).removesuffix("-0")
-    logs = {
-        pod.name: "".join(file.read_text() for file in sorted((pod / "log").iterdir()))
-        for pod in kept.iterdir()
-        if pod.name.startswith(prefix)
-    }
-    outcome.problems += check_restores(logs, story, run.shape.servers)
+    pods = kept.pods()
+    servers = []
+    for index in range(run.shape.servers):
+        first = pod_name(prepared.job_id, Role.PARAMETER_SERVER, index)
+        held = [pod for pod in pods if pod == first or pod.startswith(f"{first}-r")]
+        # Oldest first: `-r10` came after `-r9`.
+        servers.append([kept.log_of(pod) for pod in sorted(held, key=lambda pod: (len(pod), pod))])
+    outcome.problems += check_restores(servers, story)
     outcome.problems += torn_records(site.store, job_name)

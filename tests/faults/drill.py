@@ -25,6 +25,7 @@ from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.checking import DROPPED_BATCHES, HELD_BATCHES, check_accounts, check_model
 from tests.faults.injury import Scene, inflict
 from tests.faults.job import campaign_job
+from tests.faults.keeping import Keeper
 from tests.faults.leftovers import leftovers, shared_memory
 from tests.faults.outcome import Outcome
 from tests.faults.plan import Fault, Run, Strike, Victim
@@ -49,13 +50,12 @@ def drill(site: Site, run: Run, expected_auc: float | None, evidence: Path) -> O
     began, before = time.monotonic(), shared_memory()
     prepared = site.prepare(run.shape)
     job_name = campaign_job(run.shape, site.data).metadata.name
-    kept = site.home / "kept"
-    shutil.rmtree(kept, ignore_errors=True)
+    kept = Keeper(site.home / "agent", site.home / "kept")
     ports: frozenset[int] = frozenset()
     try:
-        metrics = _live(site, run, prepared, outcome)
+        metrics = _live(site, run, prepared, kept, outcome)
         ports = frozenset(int(pod.address.rpartition(":")[2]) for pod in site.cluster.list() if pod.address)
-        _keep(site, kept)
+        kept.keep()
         if metrics.phase is Phase.SUCCEEDED:
             with users_code(site.home / "models"):
                 check_model(site, prepared, job_name, metrics, expected_auc, outcome)
@@ -66,22 +66,22 @@ def drill(site: Site, run: Run, expected_auc: float | None, evidence: Path) -> O
             check_accounts(site, run, prepared, job_name, kept, outcome)
     except Exception as error:  # whatever a fault brings to light is a finding, and the campaign goes on
         outcome.problems.append(f"{type(error).__name__}: {error}")
-        _keep(site, kept)
+        kept.keep()
         jobs.stop(site.platform, prepared.job_id, "the run failed")
     outcome.problems += leftovers(site.home, prepared.job_id, site.cluster, ports, before)
     outcome.seconds = time.monotonic() - began
     if outcome.problems:
         folder = evidence / f"run-{run.seed}-{run.number}-{uuid.uuid4().hex[:6]}"
-        shutil.copytree(kept, folder)
+        shutil.copytree(kept.folder, folder)
         if (site.store / job_name).exists():
             shutil.copytree(site.store / job_name, folder / "store")
         (folder / "outcome.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1))
-    shutil.rmtree(kept, ignore_errors=True)
+    shutil.rmtree(kept.folder, ignore_errors=True)
     shutil.rmtree(site.store / job_name, ignore_errors=True)
     return outcome
 
 
-def _live(site: Site, run: Run, prepared: Prepared, outcome: Outcome) -> TrainingMetrics:
+def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outcome) -> TrainingMetrics:
     """The job's life as `elastrec run` leads it, while the plan's strikes come down."""
     platform, job_id = site.platform, prepared.job_id
     request = launch_request(prepared, jobs.warm_start(platform, prepared))
@@ -93,6 +93,7 @@ def _live(site: Site, run: Run, prepared: Prepared, outcome: Outcome) -> Trainin
     scene = Scene(site.home, job_id, int(client.address.rpartition(":")[2]), watch.is_over)
     threads = _Threads()
     threads.start(watch.run)
+    threads.start(partial(kept.follow, watch.is_over))
     struck: list[list[Hit]] = []
     striking = threads.start(lambda: _strike_all(run.strikes, watch, scene, struck, outcome))
     deadline = time.monotonic() + LONGEST_RUN_SECONDS
@@ -196,15 +197,3 @@ class _Threads:
             thread.join()
         if self._errors:
             raise self._errors[0]
-
-
-def _keep(site: Site, kept: Path) -> None:
-    """Copies what pods said and journalled, before they are deleted."""
-    for pod in (site.home / "agent" / "pods").glob("*/plan.1.json"):
-        plan = msgspec.json.decode(pod.read_bytes())
-        with contextlib.suppress(shutil.Error, FileNotFoundError):
-            folder = kept / plan["environment"]["ELASTREC_POD"]
-            shutil.copytree(pod.parent / "log", folder / "log", dirs_exist_ok=True)
-            shutil.copytree(pod.parent / "work", folder / "work", dirs_exist_ok=True)
-    kept.mkdir(exist_ok=True)
-    shutil.copy(site.home / "agent" / "agent.log", kept)
