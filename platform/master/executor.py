@@ -91,6 +91,11 @@ class Executor:
         with self._lock:
             return dict(self._statuses)
 
+    def running(self) -> set[str]:
+        """Pods that run, as the cluster said last."""
+        with self._lock:
+            return {name for name, status in self._statuses.items() if status.phase is PodPhase.RUNNING}
+
     def delete_all(self, kept: Iterable[str]) -> None:
         """Deletes the job's workers and servers but those in `kept`, side by side. Errors are logged."""
         spared = set(kept)

@@ -44,7 +44,9 @@ def pod_silent(state: JobState, event: PodSilent, effects: list[Effect]) -> None
     member = state.membership.members.get(event.pod)
     if member is None or member.incarnation != event.incarnation or state.phase.is_final:
         return
-    _lose(state, member, f"no life sign for {event.silent_seconds:.1f} s", effects, delete=True)
+    seconds = f"{event.silent_seconds:.1f} s"
+    never = f"its process was not ready to work after {seconds} (spec.faults.start_timeout)"
+    _lose(state, member, f"no life sign for {seconds}" if event.incarnation else never, effects, delete=True)
 
 
 def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:

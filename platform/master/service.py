@@ -387,7 +387,7 @@ class JobService(ObserverCalls):
                 return
             members = self.state.membership.members
             self._seen.keep_only(members)
-            silences = self._life_signs.silent(members, now)
+            silences = self._life_signs.silent(members, self._executor.running(), now)
         for each in silences:
             self.submit(
                 lambda time, each=each: events.PodSilent(  # type: ignore[misc]

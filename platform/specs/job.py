@@ -227,6 +227,8 @@ class FaultTolerance(Spec):
     """Between two life signs of a pod; longer where all pods together would give more than 200 a second."""
     heartbeat_timeout: Seconds = 15.0
     """A pod that was silent for this long is replaced."""
+    start_timeout: Annotated[Seconds, Field(gt=0)] = 900.0
+    """A pod that has run for this long without its process being ready to work is replaced."""
     lease: Annotated[Seconds, Field(gt=0)] = 120.0
     """A shard without progress for this long is given to another worker."""
     shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from elastrec.platform.clusters.protocol import PodSpec
 from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
@@ -21,6 +22,7 @@ from elastrec.platform.transport.job_messages import (
     StopJob,
     TakeOver,
 )
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.fakes import ScriptedPod, job
 from tests.platform.master.stage import Stage
 
@@ -75,6 +77,24 @@ def test_a_silent_worker_is_taken_for_dead(stage: Callable[..., Stage]):
     s.wait(lambda: "clicks-1-worker-1-r1" in s.pods)
     s.wait_for(Phase.SUCCEEDED)
     assert "clicks-1-worker-1" in s.cluster.deleted
+
+
+def test_a_pod_that_runs_but_never_registers_is_replaced(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):
+    play = Stage._play
+
+    def stillborn(self: Stage, spec: PodSpec) -> None:
+        if spec.name not in ("clicks-1-worker-0", "clicks-1-ps-1"):
+            play(self, spec)
+
+    monkeypatch.setattr(Stage, "_play", stillborn)
+    faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "lease": 20, "start_timeout": 0.5}
+    s = stage(job(faults=faults))
+    s.wait_for(Phase.SUCCEEDED)
+    assert {"clicks-1-worker-0-r1", "clicks-1-ps-1-r1"} <= s.pods.keys()
+    assert {"clicks-1-worker-0", "clicks-1-ps-1"} <= set(s.cluster.deleted)
+    assert s.rows_trained() == [1] * 1000
+    told = " ".join(entry.cause for entry in s.call(GetExplanation(), Explanation).timeline)
+    assert "was not ready to work after" in told and "spec.faults.start_timeout" in told
 
 
 def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]):

@@ -203,6 +203,11 @@ def disturb(world: World, chance: random.Random) -> None:
         world.act(name)
     elif what < 0.79 and name:
         world.kill(name)
+    elif what < 0.80:
+        unborn = sorted(world.state.membership.members.keys() - world.up.keys())
+        if unborn:
+            pod = chance.choice(unborn)
+            world.tell(events.PodSilent(time=world.time, pod=pod, incarnation="", silent_seconds=900.0))
     elif what < 0.81 and name:
         incarnation = world.up[name]["incarnation"]
         world.tell(events.PodSilent(time=world.time, pod=name, incarnation=incarnation, silent_seconds=15.0))
