@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,24 +154,29 @@ def test_ctrl_c_ends_a_watch_on_a_terminal_without_an_error(tmp_path: Path) -> N
         stdin=side, stdout=side, stderr=side, env=environment, cwd=tmp_path,
     )  # fmt: skip
     os.close(side)
-    screen = ""
+    screen = bytearray()
+
+    def look() -> None:
+        # A terminal that nobody looks at is full after 4 KiB, and then whoever writes to it stands still.
+        with contextlib.suppress(OSError):
+            while some := os.read(main, 4096):
+                screen.extend(some)
+
+    looking = threading.Thread(target=look)
+    looking.start()
     try:
-
-        def said() -> bool:
-            nonlocal screen
-            screen += os.read(main, 4096).decode()
-            return NO_JOBS in screen
-
-        wait_for(said, 30, "the table")
+        wait_for(lambda: NO_JOBS.encode() in screen, 30, "the table")
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(10)
         # Python drops an interrupt that arrives inside of a finalizer: whoever sits there presses the keys again.
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-        assert "Traceback" not in screen
+        looking.join()
+        assert b"Traceback" not in screen
     finally:
         process.kill()
         process.wait()
+        looking.join()
         os.close(main)
         stop_agent(tmp_path / "agent")
