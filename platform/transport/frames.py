@@ -93,8 +93,8 @@ def decode_frame(metadata: bytes, body: Array, decoder: msgspec.msgpack.Decoder[
         if any(extent < 0 for extent in shape) or at + size > body.nbytes:
             raise TransportError(f"a frame's body of {body.nbytes} bytes cannot have the shape {shape} of {dtype}")
         try:
-            arrays.append(body[at : at + size].view(dtype).reshape(shape))
-        except (ValueError, OverflowError) as error:
+            arrays.append(np.ndarray(shape, dtype, body, at))
+        except (TypeError, ValueError, OverflowError) as error:
             raise TransportError(f"a frame names the shape {shape}, which no array has: {error}") from error
         at += size + -size % ALIGNMENT_BYTES
     if at != body.nbytes:

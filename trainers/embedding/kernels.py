@@ -10,7 +10,7 @@ from numba import njit
 
 from elastrec.trainers.parameter_server.hashing import splitmix64
 
-_S40 = np.uint64(40)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: the high bits of a product spread any ids
 
 
 @njit(cache=True, nogil=True)
@@ -26,7 +26,7 @@ def route_ids(  # type: ignore[no-untyped-def]
         moduli: [T] int64, hash size or 0.
         owners: [V] int32, server of each virtual bucket.
         inverse: [N] int32 out, place of each id among the distinct ids of its group.
-        ids_out, sightings_out: [N] int64, int32 out, the first U are filled.
+        ids_out, sightings_out: [N] int64, int32 out, the first U are filled (what follows is arbitrary).
         counts: [S, T] int32 out, zeroed by the caller.
     """
     virtual_buckets = np.uint64(owners.shape[0])
@@ -39,15 +39,20 @@ def route_ids(  # type: ignore[no-untyped-def]
             size += ends[f] - starts[f]
             f += 1
         largest = max(largest, size)
-    slots = 16
+    slots, shift = 16, np.uint64(60)
     while slots < 2 * largest:
         slots *= 2
+        shift -= np.uint64(1)
     mask = np.int64(slots - 1)
     index = np.full(slots, -1, np.int32)
-    keys = np.empty(total, np.int64)
-    table_of = np.empty(total, np.int32)
-    server_of = np.empty(total, np.int32)
-    seen = np.empty(total, np.int32)
+    groups = group_of_table[group_of_table.shape[0] - 1] + 1
+    # Tables are met in plan order: with one server and one group, what is numbered first already lies first.
+    in_place = servers == 1 and groups == 1
+    room = 0 if in_place else total
+    keys = ids_out if in_place else np.empty(room, np.int64)
+    seen = sightings_out if in_place else np.empty(room, np.int32)
+    table_of = np.empty(room, np.int32)
+    server_of = np.empty(room, np.int32)
     unique = 0
     for f in range(features):
         table = tables[f]
@@ -58,8 +63,7 @@ def route_ids(  # type: ignore[no-untyped-def]
             key = values[j]
             if modulus:
                 key = key % modulus
-            row_hash = splitmix64(np.uint64(key) ^ salt)
-            slot = np.int64(row_hash >> _S40) & mask
+            slot = np.int64((np.uint64(key) * _GOLDEN) >> shift)
             while True:
                 number = index[slot]
                 if number < 0 or keys[number] == key:
@@ -70,18 +74,16 @@ def route_ids(  # type: ignore[no-untyped-def]
                 unique += 1
                 index[slot] = number
                 keys[number] = key
-                server = owners[np.int64(row_hash % virtual_buckets)]
-                table_of[number] = table
-                server_of[number] = server
                 seen[number] = 0
+                server = 0
+                if not in_place:
+                    server = owners[np.int64(splitmix64(np.uint64(key) ^ salt) % virtual_buckets)]
+                    table_of[number] = table
+                    server_of[number] = server
                 counts[server, table] += 1
             seen[number] += 1
             inverse[j] = number
-    groups = group_of_table[group_of_table.shape[0] - 1] + 1
-    if servers == 1 and groups == 1:
-        # Tables were met in plan order: what was numbered first already lies first.
-        ids_out[:unique] = keys[:unique]
-        sightings_out[:unique] = seen[:unique]
+    if in_place:
         return unique
     cursor = np.empty(counts.shape, np.int64)
     group_start = np.zeros(groups, np.int64)

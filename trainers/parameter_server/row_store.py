@@ -109,21 +109,29 @@ class RowStore:
             # Finding rows together and then making the few that are new beats doing both id by id.
             known = np.empty(len(ids), np.int64)
             kernels.find_rows(counts, ids, group.first_table, self._salts, self._slots, self._regions, known)
-        if not kernels.check_owned(counts, ids, known, group.first_table, self._salts, self._owned):
-            raise IncompatibleError("a push names ids whose buckets belong to another server")
-        rows = np.empty(len(ids), np.int64)
         now = int(now_seconds)
-        code = kernels.make_rows(
-            counts, ids, known, sightings if group.admit_after > 1 else self._none, group.first_table, self._salts,
-            self._ranges, self._seed_hash, group.admit_after, (now // 60) & kernels.MINUTES,
-            self.rule.initial_state, self._slots, self._regions, self._used, self._allocator, self._free_rows,
-            self._row_allocator, self._table_rows, self._table_candidates, self._values, self._state, rows,
-        )  # fmt: skip
-        self._check(code)
+        # Most pushes name no row that has yet to be made.
+        all_known = len(known) > 0 and int(known.min()) >= 0
+        rows = known if all_known else self._make(counts, ids, sightings, known, now)
         self.version += 1
         self.rule.apply(rows, gradients, self._values, self._state, self._versions, np.uint32(self.version))
         if self._evicts:
             self._last_seen[rows[rows >= 0]] = now
+
+    def _make(self, counts: Array, ids: Array, sightings: Array, known: Array, now_seconds: int) -> Array:
+        """Numbers [U] of the rows, made where they are due; see `push`."""
+        group = self.group
+        if not kernels.check_owned(counts, ids, known, group.first_table, self._salts, self._owned):
+            raise IncompatibleError("a push names ids whose buckets belong to another server")
+        rows = np.empty(len(ids), np.int64)
+        code = kernels.make_rows(
+            counts, ids, known, sightings if group.admit_after > 1 else self._none, group.first_table, self._salts,
+            self._ranges, self._seed_hash, group.admit_after, (now_seconds // 60) & kernels.MINUTES,
+            self.rule.initial_state, self._slots, self._regions, self._used, self._allocator, self._free_rows,
+            self._row_allocator, self._table_rows, self._table_candidates, self._values, self._state, rows,
+        )  # fmt: skip
+        self._check(code)
+        return rows
 
     def _check(self, code: int) -> None:
         if code != kernels.OK:
