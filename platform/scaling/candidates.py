@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from elastrec.platform.scaling.amounts import Capacity, Resources
-from elastrec.platform.scaling.columns import Columns
 from elastrec.platform.scaling.exploration import explore
 from elastrec.platform.scaling.objectives import Situation
 from elastrec.platform.scaling.pareto import thin
@@ -14,7 +13,7 @@ from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
 
 def stay(situation: Situation) -> Candidate:
     """The candidate that every job has: nothing changes, costs or gains."""
-    now = situation.model.predict(Columns.of([situation.job.allocation]))
+    now = situation.now
     return Candidate(
         allocation=situation.job.allocation,
         kind=CandidateKind.STAY,
@@ -43,7 +42,7 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
     for row in range(len(chosen.columns)):
         kind = CandidateKind.SAVE if chosen.cost_per_hour[row] <= 0 else CandidateKind.GROW
         candidates.append(chosen.candidate(row, kind))
-    candidates += explore(situation, capacity, space)
+    candidates += explore(situation, capacity, space, found.looked_at)
     return Proposal.of(job, candidates, (_trust(situation), _looked_at(found, space.size), *model.notes))
 
 

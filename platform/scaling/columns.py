@@ -77,12 +77,9 @@ class Columns:
 def features(shape: ModelShape, columns: Columns) -> Floats:
     """What the α of eq. 2–5 are multiplied with, in the order of `TERMS`; float64 of shape (N, 4)."""
     m, w, p = float(shape.batch_size), columns.workers, columns.parameter_servers
-    return np.stack(
-        [
-            m / columns.worker_cores,  # eq. 2
-            w / (p * columns.parameter_server_cores),  # eq. 3
-            (shape.dense_bytes / p) / (shape.network_bytes_per_second / w),  # eq. 4
-            m * shape.embedding_dimension / p,  # eq. 5
-        ],
-        axis=1,
-    )
+    rows_NK = np.empty((len(w), len(TERMS)))
+    rows_NK[:, 0] = m / columns.worker_cores  # eq. 2
+    rows_NK[:, 1] = w / (p * columns.parameter_server_cores)  # eq. 3
+    rows_NK[:, 2] = (shape.dense_bytes / p) / (shape.network_bytes_per_second / w)  # eq. 4
+    rows_NK[:, 3] = m * shape.embedding_dimension / p  # eq. 5
+    return rows_NK

@@ -6,9 +6,6 @@ prediction is uncertain determines more. Shape legend: N allocations.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Capacity, is_positive
@@ -20,7 +17,6 @@ from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 MOST = 3
 """Exploring candidates of a job."""
 _LOOKED_AT = 500
-_ANY_ERROR = 1e9
 
 
 def _single_steps(space: Space) -> Indexes:
@@ -47,25 +43,30 @@ def _fastest_measured(job: JobProfile) -> float:
     return max((workers * job.shape.batch_size / step for workers, step in steps if is_positive(step)), default=0.0)
 
 
-def _promises(situation: Situation, capacity: Capacity, space: Space) -> bool:
+def _promises(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> bool:
     """Whether some plan would be made if its prediction were to be trusted, and is not made because it is not."""
-    bold = msgspec.structs.replace(situation.rules, trusted_error=_ANY_ERROR)
-    outcomes = replace(situation, rules=bold).outcomes(space.columns(space.spread(_LOOKED_AT)))
-    wanted = (excess(situation, capacity, outcomes) <= 0).all(axis=1) & (outcomes.violation <= 0)
-    return bool((wanted & (outcomes.relative_error > situation.rules.trusted_error)).any())
+    doubted_N = (outcomes.against_rules <= 0) & (outcomes.relative_error > situation.rules.trusted_error)
+    return bool(doubted_N.any() and (excess(situation, capacity, outcomes) <= 0).all(axis=1)[doubted_N].any())
 
 
-def explore(situation: Situation, capacity: Capacity, space: Space) -> list[Candidate]:
+def explore(
+    situation: Situation, capacity: Capacity, space: Space, looked_at: Outcomes | None = None
+) -> list[Candidate]:
     """At most MOST neighbours with an uncertain prediction, most learning per cost first; none when all is known.
 
     A step may not be predicted to slow the job by more than `max_slowdown` against the fastest that was measured, so
     going down is explored only where it is believed to be nearly free, and steps down do not add up. A horizon too
     short to measure in is no time to explore, and a model is not asked for more than a plan could use.
+
+    Args:
+        looked_at: outcomes of the whole space, where they are known.
     """
     points = _single_steps(space)
     if not len(points) or situation.horizon_seconds < situation.job.until_next_change_seconds:
         return []
-    if not _promises(situation, capacity, space):
+    if looked_at is None or space.size > _LOOKED_AT:
+        looked_at = situation.outcomes(space.columns(space.spread(_LOOKED_AT)))
+    if not _promises(situation, capacity, looked_at):
         return []
     outcomes = situation.outcomes(space.columns(points))
     fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)

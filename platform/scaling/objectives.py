@@ -25,7 +25,7 @@ import numpy as np
 
 from elastrec.platform.scaling.amounts import PriceList, Resources, is_positive, require
 from elastrec.platform.scaling.columns import Columns, Floats
-from elastrec.platform.scaling.throughput import ThroughputModel
+from elastrec.platform.scaling.throughput import Prediction, ThroughputModel
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Overheads
 
 
@@ -68,6 +68,7 @@ class Outcomes:
     Attributes:
         price: currency per hour of the whole allocation.
         violation: ≤ 0 where the rules allow the plan and its prediction is to be trusted (see `Rules`).
+        against_rules: the part of `violation` that the rules make, whatever the prediction is worth.
         more_cores, more_memory_bytes: against what the job has now.
     """
 
@@ -80,6 +81,7 @@ class Outcomes:
     cost_per_hour: Floats
     more_cores: Floats
     more_memory_bytes: Floats
+    against_rules: Floats
     violation: Floats
 
     def candidate(self, row: int, kind: CandidateKind) -> Candidate:
@@ -107,9 +109,14 @@ class Situation:
     rules: Rules = field(default_factory=Rules)
 
     @cached_property
+    def now(self) -> Prediction:
+        """What the model says of the allocation that the job has."""
+        return self.model.predict(Columns.of([self.job.allocation]))
+
+    @cached_property
     def samples_per_second(self) -> float:
         """Ψ now, by the model: compared with the model's own predictions, its errors cancel."""
-        return float(self.model.predict(Columns.of([self.job.allocation])).samples_per_second[0])
+        return float(self.now.samples_per_second[0])
 
     @property
     def horizon_seconds(self) -> float:
@@ -132,6 +139,7 @@ class Situation:
         late_N = np.minimum(start_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
         overhead_N = speed * lost_N + np.maximum(difference_N, 0.0) * late_N
         gain_N = difference_N - overhead_N
+        against_N = _violation(speed, gain_N, price_N / price_now, self.reference, self.rules)
         return Outcomes(
             columns=columns,
             samples_per_second=predicted.samples_per_second,
@@ -142,11 +150,9 @@ class Situation:
             cost_per_hour=price_N - price_now,
             more_cores=columns.cores - now.cores,
             more_memory_bytes=columns.memory_bytes - now.memory_bytes,
+            against_rules=against_N,
             # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
-            violation=np.maximum(
-                _violation(speed, gain_N, price_N / price_now, self.reference, self.rules),
-                predicted.relative_error - self.rules.trusted_error,
-            ),
+            violation=np.maximum(against_N, predicted.relative_error - self.rules.trusted_error),
         )
 
     @property

@@ -27,14 +27,6 @@ long as the other."""
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A form with its coefficients, shape (K,)."""
-
-    form: Form
-    theta_K: Floats
-
-
-@dataclass(frozen=True)
 class Equations:
     """Rows over `step_form.COLUMNS`, measured seconds, and the weight of each squared log error."""
 
@@ -50,12 +42,21 @@ class Equations:
         )
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A form with its coefficients, shape (K,), and what they were fitted to."""
+
+    form: Form
+    theta_K: Floats
+    equations: Equations
+
+
 def solve(form: Form, equations: Equations) -> Fitted:
     """The coefficients of least RMSLE of one form."""
     rows_RK, seconds_R, weights_R = equations.rows_RK, equations.seconds_R, equations.weights_R
     summed_K = fit_relative(rows_RK, seconds_R, weights_R)
     if form.overlap == 1.0:
-        return Fitted(form, summed_K)
+        return Fitted(form, summed_K, equations)
     # Where one part is nothing, its derivative is too: the other start has some of everything.
     size_K = rows_RK.max(axis=0)
     little_K = np.where(size_K > 0, 0.1 * np.median(seconds_R) / np.where(size_K > 0, size_K, 1.0), 0.0)
@@ -63,7 +64,7 @@ def solve(form: Form, equations: Equations) -> Fitted:
     found = [
         fit_curve(lambda theta_K: form.slopes(rows_RK, theta_K), seconds_R, weights_R, [start_K]) for start_K in starts
     ]
-    return Fitted(form, min(found, key=lambda theta_K: _squares(form, equations, theta_K)))
+    return Fitted(form, min(found, key=lambda theta_K: _squares(form, equations, theta_K)), equations)
 
 
 def _errors(form: Form, equations: Equations, theta_K: Floats) -> Floats:
@@ -75,13 +76,13 @@ def _squares(form: Form, equations: Equations, theta_K: Floats, steps: int | Non
     return float(np.sum((equations.weights_R * _errors(form, equations, theta_K) ** 2)[:steps]))
 
 
-def left_out_error(fitted: Fitted, equations: Equations, steps: int) -> float:
+def left_out_error(fitted: Fitted, steps: int) -> float:
     """Root mean square of the log errors of the first `steps` rows, each predicted from all other rows.
 
     The linear model's identity, at the solution: e_i / (1 − h_i) with h_i the weight that a row has in its own
     prediction. One fit instead of one per configuration.
     """
-    form, theta_K = fitted.form, fitted.theta_K
+    form, theta_K, equations = fitted.form, fitted.theta_K, fitted.equations
     seconds_R, slopes_RK = form.slopes(equations.rows_RK, theta_K)
     used_K = theta_K > 0
     relative_RK = slopes_RK[:, used_K] / seconds_R[:, None]
@@ -100,16 +101,14 @@ def choose(equations_of: Callable[[Form], Equations], steps: int, good_enough: f
         equations_of: of one form; the first `steps` rows are the measured steps.
         good_enough: a sum whose left-out error is not above this is not looked behind.
     """
-    first, equations = FORMS[0], equations_of(FORMS[0])
-    best = solve(first, equations)
-    best_score = left_out_error(best, equations, steps)
+    best = solve(FORMS[0], equations_of(FORMS[0]))
+    best_score = left_out_error(best, steps)
     if best_score <= good_enough:
         return best
-    limit = _squares(first, equations, best.theta_K, steps)
+    limit = _squares(best.form, best.equations, best.theta_K, steps)
     for form in FORMS[1:]:
-        equations = equations_of(form)
-        fitted = solve(form, equations)
-        score = left_out_error(fitted, equations, steps) * (1.0 + MARGIN) ** form.refinements
-        if score < best_score and _squares(form, equations, fitted.theta_K, steps) <= limit:
+        fitted = solve(form, equations_of(form))
+        score = left_out_error(fitted, steps) * (1.0 + MARGIN) ** form.refinements
+        if score < best_score and _squares(form, fitted.equations, fitted.theta_K, steps) <= limit:
             best, best_score = fitted, score
     return best

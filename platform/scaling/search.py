@@ -6,7 +6,7 @@ plans that save lie. Shape legend: N points, 5 decisions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -53,12 +53,17 @@ class Front:
 
     Attributes:
         points: indexes into the space's ladders, int64 of shape (N, 5).
-        exhaustive: every point of the space was looked at.
+        looked_at: what every point of the space would bring, where all of them were looked at.
     """
 
     points: Indexes
     outcomes: Outcomes
-    exhaustive: bool
+    looked_at: Outcomes | None = None
+
+    @property
+    def exhaustive(self) -> bool:
+        """Every point of the space was looked at."""
+        return self.looked_at is not None
 
 
 def excess(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Floats:
@@ -97,12 +102,11 @@ def allowed(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> np.
     return fits_N & (outcomes.violation <= 0)
 
 
-def best_of(situation: Situation, capacity: Capacity, space: Space, points_N5: Indexes, exhaustive: bool) -> Front:
+def best_of(situation: Situation, capacity: Capacity, points_N5: Indexes, outcomes: Outcomes) -> Front:
     """The front of these points alone."""
-    outcomes = situation.outcomes(space.columns(points_N5))
     good = np.flatnonzero(allowed(situation, capacity, outcomes))
     chosen = good[front(outcomes.cost_per_hour[good], -outcomes.gain[good])]
-    return Front(points_N5[chosen], take(outcomes, chosen), exhaustive)
+    return Front(points_N5[chosen], take(outcomes, chosen))
 
 
 def take(outcomes: Outcomes, rows: np.ndarray[Any, np.dtype[np.intp]]) -> Outcomes:
@@ -113,7 +117,9 @@ def take(outcomes: Outcomes, rows: np.ndarray[Any, np.dtype[np.intp]]) -> Outcom
 
 def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> Front:
     """The exact front; time and memory grow with `space.size`."""
-    return best_of(situation, capacity, space, space.everything(), exhaustive=True)
+    points_N5 = space.everything()
+    outcomes = situation.outcomes(space.columns(points_N5))
+    return replace(best_of(situation, capacity, points_N5, outcomes), looked_at=outcomes)
 
 
 def coarse_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
@@ -125,11 +131,11 @@ def coarse_front(situation: Situation, capacity: Capacity, space: Space, setting
 def polish(situation: Situation, capacity: Capacity, space: Space, points_N5: Indexes, rounds: int) -> Front:
     """The front of these points, then of its own neighbours, until it stays the same; at most so many rounds."""
     start_5 = np.array([space.start])
-    found = best_of(situation, capacity, space, points_N5, exhaustive=False)
+    found = best_of(situation, capacity, points_N5, situation.outcomes(space.columns(points_N5)))
     for _ in range(rounds):
         base = found.points if len(found.points) else start_5
         tried = space.unique(np.concatenate([base, space.neighbours(base)]))
-        better = best_of(situation, capacity, space, tried, exhaustive=False)
+        better = best_of(situation, capacity, tried, situation.outcomes(space.columns(tried)))
         if np.array_equal(better.points, found.points):
             break
         found = better

@@ -58,8 +58,11 @@ class Form:
 
     def rows(self, shape: ModelShape, columns: Columns) -> Floats:
         """What the coefficients are multiplied with, float64 of shape (N, K)."""
-        fan_out_N = columns.parameter_servers / columns.worker_cores * float(self.fans_out)
-        return np.column_stack([features(shape, columns), fan_out_N, np.ones(len(columns))])
+        rows_NK = np.empty((len(columns), len(COLUMNS)))
+        rows_NK[:, :_FAN_OUT] = features(shape, columns)
+        rows_NK[:, _FAN_OUT] = columns.parameter_servers / columns.worker_cores if self.fans_out else 0.0
+        rows_NK[:, _FAN_OUT + 1] = 1.0
+        return rows_NK
 
     def seconds(self, rows_RK: Floats, theta_K: Floats) -> Floats:
         """T_iter, shape (R,)."""

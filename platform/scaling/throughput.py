@@ -236,7 +236,7 @@ def fit(
         fitted = solve(form, equations_of(form))
     if fitted.form.refinements:
         notes.append(_described(fitted.form))
-    return _model(shape, profile, fitted, equations_of(fitted.form), split, (rank, columns, condition), tuple(notes))
+    return _model(shape, profile, fitted, totals.rows_RK, split, (rank, columns, condition), tuple(notes))
 
 
 def _described(form: Form) -> str:
@@ -246,12 +246,12 @@ def _described(form: Form) -> str:
 
 
 def _model(
-    shape: ModelShape, profile: Profile, fitted: Fitted, equations: Equations, split: bool,
+    shape: ModelShape, profile: Profile, fitted: Fitted, summed_CK: Floats, split: bool,
     known: tuple[int, int, float], notes: tuple[str, ...],
 ) -> ThroughputModel:  # fmt: skip
-    """What is known of a fit; `known`: rank, columns and condition of the measured rows."""
+    """What is known of a fit; `summed_CK`: the measured rows of the plain sum; `known`: rank, columns, condition."""
     count, (rank, columns, condition) = len(COLUMNS), known
-    form = fitted.form
+    form, equations = fitted.form, fitted.equations
     theta_K = np.array([*fitted.theta_K[: count - 1], fitted.theta_K[count - 1 :].sum()])
     # A split β is in the last two columns; of a total both are 1.
     rows_RK, seconds_R = equations.rows_RK[:, :count], equations.seconds_R
@@ -259,14 +259,13 @@ def _model(
     doubted = slice(len(profile) + int(split) * int(np.isfinite(profile.compute_seconds).sum()), None)
     errors_C = np.log(np.maximum(form.seconds(rows_RK[steps], theta_K), 1e-300) / seconds_R[steps])
     error = float(np.sqrt(np.mean(errors_C**2)))
-    summed_RK = Form().rows(shape, profile.columns)
-    plain_K = fit_plain(summed_RK, seconds_R[steps])
+    plain_K = fit_plain(summed_CK, seconds_R[steps])
     seen = form.slopes(rows_RK[steps], theta_K)
     return ThroughputModel(
         shape=shape,
         coefficients=form.coefficients(theta_K, float(fitted.theta_K[count - 1]) if split else None),
         rmsle=error,
-        plain_rmsle=rmsle(summed_RK, seconds_R[steps], plain_K),
+        plain_rmsle=rmsle(summed_CK, seconds_R[steps], plain_K),
         configurations=len(profile),
         rank=rank,
         columns=columns,
