@@ -3,6 +3,7 @@
 Both fill batches from Parquet (decompress, decode, encode), convert them (the plain one to jagged arrays, the other to
 groups without repeats), preprocess their ids (hash, cut) and lay down the bytes that a worker gets. The same rows in
 both files; rows per CPU second, rounds that take turns. Also bytes read and sent (RecD §6.3, Table 3 and Figure 10).
+`at_rest` reads files that hold each distinct row of the group once, beside the plain clustered files.
 
     python -m benchmarks.dedup_reader [--rows 60000] [--rounds 5] [--output json]
 """
@@ -28,6 +29,7 @@ from elastrec.platform.data import ShardReader, build_manifest, ids_of
 from elastrec.platform.data.deduplicated_batch import groups_of, plain_part
 from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.preprocessing import HashIds, Step, Truncate, preprocess
+from elastrec.platform.data.raw import RawRows
 from elastrec.platform.specs.data import TrainingData
 
 _BATCH_ROWS = 4_096
@@ -76,10 +78,10 @@ class TimedReader(DeduplicatingReader):
 
     convert_seconds = 0.0
 
-    def _distinct(self, columns: pa.Table) -> tuple[pa.Table, NDArray[np.int32] | None]:
+    def _distinct(self, piece: RawRows, group: tuple[str, ...]) -> tuple[pa.Table, NDArray[np.int32] | None]:
         before = time.process_time()
         try:
-            return super()._distinct(columns)
+            return super()._distinct(piece, group)
         finally:
             self.convert_seconds += time.process_time() - before
 
@@ -119,6 +121,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         report = clustered(log, shape, root)
+        clustered(log, shape, root, "at_rest", (tuple(shape.user_names),))
         # In order of time, by the same writer settings: zstd, no dictionaries for lists.
         (root / "time").mkdir()
         pq.write_table(
@@ -126,12 +129,17 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
             use_dictionary=list(report.dictionary_columns), row_group_size=16_384,
         )  # fmt: skip
         readers: dict[str, Callable[[], Spent]] = {}
-        data = {name: _data(root / name, shape) for name in ("time", "clustered")}
+        data = {name: _data(root / name, shape) for name in ("time", "clustered", "at_rest")}
         plain = {name: ShardReader(each, build_manifest(each)) for name, each in data.items()}
-        ours = TimedReader(data["clustered"], build_manifest(data["clustered"]), groups=[shape.user_names])
+        ours, rested = (
+            TimedReader(data[name], plain[name].manifest, groups=[shape.user_names])
+            for name in ("clustered", "at_rest")
+        )
         readers["plain"] = lambda: read_plain(plain["time"], log.num_rows)
         readers["clustered"] = lambda: read_plain(plain["clustered"], log.num_rows)
         readers["deduplicated"] = lambda: read_deduplicated(ours, log.num_rows)
+        readers["at_rest"] = lambda: read_deduplicated(rested, log.num_rows)
+        readers["at_rest_expanded"] = lambda: read_plain(plain["at_rest"], log.num_rows)
         interleave(readers, 1)
         results = interleave(readers, arguments.rounds)
         read_bytes = {name: each.manifest.bytes for name, each in plain.items()}
@@ -151,6 +159,20 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         ),
         Figure("dedup_reader.read_bytes", read_bytes["time"] / read_bytes["clustered"], "× fewer"),
         Figure("dedup_reader.sent_bytes", results["plain"][0]["sent"] / results["deduplicated"][0]["sent"], "× fewer"),
+        Figure("dedup_reader.at_rest.rows", ratio(total["plain"], total["at_rest"]), unit),
+        Figure(
+            "dedup_reader.at_rest.than_clustered", ratio(total["deduplicated"], total["at_rest"]),
+            "× the rows per CPU second of the same reader on plain clustered files",
+        ),
+        Figure("dedup_reader.at_rest.expanded_rows", ratio(total["plain"], total["at_rest_expanded"]), unit),
+        Figure(
+            "dedup_reader.at_rest.read_bytes", read_bytes["clustered"] / read_bytes["at_rest"],
+            "× fewer than clustered",
+        ),
+        Figure(
+            "dedup_reader.at_rest.sent_bytes",
+            results["deduplicated"][0]["sent"] / results["at_rest"][0]["sent"], "× fewer than clustered",
+        ),
     ]  # fmt: skip
     for name in readers:
         for part in ("fill", "convert", "process", "send"):

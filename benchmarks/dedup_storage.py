@@ -1,8 +1,10 @@
 """What clustering by session saves on disk, and sharding by session in the log: RecD's O2 and O1, Figure 7 and §6.
 
 The same rows, columns and Parquet writer (`elastrec data cluster`'s, with the encodings that it chose) in order of time
-and clustered; `own_encodings` lets the writer choose those that suit the order of time best. Then the same messages in
-N shards of a log, each compressed by zstd in blocks as a broker does, keyed by a random number and by the session.
+and clustered; `own_encodings` lets the writer choose those that suit the order of time best, `repeats_left_out` is the
+clustered log with each distinct row of the user lists stored once. Then the messages of
+`elastrec data publish` in the N partitions of a topic that its partitioner chooses, compressed by zstd in batches as
+its producer does, and the files of `elastrec data land`; keyed by the session, and by a random number.
 What the log looks like: `LogShape`; fewer rows than its default interleave fewer sessions, and save less.
 
     python -m benchmarks.dedup_storage [--rows 400000] [--output json]
@@ -12,23 +14,30 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.session_log import LogShape, session_log
 from elastrec.platform.data.clustering import ClusterReport, ClusterWriter, cluster
 from elastrec.platform.data.sorting import ClusterKeys
-from elastrec.platform.data.writers import ROW_GROUP_ROWS
+from elastrec.platform.data.stored_groups import Groups
+from elastrec.platform.data.stream.messages import MessageForm
+from elastrec.platform.data.stream.partitioning import partitions_of, session_keys
+from elastrec.platform.data.writers import ROW_GROUP_ROWS, parquet_writer
 from elastrec.platform.specs.data import TrainingData
 
 GOALS = {0.19: 3.7, 0.40: 2.1}
 SHARDS = (1, 4, 16, 64)
+SHARD_NAMES = ("log", "landed")
 _SHARD_GOAL, _SHARD_GOAL_AT = 1.5, 64
-_BLOCK_BYTES = 1 << 20
+# The producer's batch, and the level of its zstd.
+_BATCH_BYTES, _ZSTD_LEVEL = 1_000_000, 3
 
 
 def time_ordered_bytes(log: pa.Table, folder: Path, dictionaries: tuple[str, ...] | None) -> int:
@@ -49,35 +58,54 @@ def time_ordered_bytes(log: pa.Table, folder: Path, dictionaries: tuple[str, ...
     return writer.bytes - sum(each.total_compressed_size for each in columns if each.path_in_schema == "row")
 
 
-def clustered(log: pa.Table, shape: LogShape, folder: Path) -> ClusterReport:
-    """The log through `cluster`."""
-    (folder / "log").mkdir()
-    pq.write_table(log, folder / "log" / "part-0.parquet", compression="none", use_dictionary=False)
-    data = TrainingData.model_validate(
+def data_of(path: Path, shape: LogShape) -> TrainingData:
+    """The log's data section."""
+    return TrainingData.model_validate(
         {
-            "path": str(folder / "log"),
+            "path": str(path),
             "partitioning": "none",
-            "evaluation_path": str(folder / "log"),
+            "evaluation_path": str(path),
             "sparse": [{"name": name, "is_list": True} for name in (*shape.user_names, "i0")],
             "session": "session",
             "timestamp": "time",
         }
     )
-    (report,) = cluster(data, str(folder / "clustered"))
+
+
+def clustered(
+    log: pa.Table, shape: LogShape, folder: Path, name: str = "clustered", groups: Groups = ()
+) -> ClusterReport:
+    """The log through `cluster`, to a folder of that name."""
+    (folder / "log").mkdir(exist_ok=True)
+    pq.write_table(log, folder / "log" / "part-0.parquet", compression="none", use_dictionary=False)
+    (report,) = cluster(data_of(folder / "log", shape), str(folder / name), groups=groups)
     return report
 
 
-def sharded_bytes(log: pa.Table, shard_N: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Compressed size of the log's messages, shard by shard, in order of time."""
-    names = [name for name in log.column_names if pa.types.is_list(log.schema.field(name).type)]
-    rows_ND = np.concatenate(
-        [np.asarray(log[name].combine_chunks().flatten()).reshape(log.num_rows, -1) for name in names], 1
-    )
-    codec, total = pa.Codec("zstd", compression_level=3), 0
-    for shard in np.unique(shard_N):
-        messages = rows_ND[shard_N == shard].tobytes()
-        for begin in range(0, len(messages), _BLOCK_BYTES):
-            total += len(codec.compress(messages[begin : begin + _BLOCK_BYTES], asbytes=True))
+def sharded_bytes(messages: Sequence[bytes], shard_N: NDArray[np.int32]) -> int:
+    """Compressed size of messages in order of time, partition by partition of the topic."""
+    codec, total = pa.Codec("zstd", compression_level=_ZSTD_LEVEL), 0
+    for shard in np.unique(shard_N).tolist():
+        batch: list[bytes] = []
+        size = 0
+        for row in np.flatnonzero(shard_N == shard).tolist():
+            batch.append(messages[row])
+            size += len(messages[row])
+            if size >= _BATCH_BYTES:
+                total += len(codec.compress(b"".join(batch), asbytes=True))
+                batch, size = [], 0
+        total += len(codec.compress(b"".join(batch), asbytes=True))
+    return total
+
+
+def landed_bytes(log: pa.Table, shard_N: NDArray[np.int32]) -> int:
+    """Size of the files that `land` writes, one per partition of the topic."""
+    total = 0
+    for shard in np.unique(shard_N).tolist():
+        sink = pa.BufferOutputStream()
+        with parquet_writer(sink, log.schema) as writer:
+            writer.write_table(log.filter(pa.array(shard_N == shard)), row_group_size=ROW_GROUP_ROWS)
+        total += sink.getvalue().size
     return total
 
 
@@ -86,6 +114,7 @@ def measure_storage(shape: LogShape, goal: float | None) -> list[Figure]:
     log = session_log(shape)
     with tempfile.TemporaryDirectory() as folder:
         report = clustered(log, shape, Path(folder))
+        once = clustered(log, shape, Path(folder), "once", (tuple(shape.user_names),))
         same = time_ordered_bytes(log, Path(folder), report.dictionary_columns)
         best = time_ordered_bytes(log, Path(folder), None)
     sessions = len(np.unique(np.asarray(log["session"])))
@@ -99,22 +128,29 @@ def measure_storage(shape: LogShape, goal: float | None) -> list[Figure]:
     return [
         Figure(name, same / report.bytes, unit, at_least=goal, settings={**settings, "time_order_bytes": same}),
         Figure(f"{name}.own_encodings", best / report.bytes, unit, settings={**settings, "time_order_bytes": best}),
+        Figure(f"{name}.repeats_left_out", same / once.bytes, unit, settings={**settings, "once_bytes": once.bytes}),
     ]
 
 
 def measure_shards(shape: LogShape) -> list[Figure]:
-    """By number of shards: bytes with random keys ÷ bytes with the session as key."""
+    """By number of partitions: bytes with random keys ÷ bytes with the session as key, in the topic and landed."""
     log = session_log(shape)
-    session_N = np.asarray(log["session"])
-    random_N = np.random.default_rng(1).integers(0, 2**62, log.num_rows)
+    messages = MessageForm(data_of(Path("log"), shape)).messages(log)
+    random_N = pa.array(np.random.default_rng(1).integers(0, 2**62, log.num_rows))
+    keyed = [session_keys(column) for column in (random_N, log["session"].combine_chunks())]
     figures = []
     for shards in SHARDS:
-        ratio = sharded_bytes(log, random_N % shards) / sharded_bytes(log, session_N % shards)
-        goal = _SHARD_GOAL if shards == _SHARD_GOAL_AT else None
-        settings = {"rows": log.num_rows, "item_share": shape.item_share, "block_bytes": _BLOCK_BYTES}
-        figures.append(
-            Figure(f"dedup_storage.log_{shards}_shards", ratio, "× smaller by session", goal, settings=settings)
+        by_random, by_session = (partitions_of(keys, shards)[code_N] for keys, code_N in keyed)
+        ratios = (
+            sharded_bytes(messages, by_random) / sharded_bytes(messages, by_session),
+            landed_bytes(log, by_random) / landed_bytes(log, by_session),
         )
+        settings = {"rows": log.num_rows, "item_share": shape.item_share, "batch_bytes": _BATCH_BYTES}
+        goals = (_SHARD_GOAL if shards == _SHARD_GOAL_AT else None, None)
+        figures += [
+            Figure(f"dedup_storage.{name}_{shards}_shards", ratio, "× smaller by session", goal, settings=settings)
+            for name, ratio, goal in zip(SHARD_NAMES, ratios, goals, strict=True)
+        ]
     return figures
 
 

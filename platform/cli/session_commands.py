@@ -13,9 +13,12 @@ from elastrec.platform.cli.options import echo_json, output_option, wide_console
 from elastrec.platform.specs.data import Partitioning, TrainingData
 
 if TYPE_CHECKING:
+    from elastrec.platform.data import Partition
     from elastrec.platform.data.clustering import Engine
     from elastrec.platform.data.inspection import DataFacts, Saving
+    from elastrec.platform.data.stored_groups import Groups
 
+_SAMPLE_ROWS, _AUTO_BATCH_ROWS = 200_000, 4_096
 _description_option = click.option(
     "--description", "-d", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
     help="Job file or TrainingData in YAML; default: PATH itself, or PATH/job.yaml.",
@@ -88,6 +91,10 @@ def inspect(
     help="Who sorts; the files are the same. spark needs the extra elastrec[spark].",
 )  # fmt: skip
 @click.option("--spark-master", default="", metavar="URL", help="Default: as Spark's environment says.")
+@click.option(
+    "--deduplicate", metavar="auto|F,F;F",
+    help="Store each distinct row of these features once: groups split by ';', or auto for those of inspect.",
+)  # fmt: skip
 @output_option
 def cluster(
     source: str,
@@ -99,28 +106,35 @@ def cluster(
     memory_mib: int,
     engine: Engine,
     spark_master: str,
+    deduplicate: str | None,
     output: str,
 ) -> None:
     """Write the Parquet log at SOURCE to DESTINATION with each session's rows side by side, in order of time.
 
     SOURCE is a folder with a job.yaml (or a job file itself). Row groups end where a session ends. Partitions that lie
     there already are left as they are; one that is interrupted leaves nothing. Writes DESTINATION/job.yaml as well.
+
+    With --deduplicate, jobs read the same rows from fewer bytes and in less time; other readers of Parquet see columns
+    by other names.
     """
     from elastrec.platform.data import Partition
     from elastrec.platform.data.clustering import cluster as make
     from elastrec.platform.data.clustering import clustered_data
 
     data = _with_session(described_data(source, description), session)
+    chosen = [Partition.parse(text) for text in partitions] or None
+    groups = _groups(deduplicate, data, chosen)
     progress, advance = progress_bar("clustering")
     with progress:
         reports = make(
             data,
             destination,
-            partitions=[Partition.parse(text) for text in partitions] or None,
+            partitions=chosen,
             row_group_rows=row_group_rows,
             memory_bytes=memory_mib * 2**20,
             engine=engine,
             spark_master=spark_master,
+            groups=groups,
             progress=advance,
         )
     job_file = write_job(destination, clustered_data(data, destination))
@@ -133,10 +147,30 @@ def cluster(
             f"{report.partition or destination}: {report.rows:,} rows, {report.sessions:,} sessions, "
             f"{report.samples_per_session:.1f} rows each; {report.bytes:,} bytes, {smaller:.2f} times smaller"
         )
+        for group in report.deduplicated:
+            click.echo(f"  each distinct row of {', '.join(group)} is stored once")
         if report.rows_without_session:
             click.echo(f"  {report.rows_without_session:,} rows have no session and stand last")
     if job_file:
         click.echo(f"train on it: elastrec run {job_file}")
+
+
+def _groups(text: str | None, data: TrainingData, partitions: list[Partition] | None) -> Groups:
+    """The groups that `--deduplicate` asks for; `auto` measures a sample of the first partition."""
+    if text is None:
+        return ()
+    if text != "auto":
+        return tuple(tuple(name.strip() for name in group.split(",")) for group in text.split(";"))
+    from elastrec.platform.data import build_manifest, existing_partitions
+    from elastrec.platform.data.clustering import without_keys
+    from elastrec.platform.data.inspection import inspect_data
+    from elastrec.platform.data.sorting import ClusterKeys
+
+    if partitions is None and data.partitioning is not Partitioning.NONE:
+        partitions = existing_partitions(data)
+    manifest = build_manifest(data, partitions[:1] if partitions else None, try_rows=False)
+    proposal = inspect_data(data, manifest, sample_rows=_SAMPLE_ROWS, batch_rows=_AUTO_BATCH_ROWS).proposal
+    return without_keys(proposal.groups, ClusterKeys(data.session or "", data.timestamp))
 
 
 def _with_session(data: TrainingData, session: str | None) -> TrainingData:
@@ -146,7 +180,7 @@ def _with_session(data: TrainingData, session: str | None) -> TrainingData:
 def _document(facts: DataFacts) -> dict[str, Any]:
     document = asdict(facts)
     document["samples_per_session"] = facts.samples_per_session
-    for name in ("storage", "sent", "pooled"):
+    for name in ("storage", "stored_once", "sent", "pooled"):
         document[name]["ratio"] = getattr(facts, name).ratio
     return document
 
@@ -173,6 +207,7 @@ def _show(facts: DataFacts) -> None:
         )
     wide_console().print(table)
     click.echo(_saving("stored, clustered by session", facts.storage, "bytes"))
+    click.echo(_saving("stored with --deduplicate, clustered as before", facts.stored_once, "bytes"))
     click.echo(_saving(f"sent to workers, batches of {facts.batch_rows:,}", facts.sent, "bytes"))
     click.echo(_saving("looked up and pooled", facts.pooled, "ids"))
 

@@ -30,6 +30,7 @@ from elastrec.platform.data.sorting import (
     session_starts,
     sorted_by_session,
 )
+from elastrec.platform.data.stored_groups import Groups, stored_schema, without_repeats
 from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
@@ -52,6 +53,7 @@ class _Limits:
     memory_bytes: int
     engine: Engine
     spark_master: str
+    groups: Groups
 
 
 class ClusterReport(Spec):
@@ -71,6 +73,8 @@ class ClusterReport(Spec):
     bytes: int
     dictionary_columns: tuple[str, ...]
     """Parquet paths of the columns whose dictionary encoding was smaller than none on the first row group."""
+    deduplicated: tuple[tuple[str, ...], ...] = ()
+    """Groups of features of which each distinct row of a row group is stored once."""
 
     @property
     def samples_per_session(self) -> float:
@@ -87,6 +91,7 @@ def cluster(
     memory_bytes: int = 2**30,
     engine: Engine = "local",
     spark_master: str = "",
+    groups: Groups = (),
     progress: Progress | None = None,
 ) -> list[ClusterReport]:
     """Cluster partitions (default: all) of a Parquet click log; those that lie there already are left as they are.
@@ -97,12 +102,17 @@ def cluster(
         engine: who sorts; the files are the same. `spark` needs the extra of that name, and spills beside the
             destination.
         spark_master: Spark's address; empty: that of the environment, or else this machine.
+        groups: features that change together, of which each distinct row of a row group is stored once: see
+            `elastrec.platform.data.stored_groups`. A job reads the same rows, sooner.
 
     Raises:
         DataError: the data is no Parquet or names no session column, a file or column is unusable, or the destination
             holds something else.
     """
     keys = _checked(data, destination, row_group_rows, memory_bytes)
+    key_names = sorted(name for group in groups for name in group if name in (keys.session, keys.timestamp))
+    if key_names:
+        raise DataError(f"groups: {key_names} is not allowed; allowed: features, not the columns of the order")
     if data.partitioning is Partitioning.NONE:
         if partitions is not None:
             raise DataError("partitions: the data has data.partitioning none; allowed: no choice of partitions")
@@ -112,7 +122,7 @@ def cluster(
         if not chosen:
             raise DataError(f"{data.path}: holds no partition; expected folders such as day=2026-01-31")
         folders = [partition.folder for partition in chosen]
-    limits = _Limits(row_group_rows, memory_bytes, engine, spark_master)
+    limits = _Limits(row_group_rows, memory_bytes, engine, spark_master, groups)
     return [_one(data, keys, destination, folder, limits, progress) for folder in folders]
 
 
@@ -121,17 +131,32 @@ def clustered_data(data: TrainingData, destination: str) -> TrainingData:
     return data.model_copy(update={"path": join(destination)})
 
 
+def without_keys(groups: Groups, keys: ClusterKeys) -> Groups:
+    """Groups as `cluster` takes them: a feature that is the session or the timestamp, too, is left out."""
+    kept = (tuple(name for name in group if name not in (keys.session, keys.timestamp)) for group in groups)
+    return tuple(group for group in kept if group)
+
+
 class ClusterWriter:
     """Writes rows that come sorted by session into `part-00000.parquet`, ...; groups and files end with a session.
 
     Args:
         keys: recorded in each file's metadata; only their columns get statistics.
+        groups: features of which each distinct row is written once.
+
+    Raises:
+        DataError: the groups are no groups of the schema's columns.
     """
 
-    def __init__(self, folder: str, schema: pa.Schema, keys: ClusterKeys, row_group_rows: int) -> None:
+    def __init__(
+        self, folder: str, schema: pa.Schema, keys: ClusterKeys, row_group_rows: int, groups: Groups = ()
+    ) -> None:
         self._folder = folder
         self._keys = keys
+        self._groups = groups
         self._schema = schema.with_metadata({"elastrec.clustered_by": keys.session})
+        if groups:
+            self._schema = stored_schema(self._schema, groups)
         self._group_rows = row_group_rows
         self._held: list[pa.Table] = []
         self._file: AtomicFile | None = None
@@ -175,6 +200,8 @@ class ClusterWriter:
         self._file = self._parquet = None
 
     def _group(self, table: pa.Table) -> None:
+        if self._groups:
+            table = without_repeats(table, self._groups)
         if self.dictionary_columns is None:
             self.dictionary_columns = dictionary_columns(table)
         if self._parquet is None:
@@ -284,6 +311,7 @@ def _one(
         "session": keys.session,
         "timestamp": keys.timestamp,
         "row_group_rows": limits.row_group_rows,
+        "deduplicated": limits.groups,
     }
     existing = _existing(target)
     if existing is not None:
@@ -297,8 +325,10 @@ def _one(
     source = open_source([uri for uri, _ in found], keys)
     if not source.rows:
         raise DataError(f"{root}: its files hold no rows; write them or remove the folder")
+    if limits.groups:
+        stored_schema(source.schema, limits.groups)
     staging = _staging(target)
-    writer = ClusterWriter(staging, source.schema, keys, limits.row_group_rows)
+    writer = ClusterWriter(staging, source.schema, keys, limits.row_group_rows, limits.groups)
     try:
         for table in _in_order(source, keys, f"{target.rstrip('/')}.sorting", limits, progress):
             writer.write(table)

@@ -94,7 +94,9 @@ class DeduplicatingReader(ShardReader):
             )
             for group in self._groups
         ]
-        self._raw = RawReader(data, manifest, extra=[data.session] if data.session else [])
+        self._raw = RawReader(
+            data, manifest, extra=[data.session] if data.session else [], keep=frozenset(named) - {data.session}
+        )
         self._kinds = {LABEL: "float", **({DENSE: f"fixed_size_list[{len(data.dense)}]"} if data.dense else {})}
         self._kinds |= {f.name: "list<int64>" if f.is_list else "int64" for f in data.sparse}
         self._pools: list[list[_Pool]] = []
@@ -160,7 +162,7 @@ class DeduplicatingReader(ShardReader):
             bad_B, firsts = whole.bad_B.copy(), [whole.first_bad] if whole.first_bad else []
             codes, parts = [], []
             for group, encoder in zip(self._groups, self._group_encoders, strict=True):
-                raw, code_B = self._distinct(piece.table.select(list(group)))
+                raw, code_B = self._distinct(piece, group)
                 encoded = encoder.encode(raw, with_label=False)
                 columns = [jagged_parts(encoded.batch.column(name), name) for name in group]
                 if code_B is None:
@@ -183,10 +185,20 @@ class DeduplicatingReader(ShardReader):
         return piece.explained(EncodedRows(whole.batch, bad_B, first)), codes, parts
 
     @staticmethod
-    def _distinct(columns: pa.Table) -> tuple[pa.Table, NDArray[np.int32] | None]:
+    def _distinct(piece: RawRows, group: tuple[str, ...]) -> tuple[pa.Table, NDArray[np.int32] | None]:
         """The distinct rows of raw columns and each row's number; all rows and None where they are no plain numbers."""
+        stored = {name for name in group if name not in piece.table.column_names}
+        if piece.stored is not None and stored == set(group):
+            # The file says what repeats.
+            code_B, count = group_codes([piece.stored.codes(name) for name in group])
+            return piece.stored.picked(group, first_rows(code_B, count)), code_B
+        columns = piece.table.select([name for name in group if name not in stored])
+        if piece.stored is not None and stored:
+            whole = piece.stored.picked(sorted(stored), np.arange(piece.table.num_rows))
+            for name in whole.column_names:
+                columns = columns.append_column(name, whole[name])
         parts = {}
-        for name in columns.column_names:
+        for name in group:
             column = combined(columns[name])
             try:
                 parts[name] = jagged_parts(column, name)

@@ -19,6 +19,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
         uri: absolute local path or URI.
         partition: `day=2026-01-31`, or empty.
         row_group_rows: rows of each row group (Parquet).
+        deduplicated: groups of features of which the file holds each distinct row once (Parquet).
         text: layout and row offsets (text files).
     """
 
@@ -27,6 +28,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     bytes: int
     row_group_rows: list[int] = []
+    deduplicated: tuple[tuple[str, ...], ...] = ()
     text: TextLayout | None = None
 
 

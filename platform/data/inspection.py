@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from elastrec.platform.data.clustering import clustered_writer, dictionary_columns, row_groups
+from elastrec.platform.data.clustering import clustered_writer, dictionary_columns, row_groups, without_keys
 from elastrec.platform.data.dedupe_factor import (
     FeatureFactor,
     FeatureSample,
@@ -26,6 +26,7 @@ from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.data.numbers import combined
 from elastrec.platform.data.sample import read_sample
 from elastrec.platform.data.sorting import ClusterKeys, session_starts
+from elastrec.platform.data.stored_groups import Groups, without_repeats
 from elastrec.platform.data.writers import ROW_GROUP_ROWS
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -53,6 +54,7 @@ class DataFacts:
         session_sizes: rows per session → number of such sessions.
         features: in the order of the data.
         storage: compressed bytes of the job's columns, in order of the log and clustered, by the same writer.
+        stored_once: compressed bytes clustered, and with each distinct row of the proposed groups stored once.
         sent: bytes of the sample's batches from reader to worker, plain and deduplicated.
         pooled: ids that the embedding layers pool, of features that are deduplicated and all others together.
     """
@@ -65,6 +67,7 @@ class DataFacts:
     features: tuple[FeatureFactor, ...]
     proposal: Proposal
     storage: Saving
+    stored_once: Saving
     sent: Saving
     pooled: Saving
 
@@ -117,6 +120,11 @@ def inspect_data(
         samples[feature.name] = FeatureSample(codes, np.diff(offsets), feature.is_list)
     factors = tuple(feature_factor(name, each, session_N, log_order, batch_rows) for name, each in samples.items())
     proposal = propose(factors, samples, batch_rows, computed_pooling=computed_pooling)
+    plain_bytes, clustered_bytes, once_bytes = (
+        _stored_bytes(raw, None, keys),
+        _stored_bytes(raw.take(clustered), session_N, keys),
+        _stored_bytes(raw.take(clustered), session_N, keys, without_keys(proposal.groups, keys)),
+    )
     sizes, counts = np.unique(np.bincount(session_N), return_counts=True)
     return DataFacts(
         rows=raw.num_rows,
@@ -126,7 +134,8 @@ def inspect_data(
         session_sizes=dict(zip(sizes.tolist(), counts.tolist(), strict=True)),
         features=factors,
         proposal=proposal,
-        storage=Saving(_stored_bytes(raw, None, keys), _stored_bytes(raw.take(clustered), session_N, keys)),
+        storage=Saving(plain_bytes, clustered_bytes),
+        stored_once=Saving(clustered_bytes, once_bytes),
         sent=_sent(clustered_rows, proposal, batch_rows),
         pooled=_pooled(samples, proposal, batch_rows),
     )
@@ -142,18 +151,20 @@ def _session_numbers(sessions: pa.Array) -> NDArray[np.int64]:
     return np.cumsum(session_starts(sessions)) - 1
 
 
-def _stored_bytes(rows: pa.Table, session_N: NDArray[np.int64] | None, keys: ClusterKeys) -> int:
+def _stored_bytes(rows: pa.Table, session_N: NDArray[np.int64] | None, keys: ClusterKeys, groups: Groups = ()) -> int:
     """Compressed size under the writer of `cluster`; with sessions, row groups end where they do."""
     if session_N is None:
         bounds = [(a, min(a + ROW_GROUP_ROWS, rows.num_rows)) for a in range(0, rows.num_rows, ROW_GROUP_ROWS)]
     else:
         bounds = list(row_groups(pa.array(session_N), ROW_GROUP_ROWS))
     rows = rows.combine_chunks()
-    begin, end = bounds[0]
+    parts = [rows.slice(begin, end - begin) for begin, end in bounds]
+    if groups:
+        parts = [without_repeats(part, groups) for part in parts]
     sink = io.BytesIO()
-    with clustered_writer(sink, rows.schema, dictionary_columns(rows.slice(begin, end - begin)), keys) as writer:
-        for begin, end in bounds:
-            writer.write_table(rows.slice(begin, end - begin), row_group_size=end - begin)
+    with clustered_writer(sink, parts[0].schema, dictionary_columns(parts[0]), keys) as writer:
+        for part in parts:
+            writer.write_table(part, row_group_size=part.num_rows)
     return sink.tell()
 
 

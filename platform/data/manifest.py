@@ -19,6 +19,7 @@ from elastrec.platform.data.entries import MANIFEST_VERSION, DataFile, DataManif
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
 from elastrec.platform.data.partitions import Partition, existing_partitions
 from elastrec.platform.data.raw import RawReader
+from elastrec.platform.data.stored_groups import plain_schema, stored_groups
 from elastrec.platform.data.text import scan_text
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -177,12 +178,17 @@ def _describe_parquet(data: TrainingData, partition: str, uri: str, size: int) -
     try:
         with filesystem.open_input_file(path) as stream:
             parquet = pq.ParquetFile(stream)
-            metadata, schema = parquet.metadata, parquet.schema_arrow
+            metadata, stored = parquet.metadata, parquet.schema_arrow
             groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{uri}: is no readable Parquet file ({error}); write it again or correct data.format"
         ) from error
+    try:
+        deduplicated = stored_groups(stored.metadata)
+    except DataError as error:
+        raise DataError(f"{uri}: {error}") from error
+    schema = plain_schema(stored, deduplicated)
     if data.transform is None:
         try:
             # No rows are enough to find a type that can never fit.
@@ -191,7 +197,10 @@ def _describe_parquet(data: TrainingData, partition: str, uri: str, size: int) -
                 RowEncoder(data).encode(pa.schema(present).empty_table())
         except DataError as error:
             raise DataError(f"{uri}: {error}") from error
-    file = DataFile(partition=partition, uri=uri, rows=metadata.num_rows, bytes=size, row_group_rows=groups)
+    file = DataFile(
+        partition=partition, uri=uri, rows=metadata.num_rows, bytes=size, row_group_rows=groups,
+        deduplicated=deduplicated,
+    )  # fmt: skip
     return file, schema.names, [str(field.type) for field in schema]
 
 

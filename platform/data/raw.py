@@ -17,6 +17,7 @@ from elastrec.platform.data.encode import BadRow, EncodedRows, RowEncoder
 from elastrec.platform.data.entries import DataFile, DataManifest
 from elastrec.platform.data.files import locate
 from elastrec.platform.data.numbers import as_float64
+from elastrec.platform.data.stored_groups import StoredRows, columns_to_read, stored_names
 from elastrec.platform.data.text import INDEX_ROWS, TextLayout, parse_strings, parse_typed, row_starts
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -34,12 +35,14 @@ class RawRows:
 
     Attributes:
         ragged: of lines with a wrong number of fields (all null in `table`), by position, that number.
+        stored: holds what `RawReader` was asked to keep deduplicated; None for a plain file.
     """
 
     table: pa.Table
     file: DataFile
     first_row: int
     ragged: Mapping[int, int] = field(default_factory=dict)
+    stored: StoredRows | None = None
 
     def explained(self, encoded: EncodedRows) -> EncodedRows:
         """Encoded rows whose first bad row is called ragged if that is why it is bad."""
@@ -59,17 +62,28 @@ class RawReader:
 
     Args:
         extra: further columns to read.
+        keep: features that stay in `RawRows.stored`, where the file holds their distinct rows only; everything else is
+            expanded, and all is before a user's transform.
 
     Raises:
         DataError: the user's transform cannot be imported.
     """
 
-    def __init__(self, data: TrainingData, manifest: DataManifest, *, extra: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        data: TrainingData,
+        manifest: DataManifest,
+        *,
+        extra: Sequence[str] = (),
+        keep: frozenset[str] = frozenset(),
+    ) -> None:
         self._data = data
         self._manifest = manifest
         self._columns = tuple(dict.fromkeys((*RowEncoder(data).columns, *extra)))
+        self._texts = [f.name for f in data.sparse if f.encoding != "integer" and not f.is_list]
         self._numbers = frozenset((data.label, *(feature.name for feature in data.dense)))
         self._transform = load_transform(data.transform) if data.transform else None
+        self._keep = keep if data.transform is None else frozenset()
         self._open: tuple[str, pq.ParquetFile] | None = None
         self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
 
@@ -97,8 +111,19 @@ class RawReader:
         for index, rows in enumerate(file.row_group_rows):
             low, high = max(first, begin), min(first + count, begin + rows)
             if low < high:
-                yield RawRows(self._group(file, index).slice(low - begin, high - low), file, low)
+                table = self._group(file, index)
+                if file.deduplicated:
+                    stored = StoredRows(table, file.deduplicated, low - begin, high - low)
+                    yield RawRows(self._expanded(stored, file), file, low, stored=stored)
+                else:
+                    yield RawRows(table.slice(low - begin, high - low), file, low)
             begin += rows
+
+    def _expanded(self, stored: StoredRows, file: DataFile) -> pa.Table:
+        try:
+            return stored.plain(self._keep)
+        except DataError as error:
+            raise DataError(f"{file.uri}: {error}") from error
 
     def _group(self, file: DataFile, index: int) -> pa.Table:
         key = (file.uri, index)
@@ -113,7 +138,7 @@ class RawReader:
                     # Of use where each read is a request; of a local file it is one more copy.
                     pre_buffer=not isinstance(filesystem, pafs.LocalFileSystem),
                     # Distinct texts are hashed once each.
-                    read_dictionary=[f.name for f in self._data.sparse if f.encoding != "integer" and not f.is_list],
+                    read_dictionary=stored_names(self._texts, file.deduplicated),
                 )
                 self._open = (file.uri, parquet)
             parquet = self._open[1]
@@ -122,7 +147,7 @@ class RawReader:
                     f"{file.uri}: holds {parquet.metadata.num_rows} rows, the manifest says {file.rows}; the file "
                     "changed after the job began: start the job again"
                 )
-            columns = None if self._transform is not None else list(self._columns)
+            columns = columns_to_read(None if self._transform is not None else self._columns, file.deduplicated)
             table = parquet.read_row_group(index, columns=columns, use_threads=pa.cpu_count() > 1)
         except (pa.ArrowException, OSError) as error:
             self._open = None

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from elastrec.platform.data.files import locate
+from elastrec.platform.data.stored_groups import stored_groups
 from elastrec.platform.specs.errors import DataError
 
 _ROW = "__elastrec_source_row"
@@ -65,6 +66,10 @@ def open_source(uris: Sequence[str], keys: ClusterKeys) -> SortSource:
     for uri in uris:
         parquet = _opened(uri)
         metadata = parquet.metadata
+        if stored_groups(parquet.schema_arrow.metadata):
+            raise DataError(
+                f"{uri}: holds deduplicated features, whose rows cannot be moved; cluster the log that it was made from"
+            )
         schemas.append(parquet.schema_arrow.remove_metadata())
         rows += metadata.num_rows
         size += sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))

@@ -39,18 +39,21 @@ def test_a_session_keeps_its_lists_or_shifts_them_by_one() -> None:
 
 
 def test_storage_compares_the_same_rows() -> None:
-    same, own = dedup_storage.measure_storage(SHAPE, 3.7)
+    same, own, once = dedup_storage.measure_storage(SHAPE, 3.7)
+    assert once.settings["clustered_bytes"] == own.settings["clustered_bytes"] and once.settings["once_bytes"] > 0
     assert same.settings["clustered_bytes"] == own.settings["clustered_bytes"] > 0
     assert same.settings["time_order_bytes"] >= own.settings["time_order_bytes"]
-    one, *others = dedup_storage.measure_shards(SHAPE)
-    assert one.value == 1.0
-    assert len(others) == len(dedup_storage.SHARDS) - 1
+    one, one_landed, *others = dedup_storage.measure_shards(SHAPE)
+    assert one.value == one_landed.value == 1.0
+    assert len(others) == 2 * (len(dedup_storage.SHARDS) - 1) and all(each.value != 1.0 for each in others)
 
 
 def test_the_readers_are_measured_part_by_part() -> None:
     figures = {each.figure: each for each in dedup_reader.measure(argparse.Namespace(rows=400, rounds=1))}
     assert figures["dedup_reader.sent_bytes"].value > 2
     assert figures["dedup_reader.deduplicated: convert"].value > 0
+    assert figures["dedup_reader.at_rest.sent_bytes"].value == 1.0
+    assert figures["dedup_reader.at_rest.read_bytes"].value > 0
 
 
 def test_the_sides_of_a_worker_are_decided_by_the_rule_and_train_the_same_rows(tmp_path: Path) -> None:

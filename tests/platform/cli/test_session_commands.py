@@ -50,6 +50,20 @@ def test_cluster_writes_partitions_and_a_job_file_once(log: Path, tmp_path: Path
     assert [report["partition"] for report in reports] == ["day=2026-01-01", "day=2026-01-02"]
 
 
+def test_cluster_stores_distinct_rows_once_where_it_is_asked_to(log: Path, tmp_path: Path) -> None:
+    plain = json.loads(_run("inspect", str(log), "-o", "json", "--partition", "2026-01-01"))
+    text = _run("cluster", str(log), str(tmp_path / "auto"), "--deduplicate", "auto")
+    assert text.count("each distinct row of L1 is stored once") == 2
+    _run("cluster", str(log), str(tmp_path / "named"), "--deduplicate", "C1, C2;L1", "--partition", "2026-01-01")
+    for folder in ("auto", "named"):
+        found = json.loads(_run("inspect", str(tmp_path / folder), "-o", "json", "--partition", "2026-01-01"))
+        # The same rows in another order of time: what is counted stays.
+        assert found["proposal"] == plain["proposal"] and found["session_sizes"] == plain["session_sizes"]
+    assert plain["stored_once"]["before"] == plain["storage"]["after"]
+    with pytest.raises(DataError, match=r"\['C9'\] is not allowed"):
+        _run("cluster", str(log), str(tmp_path / "wrong"), "--deduplicate", "C9")
+
+
 def test_a_folder_without_a_job_file_and_a_log_without_sessions_are_refused(log: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"a folder that holds job\.yaml"):
         _run("inspect", str(tmp_path))
