@@ -8,14 +8,13 @@ once the new pods are up, and is paid for all the while.
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 import simpy
 
-from elastrec.platform.scaling.amounts import PriceList, Resources, require
+from elastrec.platform.scaling.amounts import PriceList, require
 from elastrec.platform.scaling.memory import Action, MemoryRules
 from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
@@ -26,6 +25,7 @@ from elastrec.platform.scaling.warm_start import WarmStartSettings
 from elastrec.platform.simulator.memory import provided_for
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.placing import free, move, place
+from elastrec.platform.simulator.queue import Queue
 from elastrec.platform.simulator.report import Ended, Moment, Report
 from elastrec.platform.simulator.room import make_room
 from elastrec.platform.simulator.running import Running
@@ -71,8 +71,7 @@ class Simulation:
         self._starting, self._progress = Starting(warm_start), progress
         self._environment = simpy.Environment()
         self._troubles = Troubles(self._environment, self._settings, self._start_seconds)
-        # The most urgent first, then by arrival: (-priority, arrival, number, job).
-        self._waiting: list[tuple[float, float, int, Running]] = []
+        self._waiting = Queue()
         self._running: dict[str, Running] = {}
         self._ended: list[Ended] = []
         self._moments: list[Moment] = []
@@ -119,7 +118,7 @@ class Simulation:
         running = Running(job, start, prior, environment, settings, random)
         has_begun = False
         while running.remaining > 0:
-            insort(self._waiting, (-job.priority, job.arrival_seconds, index, running))
+            self._waiting.add(index, running)
             self._admit()
             yield running.placed
             yield environment.timeout(
@@ -180,10 +179,8 @@ class Simulation:
             again = False
             least = min((each.job.priority for each in self._running.values()), default=math.inf)
             room = self._nodes.free.cores + 1e-3
-            for entry in list(self._waiting):
-                running = entry[3]
+            for running in self._waiting.tries():
                 may_preempt = self._settings.preemption and running.job.priority > least
-                # Thousands may wait: most of them are passed over by this comparison alone.
                 if running.held_cores > room and not may_preempt:
                     continue
                 placing = place(self._nodes, running.held)
@@ -191,7 +188,7 @@ class Simulation:
                     again = self._preempt(running)
                     placing = place(self._nodes, running.held) if again else None
                 if placing is not None:
-                    self._waiting.remove(entry)
+                    self._waiting.take(running)
                     self._running[running.job.job_id] = running
                     running.take_place(placing, self._environment.now)
                     room = self._nodes.free.cores + 1e-3
@@ -261,8 +258,7 @@ class Simulation:
             capacity = self._nodes.capacity
             if self._waiting:
                 # What waits has a claim on what is free before those that run may grow.
-                wanted = sum((each.held.resources for *_, each in self._waiting), Resources())
-                capacity = msgspec.structs.replace(capacity, free=capacity.free - wanted)
+                capacity = msgspec.structs.replace(capacity, free=capacity.free - self._waiting.asked())
             view = View(capacity, self._prices, self._overheads(), self._rules, self._weights, self._search)
             answer = decide(self._policy, profiles, view)
             for job_id in answer.problems:
