@@ -25,6 +25,7 @@ _NO_SEGMENT = 255
 _DESCRIPTOR = struct.Struct("i")
 _MAXIMUM_METADATA_BYTES = 2**24
 _LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
+_MOST_PARTS = 1024  # what one call takes, on every Linux
 _FIRST_BYTES = 4096  # a header with the metadata of a step: one call instead of two
 
 
@@ -89,7 +90,7 @@ class Connection:
 
     def _send_parts(self, parts: list[Any], along: list[tuple[int, int, bytes]]) -> None:
         while parts:
-            sent = self._link.sendmsg(parts, along)
+            sent = self._link.sendmsg(parts[:_MOST_PARTS], along)
             along = []
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))

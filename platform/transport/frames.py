@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,6 +26,21 @@ _PADDING = bytes(ALIGNMENT_BYTES)
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A vector whose parts lie apart in memory; it arrives as one array.
+
+    Args:
+        parts: at least one, of one dimension and one dtype.
+    """
+
+    parts: Sequence[Array]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
 class _Layout(msgspec.Struct, array_like=True):
     message: msgspec.Raw
     arrays: list[tuple[str, list[int]]]
@@ -34,27 +50,33 @@ _encoder = msgspec.msgpack.Encoder()
 _layout_decoder = msgspec.msgpack.Decoder(_Layout)
 
 
-def encode_frame(message: msgspec.Struct, arrays: Sequence[Array]) -> tuple[bytes, list[Any]]:
+def encode_frame(message: msgspec.Struct, arrays: Sequence[Array | Joined]) -> tuple[bytes, list[Any]]:
     """Metadata and the buffers that make up the body, views of the arrays among them.
 
     Arrays must be C-contiguous numeric numpy arrays, at most 12.
 
     Raises:
-        TransportError: too many arrays, or an array that is not contiguous or not numeric.
+        TransportError: too many arrays, or an array that is not contiguous or not numeric, or parts that do not fit.
     """
     if len(arrays) > MAXIMUM_ARRAYS:
         raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(arrays)}")
     buffers: list[Any] = []
     layout = []
     for array in arrays:
-        dtype = array.dtype.str.lstrip("<|=")
-        if dtype not in _ALLOWED_DTYPES or not array.flags.c_contiguous:
-            raise TransportError(f"a frame carries contiguous numeric arrays, not {array.dtype} {array.strides}")
-        if array.nbytes:
-            buffers.append(array.reshape(-1).view(np.uint8).data)
-            if array.nbytes % ALIGNMENT_BYTES:
-                buffers.append(_PADDING[array.nbytes % ALIGNMENT_BYTES :])
-        layout.append((dtype, list(array.shape)))
+        parts = array.parts if isinstance(array, Joined) else (array,)
+        first = parts[0]
+        dtype = first.dtype.str.lstrip("<|=")
+        for part in parts:
+            if dtype not in _ALLOWED_DTYPES or not part.flags.c_contiguous:
+                raise TransportError(f"a frame carries contiguous numeric arrays, not {part.dtype} {part.strides}")
+            if part is not first and (part.dtype != first.dtype or part.ndim != 1 or first.ndim != 1):
+                raise TransportError(f"parts {first.dtype} {first.shape} and {part.dtype} {part.shape} make no vector")
+            if part.nbytes:
+                buffers.append(part.reshape(-1).view(np.uint8).data)
+        size_bytes = array.nbytes
+        if size_bytes % ALIGNMENT_BYTES:
+            buffers.append(_PADDING[size_bytes % ALIGNMENT_BYTES :])
+        layout.append((dtype, list(first.shape) if len(parts) == 1 else [size_bytes // first.itemsize]))
     size_bytes = sum(len(buffer) for buffer in buffers)
     if size_bytes > MAXIMUM_FRAME_BYTES:
         raise TransportError(

@@ -25,7 +25,7 @@ import structlog
 
 from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
 from elastrec.platform.transport.connection import Connection
-from elastrec.platform.transport.frames import Array, decode_frame, encode_frame
+from elastrec.platform.transport.frames import Array, Joined, decode_frame, encode_frame
 from elastrec.platform.transport.lending import may_lend
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.versions import code_version
@@ -116,7 +116,7 @@ class ArrayStream:
             self._connection.close()
             raise AuthenticationError(f"{self.address} refused the token")
 
-    def request(self, message: msgspec.Struct, arrays: Sequence[Array] = ()) -> tuple[Any, list[Array]]:
+    def request(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> tuple[Any, list[Array]]:
         """Sends one frame, returns the answer's message and arrays.
 
         Raises:

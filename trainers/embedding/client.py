@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.transport import TlsConfig
+from elastrec.platform.transport.frames import Joined
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.embedding.lane import Lane, Reply, RoutingChangedError
 from elastrec.trainers.embedding.routing import RoutedIds, Router
@@ -122,7 +123,7 @@ class ParameterClient:
         self._version = -1
         self._sequence = 0
         self._pushes: deque[list[Future[Reply]]] = deque()
-        self._held: tuple[Push, list[list[Array]]] | None = None
+        self._held: tuple[Push, list[list[Array | Joined]]] | None = None
 
     # Connection
 
@@ -198,6 +199,7 @@ class ParameterClient:
         stamp = self._require_stamp()
         self._check_layout(routed)
         message: Pull | PushPull = Pull(stamp=stamp, read_only=read_only, dense=dense)
+        arrays: list[list[Array | Joined]]
         arrays = [[routed.counts[server], routed.of_server(server, routed.ids)] for server in range(len(self._lanes))]
         held, self._held = self._held, None
         if held is not None:
@@ -212,7 +214,7 @@ class ParameterClient:
         self,
         pulled: Pulled,
         row_gradients: Sequence[Array],
-        dense_gradient: Array | None,
+        dense_gradient: Sequence[Array] | None,
         samples: int,
         *,
         hold: bool = False,
@@ -223,7 +225,8 @@ class ParameterClient:
 
         Args:
             row_gradients: per table group [U_g, D_g] float32, laid out like `pulled.rows()`; not copied.
-            dense_gradient: [P] float32, not copied; None for none.
+            dense_gradient: [P] float32 in parts that follow each other (`FlatParameters.gradients`), not copied; None
+                for none.
             samples: rows of the batch.
             hold: send it together with the next `pull`, in one round trip. Others may wait for this push: when no pull
                 follows at once, call `release`.
@@ -234,22 +237,22 @@ class ParameterClient:
         self._check_layout(routed)
         message = Push(stamp=stamp, sequence=self._sequence, samples=samples)
         self._sequence += 1
-        dense = np.empty(0, np.float32) if dense_gradient is None else np.ascontiguousarray(dense_gradient, np.float32)
+        dense = [np.ascontiguousarray(part, np.float32) for part in dense_gradient or ()]
+        total = sum(len(part) for part in dense)
         nothing, starts, sent = np.empty(0, np.int32), [0] * len(row_gradients), 0
-        shares = []
+        shares: list[list[Array | Joined]] = []
         for server in range(servers):
             runs = []
             for group, gradients in enumerate(row_gradients):
                 end = starts[group] + int(routed.group_sizes[group, server])
                 runs.append(gradients[starts[group] : end].reshape(-1))
                 starts[group] = end
-            low, high = slice_bounds(len(dense), server, servers)
-            arrays = [
+            arrays: list[Array | Joined] = [
                 routed.counts[server],
                 routed.of_server(server, routed.ids),
                 runs[0] if len(runs) == 1 else np.concatenate(runs),
                 routed.of_server(server, routed.sightings) if self.plan.counts_sightings else nothing,
-                dense[low:high],
+                _run_of(dense, *slice_bounds(total, server, servers)),
             ]
             sent += sum(array.nbytes for array in arrays)
             shares.append(arrays)
@@ -297,7 +300,7 @@ class ParameterClient:
         for reply in [lane.send(message) for lane in self._lanes]:
             reply.result()
 
-    def _send(self, message: msgspec.Struct, arrays: Sequence[Sequence[Array]]) -> list[Future[Reply]]:
+    def _send(self, message: msgspec.Struct, arrays: Sequence[Sequence[Array | Joined]]) -> list[Future[Reply]]:
         return [lane.send(message, share) for lane, share in zip(self._lanes, arrays, strict=True)]
 
     def _require_stamp(self) -> Stamp:
@@ -314,3 +317,14 @@ class ParameterClient:
         while self._pushes and all(reply.done() for reply in self._pushes[0]):
             for reply in self._pushes.popleft():
                 reply.result()
+
+
+def _run_of(parts: Sequence[Array], start: int, end: int) -> Joined:
+    """Elements [start, end) of the vector that the parts make, float32."""
+    taken, at = [], 0
+    for part in parts:
+        low, high = max(start - at, 0), min(end - at, len(part))
+        if low < high:
+            taken.append(part[low:high])
+        at += len(part)
+    return Joined(taken or [np.empty(0, np.float32)])

@@ -1,4 +1,4 @@
-"""A network's dense parameters as one float32 vector: the parameters are views of it, gradients are gathered once."""
+"""A network's dense parameters as one float32 vector: the parameters are views of it, gradients its parts."""
 
 from __future__ import annotations
 
@@ -57,14 +57,15 @@ class FlatParameters:
         np.copyto(self.values, values)
 
     @property
-    def gradients(self) -> Array:
-        """A new vector [P] float32 of what backward left; zero for a parameter that the loss does not depend on."""
-        parts = [
-            torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
+    def gradients(self) -> list[Array]:
+        """What backward left, a part of the vector for each parameter, float32; zero where the loss does not depend.
+
+        The parts are autograd's own memory: nothing changes them after `zero_gradients`.
+        """
+        return [
+            np.zeros(parameter.numel(), np.float32) if parameter.grad is None else parameter.grad.reshape(-1).numpy()
             for parameter in self._parameters
         ]
-        gathered: Array = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
-        return gathered
 
     def zero_gradients(self) -> None:
         """Call it before backward."""

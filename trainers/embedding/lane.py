@@ -14,6 +14,7 @@ import numpy as np
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, TlsConfig
+from elastrec.platform.transport.frames import Joined
 from elastrec.trainers.parameter_server.messages import ANSWERS, Blocked, Stale, Stamp
 
 Array = np.ndarray[Any, Any]
@@ -50,7 +51,7 @@ class Lane:
         self._client = RpcClient(address, token, tls)
         self._stamp = stamp
         self._patience_seconds = patience_seconds
-        self._queue: queue.SimpleQueue[tuple[msgspec.Struct, Sequence[Array], Future[Reply]] | None]
+        self._queue: queue.SimpleQueue[tuple[msgspec.Struct, Sequence[Array | Joined], Future[Reply]] | None]
         self._queue = queue.SimpleQueue()
         self._closed = threading.Event()
         self._failure: Exception | None = None
@@ -58,7 +59,7 @@ class Lane:
         self._thread = threading.Thread(target=self._run, name=f"lane-{server}", daemon=True)
         self._thread.start()
 
-    def send(self, message: msgspec.Struct, arrays: Sequence[Array] = ()) -> Future[Reply]:
+    def send(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> Future[Reply]:
         """Queues a request; the arrays must not change until the future is done."""
         future: Future[Reply] = Future()
         self._queue.put((message, arrays, future))
@@ -94,7 +95,7 @@ class Lane:
             if (item := self._queue.get()) is not None:
                 item[2].set_exception(RoutingChangedError(f"the connection to {self._server} was given up"))
 
-    def _exchange(self, message: msgspec.Struct, arrays: Sequence[Array]) -> Reply:
+    def _exchange(self, message: msgspec.Struct, arrays: Sequence[Array | Joined]) -> Reply:
         deadline = time.monotonic() + self._patience_seconds
         while not self._closed.is_set():
             try:

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig, new_token
-from elastrec.platform.transport.frames import decode_frame, empty_body, encode_frame
+from elastrec.platform.transport.frames import Joined, decode_frame, empty_body, encode_frame
 from elastrec.platform.transport.streams import FindStreams, StreamsAt
 from elastrec.platform.transport.versions import code_version
 
@@ -301,6 +301,37 @@ def test_garbage_metadata_is_refused_and_never_crashes(garbage: bytes) -> None:
 def test_arrays_that_are_not_plain_numbers_are_refused(array: np.ndarray) -> None:
     with pytest.raises(TransportError, match="contiguous numeric"):
         encode_frame(Ask(1), [array])
+
+
+@given(st.lists(hnp.arrays(np.float32, st.integers(0, 40)), min_size=1, max_size=6), st.integers(1, 5))
+def test_a_vector_in_parts_arrives_as_one(parts: list[np.ndarray], columns: int) -> None:
+    metadata, buffers = encode_frame(Ask(1), [np.ones((2, columns)), Joined(parts), np.arange(3)])
+    joined = b"".join(bytes(buffer) for buffer in buffers)
+    body = empty_body(len(joined))
+    body[:] = np.frombuffer(joined, np.uint8)
+    _, (before, vector, after) = decode_frame(metadata, body, msgspec.msgpack.Decoder(Ask))
+    assert vector.dtype == np.float32
+    np.testing.assert_array_equal(vector, np.concatenate(parts))
+    assert before.tolist() == np.ones((2, columns)).tolist() and after.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "parts", [[np.ones(2), np.ones(2, np.float32)], [np.ones(2), np.ones((2, 2))], [np.ones((2, 2)), np.ones(2)]]
+)
+def test_parts_that_make_no_vector_are_refused(parts: list[np.ndarray]) -> None:
+    with pytest.raises(TransportError, match="make no vector"):
+        encode_frame(Ask(1), [Joined(parts)])
+
+
+def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(client: RpcClient) -> None:
+    parts = [np.full(30, number, np.float32) for number in range(3000)]
+    found = client.call(FindStreams(), StreamsAt)
+    for place in (found, StreamsAt(found.port)):
+        stream = ArrayStream("127.0.0.1", place, TOKEN, None, [Told], 10.0)
+        for count in (3, 3000):
+            (got,) = stream.request(Ask(1), [Joined(parts[:count])])[1]
+            np.testing.assert_array_equal(got, np.concatenate(parts[:count]) + 1)
+        stream.close()
 
 
 def test_a_shape_that_lies_about_its_bytes_is_refused() -> None:

@@ -94,7 +94,7 @@ def test_a_pull_after_a_push_sees_it_and_evaluation_answers_zero_for_unknown_row
         before = collection(batch).values()
         before.sum().backward()
         left = collection.take_row_gradients()
-        client.push(left.pulled, left.gradients, np.ones(7, np.float32), 2)
+        client.push(left.pulled, left.gradients, [np.ones(3, np.float32), np.ones(4, np.float32)], 2)
         after = collection(features([1, 2], [3])).values()
         # Adagrad's first step is the learning rate in each number; id 23 is id 3 modulo the table's hash size.
         np.testing.assert_allclose((before - after)[0, DIMENSION:].detach(), 0.02, atol=1e-4)
@@ -117,7 +117,7 @@ def test_a_held_push_travels_with_the_next_pull_to_every_server() -> None:
         before = collection(features([1, 2], [3])).values()
         before.sum().backward()
         left = collection.take_row_gradients()
-        client.push(left.pulled, left.gradients, np.ones(7, np.float32), 2, hold=True)
+        client.push(left.pulled, left.gradients, [np.ones(3, np.float32), np.ones(4, np.float32)], 2, hold=True)
         assert client.pushes_applied == 0
         assert [server._pushes for server in servers] == [0, 0]
         pulled = collection.prefetch(batch := features([1, 2], [3]), dense=True)

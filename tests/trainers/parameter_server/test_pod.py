@@ -63,7 +63,7 @@ def push_steps(client: ParameterClient, steps: int, seed: int) -> None:
         rows = pulled.rows()[0]
         # By id, not by place: the order of the rows depends on the number of servers.
         gradient = random.normal(size=(1000, rows.shape[1])).astype(np.float32)[pulled.routed.ids]
-        client.push(pulled, [gradient], random.normal(size=18).astype(np.float32), 30)
+        client.push(pulled, [gradient], [random.normal(size=18).astype(np.float32)], 30)
     client.flush()
 
 
