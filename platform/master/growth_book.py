@@ -1,12 +1,14 @@
-"""How embedding tables grew with the samples trained: what a memory forecast is fitted to. Pure, in memory only.
+"""How embedding tables grew with the samples trained: what a memory forecast is fitted to. Pure.
 
 Points lie ever farther apart, because a law in powers of the samples is fitted to them: a job of a day keeps as many as
-one of an hour for every doubling. A restarted master begins anew, and so does a job that went back to a record.
+one of an hour for every doubling. A job that went back to a record begins anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import msgspec
 
 from elastrec.platform.transport.job_messages import TableUsage
 from elastrec.platform.transport.profile_messages import TableGrowth
@@ -15,12 +17,27 @@ _APART = 1.05
 _MOST_POINTS = 256
 
 
+class GrowthPoint(msgspec.Struct, frozen=True):
+    """What all servers together held after so many samples."""
+
+    samples: int
+    tables: dict[str, TableUsage]
+
+
 class GrowthBook:
     """One job's tables. Not safe for several threads: its owner locks."""
 
     def __init__(self) -> None:
-        self._points: list[tuple[int, dict[str, TableUsage]]] = []
+        self._points: list[GrowthPoint] = []
         self._generation = -1
+
+    def points(self) -> tuple[int, list[GrowthPoint]]:
+        """The job's generation and what is kept of it, for `recall`."""
+        return self._generation, list(self._points)
+
+    def recall(self, generation: int, points: Sequence[GrowthPoint]) -> None:
+        """Goes on where the book of a master before this one ended."""
+        self._generation, self._points = generation, list(points)
 
     def add(self, samples: int, generation: int, tables: Sequence[TableUsage]) -> None:
         """Takes what all servers together hold after so many samples.
@@ -32,11 +49,11 @@ class GrowthBook:
             self._generation, self._points = generation, []
         if samples <= 0 or not tables:
             return
-        point = (samples, {usage.table: usage for usage in tables})
-        if self._points and samples < self._points[-1][0]:
+        point = GrowthPoint(samples, {usage.table: usage for usage in tables})
+        if self._points and samples < self._points[-1].samples:
             return
         # The newest point is always kept, since it says where the tables are now.
-        if len(self._points) > 1 and self._points[-1][0] < _APART * self._points[-2][0]:
+        if len(self._points) > 1 and self._points[-1].samples < _APART * self._points[-2].samples:
             self._points.pop()
         self._points.append(point)
         del self._points[:-_MOST_POINTS]
@@ -46,8 +63,8 @@ class GrowthBook:
         if not self._points:
             return []
         found = []
-        for table, last in sorted(self._points[-1][1].items()):
-            known = [(samples, usages[table].rows) for samples, usages in self._points if table in usages]
+        for table, last in sorted(self._points[-1].tables.items()):
+            known = [(each.samples, each.tables[table].rows) for each in self._points if table in each.tables]
             if last.rows > 0:
                 found.append(
                     TableGrowth(

@@ -1,21 +1,37 @@
 """What a master has seen of its pods and does not journal: speeds, starts, growth of tables, the last window.
 
-Figures for people and for plans; no decision of the state machine hangs on them, and a restarted master gathers them
-anew. The service's lock guards all of it.
+Figures for people and for plans; no decision of the state machine hangs on them. What plans are made of is handed on
+to a restarted master (`memoir`), the rest is gathered anew. The service's lock guards all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from elastrec.platform.master.effects import Effect
-from elastrec.platform.master.growth_book import GrowthBook
+from elastrec.platform.master.growth_book import GrowthBook, GrowthPoint
 from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.profile_book import ProfileBook, is_settled
-from elastrec.platform.master.start_book import StartBook
+from elastrec.platform.master.start_book import Start, StartBook
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Heartbeat
+from elastrec.platform.transport.profile_messages import Measured
+
+
+class Remembered(msgspec.Struct, kw_only=True):
+    """What a restarted master is told: as much as there were configurations, points and pods, not steps.
+
+    Attributes:
+        generation: of the job while `growth` was seen.
+    """
+
+    measured: list[Measured] = []
+    generation: int = -1
+    growth: list[GrowthPoint] = []
+    starts: list[Start] = []
 
 
 class Observations:
@@ -31,6 +47,19 @@ class Observations:
         self.starts = StartBook()
         self.growth = GrowthBook()
         self.window: Window | None = None
+
+    def remembered(self) -> Remembered:
+        """What should outlive this process."""
+        generation, growth = self.growth.points()
+        return Remembered(
+            measured=self.profile.measured(), generation=generation, growth=growth, starts=self.starts.starts()
+        )
+
+    def recall(self, known: Remembered) -> None:
+        """Takes over what a master before this one knew."""
+        self.profile.recall(known.measured)
+        self.growth.recall(known.generation, known.growth)
+        self.starts.recall(known.starts)
 
     def decided(self, effects: Sequence[Effect], state: JobState, now: float) -> None:
         """An event was handled; pods may have been asked for."""

@@ -1,12 +1,12 @@
 """Speed by configuration: the steps of workers, added up for each set of pods that the job has had.
 
-Pure, in memory only: a restarted master measures anew, and what was measured before is in the job's MLflow run. Steps
-that were made while pods came or went belong to no configuration and are left out.
+Pure. Steps that were made while pods came or went, or while there was no master, belong to no configuration and are
+left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -113,6 +113,10 @@ class ProfileBook:
         )
         if len(self._sums) > _MOST_CONFIGURATIONS:
             del self._sums[next(iter(self._sums))]
+
+    def recall(self, measured: Iterable[Measured]) -> None:
+        """Goes on where the book of a master before this one ended."""
+        self._sums = {each.configuration: each for each in measured}
 
     def measured(self) -> list[Measured]:
         """One entry per configuration, the one that was first seen first."""

@@ -25,6 +25,7 @@ from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leasing import answer_unchanged
 from elastrec.platform.master.life_signs import LifeSigns
+from elastrec.platform.master.memoir import Memoir
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.plan import JobPlan
@@ -108,6 +109,9 @@ class JobService(ObserverCalls):
         self._life_signs = LifeSigns(self.job.spec.faults)
         self._directives = Directives()
         self._seen = Observations(self.now())
+        self._memoir = Memoir(folder)
+        if self.is_continued:
+            self._memoir.recall(self._seen)
         self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
         self._bequest: Bequest | None = None
         self._finished = threading.Event()
@@ -144,6 +148,9 @@ class JobService(ObserverCalls):
             self._report_end()
         if self._bequest is not None:
             self._bequest.wait()
+        with self._lock:
+            remembered = self._seen.remembered()
+        self._memoir.keep(remembered, self._clock())
         self._executor.close()
         self.journal.close()
 
@@ -399,6 +406,9 @@ class JobService(ObserverCalls):
         with self._lock:
             if not self._seen.close_window(self.state, self.now()):
                 return
+            remembered = self._seen.remembered() if self._memoir.is_due(self._clock()) else None
+        if remembered is not None:
+            self._memoir.keep(remembered, self._clock())
         self._measure()
         if not self.state.phase.is_final:
             self._report()

@@ -1,4 +1,4 @@
-"""How long pods took from being asked for until they worked: what adding a pod costs on this cluster. Pure, in memory.
+"""How long pods took from being asked for until they worked: what adding a pod costs on this cluster. Pure.
 
 A worker works with its first step, a server once it has registered. Pods that are there when the job begins wait for
 each other too, so that they count only until one was added to the running job.
@@ -7,19 +7,28 @@ each other too, so that they count only until one was added to the running job.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.master.effects import CreatePod, Effect
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from elastrec.platform.master.state import JobState
 
 _MOST_STARTS = 256
 _NAMES = {Role.WORKER: names.WORKER_START_SECONDS, Role.PARAMETER_SERVER: names.SERVER_START_SECONDS}
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Of one pod; `added`: to a job that was training."""
+
+    role: Role
+    added: bool
+    seconds: float
 
 
 class StartBook:
@@ -48,6 +57,20 @@ class StartBook:
         starts = (self._added if added else self._first).setdefault(role, [])
         starts.append(max(0.0, time - since))
         del starts[:-_MOST_STARTS]
+
+    def starts(self) -> list[Start]:
+        """Every start that counts, for `recall`; what is on its way is not among them."""
+        return [
+            Start(role, added, each)
+            for added, book in ((False, self._first), (True, self._added))
+            for role, found in book.items()
+            for each in found
+        ]
+
+    def recall(self, starts: Iterable[Start]) -> None:
+        """Goes on where the book of a master before this one ended."""
+        for each in starts:
+            (self._added if each.added else self._first).setdefault(each.role, []).append(each.seconds)
 
     def medians(self) -> dict[str, float]:
         """Median seconds by metric name; a role of which no pod came up yet is absent."""
