@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
+import pendulum
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import DataInterval
 
 from elastrec.operators import settings
 from elastrec.operators.hook import ElastrecHook
@@ -112,6 +116,24 @@ def test_scaling_runs_one_round_at_a_time_with_one_task_per_job(dags: DagBag) ->
     for task_id in ("propose", "apply"):
         assert dag.get_task(task_id).is_mapped
         assert "map_index_name" in str(dag.get_task(task_id).map_index_template)
+
+
+@pytest.mark.parametrize(("catchup", "rounds"), [(False, 1), (True, 100)])
+def test_rounds_that_were_missed_are_not_caught_up_with(dags: DagBag, catchup: bool, rounds: int) -> None:
+    # As the scheduler knows it, which was away for five hours; beside it what its own setting keeps from happening.
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(dags.dags["auto_scaling"]))
+    now, restriction, runs = pendulum.now("UTC"), dag._time_restriction, []
+    assert not restriction.catchup
+    last = DataInterval.exact(now.subtract(hours=5))
+    while following := dag.timetable.next_dagrun_info(
+        last_automated_data_interval=last, restriction=restriction._replace(catchup=catchup)
+    ):
+        if following.run_after > now:
+            break
+        runs.append(following.run_after)
+        last = following.data_interval
+    assert abs(len(runs) - rounds) <= 1
+    assert catchup or all(now - run <= timedelta(minutes=3) for run in runs)
 
 
 def test_dag_files_load_neither_torch_nor_mlflow() -> None:
