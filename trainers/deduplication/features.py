@@ -78,8 +78,7 @@ class DeduplicatedFeatures:
         if self.plain is not None:
             counts.append(torch.ones(len(self.plain.values()), dtype=torch.int64))
         for group in self.groups:
-            row_U = torch.bincount(group.inverse_lookup, minlength=group.distinct_rows)
-            counts.append(torch.repeat_interleave(row_U.repeat(len(group.keys)), group.offsets.diff()))
+            counts.append(torch.repeat_interleave(group.row_counts.repeat(len(group.keys)), group.offsets.diff()))
         return torch.cat(counts)
 
     @cached_property

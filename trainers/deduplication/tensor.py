@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,6 +44,11 @@ class InverseKeyedJaggedTensor:
     def distinct_rows(self) -> int:
         """U."""
         return (len(self.offsets) - 1) // len(self.keys)
+
+    @cached_property
+    def row_counts(self) -> Tensor:
+        """How many rows of the batch each distinct row stands for, int64 `[U]`."""
+        return torch.bincount(self.inverse_lookup, minlength=self.distinct_rows)
 
     def feature(self, key: str) -> tuple[Tensor, Tensor]:
         """Ids `[L_k]` and offsets int64 `[U + 1]` of one feature's distinct rows.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
-
 from elastrec.trainers.deduplication import DeduplicatedFeatures
 from elastrec.trainers.worker.inputs import Inputs
 
@@ -33,8 +31,7 @@ def read_bytes(inputs: Inputs, list_features: Collection[str]) -> tuple[int, int
         lists = _lists(sparse.plain.keys(), list_features)
         found = would_be = numbers + _ID * sparse.plain.values().numel() + _PLACE * rows * lists
     for group in sparse.groups:
-        row_U = torch.bincount(group.inverse_lookup, minlength=group.distinct_rows)
-        ids = int((group.offsets.diff().view(len(group.keys), -1) @ row_U).sum())
+        ids = int((group.offsets.diff().view(len(group.keys), -1) @ group.row_counts).sum())
         would_be += _ID * ids + _PLACE * rows * _lists(group.keys, list_features)
         found += _ID * group.values.numel() + _PLACE * (len(group.keys) * group.distinct_rows + rows)
     return found, would_be
