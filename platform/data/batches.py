@@ -6,6 +6,7 @@ Legend of shapes: B batch, I dense features, F sparse features, L ids of all fea
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Iterable, Iterator
@@ -148,10 +149,13 @@ def label_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
 
 def dense_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
     """dense_BI float32 [B, I], without a copy; [B, 0] when the job has no dense features."""
-    if DENSE not in batch.schema.names:
+    index = batch.schema.get_field_index(DENSE)
+    if index < 0:
         return np.empty((batch.num_rows, 0), np.float32)
-    column = batch.column(DENSE)
-    return np.asarray(column.flatten()).reshape(batch.num_rows, column.type.list_size)
+    column = batch.column(index)
+    rows, width, begin = len(column), column.type.list_size, column.offset
+    # Its `flatten` would go through a compute function, which costs more than all the rest.
+    return np.asarray(column.values)[begin * width : (begin + rows) * width].reshape(rows, width)
 
 
 @dataclass(frozen=True)
@@ -173,9 +177,8 @@ class JaggedIds:
 
 def ids_of(batch: pa.RecordBatch) -> JaggedIds:
     """The sparse features of a batch (all columns but label and dense)."""
-    wanted = [i for i, name in enumerate(batch.schema.names) if name not in (LABEL, DENSE)]
-    sparse = batch.select(wanted)
-    keys, rows = tuple(sparse.schema.names), sparse.num_rows
+    wanted, keys = _sparse_columns(tuple(batch.schema.names))
+    sparse, rows = batch.select(wanted), batch.num_rows
     matrix_BF = _matrix(sparse)
     if matrix_BF is not None:
         return JaggedIds(keys, matrix_BF.T.reshape(-1), np.ones((len(keys), rows), np.int32), True)
@@ -188,6 +191,13 @@ def ids_of(batch: pa.RecordBatch) -> JaggedIds:
         else:
             values.append(np.asarray(column))
     return JaggedIds(keys, np.concatenate(values), lengths_FB, False)
+
+
+@functools.lru_cache(maxsize=16)
+def _sparse_columns(names: tuple[str, ...]) -> tuple[list[int], tuple[str, ...]]:
+    """Positions and names of the sparse features among a batch's columns; they are the same batch after batch."""
+    wanted = [index for index, name in enumerate(names) if name not in (LABEL, DENSE)]
+    return wanted, tuple(names[index] for index in wanted)
 
 
 def _matrix(sparse: pa.RecordBatch) -> NDArray[np.int64] | None:

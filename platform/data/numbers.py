@@ -75,7 +75,12 @@ def usable_numbers(values: pa.Array, missing: float) -> NDArray[np.float64] | No
         return None
     value_B = plain_B.astype(np.float64)
     if values.null_count:
-        np.putmask(value_B, missing_of(values), missing)
+        missing_B = missing_of(values)
+        # Where few fields are empty, picking them out costs half of a look at each.
+        if 16 * values.null_count < len(values):
+            value_B[missing_B] = missing
+        else:
+            np.putmask(value_B, missing_B, missing)
     if (plain_B.dtype.kind == "f" or not math.isfinite(missing)) and not np.isfinite(value_B).all():
         return None
     return value_B

@@ -7,7 +7,9 @@ so that `offset` resumes exactly where another reader stopped.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -79,7 +81,7 @@ class ShardReader:
             raise DataError(f"offset: {offset} is not allowed; allowed: 0 to the shard's length {length}")
         if batch_size < 1:
             raise DataError(f"batch_size: {batch_size} is not allowed; allowed: 1 and above")
-        pending: list[tuple[pa.RecordBatch, NDArray[np.bool_]]] = []
+        pending: deque[_Rest] = deque()
         held, position, passed = 0, offset, 0
         for first, count, rng in _windows(length, seed if shuffle else None):
             if passed + count <= offset:
@@ -88,7 +90,7 @@ class ShardReader:
             begin = max(0, offset - passed)
             passed += count
             batch, bad_B = self._window(start + first, count, None if rng is None else rng.permutation(count))
-            pending.append((batch.slice(begin), bad_B[begin:]))
+            pending.append(_Rest(batch, bad_B if bad_B.any() else None, begin))
             held += count - begin
             while held >= batch_size or (held and passed == length):
                 taken = min(batch_size, held)
@@ -192,15 +194,32 @@ def _reordered(batches: list[pa.RecordBatch], order: NDArray[np.int64]) -> pa.Re
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _first_rows(pending: list[tuple[pa.RecordBatch, NDArray[np.bool_]]], count: int) -> pa.RecordBatch:
+@dataclass
+class _Rest:
+    """What is left of a window.
+
+    Attributes:
+        bad_B: bool [B], rows to leave out; None when there are none.
+        begin: the first row that is left.
+    """
+
+    batch: pa.RecordBatch
+    bad_B: NDArray[np.bool_] | None
+    begin: int
+
+
+def _first_rows(pending: deque[_Rest], count: int) -> pa.RecordBatch:
     """Take `count` positions from the front, without their bad rows."""
     parts = []
     while count:
-        batch, bad_B = pending.pop(0)
-        taken = min(count, batch.num_rows)
-        part, part_bad = batch.slice(0, taken), bad_B[:taken]
-        if taken < batch.num_rows:
-            pending.insert(0, (batch.slice(taken), bad_B[taken:]))
-        parts.append(part.filter(pa.array(~part_bad)) if part_bad.any() else part)
-        count -= taken
+        rest = pending[0]
+        begin, end = rest.begin, min(rest.begin + count, rest.batch.num_rows)
+        part = rest.batch.slice(begin, end - begin)
+        if rest.bad_B is not None and (bad := rest.bad_B[begin:end]).any():
+            part = part.filter(pa.array(~bad))
+        parts.append(part)
+        count -= end - begin
+        rest.begin = end
+        if end == rest.batch.num_rows:
+            pending.popleft()
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
