@@ -17,11 +17,11 @@ from elastrec.platform.scaling.columns import Floats
 from elastrec.platform.scaling.least_squares import fit_curve, fit_relative
 from elastrec.platform.scaling.step_form import Form
 
-LEAST_CONFIGURATIONS = 8
-"""Fewer cannot tell forms of up to seven unknowns apart."""
+LEAST_CONFIGURATIONS = 10
+"""Fewer cannot tell forms of up to eight unknowns apart."""
 MARGIN = 0.05
 """A refinement has to bring the left-out error down by this share, or it may be noise that it explains."""
-FORMS = tuple(Form(overlap, fans_out) for overlap in (1.0, 1.5, 2.0, 3.0) for fans_out in (False, True))
+FORMS = tuple(Form(overlap, by_request) for overlap in (1.0, 1.5, 2.0, 3.0) for by_request in (False, True))
 """The paper's sum first. Beyond q = 3 the shorter part is already less than a thirtieth of the step when it is half as
 long as the other."""
 

@@ -1,12 +1,14 @@
 """How the parts of a step make up the step: one after the other as in DLRover-RM §4.1, or partly at the same time.
 
-    T_own  = α_grad·m/λ_w + α_fan·p/λ_w + β                                what a worker does itself
-    T_srv  = α_upd·w/(p·λ_p) + α_sync·(M/p)/(B/w) + α_emb·m·D/p            what it waits for servers
+    T_own  = α_grad·m/λ_w + α_out·p/λ_w + β                                          what a worker does itself
+    T_srv  = α_upd·w/(p·λ_p) + α_sync·(M/p)/(B/w) + α_emb·m·D/p + α_in·w/λ_p         what it waits for servers
     T_iter = (T_own^q + T_srv^q)^(1/q)
 
-q = 1 and α_fan = 0 is the paper's sum. Pods that are held to their cores by quotas do not spend theirs while they wait,
-and catch up afterwards; workers also wait for servers at different moments. Then a step takes hardly longer than the
-longer of the two: q grows. α_fan is what each server costs a worker: a request to send, an answer to take apart.
+q = 1 and α_out = α_in = 0 is the paper's sum. Pods that are held to their cores by quotas do not spend theirs while
+they wait, and catch up afterwards; workers also wait for servers at different moments. Then a step takes hardly longer
+than the longer of the two: q grows. Every request has a price at both ends, however little it carries: a worker sends
+one to each server (α_out), and a server answers one of each worker (α_in), so that more servers are not as much less
+work for each of them.
 
 Shape legend: R rows (equations), K coefficients, in the order of `COLUMNS`. No fitting here.
 """
@@ -20,10 +22,10 @@ import numpy as np
 from elastrec.platform.scaling.columns import TERMS, Columns, Floats, features
 from elastrec.platform.scaling.types import Coefficients, ModelShape
 
-COLUMNS = (*TERMS, "fan_out", "fixed")
+COLUMNS = (*TERMS, "fan_in", "fan_out", "fixed")
 """Of a row; a split β has one column more, its part that belongs to T_grad."""
-_SERVERS = slice(1, len(TERMS))
-_FAN_OUT = len(TERMS)
+_SERVERS = slice(1, len(TERMS) + 1)
+_FAN_IN, _FAN_OUT, _FIXED = range(len(TERMS), len(COLUMNS))
 
 
 def together(own: Floats | np.float64, servers: Floats | np.float64, overlap: float) -> Floats:
@@ -40,28 +42,29 @@ class Form:
 
     Attributes:
         overlap: q ≥ 1.
-        fans_out: α_fan is fitted; otherwise it is 0.
+        by_request: α_out and α_in are fitted; otherwise they are 0.
     """
 
     overlap: float = 1.0
-    fans_out: bool = False
+    by_request: bool = False
 
     @staticmethod
     def of(coefficients: Coefficients) -> Form:
         """That coefficients were fitted in."""
-        return Form(coefficients.overlap, coefficients.fan_out > 0)
+        return Form(coefficients.overlap, coefficients.fan_out > 0 or coefficients.fan_in > 0)
 
     @property
     def refinements(self) -> int:
         """By how much it goes beyond the paper's sum: 0 to 2."""
-        return (self.overlap != 1.0) + self.fans_out
+        return (self.overlap != 1.0) + self.by_request
 
     def rows(self, shape: ModelShape, columns: Columns) -> Floats:
         """What the coefficients are multiplied with, float64 of shape (N, K)."""
         rows_NK = np.empty((len(columns), len(COLUMNS)))
-        rows_NK[:, :_FAN_OUT] = features(shape, columns)
-        rows_NK[:, _FAN_OUT] = columns.parameter_servers / columns.worker_cores if self.fans_out else 0.0
-        rows_NK[:, _FAN_OUT + 1] = 1.0
+        rows_NK[:, :_FAN_IN] = features(shape, columns)
+        rows_NK[:, _FAN_IN] = columns.workers / columns.parameter_server_cores if self.by_request else 0.0
+        rows_NK[:, _FAN_OUT] = columns.parameter_servers / columns.worker_cores if self.by_request else 0.0
+        rows_NK[:, _FIXED] = 1.0
         return rows_NK
 
     def seconds(self, rows_RK: Floats, theta_K: Floats) -> Floats:

@@ -184,13 +184,21 @@ def _rank_and_condition(rows_RK: Floats, seconds_R: Floats) -> tuple[int, int, f
 
 
 def fit(
-    shape: ModelShape, observations: Sequence[Observation], prior: Prior | None = None, job_id: str = "the job"
+    shape: ModelShape,
+    observations: Sequence[Observation],
+    prior: Prior | None = None,
+    job_id: str = "the job",
+    *,
+    refine: bool = True,
 ) -> ThroughputModel:
     """The model that fits best, in RMSLE, what was measured; α, β ≥ 0.
 
     A prior counts as `strength` measured configurations at first and as none after FADED_AFTER. Without one, as long
     as measurements leave coefficients open, documented shares decide among the fits that are equally good. The form of
     a young job's steps is its prior's; later its own measurements choose it (`refinement`).
+
+    Args:
+        refine: False for the paper's sum, whatever the measurements say: what a refined form is compared with.
 
     Raises:
         ScalingError: there is no usable observation, or the prior predicts no time at all.
@@ -220,7 +228,7 @@ def fit(
         believed, weight = Prior(coefficients=_assumed(shape, profile), source="assumed shares"), _TIE_BREAK
         notes.append("no similar job: shares of the step are assumed where nothing was measured")
 
-    mature = identified and len(profile) >= LEAST_CONFIGURATIONS
+    mature = refine and identified and len(profile) >= LEAST_CONFIGURATIONS
 
     def equations_of(form: Form) -> Equations:
         # Steps that leave nothing open need no help; what is left to the compute part is how β divides.
@@ -241,8 +249,8 @@ def fit(
 
 def _described(form: Form) -> str:
     overlap = [f"servers work while workers do (overlap {form.overlap:g})"] if form.overlap != 1.0 else []
-    fan_out = ["every server costs its workers time"] if form.fans_out else []
-    return "the parts of a step do not simply add up: " + ", ".join(overlap + fan_out)
+    requests = ["every request has a price of its own"] if form.by_request else []
+    return "the parts of a step do not simply add up: " + ", ".join(overlap + requests)
 
 
 def _model(

@@ -162,12 +162,13 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
-    """α and β of eq. 2–5, in seconds per unit of their feature; all ≥ 0. The last three: see `step_form`.
+    """α and β of eq. 2–5, in seconds per unit of their feature; all ≥ 0. The last ones are those of `step_form`.
 
     Attributes:
         fixed: Σβ. The four β are not separately identifiable: each is a constant added to T_iter.
         compute_fixed: the part of `fixed` that belongs to T_grad; None where compute was not measured by itself.
         fan_out: of a worker for each server, per core of the worker.
+        fan_in: of a server for each worker, per core of the server.
         overlap: q: 1, the parts of a step add up; the larger, the more of them passes at the same time. No unit.
     """
 
@@ -178,6 +179,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     fixed: float
     compute_fixed: float | None = None
     fan_out: float = 0.0
+    fan_in: float = 0.0
     overlap: float = 1.0
 
     def at_level(self, factor: float) -> Coefficients:
@@ -186,7 +188,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
         return Coefficients(
             gradient=self.gradient * factor, update=self.update * factor, synchronise=self.synchronise * factor,
             embedding=self.embedding * factor, fixed=self.fixed * factor, compute_fixed=compute,
-            fan_out=self.fan_out * factor, overlap=self.overlap,
+            fan_out=self.fan_out * factor, fan_in=self.fan_in * factor, overlap=self.overlap,
         )  # fmt: skip
 
 

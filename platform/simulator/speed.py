@@ -23,7 +23,7 @@ class Step(msgspec.Struct, frozen=True):
     """The parts of a step, in seconds; `network` is T_sync, `update` and `lookup` keep servers busy.
 
     Attributes:
-        requests: of a worker for all of its servers.
+        asking, answering: of the worker for requests to all of its servers, of a server for those of all workers.
         overlap: q of `step_form`.
     """
 
@@ -32,7 +32,8 @@ class Step(msgspec.Struct, frozen=True):
     network: float
     lookup: float
     fixed: float
-    requests: float = 0.0
+    asking: float = 0.0
+    answering: float = 0.0
     overlap: float = 1.0
 
     @property
@@ -42,8 +43,8 @@ class Step(msgspec.Struct, frozen=True):
 
     def with_trouble(self, slow: float, hot: float) -> float:
         """T_w."""
-        own = (self.compute + self.requests) * slow + self.fixed
-        servers = (self.update + self.network + self.lookup) * hot
+        own = (self.compute + self.asking) * slow + self.fixed
+        servers = (self.update + self.network + self.lookup + self.answering) * hot
         if self.overlap == 1.0:
             return own + servers
         return float(together(np.float64(own), np.float64(servers), self.overlap))
@@ -77,9 +78,10 @@ def steps_of(shape: ModelShape, coefficients: Coefficients) -> Callable[[Allocat
         key = (now.workers, now.parameter_servers, now.worker_cores, now.parameter_server_cores)
         if key not in known:
             compute, update, network, lookup = (features(shape, Columns.of([now]))[0] * alpha_K).tolist()
-            requests = coefficients.fan_out * now.parameter_servers / now.worker_cores
+            asking = coefficients.fan_out * now.parameter_servers / now.worker_cores
+            answering = coefficients.fan_in * now.workers / now.parameter_server_cores
             known[key] = Step(
-                compute, update, network, lookup, coefficients.fixed, requests, coefficients.overlap
+                compute, update, network, lookup, coefficients.fixed, asking, answering, coefficients.overlap
             )  # fmt: skip
         return known[key]
 
@@ -103,8 +105,8 @@ def rate_of(
     steps_per_second = (up - slow_workers) / good + slow_workers / bad if dynamic else up / bad
     mean = up / steps_per_second
     # The slow worker's own cores are busy with something else: they do not count as used by the job.
-    computing = step.compute + step.requests + step.fixed * min(1.0, 1.0 / now.worker_cores)
-    serving = step.update + step.lookup * min(1.0, 1.0 / now.parameter_server_cores)
+    computing = step.compute + step.asking + step.fixed * min(1.0, 1.0 / now.worker_cores)
+    serving = step.update + step.answering + step.lookup * min(1.0, 1.0 / now.parameter_server_cores)
     share = steps_per_second / now.workers
     compute = step.compute * (1.0 + (slow - 1.0) * slow_workers / up)
     return Rate(

@@ -14,7 +14,8 @@ from tests.platform.scaling.jobs import SHAPE, coefficients, measure, spread
 
 SUM = coefficients((0.3, 0.45, 0.05, 0.1, 0.1))
 OVERLAPPED = msgspec.structs.replace(SUM, overlap=2.0)
-FANNED = msgspec.structs.replace(SUM, fan_out=0.01)
+REQUESTS = {"fan_out": 0.01, "fan_in": 0.004}
+ASKING = msgspec.structs.replace(SUM, **REQUESTS)
 
 
 def seen(true: Coefficients, count: int, noise: float = 0.0, seed: int = 0) -> tuple[Observation, ...]:
@@ -28,11 +29,12 @@ def seen(true: Coefficients, count: int, noise: float = 0.0, seed: int = 0) -> t
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("true", [OVERLAPPED, FANNED, msgspec.structs.replace(OVERLAPPED, fan_out=0.01)])
+@pytest.mark.parametrize("true", [OVERLAPPED, ASKING, msgspec.structs.replace(OVERLAPPED, **REQUESTS)])
 def test_a_job_whose_steps_are_no_sum_is_known_for_what_it_is(true: Coefficients) -> None:
     model = fit(SHAPE, seen(true, 25))
-    assert (model.coefficients.overlap, model.coefficients.fan_out) == pytest.approx(
-        (true.overlap, true.fan_out), rel=1e-3, abs=1e-9
+    found = model.coefficients
+    assert (found.overlap, found.fan_out, found.fan_in) == pytest.approx(
+        (true.overlap, true.fan_out, true.fan_in), rel=1e-2, abs=1e-9
     )
     assert model.rmsle < 1e-4
     assert any("do not simply add up" in note for note in model.notes)
@@ -90,7 +92,7 @@ def test_the_parts_of_an_overlapped_step_add_up_to_it() -> None:
 
 @pytest.mark.parametrize("form", [FORMS[0], Form(2.0, True)])
 def test_the_left_out_error_is_that_of_fits_without_the_row(form: Form) -> None:
-    observations = seen(msgspec.structs.replace(OVERLAPPED, fan_out=0.01), 14, noise=0.05, seed=4)
+    observations = seen(msgspec.structs.replace(OVERLAPPED, **REQUESTS), 14, noise=0.05, seed=4)
     rows = form.rows(SHAPE, Columns.of([each.allocation for each in observations]))
     seconds = np.array([each.iteration_seconds for each in observations])
     whole = Equations(rows, seconds, np.ones(len(seconds)))

@@ -13,13 +13,13 @@ from elastrec.platform.simulator.speed import steps_of
 from tests.platform.scaling.jobs import SHAPE, allocation, coefficients, spread
 
 OVERLAPS = st.sampled_from([1.0, 1.5, 2.0, 3.0])
-REFINED = msgspec.structs.replace(coefficients(), overlap=2.0, fan_out=0.004)
+REFINED = msgspec.structs.replace(coefficients(), overlap=2.0, fan_out=0.004, fan_in=0.002)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), OVERLAPS, st.booleans())
-def test_derivatives_are_those_of_the_seconds_and_add_up_to_them(seed: int, overlap: float, fans_out: bool) -> None:
-    form, random = Form(overlap, fans_out), np.random.default_rng(seed)
+def test_derivatives_are_those_of_the_seconds_and_add_up_to_them(seed: int, overlap: float, by_request: bool) -> None:
+    form, random = Form(overlap, by_request), np.random.default_rng(seed)
     rows_RK = form.rows(SHAPE, Columns.of(spread(9, seed)))
     theta_K = random.uniform(0.1, 1.0, len(COLUMNS)) / np.maximum(rows_RK.max(axis=0), 1e-9)
     seconds_R, slopes_RK = form.slopes(rows_RK, theta_K)
@@ -54,7 +54,7 @@ def test_a_simulated_job_steps_as_its_model_predicts(true: Coefficients) -> None
 
 
 def test_a_slow_worker_whose_servers_work_meanwhile_loses_less_than_its_slowness() -> None:
-    step = steps_of(SHAPE, msgspec.structs.replace(REFINED, fan_out=0.0, fixed=0.0))(allocation(8, 1))
+    step = steps_of(SHAPE, msgspec.structs.replace(REFINED, fan_out=0.0, fan_in=0.0, fixed=0.0))(allocation(8, 1))
     assert 1.0 < step.with_trouble(3.0, 1.0) / step.seconds < 3.0
 
 
