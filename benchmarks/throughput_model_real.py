@@ -6,8 +6,8 @@ Three models train in 16 configurations each: workers, servers, and cores of bot
 configuration is left out once and predicted from the others (leave-one-configuration-out). Steps come from the job's
 own master, as production reads them. Beside each figure stands that of the paper's plain sum of a step's parts (§4.1).
 Goals are for jobs whose pulls wait for each other; "overlapped" is the same with `overlap_pull`, where a step takes as
-long as its longest part. Measuring takes half an hour; `--results` keeps what was measured, and a later call measures only
-what is missing. Pods outweigh other load on the machine, which may still show.
+long as its longest part. Measuring takes half an hour; `--results` keeps what was measured, and a later call measures
+only what is missing. Pods outweigh other load on the machine, which may still show.
 """
 
 from __future__ import annotations
