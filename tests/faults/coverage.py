@@ -24,7 +24,10 @@ _KILLS = "faults/test_kills.py::test_a_killed_process_costs_no_sample_and_hardly
 _SURROUNDINGS = "faults/test_surroundings.py::test_"
 _AGENT_AND_PORTS = f"{_SURROUNDINGS}a_killed_node_agent_and_taken_ports_cost_time_and_nothing_else"
 _CLOCK = f"{_SURROUNDINGS}a_clock_that_jumps_by_an_hour_moves_no_deadline_and_loses_no_record"
-_AIRFLOW = "e2e/test_airflow.py::test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
+_AIRFLOW = (
+    "e2e/airflow_stack/test_daily_retraining.py::"
+    "test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
+)
 RANDOM = "faults/test_campaign.py::test_random_faults_cost_no_sample_and_hardly_any_quality"
 
 TRIED = (

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-import yaml
 from mlflow import MlflowClient
 
 from elastrec.operators.rest import AirflowClient
-from elastrec.operators.services import ServiceStack, default_dags_folder
+from elastrec.operators.services import ServiceStack
 from elastrec.platform import jobs
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.jobs.scaling import ask_profile
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from tests.e2e.airflow_stack.conftest import LEAST_STEPS
+from tests.e2e.airflow_stack.waiting import finished, wait
 from tests.e2e.conftest import job_content
-from tests.e2e.test_airflow import CORES, MEMORY_BYTES, processes_of, wait
 
 DAG = "auto_scaling"
-LEAST_STEPS, BATCH = 30, 256
+BATCH = 256
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceStack]:
-    """Its DAG folder is a copy whose settings decide early, and let a start take long on a busy machine."""
-    dags = tmp_path_factory.mktemp("stack") / "dags"
-    shutil.copytree(default_dags_folder(), dags, ignore=shutil.ignore_patterns("__pycache__"))
-    settings = yaml.safe_load((dags / "scaling.yaml").read_text())
-    settings |= {"least_steps": LEAST_STEPS, "round_interval": "10m"}
-    (dags / "scaling.yaml").write_text(yaml.safe_dump(settings))
-    with ServiceStack(dags.parent / "home", dags=dags, cores=CORES, memory_bytes=MEMORY_BYTES) as running:
-        wait(lambda: AirflowClient(running.airflow_url).has_dag(DAG), 60, "the DAG file")
-        yield running
-    assert [process.cmdline() for process in processes_of(running.home)] == []
-
-
-@pytest.fixture(scope="module")
-def airflow(stack: ServiceStack) -> AirflowClient:
-    client = AirflowClient(stack.airflow_url)
-    client.unpause(DAG)
-    return client
+@pytest.fixture(scope="module", autouse=True)
+def scheduled(airflow: AirflowClient) -> Iterator[None]:
+    airflow.unpause(DAG)
+    yield
+    # Its schedule must not scale the jobs of other tests.
+    airflow.pause(DAG)
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +64,6 @@ class Watched:
         self._thread.join()
 
 
-def round_ended(airflow: AirflowClient, run_id: str) -> str:
-    def state() -> str:
-        found = airflow.run_state(DAG, run_id)
-        return found if found in ("success", "failed") else ""
-
-    return str(wait(state, 150, f"the end of {run_id}"))
-
-
 def instances(airflow: AirflowClient, run_id: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = airflow.call("GET", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances")["task_instances"]
     return found
@@ -104,7 +82,7 @@ def is_profiled(platform: jobs.Platform, job_id: str) -> bool:
 
 def test_with_no_job_a_round_ends_at_its_first_task(airflow: AirflowClient) -> None:
     run_id = airflow.trigger(DAG, {})
-    assert round_ended(airflow, run_id) == "success"
+    assert finished(airflow, DAG, run_id) == "success"
     assert {task["state"] for task in instances(airflow, run_id)} == {"skipped"}
 
 
@@ -126,7 +104,7 @@ def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
     try:
         wait(lambda: watched.last and is_profiled(platform, job_id), 90, "enough steps to decide by")
         first, second = airflow.trigger(DAG, {}), airflow.trigger(DAG, {})
-        assert round_ended(airflow, first) == round_ended(airflow, second) == "success"
+        assert finished(airflow, DAG, first) == finished(airflow, DAG, second) == "success"
         mapped = [task for task in instances(airflow, first) if task["task_id"] in ("propose", "apply")]
         assert [task["rendered_map_index"] for task in mapped] == [job_id, job_id]
         # One round at a time: the second began when the first one had ended.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -18,11 +17,10 @@ from playwright.sync_api import expect
 from elastrec.operators.rest import AirflowApiError, AirflowClient
 from elastrec.operators.services import ServiceStack, answers
 from elastrec.operators.settings import DAG_ID
-from elastrec.platform.clusters import connect_cluster
 from elastrec.platform.clusters.protocol import Cluster, PodStatus
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
-from tests.e2e.browser import (
+from tests.e2e.airflow_stack.browser import (
     has_chromium,
     open_dag,
     open_mlflow_from_task,
@@ -30,65 +28,10 @@ from tests.e2e.browser import (
     shown_metric,
     trigger_by_form,
 )
+from tests.e2e.airflow_stack.waiting import finished, wait
 from tests.e2e.conftest import job_content
 
-# More cores than this machine may have: these tests are about who starts what, not about speed.
-CORES, MEMORY_BYTES = 8.0, 24 * 2**30
-
 STOPPED_SECONDS = 35.0
-
-BROKEN_MODEL = """
-from elastrec.trainers.models.dlrm import Dlrm
-
-
-class Broken(Dlrm):
-    def forward(self, dense_features, sparse_features):
-        if len(dense_features) > 100:  # so that the check with a few made-up rows does not see it
-            raise ZeroDivisionError("a bug in the user's model")
-        return super().forward(dense_features, sparse_features)
-"""
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceStack]:
-    code = tmp_path_factory.mktemp("code")
-    (code / "broken_model.py").write_text(BROKEN_MODEL)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(code))
-        with ServiceStack(tmp_path_factory.mktemp("stack"), cores=CORES, memory_bytes=MEMORY_BYTES) as running:
-            airflow = AirflowClient(running.airflow_url)
-            wait(lambda: airflow.has_dag(DAG_ID) and airflow.has_dag("click_log_arrived"), 60, "the DAG files")
-            assert airflow.import_errors() == []
-            airflow.unpause(DAG_ID)
-            yield running
-    assert [process.cmdline() for process in processes_of(running.home)] == []
-
-
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Whatever runs with a path under a folder on its command line."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(home) in word for word in process.info["cmdline"] or ()):
-            found.append(process)
-    return found
-
-
-@pytest.fixture(scope="module")
-def airflow(stack: ServiceStack) -> AirflowClient:
-    return AirflowClient(stack.airflow_url)
-
-
-@pytest.fixture(scope="module")
-def cluster(stack: ServiceStack) -> Cluster:
-    return connect_cluster(stack.cluster_config())
-
-
-def wait(ready: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := ready()):
-        assert time.monotonic() < deadline, f"{what}: not there within {seconds:.0f} s"
-        time.sleep(0.2)
-    return found
 
 
 def job(log: GenerateReport, name: str, **changes: Any) -> dict[str, Any]:
@@ -105,14 +48,6 @@ def slow_job(log: GenerateReport, name: str) -> dict[str, Any]:
 
 def task_state(airflow: AirflowClient, run_id: str, task_id: str) -> str:
     return str(airflow.tasks(DAG_ID, run_id).get(task_id, {}).get("state") or "")
-
-
-def finished(airflow: AirflowClient, run_id: str, seconds: float = 270) -> str:
-    def state() -> str:
-        found = airflow.run_state(DAG_ID, run_id)
-        return found if found in ("success", "failed") else ""
-
-    return str(wait(state, seconds, f"the end of {run_id}"))
 
 
 def logs(airflow: AirflowClient, run_id: str, task_id: str) -> str:
@@ -148,7 +83,7 @@ def good_run(
     file = tmp_path_factory.mktemp("job") / "good.yaml"
     file.write_text(yaml.safe_dump(job(click_log, "good")))
     run_id = trigger_by_form(stack, file) if has_chromium() else airflow.trigger(DAG_ID, {"job_file": str(file)})
-    assert finished(airflow, run_id) == "success", logs(airflow, run_id, "offline_phase")
+    assert finished(airflow, DAG_ID, run_id) == "success", logs(airflow, run_id, "offline_phase")
     return run_id
 
 
@@ -241,7 +176,7 @@ def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the
 
     airflow.set_task_state(DAG_ID, run_id, "offline_phase", "failed")
     wait(lambda: cluster.list() == [], 60, "the end of the pods of a task that was marked failed")
-    assert finished(airflow, run_id) == "failed"
+    assert finished(airflow, DAG_ID, run_id) == "failed"
 
 
 def attempts(airflow: AirflowClient, run_id: str) -> int:
@@ -257,7 +192,7 @@ def test_a_bug_in_the_users_model_fails_the_task_once_with_its_traceback_in_the_
 ) -> None:
     model = {"architecture": "broken_model:Broken", "embedding_dimension": 8, "options": {}}
     run_id = airflow.trigger(DAG_ID, {"job": job(click_log, "broken", model=model)})
-    assert finished(airflow, run_id) == "failed"
+    assert finished(airflow, DAG_ID, run_id) == "failed"
     said = logs(airflow, run_id, "offline_phase")
     assert "ZeroDivisionError: a bug in the user's model" in said
     assert "broken_model.py" in said
@@ -274,7 +209,7 @@ def test_a_job_that_cannot_run_is_refused_before_anything_starts(
         airflow.trigger(DAG_ID, {"job": {"spec": {"modle": {}}}})
     overrides = {"spec.model.options": {"no_such_option": 1}, "spec.resources.worker.cores": 1000}
     run_id = airflow.trigger(DAG_ID, {"job": job(click_log, "refused"), "overrides": overrides})
-    assert finished(airflow, run_id) == "failed"
+    assert finished(airflow, DAG_ID, run_id) == "failed"
     assert "spec.resources.worker.cores" in logs(airflow, run_id, "prepare_data")
     tasks = airflow.tasks(DAG_ID, run_id)
     assert tasks["prepare_data"]["try_number"] == 1
@@ -294,3 +229,4 @@ def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once(airflow: Air
     (run,) = wait(runs, 60, "the run of the new day")
     assert run["conf"]["interval_start"].startswith("2026-01-02")
     assert run["conf"]["interval_end"].startswith("2026-01-03")
+    assert finished(airflow, DAG_ID, run["dag_run_id"]) == "failed", "there is no log of these days"
