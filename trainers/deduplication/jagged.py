@@ -5,8 +5,11 @@ Legend: L list elements, U lists, B picked lists, D numbers per row.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 
@@ -55,25 +58,73 @@ def reduce_lists(rows_LD: Tensor, offsets: Tensor, mode: str, weights_L: Tensor 
         mode: `sum`, `mean` or `max`.
         weights_L: with `sum`, a weight per element.
     """
-    elements = torch.arange(len(rows_LD), device=rows_LD.device)
     if not len(rows_LD):
         # embedding_bag refuses a table without rows.
         return rows_LD.new_zeros(len(offsets) - 1, rows_LD.shape[1]) + rows_LD.sum()
-    return functional.embedding_bag(
-        elements, rows_LD, offsets, mode=mode, per_sample_weights=weights_L, include_last_offset=True
-    )
+    if mode == "max":
+        elements = torch.arange(len(rows_LD), device=rows_LD.device)
+        return functional.embedding_bag(elements, rows_LD, offsets, mode=mode, include_last_offset=True)
+    total_UD: Tensor = _SumLists.apply(rows_LD, offsets, weights_L)
+    if mode == "mean":
+        return total_UD / offsets.diff().clamp(min=1).unsqueeze(1)
+    return total_UD
 
 
 def softmax_lists(scores_L: Tensor, offsets: Tensor) -> Tensor:
     """Softmax within each list, `[L]`."""
-    number_L = list_numbers(offsets)
-    lists = len(offsets) - 1
-    with torch.no_grad():
+    shares_L: Tensor = _SoftmaxLists.apply(scores_L, offsets)
+    return shares_L
+
+
+class _SumLists(torch.autograd.Function):
+    """Sums, weighted or not. Their gradient is each list's own, spread over its elements: embedding_bag's would sort
+    the elements first, as if several could stand for one row."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, rows_LD: Tensor, offsets: Tensor, weights_L: Tensor | None) -> Tensor:
+        elements = torch.arange(len(rows_LD), device=rows_LD.device)
+        # What the gradient does not need is not kept.
+        ctx.save_for_backward(offsets, *(() if weights_L is None else (weights_L, rows_LD)))
+        return functional.embedding_bag(
+            elements, rows_LD, offsets, mode="sum", per_sample_weights=weights_L, include_last_offset=True
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_UD: Tensor) -> tuple[Tensor, None, Tensor | None]:
+        offsets, *weighted = ctx.saved_tensors
+        gradient_LD = gradient_UD.index_select(0, torch.repeat_interleave(offsets.diff()))
+        if not weighted:
+            return gradient_LD, None, None
+        weights_L, rows_LD = weighted
+        weights_gradient_L = torch.linalg.vecdot(gradient_LD, rows_LD)
+        return gradient_LD.mul_(weights_L.unsqueeze(1)), None, weights_gradient_L
+
+
+class _SoftmaxLists(torch.autograd.Function):
+    """One step forward and one back instead of a dozen, each of which costs as much for a hundred elements as for
+    thousands."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_L: Tensor, offsets: Tensor) -> Tensor:
+        lists = len(offsets) - 1
+        number_L = torch.repeat_interleave(offsets.diff())
         # Softmax does not change when a list's scores are shifted; its largest becomes 0 so that none overflows.
-        largest_U = scores_L.new_full((lists,), -torch.inf).scatter_reduce(0, number_L, scores_L, "amax")
-    shares_L = (scores_L - largest_U.index_select(0, number_L)).exp()
-    total_U = scores_L.new_zeros(lists).index_add(0, number_L, shares_L)
-    return shares_L / total_U.index_select(0, number_L)
+        largest_U = scores_L.new_full((lists,), -torch.inf).scatter_reduce_(0, number_L, scores_L, "amax")
+        shares_L = (scores_L - largest_U.index_select(0, number_L)).exp_()
+        total_U = scores_L.new_zeros(lists).index_add_(0, number_L, shares_L)
+        shares_L = shares_L.div_(total_U.index_select(0, number_L))
+        ctx.lists = lists
+        ctx.save_for_backward(shares_L, number_L)
+        return shares_L
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_L: Tensor) -> tuple[Tensor, None]:
+        shares_L, number_L = ctx.saved_tensors
+        weighted_L = shares_L * gradient_L
+        total_U = weighted_L.new_zeros(ctx.lists).index_add_(0, number_L, weighted_L)
+        return weighted_L.addcmul_(shares_L, total_U.index_select(0, number_L), value=-1), None
 
 
 def pad_lists(rows_LD: Tensor, offsets: Tensor, longest: int) -> tuple[Tensor, Tensor]:

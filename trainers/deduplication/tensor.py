@@ -58,6 +58,8 @@ class InverseKeyedJaggedTensor:
         """
         if key not in self.keys:
             raise ValueError(f"feature: {key!r} is not allowed; allowed: {', '.join(self.keys)}")
+        if len(self.keys) == 1:
+            return self.values, self.offsets
         k, rows = self.keys.index(key), self.distinct_rows
         offsets = self.offsets[k * rows : (k + 1) * rows + 1]
         return self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]

@@ -25,6 +25,7 @@ from elastrec.trainers.deduplication import (
     TargetAttention,
     TransformerPooling,
 )
+from elastrec.trainers.deduplication.jagged import reduce_lists, softmax_lists
 from elastrec.trainers.models import FeatureSchema
 from elastrec.trainers.models.dlrm import Dlrm
 
@@ -238,3 +239,22 @@ def test_a_model_of_the_zoo_trains_alike_on_deduplicated_bags(groups: list[list[
     assert_same_step(
         plain, deduplicated, lambda: plain(dense, features), lambda: deduplicated(dense, mixed), within=1e-5
     )
+
+
+@pytest.mark.parametrize("mode", ["sum", "weighted", "mean", "max", "softmax"])
+def test_gradients_are_those_of_small_differences_also_for_empty_and_single_lists(mode: str) -> None:
+    torch.manual_seed(1)
+    offsets = torch.tensor([0, 3, 3, 4, 9, 9])
+    rows_LD = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
+    scores_L = torch.randn(9, dtype=torch.float64, requires_grad=True)
+    calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "weighted": lambda rows, scores: reduce_lists(rows, offsets, "sum", scores),
+        "softmax": lambda _, scores: softmax_lists(scores, offsets),
+    }
+    call = calls.get(mode, lambda rows, _: reduce_lists(rows, offsets, mode))
+    assert torch.autograd.gradcheck(call, (rows_LD, scores_L))
+
+
+def test_scores_beyond_what_an_exponential_can_hold_are_shared_out() -> None:
+    shares_L = softmax_lists(torch.tensor([1e4, 1e4, -1e4, 5.0, -3e38]), torch.tensor([0, 3, 3, 4, 5]))
+    assert shares_L.tolist() == [0.5, 0.5, 0.0, 1.0, 1.0]
