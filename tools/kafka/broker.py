@@ -20,7 +20,7 @@ from pathlib import Path
 
 _POM = Path(__file__).with_name("pom.xml")
 _START_SECONDS = 60.0
-_FETCH_SECONDS = 600.0
+_FETCH_SECONDS = 180.0
 # Of one node: nothing is copied to others, and whoever waits for a dead broker does not wait long.
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -72,7 +72,10 @@ def fetch_jars() -> Path:
             "mvn", "-q", "-B", "-f", str(staging / "pom.xml"), "dependency:copy-dependencies",
             "-DincludeScope=runtime", f"-DoutputDirectory={staging / 'jars'}",
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise BrokerError(f"mvn did not fetch the jars within {_FETCH_SECONDS:.0f} s") from None
         if done.returncode:
             raise BrokerError(f"mvn failed with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
         if not jars.is_dir():  # another process may have been quicker

@@ -25,7 +25,7 @@ from elastrec.platform.data.stream.publishing import publish
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError, TransportError
 from tests.platform.data.stream.rows import change, small_log
-from tools.kafka.broker import Broker, missing_program
+from tools.kafka.broker import Broker, BrokerError, fetch_jars, missing_program
 
 HAS_CLIENT = importlib.util.find_spec("confluent_kafka") is not None
 missing = "confluent-kafka (extra kafka)" if not HAS_CLIENT else missing_program()
@@ -34,6 +34,10 @@ with_broker = pytest.mark.skipif(bool(missing), reason=f"{missing} is not instal
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
+    try:
+        fetch_jars()
+    except BrokerError as error:
+        pytest.skip(f"Kafka cannot be fetched: {error}")
     with Broker() as made:
         yield made
 
