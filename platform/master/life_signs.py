@@ -5,11 +5,12 @@ Nothing of it is journalled: a restarted master has heard nobody and blames nobo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from elastrec.platform.master.membership import Member
-from elastrec.platform.master.pace import heartbeat_seconds, silence_seconds
+from elastrec.platform.master.pace import heartbeat_seconds, look_seconds, silence_seconds
 from elastrec.platform.specs.job import FaultTolerance
 
 
@@ -30,6 +31,7 @@ class LifeSigns:
         self._last_seen: dict[str, float] = {}
         self._told_seconds: dict[str, float] = {}
         self._up_since: dict[str, float] = {}
+        self._looked = -math.inf
 
     def heard(self, pod: str, now: float) -> None:
         self._last_seen[pod] = now
@@ -43,6 +45,13 @@ class LifeSigns:
         """How often the pod, of so many, shall beat; what it is told here it is judged by."""
         seconds = self._told_seconds[pod] = heartbeat_seconds(self._faults, pods)
         return seconds
+
+    def is_look_due(self, pods: int, now: float) -> bool:
+        """Whether it is time for `silent` with so many pods; told once."""
+        if now - self._looked < look_seconds(pods):
+            return False
+        self._looked = now
+        return True
 
     def silent(self, members: Mapping[str, Member], up: Collection[str], now: float) -> list[Silence]:
         """Members that have said nothing for longer than they may; forgets who is none any more.

@@ -12,6 +12,8 @@ from elastrec.platform.specs.job import FaultTolerance
 MOST_BEATS_PER_SECOND = 200.0
 """Of all pods together; they take less than a tenth of a core of the master."""
 
+_MOST_LOOKS_PER_SECOND = 2000.0
+
 # Progress must come several times within a lease, or every shard would be given away while it is trained.
 _BEATS_PER_LEASE = 4
 _MISSED_BEATS = 3
@@ -21,6 +23,11 @@ def heartbeat_seconds(faults: FaultTolerance, pods: int) -> float:
     """Seconds between two life signs of each of so many pods; never less than the job file says."""
     bounded = min(pods / MOST_BEATS_PER_SECOND, faults.lease / _BEATS_PER_LEASE)
     return max(faults.heartbeat_interval, bounded)
+
+
+def look_seconds(pods: int) -> float:
+    """Seconds between two looks for silent ones among so many pods: each look costs as much as there are pods."""
+    return pods / _MOST_LOOKS_PER_SECOND
 
 
 def silence_seconds(faults: FaultTolerance, told_seconds: float) -> float:

@@ -17,10 +17,9 @@ import structlog
 from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.master import events
 from elastrec.platform.master.answers import Directives, FastAnswer, Unknown, check_kind, check_progress
-from elastrec.platform.master.bequest import Bequest
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
-from elastrec.platform.master.history_sink import HistorySink, Report
+from elastrec.platform.master.history_sink import HistorySink
 from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leasing import answer_unchanged
@@ -30,6 +29,7 @@ from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
+from elastrec.platform.master.timed_work import TimedWork
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport import Handler, TlsConfig
 from elastrec.platform.transport.job_messages import (
@@ -55,12 +55,10 @@ from elastrec.platform.transport.profile_messages import GetProfile
 log = structlog.get_logger(__name__)
 JOURNAL_FILE = "journal.sqlite"
 MAXIMUM_LEASE = 1024
-_TICK_SECONDS = 0.1
-_STALL_SECONDS = 2.0
 _WAIT_SECONDS = 0.2
 
 
-class JobService(ObserverCalls):
+class JobService(ObserverCalls, TimedWork):
     """One job's master without its socket.
 
     Args:
@@ -91,7 +89,6 @@ class JobService(ObserverCalls):
         self._job_json = self.job.model_dump_json(by_alias=True).encode()
         self._clock = clock
         self._history = history
-        self._has_reported_end = False
         self._on_fatal = on_fatal
         self._lock = threading.RLock()
         self.journal = Journal(folder / JOURNAL_FILE)
@@ -113,7 +110,6 @@ class JobService(ObserverCalls):
         if self.is_continued:
             self._memoir.recall(self._seen)
         self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
-        self._bequest: Bequest | None = None
         self._finished = threading.Event()
         self._stopping = threading.Event()
         self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
@@ -358,77 +354,3 @@ class JobService(ObserverCalls):
 
     def _is_wanted(self, pod: str) -> bool:
         return pod in self.state.membership.members
-
-    def _run_timer(self) -> None:
-        last = self._clock()
-        while not self._stopping.wait(_TICK_SECONDS):
-            now = self._clock()
-            if self.journal.stall:
-                # Nobody is heard, so nobody is judged; when there is room again the time until then is a stall.
-                continue
-            stood_still, last = now - last, now
-            try:
-                if stood_still > _STALL_SECONDS:
-                    # This process stood still, and could not hear anybody: nobody else is to blame for that.
-                    log.warning("master_stalled", seconds=stood_still)
-                    with self._lock:
-                        self._life_signs.forget_all()
-                    self.submit(lambda now: events.Restarted(time=now))
-                self._check_deadlines(now)
-                self._check_silence(now)
-                self._close_window()
-                self._report_end()
-            except (JournalError, TransportError):
-                return
-
-    def _check_deadlines(self, now: float) -> None:
-        with self._lock:
-            deadline = self.state.next_deadline()
-        if deadline is not None and deadline <= self.now():
-            self.submit(lambda now: events.Ticked(time=now))
-
-    def _check_silence(self, now: float) -> None:
-        with self._lock:
-            # What pods did is still read when the job is over.
-            if self.state.phase.is_final:
-                return
-            members = self.state.membership.members
-            self._seen.keep_only(members)
-            silences = self._life_signs.silent(members, self._executor.running(), now)
-        for each in silences:
-            self.submit(
-                lambda time, each=each: events.PodSilent(  # type: ignore[misc]
-                    time=time, pod=each.pod, incarnation=each.incarnation, silent_seconds=each.seconds
-                )
-            )
-
-    def _close_window(self) -> None:
-        with self._lock:
-            if not self._seen.close_window(self.state, self.now()):
-                return
-            remembered = self._seen.remembered() if self._memoir.is_due(self._clock()) else None
-        if remembered is not None:
-            self._memoir.keep(remembered, self._clock())
-        self._measure()
-        if not self.state.phase.is_final:
-            self._report()
-
-    def _measure(self) -> None:
-        with self._lock:
-            share = self._seen.monitor.take_waiting_share()
-        if share is not None:
-            self.submit(lambda now: events.Measured(time=now, waiting_share=share))
-
-    def _report_end(self) -> None:
-        # At once, not with the next window: who waits for the end wants to read its figures.
-        if self.state.phase.is_final and not self._has_reported_end:
-            self._has_reported_end = True
-            self._measure()
-            self._report()
-            if self.state.poisoned is not None:
-                self._executor.name_files(*self.state.poisoned)
-            self._bequest = Bequest(self.request, self.state, self.metrics(), self.journal)
-
-    def _report(self) -> None:
-        if self._history is not None:
-            self._history.put(Report(self.metrics(), self.totals(), self.state.evaluation_sketch))

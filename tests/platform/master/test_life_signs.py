@@ -6,6 +6,7 @@ import pytest
 
 from elastrec.platform.master.life_signs import LifeSigns, Silence
 from elastrec.platform.master.membership import Member
+from elastrec.platform.master.pace import heartbeat_seconds, look_seconds, silence_seconds
 from elastrec.platform.specs.job import FaultTolerance
 from elastrec.platform.specs.metrics import Role
 
@@ -74,3 +75,14 @@ def test_who_is_no_member_any_more_is_forgotten() -> None:
     signs.heard("w", 0.0)
     assert signs.silent({}, UP, 1.0) == []
     assert signs.silent({"w": worker("2")}, UP, 100.0) == [], "a namesake's time begins when it is first seen"
+
+
+def test_the_more_pods_there_are_the_more_seldom_is_looked_for_silent_ones_but_never_too_seldom() -> None:
+    looks = {}
+    for pods in (3, 1000):
+        signs = LifeSigns(FAULTS)
+        looks[pods] = sum(signs.is_look_due(pods, tick / 10) for tick in range(100))
+    assert looks == {3: 100, 1000: 20}
+    # A silence is noticed within a small part of itself, however large the job is.
+    for pods in (1, 1000, 20_000):
+        assert look_seconds(pods) < silence_seconds(FAULTS, heartbeat_seconds(FAULTS, pods)) / 10
