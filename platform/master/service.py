@@ -1,6 +1,7 @@
 """The shell around a job's state machine: messages become events, events are journalled, effects are carried out.
 
-Everything that waits, listens or has a clock is here or in `executor.py`; every decision is in the state machine.
+Everything that waits, listens or has a clock is here, in `timed_work.py` or in `executor.py`; every decision is in the
+state machine.
 """
 
 from __future__ import annotations
