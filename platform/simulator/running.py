@@ -16,7 +16,7 @@ from elastrec.platform.simulator.memory import Outlook, look_ahead
 from elastrec.platform.simulator.placing import Placing
 from elastrec.platform.simulator.report import Ended
 from elastrec.platform.simulator.settings import Settings
-from elastrec.platform.simulator.speed import Rate, rate_of, steps_of
+from elastrec.platform.simulator.speed import STOPPED, Rate, rate_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
 
 _LEAST_WINDOW_SECONDS = 10.0
@@ -55,6 +55,7 @@ class Running:
         self._environment, self._prior = environment, prior
         self._steps, self._placing, self.accounts = steps_of(job.shape, job.coefficients), Placing(), Accounts()
         self._factor, self._down = 1.0, 0
+        self._rated: tuple[object, Rate] = None, STOPPED
         self._placed_at, self._begun_at, self._scaled_at = math.nan, math.nan, math.nan
         self._passed = self._paused_until = self._saved_at = 0.0
         self._saved_remaining = job.samples
@@ -106,19 +107,17 @@ class Running:
     @property
     def rate(self) -> Rate:
         """Now, by its workers that are up."""
-        settings, now = self.settings, self.allocation
-        found = rate_of(
-            self._steps(now), now, self.job.shape.batch_size, now.workers - self._down, self.slow_workers,
-            settings.straggler_slowdown, settings.hot_server_slowdown if self.is_hot else 1.0,
-            settings.handling.dynamic_sharding,
-        )  # fmt: skip
-        factor = self._factor
-        return msgspec.structs.replace(
-            found,
-            samples=found.samples / factor,
-            step_seconds=found.step_seconds * factor,
-            compute_seconds=found.compute_seconds * factor,
-        )
+        settings, now, factor = self.settings, self.allocation, self._factor
+        # It is asked for several times between two changes, by every job in every window.
+        like = (now, self._down, self.slow_workers, self.is_hot, factor)
+        if like != self._rated[0]:
+            found = rate_of(
+                self._steps(now), now, self.job.shape.batch_size, now.workers - self._down, self.slow_workers,
+                settings.straggler_slowdown, settings.hot_server_slowdown if self.is_hot else 1.0,
+                settings.handling.dynamic_sharding,
+            )  # fmt: skip
+            self._rated = like, found.on_nodes(factor)
+        return self._rated[1]
 
     @property
     def seconds_left(self) -> float:

@@ -174,7 +174,7 @@ class Simulation:
     def _admit(self) -> None:
         """Places waiting jobs, the most urgent first, then by arrival; a small one may pass a large one."""
         self._count_use()
-        again = True
+        again = len(self._waiting) > 0
         while again:
             again = False
             least = min((each.job.priority for each in self._running.values()), default=math.inf)

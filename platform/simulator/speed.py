@@ -43,10 +43,11 @@ class Step(msgspec.Struct, frozen=True):
 
     def with_trouble(self, slow: float, hot: float) -> float:
         """T_w."""
+        if self.overlap == 1.0:
+            summed = self.compute * slow + (self.update + self.network + self.lookup) * hot + self.fixed
+            return summed + (self.asking * slow + self.answering * hot)
         own = (self.compute + self.asking) * slow + self.fixed
         servers = (self.update + self.network + self.lookup + self.answering) * hot
-        if self.overlap == 1.0:
-            return own + servers
         return float(together(np.float64(own), np.float64(servers), self.overlap))
 
 
@@ -64,6 +65,13 @@ class Rate(msgspec.Struct, frozen=True):
     compute_seconds: float
     worker_busy: float
     server_busy: float
+
+    def on_nodes(self, factor: float) -> Rate:
+        """Where every step takes so many times as long."""
+        return Rate(
+            self.samples / factor, self.step_seconds * factor, self.compute_seconds * factor,
+            self.worker_busy, self.server_busy,
+        )  # fmt: skip
 
 
 STOPPED = Rate(0.0, 0.0, 0.0, 0.0, 0.0)
