@@ -46,7 +46,7 @@ def _fastest_measured(job: JobProfile) -> float:
 def _promises(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> bool:
     """Whether some plan would be made if its prediction were to be trusted, and is not made because it is not."""
     doubted_N = (outcomes.against_rules <= 0) & (outcomes.relative_error > situation.rules.trusted_error)
-    return bool(doubted_N.any() and (excess(situation, capacity, outcomes) <= 0).all(axis=1)[doubted_N].any())
+    return bool(doubted_N.any() and np.any(np.max(excess(situation, capacity, outcomes)[doubted_N], axis=1) <= 0))
 
 
 def explore(
