@@ -28,12 +28,14 @@ def page(documents: Iterable[Mapping[str, Any]]) -> str:
         benchmark, _, name = each["figure"].partition(".")
         if each["goal"] is None:
             continue
-        simulated = " *(simulated)*" if each["simulated"] else ""
-        met = "met" if each["met"] else "**missed**"
-        line = (
-            f"| {name.replace('_', ' ')}{simulated} | {each['value']:.4g} | {each['goal']} | {each['unit']} | {met} |"
+        cells = (
+            name.replace("_", " ") + (" *(simulated)*" if each["simulated"] else ""),
+            f"{each['value']:.4g}",
+            each["goal"],
+            each["unit"],
+            "met" if each["met"] else "**missed**",
         )
-        by_benchmark.setdefault(benchmark, []).append(line)
+        by_benchmark.setdefault(benchmark, []).append(f"| {' | '.join(cells)} |")
     parts = [_HEAD]
     for benchmark in sorted(by_benchmark):
         lines = "\n".join(by_benchmark[benchmark])
