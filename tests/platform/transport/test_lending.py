@@ -83,20 +83,21 @@ def lies_in_lent_memory(values: Array) -> bool:
     return False
 
 
-def open_segments() -> int:
-    """Descriptors of segments that this process holds."""
-    targets = []
+def open_segments() -> set[int]:
+    """Inodes of the segments that this process holds descriptors of."""
+    found = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            targets.append(str(entry.readlink()))
-    return sum("elastrec-frames" in target for target in targets)
+            if "elastrec-frames" in str(entry.readlink()):
+                found.add(entry.stat().st_ino)
+    return found
 
 
-def assert_all_segments_are_let_go() -> None:
-    """The server's thread ends a moment after the client has hung up."""
+def assert_let_go(before: set[int]) -> None:
+    """All segments that came after `before`; the server's thread ends a moment after the client has hung up."""
     deadline, pause = time.monotonic() + 10, threading.Event()
-    while open_segments():
-        assert time.monotonic() < deadline, f"{open_segments()} segments are still open"
+    while left := open_segments() - before:
+        assert time.monotonic() < deadline, f"{len(left)} segments are still open"
         pause.wait(0.01)
 
 
@@ -119,6 +120,7 @@ def test_answers_that_are_kept_stay_as_they_were_however_many_they_are(stream: A
 
 
 def test_segments_are_used_again_and_let_go_at_the_end(found: StreamsAt) -> None:
+    before = open_segments()
     stream = ArrayStream("127.0.0.1", found, TOKEN, None, [Told], 10.0)
     places = set()
     for number in range(50):
@@ -128,7 +130,7 @@ def test_segments_are_used_again_and_let_go_at_the_end(found: StreamsAt) -> None
     assert len(places) <= 3
     stream.close()
     del stream, got
-    assert_all_segments_are_let_go()
+    assert_let_go(before)
 
 
 def test_a_body_that_outgrows_its_segment_gets_a_larger_one(stream: ArrayStream) -> None:
@@ -199,6 +201,7 @@ def no_memory() -> int:
 def test_a_lie_about_lent_memory_ends_that_connection_alone(
     server: RpcServer, found: StreamsAt, segment: int, given_back: int, make: object
 ) -> None:
+    before = open_segments()
     metadata, buffers = encode_frame(Ask(1), [np.zeros(SMALLEST_BYTES, np.uint8)])
     body_bytes = sum(len(each) for each in buffers)
     frame = HEADER.pack(b"elm1", len(metadata), body_bytes, segment, given_back) + metadata
@@ -213,7 +216,7 @@ def test_a_lie_about_lent_memory_ends_that_connection_alone(
         assert link.recv(1) == b""
     if descriptor >= 0:
         os.close(descriptor)
-    assert_all_segments_are_let_go()
+    assert_let_go(before)
     stream = ArrayStream("127.0.0.1", found, TOKEN, None, [Told], 10.0)
     assert stream.request(Ask(7))[0] == Told(7)
     stream.close()
