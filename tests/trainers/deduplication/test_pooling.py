@@ -25,7 +25,7 @@ from elastrec.trainers.deduplication import (
     TargetAttention,
     TransformerPooling,
 )
-from elastrec.trainers.deduplication.jagged import reduce_lists, softmax_lists
+from elastrec.trainers.deduplication.jagged import expand_rows, reduce_lists, softmax_lists
 from elastrec.trainers.models import FeatureSchema
 from elastrec.trainers.models.dlrm import Dlrm
 
@@ -258,3 +258,16 @@ def test_gradients_are_those_of_small_differences_also_for_empty_and_single_list
 def test_scores_beyond_what_an_exponential_can_hold_are_shared_out() -> None:
     shares_L = softmax_lists(torch.tensor([1e4, 1e4, -1e4, 5.0, -3e38]), torch.tensor([0, 3, 3, 4, 5]))
     assert shares_L.tolist() == [0.5, 0.5, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "part of a wider gradient"])
+def test_expanded_rows_give_their_gradients_back_to_the_row_they_came_from(part: bool) -> None:
+    rows_UD = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    index_B = torch.tensor([2, 0, 0, 3, 2, 0])
+
+    def call(rows: Tensor) -> Tensor:
+        expanded = expand_rows(rows, index_B)
+        return torch.cat([expanded, expanded.sin()], dim=1) if part else expanded
+
+    assert torch.equal(expand_rows(rows_UD, index_B), rows_UD[index_B])
+    assert torch.autograd.gradcheck(call, (rows_UD,))
