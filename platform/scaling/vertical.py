@@ -21,7 +21,8 @@ class VerticalSettings(msgspec.Struct, frozen=True, kw_only=True):
     safety: R_s as a share of what was used at most; never below `least_safety` (in the resource's unit).
     threshold: R_θ as a share of the allocation.
     cool_down_seconds: between two changes; the paper's window is 10 minutes.
-    step: the allocation is rounded up to whole steps, which clusters can grant.
+    step: the allocation is rounded to whole steps, which clusters can grant: to the nearest one as long as half of
+        the safety is left, else up.
     """
 
     safety: float = 0.2
@@ -80,7 +81,10 @@ def scale_vertically(
     most, change = max(used), trend(used)
     safety = max(settings.safety * most, settings.least_safety)
     wanted = most + change + safety
-    stepped = math.ceil(wanted / settings.step - 1e-9) * settings.step
+    stepped = round(wanted / settings.step) * settings.step
+    # Safety is there for what cannot be foreseen: always rounding up would be a second one on top.
+    if stepped < wanted - 0.5 * safety - 1e-9:
+        stepped = math.ceil(wanted / settings.step - 1e-9) * settings.step
     stepped = min(max(stepped, low), high)
 
     def answer(value: float, reason: str) -> VerticalPlan:

@@ -78,3 +78,12 @@ def test_a_use_that_is_no_amount_is_refused(wrong: float) -> None:
 def test_no_measurement_is_refused() -> None:
     with pytest.raises(ScalingError, match="used: nothing"):
         scale_vertically([], 2.0, BOUNDS, LONG_AGO)
+
+
+@settings(deadline=None)
+@given(st.floats(0.1, 32), st.sampled_from([0.25, 0.5, 1.0]))
+def test_rounding_takes_at_most_half_of_the_safety_and_adds_less_than_a_step(used: float, step: float) -> None:
+    plan = scale_vertically([used, used], 64.0, (0.01, 64.0), LONG_AGO, VerticalSettings(step=step, threshold=0.0))
+    assert 1.1 * used - 1e-6 <= plan.allocated <= 1.2 * used + step
+    if 0.1 * used > 0.5 * step:
+        assert plan.allocated <= 1.2 * used + 0.5 * step + 1e-6
