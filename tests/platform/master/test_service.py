@@ -59,14 +59,14 @@ def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callab
 
 
 def test_a_killed_worker_is_replaced_and_its_shards_are_trained_by_others(stage: Callable[..., Stage]):
-    s = stage(rows=4000)
+    s = stage(rows=20_000)
     s.wait(lambda: s.service.state.training.done > 20)
     s.pods["clicks-1-worker-0"].kill()
     s.wait_for(Phase.SUCCEEDED)
     assert "clicks-1-worker-0-r1" in s.pods
     counts = s.rows_trained()
     # A row whose acknowledgement never arrived is trained again; the script remembers only acknowledged ones.
-    assert min(counts) == 1 and s.service.state.training.samples >= 4000
+    assert min(counts) == 1 and s.service.state.training.samples >= 20_000
     assert s.service.state.phases.generation == 0
 
 
