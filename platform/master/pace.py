@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from elastrec.platform.specs.job import FaultTolerance
 
-MOST_BEATS_PER_SECOND = 200.0
+MOST_BEATS_PER_SECOND = 150.0
 """Of all pods together; they take less than a tenth of a core of the master."""
 
 _MOST_LOOKS_PER_SECOND = 2000.0

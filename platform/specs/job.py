@@ -224,7 +224,7 @@ class FaultTolerance(Spec):
     """When something counts as dead, and how often it may die."""
 
     heartbeat_interval: Annotated[Seconds, Field(gt=0)] = 0.5
-    """Between two life signs of a pod; longer where all pods together would give more than 200 a second."""
+    """Between two life signs of a pod; longer where all pods together would give more than 150 a second."""
     heartbeat_timeout: Seconds = 15.0
     """A pod that was silent for this long is replaced."""
     start_timeout: Annotated[Seconds, Field(gt=0)] = 900.0

@@ -54,7 +54,7 @@ def test_a_registered_worker_that_says_nothing_is_told_after_the_time_limit() ->
 
 def test_a_pod_is_judged_by_the_pace_it_was_told_until_it_is_told_another() -> None:
     signs, members = LifeSigns(FAULTS), {"w": worker("1")}
-    assert signs.pace("w", 2000) == 10.0
+    assert signs.pace("w", 1500) == 10.0
     signs.heard("w", 0.0)
     assert signs.silent(members, UP, 30.0) == []
     assert len(signs.silent(members, UP, 30.1)) == 1
