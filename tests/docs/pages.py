@@ -6,8 +6,10 @@ lines that the commands before it print, in this order, where … stands for any
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -68,7 +70,7 @@ class Shell:
         }
         self._process = subprocess.Popen(
             ["bash", "--norc", "--noprofile"], cwd=self.folder, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self._tell("set -e -o pipefail")
         return self
@@ -100,7 +102,9 @@ class Shell:
 
     def __exit__(self, *error: object) -> None:
         assert self._process is not None and self._process.stdin is not None
-        self._process.kill()
+        # With the command that it may be at: left alone, that would start an agent again after ours was stopped.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
@@ -16,6 +15,7 @@ from elastrec.operators.settings import DAG_ID
 from elastrec.platform.clusters import connect_cluster
 from elastrec.platform.clusters.protocol import Cluster
 from tests.e2e.airflow_stack.waiting import wait
+from tests.processes import processes_of
 
 # More cores than this machine may have: these tests are about who starts what, not about speed.
 CORES, MEMORY_BYTES = 8.0, 24 * 2**30
@@ -58,15 +58,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory, dags: Path) -> Iterator[Serv
             airflow.unpause(DAG_ID)
             yield running
     assert [process.cmdline() for process in processes_of(running.home)] == []
-
-
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Whatever runs with a path under a folder on its command line."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(home) in word for word in process.info["cmdline"] or ()):
-            found.append(process)
-    return found
 
 
 @pytest.fixture(scope="package")

@@ -21,8 +21,8 @@ def tolerances(draw: st.DrawFn) -> FaultTolerance:
 
 def test_a_small_job_beats_as_its_job_file_says_and_a_large_one_less_often():
     faults = FaultTolerance(heartbeat_interval=0.5, heartbeat_timeout=15, lease=120)
-    assert heartbeat_seconds(faults, 2) == heartbeat_seconds(faults, 100) == 0.5
-    assert heartbeat_seconds(faults, 1000) == 5.0
+    assert heartbeat_seconds(faults, 2) == heartbeat_seconds(faults, 75) == 0.5
+    assert heartbeat_seconds(faults, 750) == 5.0
     assert silence_seconds(faults, 0.5) == silence_seconds(faults, 5.0) == 15
 
 
