@@ -42,6 +42,13 @@ def master_client(platform: Platform, job_id: str, address: str) -> RpcClient:
     return RpcClient(address, platform.job_token(job_id), platform.tls)
 
 
+def _client_of(platform: Platform, pod: PodStatus | None) -> RpcClient | None:
+    """A client of the master in a pod; None when no master runs in it."""
+    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
+        return None
+    return master_client(platform, pod.job, pod.address)
+
+
 def ask_pod(
     platform: Platform, pod: PodStatus | None, message: msgspec.Struct, answer: type[Answer], *, timeout_seconds: float
 ) -> Answer | None:
@@ -50,9 +57,10 @@ def ask_pod(
     Raises:
         TransportError: it does not answer, or refuses to.
     """
-    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
+    found = _client_of(platform, pod)
+    if found is None:
         return None
-    with contextlib.closing(master_client(platform, pod.job, pod.address)) as client:
+    with contextlib.closing(found) as client:
         return client.call(message, answer, timeout_seconds=timeout_seconds)
 
 
@@ -63,11 +71,11 @@ def live_master(platform: Platform, job_id: str) -> Iterator[RpcClient | None]:
     Raises:
         ClusterError: the cluster does not answer, or a call inside found that the master does not.
     """
-    pod = pod_of_master(platform, job_id)
-    if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
+    found = _client_of(platform, pod_of_master(platform, job_id))
+    if found is None:
         yield None
         return
-    with contextlib.closing(master_client(platform, job_id, pod.address)) as client:
+    with contextlib.closing(found) as client:
         try:
             yield client
         except TransportError as error:
@@ -89,8 +97,8 @@ def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _S
         if pod.phase is PodPhase.FAILED:
             tail = "\n".join(platform.cluster.logs(pod.name, tail_lines=30))
             raise ClusterError(f"job {job_id}: its master failed: {pod.reason} {pod.message}\n{tail}")
-        if pod.phase is PodPhase.RUNNING and pod.address:
-            return master_client(platform, job_id, pod.address)
+        if (client := _client_of(platform, pod)) is not None:
+            return client
         if time.monotonic() > deadline:
             raise ClusterError(f"job {job_id}: its master is still {pod.phase.value}: {pod.reason} {pod.message}")
         time.sleep(0.1)
