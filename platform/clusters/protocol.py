@@ -56,6 +56,9 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
         serves: the pod listens on one port; the backend chooses or fixes it, puts it into `ELASTREC_PORT`
             and shows `PodStatus.address`.
         grace_seconds: between SIGTERM and SIGKILL.
+        startup_cores: what the pod may use of cores that are idle while it starts, where that is more than its size:
+            an attempt begins with this limit and keeps it until somebody resizes the pod, be it to the size it has,
+            or for a minute at most. Nothing is reserved by it. A backend that cannot ignores it.
     """
 
     name: str
@@ -69,6 +72,7 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
     restart_policy: RestartPolicy = RestartPolicy.NEVER
     grace_seconds: float = 10.0
     labels: dict[str, str] = {}
+    startup_cores: float = 0.0
 
 
 class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +139,7 @@ class Cluster(Protocol):
         ...
 
     def resize(self, name: str, size: PodSize) -> PodStatus:
-        """Changes the limits of a running pod in place.
+        """Changes the limits of a running pod in place; ends its `startup_cores`, whatever the size.
 
         Raises:
             ClusterError: the pod is not there, or the node has not got the room.

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from elastrec.platform.clusters.local import messages, pod_logs
 from elastrec.platform.clusters.local import pod_life as life
 from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.limits import Limits, Usage
+from elastrec.platform.clusters.local.long_polls import LongPolls
 from elastrec.platform.clusters.local.pod_checks import check_fits_at_all, check_size, check_spec
 from elastrec.platform.clusters.local.pod_environment import pod_command, pod_environment
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
@@ -33,13 +33,12 @@ _SAMPLE_SECONDS = 1.0
 _DYING_SECONDS = 0.5
 _SWEEP_SECONDS = 1.0
 _OBEY_SECONDS = 3.0
-_LONGEST_POLL_SECONDS = 30.0
-_FOLLOW_SECONDS = 0.2
 _DELETE_SLACK_SECONDS = 30.0
+_SETTLE_AGAIN_SECONDS = 10.0
 _COULD_NOT_START = 128
 
 
-class NodeAgent:
+class NodeAgent(LongPolls):
     """All operations of a local cluster; safe to use from several threads.
 
     Args:
@@ -168,8 +167,8 @@ class NodeAgent:
                 if short:
                     raise ClusterError(f"pod {name} cannot be resized: {short}")
                 self._limits.resize(record.uid, size)
-            log.info("pod_resized", pod=name, before=record.size, after=size)
-            self._keep(msgspec.structs.replace(record, size=size))
+            log.info("pod_resized", pod=name, before=record.size, after=size, startup_cores=record.startup_cores)
+            self._keep(life.resized(record, size))
             self._admit()
             return self._status(self._pods[record.uid])
 
@@ -187,55 +186,7 @@ class NodeAgent:
         with self._lock:
             return Capacity(self._total, life.free_of(self._total, self._pods.values()), self._limits.enforced)
 
-    def watch(self, job: str | None, since_version: int, wait_seconds: float) -> messages.PodEvents:
-        """See `WatchPods`."""
-        deadline = time.monotonic() + min(wait_seconds, _LONGEST_POLL_SECONDS)
-        with self._lock:
-            while True:
-                events = self._journal.events_after(since_version, job) if since_version > 0 else None
-                if events is None:
-                    events = self._snapshot(job)
-                if events:
-                    return messages.PodEvents(events=events, version=events[-1].version)
-                left = deadline - time.monotonic()
-                if self._closed or left <= 0:
-                    # A watch that has seen nothing yet begins with version 0 again: its first pods are still to come.
-                    return messages.PodEvents(events=[], version=since_version and self._journal.version)
-                self._changed.wait(left)
-
-    def read_log(self, request: messages.ReadLog) -> messages.LogChunk:
-        """See `ReadLog`."""
-        deadline = time.monotonic() + min(request.wait_seconds, _LONGEST_POLL_SECONDS)
-        position = request.position
-        while True:
-            with self._lock:
-                record = self._find(request.name)
-                if record is None or request.uid not in ("", record.uid):
-                    if request.uid:
-                        return messages.LogChunk(uid=request.uid, data=b"", position=position or 0, more=False)
-                    raise ClusterError(f"pod {request.name} is not there; see the list of pods")
-                over = record.stage is Stage.ENDED
-                folder = self._runner.log_folder(record.uid)
-            if position is None:
-                position = 0 if request.tail_lines is None else pod_logs.tail_position(folder, request.tail_lines)
-            data, after = pod_logs.read_from(folder, position)
-            left = deadline - time.monotonic()
-            if data or over or self._closed or left <= 0:
-                return messages.LogChunk(uid=record.uid, data=data, position=after, more=bool(data) or not over)
-            with self._lock:
-                self._changed.wait(min(left, _FOLLOW_SECONDS))
-
     # Transitions
-
-    def _find(self, name: str) -> PodRecord | None:
-        return next((record for record in self._pods.values() if record.spec.name == name), None)
-
-    def _status(self, record: PodRecord) -> PodStatus:
-        return life.status_of(record, self._usage.get(record.uid))
-
-    def _snapshot(self, job: str | None) -> list[PodEvent]:
-        records = sorted(self._pods.values(), key=lambda record: record.version)
-        return [PodEvent("ADDED", self._status(r), r.version) for r in records if job in (None, r.spec.job)]
 
     def _keep(self, record: PodRecord, kind: str = "MODIFIED") -> PodRecord:
         """Journals a changed record, then makes it the truth and wakes the watchers."""
@@ -269,20 +220,38 @@ class NodeAgent:
             inherited=self._inherited,
         )
         try:
-            running = self._runner.start(record.uid, record.attempt, pod_command(spec), variables, record.size)
+            running = self._runner.start(
+                record.uid, record.attempt, pod_command(spec), variables, record.size, record.startup_cores
+            )
         except (OSError, ClusterError) as error:
             end = ProcessExit(exit_code=_COULD_NOT_START, finished_unix_seconds=time.time(), message=str(error))
             self._end(record, end)
             return
-        self._keep(life.started(record, time.time()))
-        self._supervise(running)
+        self._supervise(running, self._keep(life.started(record, time.time())))
 
-    def _supervise(self, running: RunningPod) -> None:
+    def _supervise(self, running: RunningPod, record: PodRecord) -> None:
         self._running[running.uid] = running
+        if record.is_starting:
+            pause = life.settle_pause_seconds(record, time.time())
+            self._reactor.call_later(pause, self._if_running(running, self._settle))
         self._reactor.watch(running.fileno(), lambda: self._on_exit(running))
         if not self._sampling:
             self._sampling = True
             self._reactor.call_later(0.0, self._sample)
+
+    def _settle(self, running: RunningPod) -> None:
+        """A pod that nobody has resized since it started is held to its size from now on."""
+        record = self._pods[running.uid]
+        if not record.is_starting:
+            return
+        try:
+            self._limits.resize(record.uid, record.size)
+        except (OSError, ClusterError) as error:
+            log.warning("pod_not_settled", pod=record.spec.name, reason=str(error))
+            self._reactor.call_later(_SETTLE_AGAIN_SECONDS, self._if_running(running, self._settle))
+            return
+        log.info("pod_settled", pod=record.spec.name, size=record.size, startup_cores=record.startup_cores)
+        self._keep(life.resized(record, record.size))
 
     def _on_exit(self, running: RunningPod) -> None:
         with self._lock:
@@ -405,7 +374,7 @@ class NodeAgent:
             if isinstance(found, RunningPod):
                 if record.reason == "ContainerCreating":
                     record = self._keep(life.started(record, time.time()))
-                self._supervise(found)
+                self._supervise(found, record)
             elif found is not None:
                 self._end(record, found)
                 return

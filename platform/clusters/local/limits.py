@@ -20,6 +20,10 @@ from elastrec.platform.specs.errors import ClusterError
 _PERIOD_MICROSECONDS = 100_000
 _LEAST_QUOTA_MICROSECONDS = 1_000
 LEAST_CORES = _LEAST_QUOTA_MICROSECONDS / _PERIOD_MICROSECONDS
+_V1_SHARES, _V2_WEIGHT = 1024, 100
+"""The kernel's own defaults."""
+_STARTING_PART = 16
+"""A pod that starts weighs so much less than one that works: it gets what the others leave."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -38,11 +42,14 @@ class Limits(Protocol):
     kind: str
     enforced: bool
 
-    def create(self, uid: str, size: PodSize) -> None:
-        """Makes the pod's group, or sets the limits of the one that is there."""
+    def create(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
+        """Makes the pod's group, or sets the limits of the one that is there; see `resize`."""
 
-    def resize(self, uid: str, size: PodSize) -> None:
+    def resize(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         """Changes the limits in place.
+
+        Args:
+            startup_cores: where above those of the size: the limit of a pod that starts, and that others go before.
 
         Raises:
             ClusterError: the pod holds more memory than the new limit.
@@ -76,10 +83,10 @@ class ThreadLimits:
     kind = "threads"
     enforced = False
 
-    def create(self, uid: str, size: PodSize) -> None:
+    def create(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         pass
 
-    def resize(self, uid: str, size: PodSize) -> None:
+    def resize(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         pass
 
     def join_files(self, uid: str) -> list[str]:
@@ -105,7 +112,7 @@ class ThreadLimits:
 
 
 class CgroupV1Limits:
-    """`cpu.cfs_quota_us` and `memory.limit_in_bytes`; usage from cpuacct where it is mounted.
+    """`cpu.cfs_quota_us`, `cpu.shares` and `memory.limit_in_bytes`; usage from cpuacct where it is mounted.
 
     Args:
         roots: mount point by controller; `cpu` and `memory` are needed, `cpuacct` is used when given.
@@ -123,12 +130,12 @@ class CgroupV1Limits:
     def _pod(self, controller: str, uid: str) -> Path:
         return self._folders[controller] / uid
 
-    def create(self, uid: str, size: PodSize) -> None:
+    def create(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         for controller in self._folders:
             self._pod(controller, uid).mkdir(exist_ok=True)
-        self.resize(uid, size)
+        self.resize(uid, size, startup_cores)
 
-    def resize(self, uid: str, size: PodSize) -> None:
+    def resize(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         memory = self._pod("memory", uid)
         with_swap = memory / "memory.memsw.limit_in_bytes"
         # The limit with swap may never be below the one without: which comes first depends on the direction.
@@ -145,7 +152,8 @@ class CgroupV1Limits:
             raise _too_small(_read_int(memory / "memory.usage_in_bytes"), size) from None
         cpu = self._pod("cpu", uid)
         (cpu / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
-        (cpu / "cpu.cfs_quota_us").write_text(str(_quota(size.cores)))
+        (cpu / "cpu.cfs_quota_us").write_text(str(_quota(max(size.cores, startup_cores))))
+        (cpu / "cpu.shares").write_text(str(_weight(_V1_SHARES, size, startup_cores)))
 
     def join_files(self, uid: str) -> list[str]:
         # The real path: where cpu and cpuacct are one mount, it is joined once.
@@ -182,7 +190,9 @@ class CgroupV1Limits:
 
 
 class CgroupV2Limits:
-    """`cpu.max` and `memory.max`; an out-of-memory kill takes the whole pod (`memory.oom.group`), as in Kubernetes.
+    """`cpu.max`, `cpu.weight` and `memory.max`.
+
+    An out-of-memory kill takes the whole pod (`memory.oom.group`), as in Kubernetes.
 
     Args:
         root: a group whose children may be given the cpu and memory controllers.
@@ -204,11 +214,11 @@ class CgroupV2Limits:
             _remove_group(self._folder)
             raise
 
-    def create(self, uid: str, size: PodSize) -> None:
+    def create(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         (self._folder / uid).mkdir(exist_ok=True)
-        self.resize(uid, size)
+        self.resize(uid, size, startup_cores)
 
-    def resize(self, uid: str, size: PodSize) -> None:
+    def resize(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         pod = self._folder / uid
         # memory.max below the usage would kill the pod instead of refusing.
         used = _read_int(pod / "memory.current") - _read_key(pod / "memory.stat", "inactive_file")
@@ -218,7 +228,8 @@ class CgroupV2Limits:
         for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
             if (pod / name).exists():
                 (pod / name).write_text(value)
-        (pod / "cpu.max").write_text(f"{_quota(size.cores)} {_PERIOD_MICROSECONDS}")
+        (pod / "cpu.max").write_text(f"{_quota(max(size.cores, startup_cores))} {_PERIOD_MICROSECONDS}")
+        (pod / "cpu.weight").write_text(str(_weight(_V2_WEIGHT, size, startup_cores)))
 
     def join_files(self, uid: str) -> list[str]:
         return [str(self._folder / uid / "cgroup.procs")]
@@ -319,6 +330,10 @@ def _v2_roots(mounts: list[Path]) -> list[Path]:
 
 def _quota(cores: float) -> int:
     return max(_LEAST_QUOTA_MICROSECONDS, round(cores * _PERIOD_MICROSECONDS))
+
+
+def _weight(default: int, size: PodSize, startup_cores: float) -> int:
+    return default // _STARTING_PART if startup_cores > size.cores else default
 
 
 def _too_small(used: int, size: PodSize) -> ClusterError:

@@ -18,7 +18,7 @@ def check_spec(spec: PodSpec) -> None:
     """Refuses a spec that no node could run.
 
     Raises:
-        ClusterError: name, command, a file's name, grace or size are not allowed.
+        ClusterError: name, command, a file's name, grace, size or startup_cores are not allowed.
     """
     if not _NAME.fullmatch(spec.name):
         raise ClusterError(f"name: {spec.name!r} is not allowed; allowed: [a-z0-9-], at most 63 characters")
@@ -29,6 +29,8 @@ def check_spec(spec: PodSpec) -> None:
             raise ClusterError(f"pod {spec.name}: the file name {file!r} is not allowed; allowed: a plain name")
     if not 0 <= spec.grace_seconds < math.inf:
         raise ClusterError(f"pod {spec.name}: grace_seconds {spec.grace_seconds} is not allowed; allowed: >= 0")
+    if not 0 <= spec.startup_cores < math.inf:
+        raise ClusterError(f"pod {spec.name}: startup_cores {spec.startup_cores} is not allowed; allowed: >= 0")
     check_size(spec.size)
 
 

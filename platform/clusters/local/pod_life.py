@@ -22,6 +22,7 @@ from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodS
 _FIRST_DELAY_SECONDS = 0.2
 _LONGEST_DELAY_SECONDS = 10.0
 _HEALTHY_SECONDS = 60.0
+_STARTUP_SECONDS = 60.0
 _CORES_TOLERANCE = 1e-6
 
 
@@ -46,6 +47,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         kill_unix_seconds: when a pod that is being deleted will be killed; None while nobody deletes it.
         kill_after_seconds: how long before that moment it was set.
         earlier_cpu_seconds: used by ended attempts.
+        is_starting: the running attempt still has its `startup_cores`.
     """
 
     spec: PodSpec
@@ -69,6 +71,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     kill_unix_seconds: float | None = None
     kill_after_seconds: float = 0.0
     earlier_cpu_seconds: float = 0.0
+    is_starting: bool = False
     version: int = 0
 
     @property
@@ -76,13 +79,23 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.stage in (Stage.LIVE, Stage.BACK_OFF)
 
     @property
+    def startup_cores(self) -> float:
+        """Limit of the running attempt while it starts; 0 afterwards."""
+        return self.spec.startup_cores if self.is_starting else 0.0
+
+    @property
     def is_deleting(self) -> bool:
         return self.kill_unix_seconds is not None
 
 
 def digest_of(spec: PodSpec) -> str:
-    """Equal for equal specs."""
-    return hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).hexdigest()
+    """Equal for equal specs; how fast a pod may come up makes no other pod of it.
+
+    A journal's digests outlive the code that wrote them: these bytes must stay the same.
+    """
+    fields = msgspec.to_builtins(spec, order="deterministic")
+    del fields["startup_cores"]
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 
 def new_record(spec: PodSpec, *, uid: str, node: str, port: int, now: float) -> PodRecord:
@@ -114,6 +127,7 @@ def starting(record: PodRecord) -> PodRecord:
         restarts=record.restarts + (1 if record.stage is Stage.BACK_OFF else 0),
         reason="ContainerCreating",
         message="",
+        is_starting=record.spec.startup_cores > record.size.cores,
     )
 
 
@@ -121,6 +135,17 @@ def started(record: PodRecord, now: float) -> PodRecord:
     return msgspec.structs.replace(
         record, phase=PodPhase.RUNNING, reason="", started_unix_seconds=now, finished_unix_seconds=None
     )
+
+
+def resized(record: PodRecord, size: PodSize) -> PodRecord:
+    """It has this size now, and has started."""
+    return msgspec.structs.replace(record, size=size, is_starting=False)
+
+
+def settle_pause_seconds(record: PodRecord, now: float) -> float:
+    """Until a starting pod counts as started although nobody has said so."""
+    since = now if record.started_unix_seconds is None else record.started_unix_seconds
+    return min(max(0.0, since + _STARTUP_SECONDS - now), _STARTUP_SECONDS)
 
 
 def back_off_seconds(failures: int) -> float:

@@ -128,7 +128,13 @@ class PodRunner:
         return self._pod(uid) / "work"
 
     def start(
-        self, uid: str, attempt: int, command: tuple[str, ...], environment: Mapping[str, str], size: PodSize
+        self,
+        uid: str,
+        attempt: int,
+        command: tuple[str, ...],
+        environment: Mapping[str, str],
+        size: PodSize,
+        startup_cores: float = 0.0,
     ) -> RunningPod:
         """Starts an attempt under a new supervisor.
 
@@ -136,11 +142,12 @@ class PodRunner:
             attempt: from 1, never used twice for a pod.
             command: argument vector, looked up in the PATH of `environment`.
             environment: the whole environment of the process; only the mark of the pod is added.
+            startup_cores: see `Limits.resize`.
 
         Raises:
             OSError: no process could be made, or the limits could not be set.
         """
-        self._limits.create(uid, size)
+        self._limits.create(uid, size, startup_cores)
         pod = self._pod(uid)
         plan = {
             "command": list(command),

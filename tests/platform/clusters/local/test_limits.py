@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.processes.groups import pod_groups
 from elastrec.platform.clusters.local import start_agent
+from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, RestartPolicy
+from elastrec.platform.clusters.local.pod_life import status_of
+from elastrec.platform.clusters.protocol import PodEvent, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 
 MIB = 1 << 20
@@ -44,9 +49,9 @@ def _cores_used(cluster, name, seconds=1.0):
     return (end[1] - first) / (end[0] - start)
 
 
-def _quota_cores(pod):
+def _quota_cores(pod, job="resized"):
     # What a busy machine leaves a process to use says nothing of its limit.
-    group = pod_groups("resized")[pod.name]
+    group = pod_groups(job)[pod.name]
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text().split()
     else:
@@ -65,6 +70,68 @@ def test_a_resize_changes_the_cores_of_the_running_process(cluster, make_pod, fi
     _cores_used(cluster, pod.name, seconds=0.0)  # the sample that spans both sizes
     assert _cores_used(cluster, pod.name) < 0.2
     assert _quota_cores(pod) == pytest.approx(0.1)
+
+
+def _weight(pod, job):
+    group = pod_groups(job)[pod.name]
+    name = "cpu.weight" if (group / "cpu.weight").exists() else "cpu.shares"
+    return int((group / name).read_text())
+
+
+@pytest.mark.usefixtures("has_cgroups")
+def test_a_pod_has_its_cores_at_start_until_it_is_resized_to_what_it_has(cluster, make_pod, first_line):
+    program = (
+        "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['ELASTREC_CORES'])\nimport signal; signal.pause()"
+    )
+    pod, usual = make_pod(program, name="starting-pod", cores=3.5, startup_cores=8.0), make_pod(name="starting-not")
+    cluster.create(pod)
+    # More than the cluster has, but nothing of it is reserved; what the pod is told is what it was granted.
+    assert cluster.capacity().free.cores == 0.5
+    cluster.create(usual)
+    assert first_line(cluster, pod.name) == "3 3.5"
+    assert _quota_cores(pod, "starting") == pytest.approx(8.0)
+    assert _weight(pod, "starting") < _weight(usual, "starting") / 10
+    assert cluster.resize(pod.name, pod.size).size == pod.size
+    assert _quota_cores(pod, "starting") == pytest.approx(3.5)
+    assert _weight(pod, "starting") == _weight(usual, "starting")
+
+
+@pytest.mark.usefixtures("has_cgroups")
+def test_a_pod_that_is_restarted_starts_with_its_cores_again(cluster, make_pod):
+    program = "import os, signal\nprint(os.getpid())\nsignal.pause()"
+    pod = make_pod(program, name="starting-over", startup_cores=2.0, restart_policy=RestartPolicy.ON_FAILURE)
+    cluster.create(pod)
+    lines = cluster.logs(pod.name, follow=True)
+    first = int(next(lines))
+    cluster.resize(pod.name, pod.size)
+    assert _quota_cores(pod, "starting") == pytest.approx(pod.size.cores)
+    os.kill(first, signal.SIGKILL)
+    assert int(next(lines)) != first
+    assert _quota_cores(pod, "starting") == pytest.approx(2.0)
+
+
+@pytest.mark.usefixtures("has_cgroups")
+def test_cores_at_start_outlive_the_agent_and_end_by_themselves_after_a_minute(
+    state, make_pod, first_line, until_true, is_alive
+):
+    cluster = start_agent(state, cores=2.0, memory_bytes=512 * MIB)
+    program = "print('up')\nimport signal; signal.pause()"
+    pods = [make_pod(program, name=f"starting-{name}", startup_cores=2.0) for name in ("recently", "long-ago")]
+    for pod in pods:
+        cluster.create(pod)
+        assert first_line(cluster, pod.name) == "up"
+    agent = cluster.agent().pid
+    os.kill(agent, signal.SIGKILL)
+    until_true(lambda: not is_alive(agent))
+    journal = Journal(state / "journal.sqlite")
+    record = msgspec.structs.replace(journal.records()[1], started_unix_seconds=time.time() - 59.5)
+    journal.write(record, PodEvent("MODIFIED", status_of(record), journal.version + 1))
+    journal.close()
+    again = start_agent(state)
+    until_true(lambda: _quota_cores(pods[1], "starting") == pytest.approx(pods[1].size.cores))
+    assert _quota_cores(pods[0], "starting") == pytest.approx(2.0)
+    again.resize(pods[0].name, pods[0].size)
+    assert _quota_cores(pods[0], "starting") == pytest.approx(pods[0].size.cores)
 
 
 @pytest.mark.usefixtures("has_cgroups")
@@ -176,7 +243,9 @@ def test_version_two_files_are_written_and_read_as_the_kernel_documents(tmp_path
     limits = CgroupV2Limits(tmp_path, "agent")
     assert (tmp_path / "agent" / "cgroup.subtree_control").read_text() == "+cpu +memory"
     limits.create("pod", PodSize(0.3, 4096))
-    assert (pod / "cpu.max").read_text() == "30000 100000"
+    assert ((pod / "cpu.max").read_text(), (pod / "cpu.weight").read_text()) == ("30000 100000", "100")
+    limits.create("pod", PodSize(0.3, 4096), startup_cores=2.0)
+    assert ((pod / "cpu.max").read_text(), (pod / "cpu.weight").read_text()) == ("200000 100000", "6")
     assert (pod / "memory.max").read_text() == "4096"
     assert ((pod / "memory.swap.max").read_text(), (pod / "memory.oom.group").read_text()) == ("0", "1")
     assert limits.usage("pod") == Usage(2.5, 700)

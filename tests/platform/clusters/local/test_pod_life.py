@@ -160,3 +160,49 @@ def test_how_long_an_attempt_ran_is_not_asked_of_a_clock_that_somebody_sets() ->
     failed = life.exited(_live(RestartPolicy.ON_FAILURE), _exit(at=1.0, ran_seconds=0.5), now=1.0)
     assert life.exited(failed, _exit(at=3600.0, ran_seconds=0.5), now=3600.0).failures == 2
     assert life.exited(failed, _exit(at=-3600.0, ran_seconds=90.0), now=-3600.0).failures == 1
+
+
+def test_a_digest_of_older_code_is_met_again_and_cores_at_start_make_no_other_pod():
+    spec = PodSpec(
+        name="a",
+        job="j",
+        role=Role.WORKER,
+        command=("x", "y"),
+        size=PodSize(0.5, 100),
+        environment={"B": "1", "A": "2"},
+        files={"token": "s"},
+        serves=True,
+        labels={"b": "1", "a": "é"},
+    )
+    known = "416c2d23e73b53314cb9297757bac1b965423dcc729d6f886f5083ea9915bcf6"
+    assert life.digest_of(spec) == life.digest_of(msgspec.structs.replace(spec, startup_cores=2.0)) == known
+
+
+def test_a_record_of_older_code_is_one_of_a_pod_that_has_started():
+    old = msgspec.to_builtins(_live())
+    del old["is_starting"], old["spec"]["startup_cores"]
+    assert msgspec.convert(old, PodRecord) == _live()
+    assert not _live().is_starting
+
+
+def test_every_attempt_begins_with_the_cores_at_start_and_a_resize_ends_them():
+    spec = _spec(policy=RestartPolicy.ON_FAILURE, startup_cores=2.0)
+    waiting = life.new_record(spec, uid="u", node="n", port=0, now=0.0)
+    first = life.started(life.starting(waiting), 0.0)
+    settled = life.resized(first, first.size)
+    again = life.starting(life.exited(settled, _exit(), now=1.0))
+    assert [record.startup_cores for record in (waiting, first, settled, again)] == [0.0, 2.0, 0.0, 2.0]
+    assert {record.size for record in (first, settled, again)} == {spec.size}
+
+
+def test_cores_at_start_below_the_granted_ones_are_none():
+    record = life.new_record(_spec(cores=2.0, startup_cores=2.0), uid="u", node="n", port=0, now=0.0)
+    assert not life.starting(record).is_starting
+
+
+@given(passed=st.floats(-10_000, 10_000))
+def test_cores_at_start_are_kept_for_a_minute_at_most_whatever_the_clock_does(passed: float) -> None:
+    record = life.started(_live(), 1000.0)
+    assert 0.0 <= life.settle_pause_seconds(record, 1000.0 + passed) <= 60.0
+    assert life.settle_pause_seconds(record, 1015.0) == 45.0
+    assert life.settle_pause_seconds(msgspec.structs.replace(record, started_unix_seconds=None), 0.0) == 60.0

@@ -1,0 +1,81 @@
+"""Questions to the node agent whose answer may be a while in coming: what changes next, what a pod prints next.
+
+Nothing here changes a pod. A question waits only for a while, so that an agent that ends is not held up by it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from elastrec.platform.clusters.local import messages, pod_logs
+from elastrec.platform.clusters.local import pod_life as life
+from elastrec.platform.clusters.local.journal import Journal
+from elastrec.platform.clusters.local.limits import Usage
+from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
+from elastrec.platform.clusters.local.pod_runner import PodRunner
+from elastrec.platform.clusters.protocol import PodEvent, PodStatus
+from elastrec.platform.specs.errors import ClusterError
+
+_LONGEST_POLL_SECONDS = 30.0
+_FOLLOW_SECONDS = 0.2
+
+
+class LongPolls:
+    """The waiting half of a NodeAgent, which owns and changes everything named here."""
+
+    _journal: Journal
+    _runner: PodRunner
+    _lock: threading.RLock
+    _changed: threading.Condition
+    _pods: dict[str, PodRecord]
+    _usage: dict[str, Usage]
+    _closed: bool
+
+    def watch(self, job: str | None, since_version: int, wait_seconds: float) -> messages.PodEvents:
+        """See `WatchPods`."""
+        deadline = time.monotonic() + min(wait_seconds, _LONGEST_POLL_SECONDS)
+        with self._lock:
+            while True:
+                events = self._journal.events_after(since_version, job) if since_version > 0 else None
+                if events is None:
+                    events = self._snapshot(job)
+                if events:
+                    return messages.PodEvents(events=events, version=events[-1].version)
+                left = deadline - time.monotonic()
+                if self._closed or left <= 0:
+                    # A watch that has seen nothing yet begins with version 0 again: its first pods are still to come.
+                    return messages.PodEvents(events=[], version=since_version and self._journal.version)
+                self._changed.wait(left)
+
+    def read_log(self, request: messages.ReadLog) -> messages.LogChunk:
+        """See `ReadLog`."""
+        deadline = time.monotonic() + min(request.wait_seconds, _LONGEST_POLL_SECONDS)
+        position = request.position
+        while True:
+            with self._lock:
+                record = self._find(request.name)
+                if record is None or request.uid not in ("", record.uid):
+                    if request.uid:
+                        return messages.LogChunk(uid=request.uid, data=b"", position=position or 0, more=False)
+                    raise ClusterError(f"pod {request.name} is not there; see the list of pods")
+                over = record.stage is Stage.ENDED
+                folder = self._runner.log_folder(record.uid)
+            if position is None:
+                position = 0 if request.tail_lines is None else pod_logs.tail_position(folder, request.tail_lines)
+            data, after = pod_logs.read_from(folder, position)
+            left = deadline - time.monotonic()
+            if data or over or self._closed or left <= 0:
+                return messages.LogChunk(uid=record.uid, data=data, position=after, more=bool(data) or not over)
+            with self._lock:
+                self._changed.wait(min(left, _FOLLOW_SECONDS))
+
+    def _find(self, name: str) -> PodRecord | None:
+        return next((record for record in self._pods.values() if record.spec.name == name), None)
+
+    def _status(self, record: PodRecord) -> PodStatus:
+        return life.status_of(record, self._usage.get(record.uid))
+
+    def _snapshot(self, job: str | None) -> list[PodEvent]:
+        records = sorted(self._pods.values(), key=lambda record: record.version)
+        return [PodEvent("ADDED", self._status(r), r.version) for r in records if job in (None, r.spec.job)]
