@@ -47,6 +47,15 @@ def pod_groups(job_id: str) -> dict[str, Path]:
     return groups
 
 
+def limit_cores(group: Path) -> float:
+    """The cores that a group may use at most; it has a limit."""
+    if (group / "cpu.max").exists():
+        quota, period = (group / "cpu.max").read_text().split()
+    else:
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+    return int(quota) / int(period)
+
+
 def throttling(group: Path) -> Throttling:
     """The counters of a group now."""
     pairs = (line.split() for line in (group / "cpu.stat").read_text().splitlines())

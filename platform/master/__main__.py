@@ -21,6 +21,7 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
+from elastrec.platform.transport.job_messages import OFTEN
 from elastrec.platform.transport.logs import configure_logging
 
 log = structlog.get_logger(__name__)
@@ -67,7 +68,9 @@ def run() -> int:
     service = JobService(request, cluster, work, token=token, tls=tls, history=sink)
     # A pod of a real cluster is reached by its own address, a local one by the loopback alone.
     listen = host if host in ("127.0.0.1", "localhost") else "0.0.0.0"
-    server = RpcServer(service.handlers(), token=token, host=listen, port=port, tls=tls, advertised_host=host)
+    server = RpcServer(
+        service.handlers(), often=OFTEN, token=token, host=listen, port=port, tls=tls, advertised_host=host
+    )
     server.serve_in_background()
     log.info("master_started", job=request.job_id, address=server.address, continued=service.is_continued)
     service.start(server.address)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import msgspec
 import structlog
@@ -14,7 +15,8 @@ from elastrec.platform.clusters.protocol import Cluster, PodPhase, PodSize, PodS
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, DiscardRecord, Effect, ResizePod
-from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
+from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, pod_name, worker_pod
+from elastrec.platform.master.membership import Member
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError, TransportError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.security import TlsConfig
@@ -32,7 +34,7 @@ class Executor:
 
     Args:
         submit: takes the event that tells how an effect ended.
-        is_wanted: whether a pod (still) has a place in the job.
+        member: the place that a pod has in the job now; None: none (any more).
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Executor:
         submit: Submit,
         token: str,
         tls: TlsConfig | None,
-        is_wanted: Callable[[str], bool],
+        member: Callable[[str], Member | None],
     ) -> None:
         self._request = request
         self._job = request.training_job
@@ -50,10 +52,12 @@ class Executor:
         self._submit = submit
         self._token = token
         self._tls = tls
-        self._is_wanted = is_wanted
+        self._member = member
         self._address = ""
         self._statuses: dict[str, PodStatus] = {}
         self._lock = threading.Lock()
+        self._resizing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._resizes: dict[str, Future[None]] = {}
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="effects")
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
@@ -69,8 +73,23 @@ class Executor:
 
     def submit(self, effect: Effect) -> None:
         """Carries an effect out soon."""
-        if not self._stopping.is_set():
-            self._pool.submit(self._run, effect)
+        if self._stopping.is_set():
+            return
+        begun = self._pool.submit(self._run, effect)
+        if isinstance(effect, ResizePod):
+            with self._lock:
+                self._resizes[effect.name] = begun
+
+    def settle_master(self) -> None:
+        """Ends the cores at start of this process's own pod, soon."""
+        self._pool.submit(self._settle_master)
+
+    def wait_for_resize(self, pod: str, seconds: float) -> None:
+        """Returns when the pod has the size that was asked for last, or when the time is over."""
+        with self._lock:
+            begun = self._resizes.get(pod)
+        if begun is not None:
+            wait([begun], seconds)
 
     def name_files(self, kind: str, start: int, length: int) -> None:
         """Looks up which files hold a shard's rows and adds them to `failure_notes`, soon."""
@@ -90,6 +109,9 @@ class Executor:
         """What the cluster said last, by pod name."""
         with self._lock:
             return dict(self._statuses)
+
+    def _is_wanted(self, name: str) -> bool:
+        return self._member(name) is not None
 
     def running(self) -> set[str]:
         """Pods that run, as the cluster said last."""
@@ -187,14 +209,37 @@ class Executor:
             log.error("pod_not_deleted", pod=effect.name, reason=problem)
         with self._lock:
             self._statuses.pop(effect.name, None)
+            self._resizes.pop(effect.name, None)
+            self._resizing.pop(effect.name, None)
         if not self._stopping.is_set():
             self._submit(lambda now: events.PodDeleted(time=now, pod=effect.name))
 
     def _resize(self, effect: ResizePod) -> None:
-        size = PodSize(effect.cores, effect.memory_bytes)
-        problem = self._patiently(lambda: self._cluster.resize(effect.name, size), lambda: self._is_wanted(effect.name))
+        with self._lock:
+            one_at_a_time = self._resizing[effect.name]
+
+        # Effects run side by side, in no order: what the pod is to have now is what counts.
+        def resize() -> None:
+            with one_at_a_time:
+                member = self._member(effect.name)
+                if member is not None:
+                    self._cluster.resize(effect.name, PodSize(member.cores, member.memory_bytes))
+
+        problem = self._patiently(resize, lambda: self._is_wanted(effect.name))
         if problem:
             log.error("pod_not_resized", pod=effect.name, cores=effect.cores, reason=problem)
+
+    def _settle_master(self) -> None:
+        name = pod_name(self._request.job_id, Role.MASTER)
+
+        def settle() -> None:
+            pod = self._cluster.get(name)
+            if pod is not None:
+                self._cluster.resize(name, pod.size)
+
+        problem = self._patiently(settle, lambda: True)
+        if problem:
+            log.error("master_not_settled", pod=name, reason=problem)
 
     def _commit(self, effect: CommitRecord) -> None:
         try:

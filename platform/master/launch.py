@@ -244,6 +244,7 @@ def _pod(
         environment={environment.JOB: request.job_id, environment.POD: name, **environment_variables},
         files=files,
         serves=role is not Role.WORKER,
+        startup_cores=request.training_job.spec.resources.startup_cores,
         restart_policy=restart_policy,
         grace_seconds=_GRACE_SECONDS[role],
         labels={"elastrec.io/role": _SHORT_ROLE[role], TEAM_LABEL: request.training_job.metadata.team},

@@ -28,6 +28,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         shard_rows: B · M of AntDT §V-C.
         is_synchronous: bsp or ssp: the list of members matters.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
+        startup_cores: limit of a pod's cores until it has registered, where that is more than it was granted.
         exit_seconds: how long pods may take to leave by themselves at the end.
     """
 
@@ -48,6 +49,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float
     shard_attempts: int
     pod_restarts: int
+    startup_cores: float = 0.0
     exit_seconds: float = 10.0
 
     @staticmethod
@@ -78,4 +80,5 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             lease_seconds=spec.faults.lease,
             shard_attempts=spec.faults.shard_attempts,
             pod_restarts=spec.faults.pod_restarts,
+            startup_cores=spec.resources.startup_cores,
         )

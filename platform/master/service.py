@@ -25,6 +25,7 @@ from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leasing import answer_unchanged
 from elastrec.platform.master.life_signs import LifeSigns
+from elastrec.platform.master.membership import Member
 from elastrec.platform.master.memoir import Memoir
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.observers import ObserverCalls
@@ -57,6 +58,7 @@ log = structlog.get_logger(__name__)
 JOURNAL_FILE = "journal.sqlite"
 MAXIMUM_LEASE = 1024
 _WAIT_SECONDS = 0.2
+_SETTLE_SECONDS = 1.0
 
 
 class JobService(ObserverCalls, TimedWork):
@@ -110,7 +112,7 @@ class JobService(ObserverCalls, TimedWork):
         self._memoir = Memoir(folder)
         if self.is_continued:
             self._memoir.recall(self._seen)
-        self._executor = Executor(request, cluster, self.submit, token, tls, self._is_wanted)
+        self._executor = Executor(request, cluster, self.submit, token, tls, self._member)
         self._finished = threading.Event()
         self._stopping = threading.Event()
         self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
@@ -126,6 +128,9 @@ class JobService(ObserverCalls, TimedWork):
         else:
             self.submit(lambda now: events.Begun(time=now))
         self._timer.start()
+        resources = self.job.spec.resources
+        if resources.startup_cores > resources.master.cores:
+            self._executor.settle_master()
 
     def stop(self, reason: str) -> None:
         """Ends the job because this process is to end. Without room in the journal it ends unrecorded."""
@@ -262,6 +267,8 @@ class JobService(ObserverCalls, TimedWork):
                 restored_order_id=message.restored_order_id,
             )
         )
+        # It trains with what it was granted. A cluster that does not answer must not keep it from training at all.
+        self._executor.wait_for_resize(message.pod, _SETTLE_SECONDS)
         with self._lock:
             self._life_signs.heard(message.pod, self._clock())
             self._seen.registered(message.pod, self.state, self.now())
@@ -353,5 +360,5 @@ class JobService(ObserverCalls, TimedWork):
         )
         return Done()
 
-    def _is_wanted(self, pod: str) -> bool:
-        return pod in self.state.membership.members
+    def _member(self, pod: str) -> Member | None:
+        return self.state.membership.members.get(pod)

@@ -13,7 +13,7 @@ from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
 from elastrec.platform.specs.elasticity import Elasticity
-from elastrec.platform.specs.quantities import Cores, Memory, Seconds
+from elastrec.platform.specs.quantities import Cores, CoresOrNone, Memory, Seconds
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm", "din", "bst")
@@ -180,6 +180,9 @@ class Resources(Spec):
     """The pods that hold the embedding rows and the dense parameters."""
     evaluator: PodResources = PodResources()
     """The pod that exports the model and scores the champion after training."""
+    startup_cores: CoresOrNone = 1.0
+    """What master, workers and servers may use of idle cores until they are ready to work, where that is more than
+    their own cores: they load their libraries faster and train with what they were granted. 0: nothing."""
     virtual_buckets: Annotated[int, Field(ge=64, le=65_536)] = 256
     """Rows are spread over this many buckets, buckets over servers."""
 

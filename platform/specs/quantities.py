@@ -110,6 +110,13 @@ Cores = Annotated[
     Field(gt=0),
     WithJsonSchema(_quantity_schema("number", _CORES_PATTERN, "500m")),
 ]
+CoresOrNone = Annotated[
+    float,
+    BeforeValidator(parse_cores),
+    Field(ge=0, le=10_000),
+    WithJsonSchema(_quantity_schema("number", _CORES_PATTERN, "500m")),
+]
+"""A limit that 0 takes away."""
 Seconds = Annotated[
     float,
     BeforeValidator(parse_seconds),

@@ -12,7 +12,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.processes.groups import limit_cores, pod_groups
 from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.specs.metrics import Role
 from tests.e2e.conftest import ROWS_PER_DAY, write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
@@ -74,6 +76,7 @@ def test_render_shows_the_pods_and_creates_none(elastrec: Elastrec, click_log: G
     pods = elastrec.json("render", str(file), "--from", "2026-01-01")
     text = json.dumps(pods)
     assert len(pods) == 5
+    assert {pod["pod"]["startup_cores"] for pod in pods} == {1.0}
     token = (elastrec.home / "agent" / "token").read_text().strip()
     assert token not in text
     assert elastrec.jobs() == []
@@ -117,9 +120,14 @@ def test_a_bug_in_the_users_model_fails_the_job_at_once_with_its_traceback(
 
 def test_stop_ends_a_running_job_and_removes_its_pods(elastrec: Elastrec, click_log: GenerateReport) -> None:
     file = write_job(elastrec.home, click_log)
-    running = elastrec.start("run", str(file), "--from", "2026-01-01", "--set", "spec.training.epochs=50")
+    changes = ("--set", "spec.training.epochs=50", "--set", "spec.resources.startup_cores=3")
+    running = elastrec.start("run", str(file), "--from", "2026-01-01", *changes)
     try:
-        job = wait_for(lambda: next((j.job for j in elastrec.jobs() if j.samples_trained), None), 90, "training")
+        seen = wait_for(lambda: next((j for j in elastrec.jobs() if j.samples_trained), None), 90, "training")
+        job = seen.job
+        at_work = {pod.name for pod in seen.pods if pod.samples or pod.role is Role.PARAMETER_SERVER}
+        limits = {pod: limit_cores(group) for pod, group in pod_groups(job).items()}
+        assert {limits[pod] for pod in {*at_work, f"{job}-master"} if limits} <= {1.0}, limits
         table = elastrec.call("status")
         assert job in table.stdout and "Training" in table.stdout
         assert elastrec.call("logs", job).returncode == 0

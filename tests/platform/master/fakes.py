@@ -21,6 +21,7 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import (
+    OFTEN,
     Answer,
     Done,
     Failed,
@@ -73,6 +74,8 @@ class FakeCluster:
         self.pods: dict[str, PodStatus] = {}
         self.specs: dict[str, PodSpec] = {}
         self.deleted: list[str] = []
+        self.resized: list[tuple[str, PodSize]] = []
+        self.before_resize: Callable[[str], None] = lambda name: None
         self._events: list[PodEvent] = []
         self._changed = threading.Condition()
 
@@ -107,7 +110,9 @@ class FakeCluster:
             self._tell("DELETED", self.pods.pop(name))
 
     def resize(self, name: str, size: PodSize) -> PodStatus:
+        self.before_resize(name)
         self.pods[name] = msgspec.structs.replace(self.pods[name], size=size)
+        self.resized.append((name, size))
         return self.pods[name]
 
     def get(self, name: str) -> PodStatus | None:
@@ -180,9 +185,10 @@ class ScriptedPod:
         self._cluster.end(self.name, "Error", 137)
 
     def _call(self, message: msgspec.Struct, answer: Any) -> Any:
+        call = self._client.call_often if isinstance(message, OFTEN) else self._client.call
         while not self.killed.is_set():
             try:
-                return self._client.call(message, answer, timeout_seconds=1.0)
+                return call(message, answer, timeout_seconds=2.0)
             except TransportError as error:
                 if not error.retryable:
                     raise

@@ -91,5 +91,14 @@ def test_members_know_their_master_and_have_the_asked_size():
     assert server.files == {"token": "secret", "ca.pem": "root", "tls.crt": "cert", "tls.key": "key"}
 
 
+def test_pods_that_tell_when_they_are_ready_get_the_cores_at_start():
+    pods = [master_pod(request(), _Config(), "s"), worker_pod(request(), "h:1", 0, "s")]  # type: ignore[arg-type]
+    assert [pod.startup_cores for pod in pods] == [1.0, 1.0]
+    resources = JOB.spec.resources.model_copy(update={"startup_cores": 0.0})
+    without = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"resources": resources})})
+    launch = msgspec.structs.replace(request(), job=without.model_dump(mode="json", by_alias=True))
+    assert parameter_server_pod(launch, "h:1", 0, "s").startup_cores == 0.0
+
+
 def test_pod_names_fit_a_kubernetes_name():
     assert len(pod_name("j" * 50, Role.WORKER, 999)) <= 63

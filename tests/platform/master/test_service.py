@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import PodSpec
+from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
@@ -31,9 +32,10 @@ from tests.platform.master.stage import Stage
 def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     with contextlib.ExitStack() as stack:
 
-        def make(training_job: TrainingJob | None = None, **sizes: Any) -> Stage:
+        def make(training_job: TrainingJob | None = None, *, begin: bool = True, **sizes: Any) -> Stage:
             made = Stage(tmp_path, training_job or job(), **sizes)
-            made.start()
+            if begin:
+                made.start()
             stack.callback(made.close)
             return made
 
@@ -223,3 +225,53 @@ def test_threads_end_with_the_service(stage: Callable[..., Stage]):
     s.stop()
     assert not any(thread.name in ("timer", "journal") for thread in threading.enumerate())
     s.start()
+
+
+def test_no_shard_is_trained_before_the_cores_at_start_have_ended(stage: Callable[..., Stage]):
+    early: list[str] = []
+
+    def look(pod: ScriptedPod, shard: Any) -> None:
+        if pod.name not in [name for name, _ in s.cluster.resized]:
+            early.append(pod.name)
+
+    s = stage(_starting_with(2.0), rows=20_000, begin=False)
+    s.fail_on = look
+    # A cluster that takes its time: longer than the way from a registration to the first shard.
+    s.cluster.before_resize = lambda name: time.sleep(0.2)
+    s.start()
+    s.wait_for(Phase.SUCCEEDED)
+    assert not early
+    sizes = {name: size.cores for name, size in s.cluster.resized}
+    names = ["clicks-1-ps-0", "clicks-1-ps-1", "clicks-1-worker-0", "clicks-1-worker-1"]
+    assert sizes == dict.fromkeys(names, 1.0)
+    assert len(s.cluster.resized) == len(names)
+
+
+def test_a_cluster_that_does_not_answer_keeps_nobody_from_training(stage: Callable[..., Stage]):
+    answers = threading.Event()
+    s = stage(_starting_with(2.0), begin=False)
+    s.cluster.before_resize = lambda name: answers.wait(30.0)
+    s.start()
+    try:
+        s.wait_for(Phase.SUCCEEDED)
+        assert not s.cluster.resized
+    finally:
+        answers.set()
+
+
+def test_a_master_that_has_begun_ends_its_own_cores_at_start(stage: Callable[..., Stage]):
+    s = stage(_starting_with(0.5), begin=False)
+    size = PodSize(0.25, 2**29)
+    name = "clicks-1-master"
+    s.cluster.pods[name] = PodStatus(
+        name=name, uid="m", job="clicks-1", role=Role.MASTER, phase=PodPhase.RUNNING, size=size
+    )
+    s.start()
+    s.wait(lambda: (name, size) in s.cluster.resized)
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.cluster.resized == [(name, size)]  # workers and servers have more than that anyway
+
+
+def _starting_with(cores: float) -> TrainingJob:
+    pods = {"count": 2, "cores": 1.0}
+    return job(resources={"worker": pods, "parameter_server": pods, "startup_cores": cores})

@@ -92,6 +92,16 @@ def test_impossible_combinations_are_refused(change: dict[str, Any], path: str, 
     assert words in found[path]
 
 
+@pytest.mark.parametrize(("given", "cores"), [(0, 0.0), ("500m", 0.5), (2, 2.0)])
+def test_cores_at_start_may_be_none(given: object, cores: float) -> None:
+    assert load_job(job(resources={"startup_cores": given})).spec.resources.startup_cores == cores
+
+
+@pytest.mark.parametrize(("given", "words"), [(-1, "at least 0"), (float("inf"), "finite"), ("1 core", "500m")])
+def test_cores_at_start_that_no_limit_can_have_are_refused(given: object, words: str) -> None:
+    assert words in problems(job(resources={"startup_cores": given}))["spec.resources.startup_cores"]
+
+
 @pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "just text\nmore"])
 def test_text_that_is_no_mapping_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="file"):

@@ -245,17 +245,6 @@ def test_with_tls_the_whole_way_is_encrypted_and_the_root_is_checked(tls: TlsCon
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run(command, check=True, capture_output=True)
-    certificate = (folder / "cert.pem").read_bytes()
-    return TlsConfig(certificate, certificate, (folder / "key.pem").read_bytes())
-
-
 def framed(message: msgspec.Struct, arrays: list[np.ndarray]) -> tuple[bytes, np.ndarray]:
     """Metadata and body as they arrive."""
     metadata, buffers = encode_frame(message, arrays)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.processes.groups import pod_groups
+from benchmarks.processes.groups import limit_cores, pod_groups
 from elastrec.platform.clusters.local import start_agent
 from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
@@ -51,12 +51,7 @@ def _cores_used(cluster, name, seconds=1.0):
 
 def _quota_cores(pod, job="resized"):
     # What a busy machine leaves a process to use says nothing of its limit.
-    group = pod_groups(job)[pod.name]
-    if (group / "cpu.max").exists():
-        quota, period = (group / "cpu.max").read_text().split()
-    else:
-        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-    return int(quota) / int(period)
+    return limit_cores(pod_groups(job)[pod.name])
 
 
 @pytest.mark.usefixtures("has_cgroups")
