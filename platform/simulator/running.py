@@ -36,7 +36,6 @@ class Running:
         allocation: what trains; behind `held` while new pods start.
         remaining: samples.
         placed: happens when it has all of its pods; made anew when it is evicted.
-        changed: happens when its speed does; made anew by `wake`.
         generation: rises when changes that are on their way are void.
     """
 
@@ -47,7 +46,8 @@ class Running:
         self.job, self.random, self.settings = job, random, settings
         self.held = self.allocation = self.started_with = start
         self.remaining = job.samples
-        self.placed, self.changed = environment.event(), environment.event()
+        self.placed = environment.event()
+        self._window: simpy.Process | None = None
         self.is_training = self.is_evicted = False
         self.slow_workers, self.is_hot, self.generation = 0, False, 0
         self.counts = dict.fromkeys(("changes", "failures", "out_of_memory", "evictions"), 0)
@@ -101,7 +101,8 @@ class Running:
         self.placed.succeed()
 
     def new_window(self) -> None:
-        """Draws how fast nodes and network are for a while."""
+        """Draws how fast nodes and network are for a while; the process that is active now waits for its end."""
+        self._window = self._environment.active_process
         self._factor = float(np.exp(self.settings.noise * self.random.standard_normal()))
 
     @property
@@ -274,10 +275,16 @@ class Running:
         self.held = self.allocation = asks
         self._down, self._placing, self.placed = 0, Placing(), self._environment.event()
 
+    def end_window(self, now: float) -> None:
+        """What was trained in it is counted."""
+        self._window = None
+        self.pass_time(now)
+
     def wake(self) -> None:
-        """Ends the job's window, because its speed has changed."""
-        before, self.changed = self.changed, self._environment.event()
-        before.succeed()
+        """Ends the job's window, because its speed has changed; without effect between two windows."""
+        window, self._window = self._window, None
+        if window is not None:
+            window.interrupt()
 
     def end(self, now: float, prices: PriceList) -> Ended:
         """The job's line in the report."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -133,9 +134,10 @@ class Simulation:
                     self._troubles.begin(running, settings.seed, index)
             while running.remaining > 0 and not running.is_evicted:
                 running.new_window()
-                # `changed`: its allocation, its workers or a pause did: the window ends there.
-                yield running.changed | environment.timeout(min(running.seconds_left, settings.interval_seconds))
-                running.pass_time(environment.now)
+                # Interrupted where its allocation, its workers or a pause change: the window ends there.
+                with suppress(simpy.Interrupt):
+                    yield environment.timeout(min(running.seconds_left, settings.interval_seconds))
+                running.end_window(environment.now)
                 if running.is_out_of_memory and not self._restarted(running):
                     # No room for more at the moment: once its owner has noticed, it waits for some like a new job.
                     yield environment.timeout(settings.handling.resubmit_seconds)
@@ -176,15 +178,15 @@ class Simulation:
         self._count_use()
         again = len(self._waiting) > 0
         while again:
-            again = False
-            least = min((each.job.priority for each in self._running.values()), default=math.inf)
+            again, least = False, None
             room = self._nodes.free.cores + 1e-3
             for running in self._waiting.tries():
-                may_preempt = self._settings.preemption and running.job.priority > least
-                if running.held_cores > room and not may_preempt:
-                    continue
-                placing = place(self._nodes, running.held)
-                if placing is None and may_preempt:
+                placing = place(self._nodes, running.held) if running.held_cores <= room else None
+                if placing is None and self._settings.preemption:
+                    # Where there is room nobody asks who could give way, and thousands of jobs run.
+                    if least is None:
+                        least = min((each.job.priority for each in self._running.values()), default=math.inf)
+                if placing is None and least is not None and running.job.priority > least:
                     again = self._preempt(running)
                     placing = place(self._nodes, running.held) if again else None
                 if placing is not None:
