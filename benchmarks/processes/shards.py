@@ -31,6 +31,7 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient, RpcServer
 from elastrec.platform.transport.job_messages import (
+    OFTEN,
     Answer,
     Directive,
     Heartbeat,
@@ -115,7 +116,7 @@ def run_master(workers: int, rows: int, batch: int, batches_per_shard: int) -> N
             job, job_id="benchmark-1", training_manifest="none", training_rows=rows, store=f"{folder}/store"
         )
         service = JobService(request, RememberingCluster(), Path(folder), token=_TOKEN)
-        server = RpcServer(service.handlers(), token=_TOKEN)
+        server = RpcServer(service.handlers(), often=OFTEN, token=_TOKEN)
         server.serve_in_background()
         service.start(server.address)
         serve(lambda _: {"done": service.state.training.done}, {"address": server.address})
@@ -157,7 +158,7 @@ class PlayedPod:
             memory_bytes=2**30,
             cpu_seconds=1.0,
         )
-        answer = self._client.call(message, Answer)
+        answer = self._client.call_often(message, Answer, timeout_seconds=10.0)
         assert answer.directive is not None
         self.directive, self.beat_seconds = answer.directive, answer.heartbeat_seconds
 

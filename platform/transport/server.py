@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Union
 
 import msgspec
@@ -73,6 +73,7 @@ class RpcServer(flight.FlightServerBase):
     Args:
         handlers: plain calls; message type → function of the message.
         array_handlers: stream requests; message type → function of message and arrays.
+        often: those of `handlers` that may also be asked over a stream (`RpcClient.call_often`).
         host, port: where to listen; port 0 lets the system choose (see `address`).
         token: every call must carry it.
         tls: certificate and key, or None for plain TCP.
@@ -86,6 +87,7 @@ class RpcServer(flight.FlightServerBase):
         *,
         token: str,
         array_handlers: Mapping[type[msgspec.Struct], ArrayHandler] | None = None,
+        often: Collection[type[msgspec.Struct]] = (),
         host: str = "127.0.0.1",
         port: int = 0,
         tls: TlsConfig | None = None,
@@ -95,7 +97,7 @@ class RpcServer(flight.FlightServerBase):
         if not token:
             raise ValueError("a server needs a token")
         self._handlers = {kind.__name__: (handler, msgspec.msgpack.Decoder(kind)) for kind, handler in handlers.items()}
-        self._array_handlers = dict((array_handlers or {}).items())
+        self._array_handlers = {**(array_handlers or {}), **{kind: _without_arrays(handlers[kind]) for kind in often}}
         if self._array_handlers:
             self._array_decoder = msgspec.msgpack.Decoder(Union[tuple(self._array_handlers)])  # noqa: UP007
         self._answers: OrderedDict[str, bytes] = OrderedDict()
@@ -148,11 +150,9 @@ class RpcServer(flight.FlightServerBase):
     def _run(self, handler: Handler, message: Any) -> bytes:
         try:
             return msgspec.msgpack.encode(handler(message))
-        except TransportError as error:
-            if error.retryable:
-                raise flight.FlightUnavailableError(str(error)) from None
-            raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
         except ElastrecError as error:
+            if _may_pass(error):
+                raise flight.FlightUnavailableError(str(error)) from None
             raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
         except Exception as error:
             log.exception("handler_failed", message=type(message).__name__)
@@ -189,13 +189,13 @@ class RpcServer(flight.FlightServerBase):
             answer, answer_arrays = self._array_handlers[type(message)](message, arrays)
             return encode_frame(answer, answer_arrays)
         except ElastrecError as error:
-            return self._problem(type(error).__name__, str(error))
+            return self._problem(type(error).__name__, str(error), retryable=_may_pass(error))
         except Exception as error:
             log.exception("stream_handler_failed")
             return self._problem("InternalError", f"{type(error).__name__}: {error}")
 
-    def _problem(self, kind: str, text: str) -> tuple[bytes, list[Any]]:
-        return encode_frame(Problem(kind, text, self._version), [])
+    def _problem(self, kind: str, text: str, *, retryable: bool = False) -> tuple[bytes, list[Any]]:
+        return encode_frame(Problem(kind, text, self._version, retryable), [])
 
     def serve_in_background(self) -> None:
         """Serves on a daemon thread until `shutdown`."""
@@ -223,6 +223,14 @@ class RpcServer(flight.FlightServerBase):
             self._stopping.start()
         self._stopping.join(grace_seconds)
         return not self._stopping.is_alive()
+
+
+def _without_arrays(handler: Handler) -> ArrayHandler:
+    return lambda message, _: (handler(message), ())
+
+
+def _may_pass(error: ElastrecError) -> bool:
+    return isinstance(error, TransportError) and error.retryable
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -1,7 +1,8 @@
 """Connections that carry frames: one per stream, TLS if there is any, and the token before all else.
 
 Plain calls go over Arrow Flight; arrays do not: on loopback a training step's frames of 2 MB cost half of the CPU time
-that Flight's DoExchange takes, which copies every frame together and splits it into HTTP/2 frames and windows.
+that Flight's DoExchange takes, which copies every frame together and splits it into HTTP/2 frames and windows. Nor do
+life signs: a small request on an open stream costs a server a third of a call.
 Processes that share a network namespace use a Unix socket, which takes a quarter less than TCP on loopback, and if they
 are one user's and speak no TLS, bodies lie in memory that both map (see `lending`), which takes half of that again.
 """
@@ -64,11 +65,13 @@ class Problem(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         kind: name of the error's class.
         version: of the answering side's code.
+        retryable: the same request may succeed later.
     """
 
     kind: str
     text: str
     version: str = "unknown"
+    retryable: bool = False
 
 
 class ArrayStream:
@@ -147,8 +150,14 @@ class ArrayStream:
                     f"{self.address}, which runs elastrec {answer.version}, refuses what this process, which runs "
                     f"elastrec {self._version}, sends: {answer.text}; {MEND}"
                 )
-            raise TransportError(f"{self.address}: {answer.kind}: {answer.text}")
+            raise TransportError(f"{self.address}: {answer.kind}: {answer.text}", retryable=answer.retryable)
         return answer, answer_arrays
+
+    def limit(self, timeout_seconds: float) -> None:
+        """Sets the timeout of the requests from now on."""
+        if timeout_seconds != self._timeout_seconds:
+            self._timeout_seconds = timeout_seconds
+            self._connection.limit(timeout_seconds, timeout_seconds)
 
     def cut(self) -> None:
         """Makes the request under way fail; for any thread."""

@@ -266,7 +266,7 @@ class ServerPod:
                 self._beat_now.clear()
                 stopping = self._stopped.is_set()
                 try:
-                    answer = self._master.call(
+                    answer = self._master.call_often(
                         self._heartbeat(), Answer, timeout_seconds=1.0 if stopping else _ATTEMPT_SECONDS
                     )
                     quiet = False

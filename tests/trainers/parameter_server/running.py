@@ -10,6 +10,7 @@ from typing import Any
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.job_messages import (
+    OFTEN,
     Answer,
     Directive,
     Done,
@@ -99,7 +100,8 @@ class ScriptedMaster:
             generation=0,
             routing=routing_of([""] * servers, buckets=job.spec.resources.virtual_buckets),
         )
-        self._rpc = RpcServer({Register: self._register, Heartbeat: self._heartbeat, Failed: self._failed}, token=TOKEN)
+        handlers = {Register: self._register, Heartbeat: self._heartbeat, Failed: self._failed}
+        self._rpc = RpcServer(handlers, often=OFTEN, token=TOKEN)
         self.address = self._rpc.address
         self._rpc.serve_in_background()
 
