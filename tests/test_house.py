@@ -91,6 +91,14 @@ def test_the_light_processes_never_load_torch(module: str) -> None:
     assert loaded.stdout.strip().splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("module", ["elastrec.platform.master.__main__", "elastrec.platform.jobs"])
+def test_what_every_start_of_a_job_waits_for_loads_no_library_that_it_does_not_need(module: str) -> None:
+    unneeded = ("pandas", "scipy", "mlflow", "matplotlib", "numba")
+    code = f"import sys, {module}; print(sorted(m for m in {unneeded} if m in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip().splitlines()[-1] == "[]"
+
+
 def test_every_folder_with_modules_says_what_it_is_for() -> None:
     silent = [
         str(file.relative_to(ROOT))

@@ -12,8 +12,12 @@ import sys
 import traceback
 
 import msgspec
-import torch
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+
+from elastrec.trainers.imports import without_collector
+
+with without_collector():
+    import torch
+    from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob

@@ -32,11 +32,11 @@ def is_text(type_: pa.DataType) -> bool:
     )
 
 
+# pyarrow's own translation loads pandas, in every process that reads or measures.
 _PLAIN: dict[int, np.dtype[Any]] = {
-    type_.id: np.dtype(type_.to_pandas_dtype())
-    for type_ in (
-        pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
-        pa.float32(), pa.float64(),
+    pa.type_for_alias(name).id: np.dtype(name)
+    for name in (
+        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64",
     )
 }  # fmt: skip
 

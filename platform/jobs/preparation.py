@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,17 +23,17 @@ from elastrec.platform.data import (
     write_manifest,
 )
 from elastrec.platform.jobs.deduplication import with_groups
+from elastrec.platform.jobs.model_check import ModelCheck
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.specs.data import Partitioning
-from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_to_json
 from elastrec.platform.specs.quantities import format_bytes
 
 log = structlog.get_logger(__name__)
 _LONGEST_JOB_ID = 45
-_MODEL_CHECK_SECONDS = 120
 _SHOW: dict[str, Callable[[float], str]] = {
     "cores": lambda amount: f"{amount:g}",
     "memory": lambda amount: format_bytes(int(amount)),
@@ -75,10 +72,16 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
     """
     job = _absolute(platform, job)
     _check_capacity(platform, job)
-    _check_model(job)
-    rows = _find_rows(job, interval)
-    job, deduplication = with_groups(job, rows.training)
-    start_record, adaptation = _find_record(job, rows.interval)
+    with ModelCheck(job) as model:
+        try:
+            rows = _find_rows(job, interval)
+            job, deduplication = with_groups(job, rows.training)
+            start_record, adaptation = _find_record(job, rows.interval)
+        except ElastrecError:
+            # What is wrong with the model is told before what is wrong with the data.
+            model.wait()
+            raise
+        model.wait()
     folder = f"{platform.work_uri}/manifests/{job_id}"
     training, evaluation = f"{folder}/training.json", f"{folder}/evaluation.json"
     write_manifest(rows.training, training)
@@ -183,34 +186,6 @@ def _check_capacity(platform: Platform, job: TrainingJob) -> None:
             )
     if problems:
         raise SpecError(problems, "the job, compared with the cluster")
-
-
-def _check_model(job: TrainingJob) -> None:
-    # In a process of its own: building the model needs torch, which the control path never loads.
-    command = [sys.executable, "-m", "elastrec.trainers.check"]
-    try:
-        checked = subprocess.run(
-            command, input=job_to_json(job), capture_output=True, text=True, timeout=_MODEL_CHECK_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        problem = FieldProblem(
-            "spec.model.architecture",
-            f"{job.spec.model.architecture!r} (still importing after {_MODEL_CHECK_SECONDS} s)",
-            "a model that can be built within that time",
-            "move slow work out of the module's import",
-        )
-        raise SpecError([problem], "the job's model") from None
-    if checked.returncode == 0:
-        return
-    try:
-        found = json.loads(checked.stdout.splitlines()[-1])
-        problems = [FieldProblem(**problem) for problem in found]
-    except (ValueError, IndexError, TypeError):
-        reason = (checked.stderr.strip().splitlines() or ["no output"])[-1]
-        problems = [
-            FieldProblem("spec.model", f"{job.spec.model.architecture!r} ({reason})", "a model that can be built")
-        ]
-    raise SpecError(problems, "the job's model")
 
 
 def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:

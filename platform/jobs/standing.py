@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,10 +13,12 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.launch import TEAM_LABEL
 from elastrec.platform.scaling.amounts import Resources
 from elastrec.platform.scaling.quota import Holder, Shares
-from elastrec.platform.scaling.shared_round import Standing
 from elastrec.platform.specs.job import DEFAULT_TEAM
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings
+
+if TYPE_CHECKING:
+    from elastrec.platform.scaling.shared_round import Standing
 
 _NO_ROOM = "Unschedulable"
 
@@ -36,6 +39,9 @@ def standing_of(
     pods: Iterable[PodStatus], capacity: Capacity, settings: ScalingSettings, holders: Sequence[Holder]
 ) -> Standing:
     """The same from what a cluster has told."""
+    # scipy comes with it: every step of a job's life would load that.
+    from elastrec.platform.scaling.shared_round import Standing
+
     held: dict[str, Resources] = {}
     waiting: dict[str, list[Resources]] = {}
     waiting_workers: Counter[str] = Counter()

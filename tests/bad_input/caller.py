@@ -34,13 +34,19 @@ class Refusal:
     changed: list[str]
 
 
-def check_model_here(job: TrainingJob) -> None:
+class CheckHere(contextlib.nullcontext["CheckHere"]):
     """The same check as `python -m elastrec.trainers.check`, without four seconds for another process."""
-    from elastrec.trainers.check import check
 
-    problems = check(job)
-    if problems:
-        raise SpecError(problems, "the job's model")
+    def __init__(self, job: TrainingJob) -> None:
+        super().__init__(self)
+        self._job = job
+
+    def wait(self) -> None:
+        from elastrec.trainers.check import check
+
+        problems = check(self._job)
+        if problems:
+            raise SpecError(problems, "the job's model")
 
 
 def _accepted(*arguments: object) -> None:
@@ -71,7 +77,7 @@ def refuse(case: Case, folder: Path, home: Path) -> Refusal:
     logging = structlog.get_config()
     with (
         mock.patch.dict(os.environ, environment | place.environment),
-        mock.patch("elastrec.platform.jobs.preparation._check_model", check_model_here),
+        mock.patch("elastrec.platform.jobs.preparation.ModelCheck", CheckHere),
         mock.patch("elastrec.platform.jobs.launch", _accepted),
         mock.patch.object(sys, "path", [str(folder), *sys.path]),
         mock.patch.object(sys, "dont_write_bytecode", True),

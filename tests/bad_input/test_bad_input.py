@@ -9,7 +9,7 @@ import pytest
 
 from elastrec.platform.cli.app import EXIT_BAD_INPUT
 from elastrec.platform.clusters.local import LocalCluster
-from elastrec.platform.jobs.preparation import _check_model
+from elastrec.platform.jobs.model_check import ModelCheck
 from elastrec.platform.specs import load_job
 from elastrec.platform.specs.errors import SpecError
 from tests.bad_input.caller import platform_at, refuse
@@ -62,5 +62,5 @@ def test_the_docs_show_every_message(messages: dict[str, str]) -> None:
 def test_a_model_is_also_refused_by_the_check_in_its_own_process(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.set("spec.model.architecture", "not_installed.models:MyModel")
-    with pytest.raises(SpecError, match="importing not_installed"):
-        _check_model(load_job(place.content))
+    with pytest.raises(SpecError, match="importing not_installed"), ModelCheck(load_job(place.content)) as model:
+        model.wait()

@@ -15,7 +15,10 @@ from elastrec.trainers.threads import prepare_process
 # Before numpy and torch are imported: they read these settings once.
 prepare_process(os.environ, sys.orig_argv)
 
-from elastrec.trainers.export.pod import main  # noqa: E402
+from elastrec.trainers.imports import without_collector  # noqa: E402
+
+with without_collector():
+    from elastrec.trainers.export.pod import main
 
 if __name__ == "__main__":
     sys.exit(main())

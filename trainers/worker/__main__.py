@@ -15,6 +15,7 @@ from elastrec.trainers.threads import prepare_process
 prepare_process(os.environ, sys.orig_argv)
 
 from elastrec.platform.specs.errors import ElastrecError  # noqa: E402
+from elastrec.trainers.imports import without_collector  # noqa: E402
 from elastrec.trainers.worker.identity import Identity  # noqa: E402
 
 
@@ -25,7 +26,8 @@ def main() -> int:
     except ElastrecError as error:
         sys.stderr.write(f"the worker cannot start: {error}\n")
         return 2
-    from elastrec.trainers.worker.process import run_worker
+    with without_collector():
+        from elastrec.trainers.worker.process import run_worker
 
     return run_worker(identity)
 
