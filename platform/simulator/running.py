@@ -36,6 +36,7 @@ class Running:
         allocation: what trains; behind `held` while new pods start.
         remaining: samples.
         placed: happens when it has all of its pods; made anew when it is evicted.
+        version: rises when anything has happened to it but progress.
         generation: rises when changes that are on their way are void.
     """
 
@@ -49,7 +50,7 @@ class Running:
         self.placed = environment.event()
         self._window: simpy.Process | None = None
         self.is_training = self.is_evicted = False
-        self.slow_workers, self.is_hot, self.generation = 0, False, 0
+        self.slow_workers, self.is_hot, self.generation, self.version = 0, False, 0, 0
         self.counts = dict.fromkeys(("changes", "failures", "out_of_memory", "evictions"), 0)
         self.need: MemoryNeed | None = None
         self._environment, self._prior = environment, prior
@@ -90,6 +91,7 @@ class Running:
     def begin(self, now: float) -> None:
         """All pods are up, for the first time or again."""
         self.is_training, self.is_evicted, self._passed, self._saved_at = True, False, now, now
+        self.version += 1
         if math.isnan(self._begun_at):
             self._begun_at = self._scaled_at = now
 
@@ -255,6 +257,7 @@ class Running:
         self.held = self.allocation = wanted
         self._placing, self._down = placing, 0
         self.generation += 1
+        self.version += 1
 
     def evict(self, now: float, asks: Allocation | None = None) -> None:
         """It has to give everything back, and to wait for room once more.
@@ -282,6 +285,7 @@ class Running:
 
     def wake(self) -> None:
         """Ends the job's window, because its speed has changed; without effect between two windows."""
+        self.version += 1
         window, self._window = self._window, None
         if window is not None:
             window.interrupt()

@@ -73,6 +73,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             (DLRover-RM table 4 and §6.3: 7 % and 13 %; none by default).
         straggler_slowdown, hot_server_slowdown: factor on its part of a step; the papers have none for production.
         preemption: jobs of lower priority make room: first they shrink to their fewest workers, then they wait again.
+        patience_rounds: a job for which the policy had no plan is asked about again after two rounds, then four, and so
+            on, at most so many, or as soon as something happens to it; 1: in every round, as on a real cluster.
         until_seconds: jobs that run longer than this are reported as unfinished.
     """
 
@@ -89,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hot_server_share: float = 0.0
     hot_server_slowdown: float = 3.0
     preemption: bool = True
+    patience_rounds: int = 1
     handling: Handling = Handling()
     until_seconds: float = 30 * 86_400.0
 
@@ -100,6 +103,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("start_seconds", "start_spread", "migration_pause_seconds", "noise"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"simulation.{name}", value, "0 or more", mend)
+        patience = self.patience_rounds
+        require(patience >= 1, "simulation.patience_rounds", patience, "1 or more", "1 asks in every round")
         for name in ("straggler_share", "hot_server_share"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"simulation.{name}", value, "a share of 0 to 1", mend)

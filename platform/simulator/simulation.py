@@ -25,6 +25,7 @@ from elastrec.platform.scaling.types import Overheads, Plan
 from elastrec.platform.scaling.warm_start import WarmStartSettings
 from elastrec.platform.simulator.memory import provided_for
 from elastrec.platform.simulator.nodes import Nodes
+from elastrec.platform.simulator.patience import Patience
 from elastrec.platform.simulator.placing import free, move, place
 from elastrec.platform.simulator.queue import Queue
 from elastrec.platform.simulator.report import Ended, Moment, Report
@@ -72,7 +73,7 @@ class Simulation:
         self._starting, self._progress = Starting(warm_start), progress
         self._environment = simpy.Environment()
         self._troubles = Troubles(self._environment, self._settings, self._start_seconds)
-        self._waiting = Queue()
+        self._waiting, self._patience = Queue(), Patience(self._settings.patience_rounds)
         self._running: dict[str, Running] = {}
         self._ended: list[Ended] = []
         self._moments: list[Moment] = []
@@ -182,10 +183,9 @@ class Simulation:
             room = self._nodes.free.cores + 1e-3
             for running in self._waiting.tries():
                 placing = place(self._nodes, running.held) if running.held_cores <= room else None
-                if placing is None and self._settings.preemption:
-                    # Where there is room nobody asks who could give way, and thousands of jobs run.
-                    if least is None:
-                        least = min((each.job.priority for each in self._running.values()), default=math.inf)
+                # Where there is room nobody asks who could give way: thousands of jobs may run.
+                if placing is None and least is None and self._settings.preemption:
+                    least = min((each.job.priority for each in self._running.values()), default=math.inf)
                 if placing is None and least is not None and running.job.priority > least:
                     again = self._preempt(running)
                     placing = place(self._nodes, running.held) if again else None
@@ -252,17 +252,19 @@ class Simulation:
                 each.pass_time(environment.now)
             self._note_moment()
             training = [each for each in self._running.values() if each.is_training and each.settled]
-            asked = [each for each in training if each.remaining > 0 and each.has_measured]
-            if not asked:
+            known = [each for each in training if each.remaining > 0 and each.has_measured]
+            if not known:
                 continue
-            provided = self._forecast(asked) if settings.handling.memory_forecast else {}
-            profiles = [each.profile(settings.interval_seconds) for each in asked]
+            provided = self._forecast(known) if settings.handling.memory_forecast else {}
             capacity = self._nodes.capacity
             if self._waiting:
                 # What waits has a claim on what is free before those that run may grow.
                 capacity = msgspec.structs.replace(capacity, free=capacity.free - self._waiting.asked())
+            asked = [each for each in known if self._patience.is_due(each, self._round, capacity.free)]
+            profiles = [each.profile(settings.interval_seconds) for each in asked]
             view = View(capacity, self._prices, self._overheads(), self._rules, self._weights, self._search)
             answer = decide(self._policy, profiles, view)
+            self._patience.remember(asked, answer, self._round, capacity.free)
             for job_id in answer.problems:
                 self._problems[job_id] = self._problems.get(job_id, 0) + 1
             plans = {plan.job_id: plan for plan in answer.plans if plan.changes}

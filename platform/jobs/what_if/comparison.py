@@ -89,7 +89,7 @@ def settings_of(asked: SimulationFile, measured: Overheads | None, handling: Han
         seed=asked.seed, interval_seconds=asked.round_interval, start_seconds=start, migration_pause_seconds=pause,
         noise=trouble.noise, hours_between_failures=trouble.hours_between_failures,
         straggler_share=trouble.stragglers, hot_server_share=trouble.hot_servers, handling=handling,
-        until_seconds=asked.at_most,
+        patience_rounds=asked.patience_rounds, until_seconds=asked.at_most,
     )  # fmt: skip
 
 

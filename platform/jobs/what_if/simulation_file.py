@@ -113,6 +113,8 @@ class SimulationFile(Spec):
     """What goes wrong."""
     round_interval: Annotated[Seconds, Field(gt=0)] = 180.0
     """Time between two rounds of the policy."""
+    patience_rounds: Annotated[int, Field(ge=1)] = 8
+    """A job for which a policy had no plan is asked about again after two rounds, then four, at most so many."""
     at_most: Annotated[Seconds, Field(gt=0)] = 30 * 86_400.0
     """Simulated time after which jobs that still run are told as unfinished."""
     seed: Annotated[int, Field(ge=0)] = 0
