@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from elastrec.operators import settings
 from elastrec.operators.base import (
     AirflowException,
@@ -73,17 +75,19 @@ class PrepareDataOperator(ElastrecOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Runs the checks; a bad job, bad data or a bad connection fails without a retry."""
+        from elastrec.platform.history.connection import client_loaded_beside
         from elastrec.platform.jobs import job_id_for, job_page, prepare
 
         run = context["dag_run"]
-        with no_retry_for_bad_input():
+        with no_retry_for_bad_input(), client_loaded_beside():
             job = read_job(Path(self.jobs_folder), self.job_file, self.job, self.overrides, self.start_from)
             interval = read_interval(
                 self.interval_start, self.interval_end, run.data_interval_end, by_hand=run.run_type == "manual"
             )
             job_id = job_id_for(job.metadata.name, owner_key(context))
             prepared = prepare(self.platform, job, job_id, interval)
-        push_link(context, job_page(self.platform, prepared))
+        prepared = msgspec.structs.replace(prepared, page=job_page(self.platform, prepared))
+        push_link(context, prepared.page)
         self.log.info(
             "job %s: %s rows to train on (%s to %s), %s rows to evaluate on (to %s)",
             job_id,
@@ -113,7 +117,8 @@ class WarmStartOperator(ElastrecOperator):
         from elastrec.platform.jobs import Prepared, job_page, warm_start
 
         prepared = take(Prepared, self.prepared)
-        push_link(context, job_page(self.platform, prepared))
+        # Asking MLflow again would cost a second, most of it for loading its client.
+        push_link(context, prepared.page or job_page(self.platform, prepared))
         allocation = warm_start(self.platform, prepared)
         self.log.info(
             "%d workers of %g cores, %d servers of %g cores; source: %s",

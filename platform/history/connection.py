@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,23 @@ def answers(tracking_uri: str) -> bool:
         return error.code < _FIRST_SERVER_ERROR
     except (OSError, ValueError):
         return False
+
+
+@contextmanager
+def client_loaded_beside() -> Iterator[None]:
+    """mlflow, whose import takes a second, is loaded on another thread while something else is waited for inside."""
+
+    def load() -> None:
+        # What is wrong with it is told by its first use.
+        with suppress(Exception):
+            import mlflow.tracking  # noqa: F401
+
+    loading = threading.Thread(target=load, name="mlflow-import", daemon=True)
+    loading.start()
+    try:
+        yield
+    finally:
+        loading.join()
 
 
 class Connection:

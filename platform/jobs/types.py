@@ -32,6 +32,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         start_record: URI of the checkpoint record to continue from, empty for a fresh start.
         adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
         deduplication: which features are deduplicated and why, a table for people; empty where the job says off.
+        page: where MLflow will show the job's run; empty where nobody looked, or nobody serves such pages.
     """
 
     job_id: str
@@ -44,6 +45,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     start_record: str = ""
     adaptation: str = ""
     deduplication: str = ""
+    page: str = ""
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

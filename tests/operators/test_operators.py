@@ -13,7 +13,12 @@ from elastrec.operators.base import ElastrecOperator
 from elastrec.operators.links import RUN_URL_KEY
 from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
 from elastrec.operators.services import default_dags_folder
-from elastrec.operators.training import LaunchJobOperator, OfflinePhaseOperator, PrepareDataOperator
+from elastrec.operators.training import (
+    LaunchJobOperator,
+    OfflinePhaseOperator,
+    PrepareDataOperator,
+    WarmStartOperator,
+)
 from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger, TrackingTrigger
 from elastrec.platform.jobs import Registered, job_id_for
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, JobFailedError, SpecError
@@ -55,8 +60,9 @@ def test_preparing_gives_one_job_id_per_logical_date(platform: Platform, monkeyp
     for number in (1, 2):
         operator = PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml")
         found = context(try_number=number)
-        assert operator.execute(found) == plain(PREPARED)
-        assert found["ti"].pushed == {RUN_URL_KEY: "http://mlflow/list/clicks-1"}
+        page = "http://mlflow/list/clicks-1"
+        assert operator.execute(found) == plain(PREPARED) | {"page": page}
+        assert found["ti"].pushed == {RUN_URL_KEY: page}
     job_id = job_id_for("demo-click", "daily_retraining/2026-01-03T02:00:00+00:00")
     assert asked == [(job_id, [1, 2, 3])] * 2
 
@@ -66,6 +72,19 @@ def test_a_bad_job_fails_without_a_retry_and_names_every_problem(platform: Platf
     operator = PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml", overrides=overrides)
     with pytest.raises(AirflowFailException, match=r"(?s)batch_size.*epochs"):
         operator.execute(context())
+
+
+@pytest.mark.parametrize(
+    ("known", "shown"), [("http://mlflow/known", "http://mlflow/known"), ("", "http://mlflow/list/clicks-1")]
+)
+def test_warm_start_shows_the_page_that_was_found_before(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, known: str, shown: str
+) -> None:
+    monkeypatch.setattr("elastrec.platform.jobs.warm_start", lambda where, prepared: ALLOCATION)
+    found = context()
+    operator = WarmStartOperator(task_id="task", prepared=plain(PREPARED) | {"page": known})
+    assert operator.execute(found) == plain(ALLOCATION)
+    assert found["ti"].pushed == {RUN_URL_KEY: shown}
 
 
 def test_launching_owns_the_job_and_shows_its_run_at_once(platform: Platform) -> None:

@@ -19,7 +19,10 @@ from elastrec.platform.specs import environment  # noqa: E402
 from elastrec.platform.specs.errors import ElastrecError  # noqa: E402
 from elastrec.platform.transport import TlsConfig  # noqa: E402
 from elastrec.platform.transport.logs import configure_logging  # noqa: E402
-from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod  # noqa: E402
+from elastrec.trainers.imports import without_collector  # noqa: E402
+
+with without_collector():
+    from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
 
 BAD_INPUT_EXIT_CODE = 2
 FAILURE_EXIT_CODE = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, TableSpec
+from elastrec.trainers.imports import without_collector
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice
 from elastrec.trainers.parameter_server.gradients import Gradient, GroupGradient, average
 from elastrec.trainers.parameter_server.messages import Parameter
@@ -12,6 +13,7 @@ from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.row_store import RowStore
 
 
+@without_collector()
 def warm_kernels() -> None:
     """Runs a tiny request of every kind through stores of their own, with read-only arrays as frames give them."""
     settings = {"b": TableSpec(admit_after=2, evict_after=60.0)}

@@ -13,11 +13,13 @@ from torch import nn
 from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.embedding.kernels import pool_rows, spread_gradient
 from elastrec.trainers.embedding.routing import Router
+from elastrec.trainers.imports import without_collector
 from elastrec.trainers.parameter_server.plan import make_plan
 
 _VIRTUAL_BUCKETS = 64
 
 
+@without_collector()
 def warm_up() -> None:
     """Runs every kernel of the worker once with each kind of array that a step gives it, and one step of torch's."""
     _route_and_pool()
