@@ -6,6 +6,9 @@ prediction is uncertain determines more. Shape legend: N allocations.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Capacity, is_positive
@@ -56,7 +59,8 @@ def explore(
 
     A step may not be predicted to slow the job by more than `max_slowdown` against the fastest that was measured, so
     going down is explored only where it is believed to be nearly free, and steps down do not add up. A horizon too
-    short to measure in is no time to explore, and a model is not asked for more than a plan could use.
+    short to measure in is no time to explore, and a model is not asked for more than a plan could use. What was learnt
+    may undo a step in the next round: by then it has to have paid for its pause and its start.
 
     Args:
         looked_at: outcomes of the whole space, where they are known.
@@ -68,7 +72,8 @@ def explore(
         looked_at = situation.outcomes(space.columns(space.spread(_LOOKED_AT)))
     if not _promises(situation, capacity, looked_at):
         return []
-    outcomes = situation.outcomes(space.columns(points))
+    passing = replace(situation, rules=msgspec.structs.replace(situation.rules, payback_seconds=0.0))
+    outcomes = passing.outcomes(space.columns(points))
     fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
     fastest = max(situation.reference, _fastest_measured(situation.job))
     slow = outcomes.samples_per_second < (1.0 - situation.rules.max_slowdown) * fastest

@@ -2,12 +2,14 @@
 
     RC(A) = Σ_r a_r · price_r                     eq. 7, currency/hour, against what the job has now
     TG(A) = ΔΨ − overhead(A)                      eq. 8, samples/s
-    overhead = Ψ_now · pause/h + ΔΨ · start/h     h = min(remaining time, window until the next change)
+    overhead = Ψ_now · pause/h + ΔΨ · start/h     h = min(remaining time, what a plan has to pay for itself in)
 
 The paper subtracts a time from a speed; here the overhead is what pause and start cost in samples, spread over the
-horizon h. The paper only adds resources; here plans that save are allowed too. A plan that adds cost must raise log Ψ
-by at least `grow_efficiency` times log price, a plan that saves may lower it by at most `save_efficiency` times: with
-save < grow, every allowed plan raises log Ψ − c·log price for a c between them, so plans can never go in a circle.
+horizon h. The window until the next round would be too short a horizon: a plan stays until a better one is worth
+another pause, and spread over three minutes a pause of thirty seconds forbids every change of servers. The paper only
+adds resources; here plans that save are allowed too. A plan that adds cost must raise log Ψ by at least
+`grow_efficiency` times log price, a plan that saves may lower it by at most `save_efficiency` times: with save < grow,
+every allowed plan raises log Ψ − c·log price for a c between them, so plans can never go in a circle.
 
 Shape legend: N allocations.
 """
@@ -37,6 +39,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         grow_efficiency: least growth of log Ψ per growth of log price; 1 is linear scaling, 0.25 buys 19 % for 100 %.
         save_efficiency: most loss of log Ψ per loss of log price.
         least_change: share by which Ψ must grow, or the price fall; smaller changes are within the model's error.
+        payback_seconds: a change has so much time to pay for its pause and its start, or what is left of the job.
         trusted_error: relative error of a prediction above which a candidate is only explored, never chosen for gain.
     """
 
@@ -44,6 +47,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     grow_efficiency: float = 0.25
     save_efficiency: float = 0.1
     least_change: float = 0.05
+    payback_seconds: float = 3600.0
     trusted_error: float = 0.25
 
     def __post_init__(self) -> None:
@@ -58,6 +62,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
             "0 ≤ save < grow",
             "otherwise a job would grow and shrink in turn",
         )
+        payback = self.payback_seconds
+        require(math.isfinite(payback) and payback >= 0, "rules.payback_seconds", payback, "0 or more", "correct it")
         require(is_positive(self.trusted_error), "rules.trusted_error", self.trusted_error, "above 0", "correct it")
 
 
@@ -120,8 +126,9 @@ class Situation:
 
     @property
     def horizon_seconds(self) -> float:
-        """h: what a change has time to pay for itself."""
-        return min(self.job.remaining_samples / self.samples_per_second, self.job.until_next_change_seconds)
+        """h: the time that a change has to pay for itself; at least the window until the next one is possible."""
+        payback = max(self.rules.payback_seconds, self.job.until_next_change_seconds)
+        return min(self.job.remaining_samples / self.samples_per_second, payback)
 
     def outcomes(self, columns: Columns) -> Outcomes:
         """RC, TG and the rules for N allocations; float64 of shape (N,) each."""

@@ -23,10 +23,10 @@ def test_cost_is_the_price_of_what_is_added() -> None:
 
 
 def test_gain_is_speed_less_what_starting_pods_costs() -> None:
-    asked = Situation(profile(), known_model(), PRICES, Overheads(worker_start_seconds=60))
+    asked = Situation(profile(), known_model(), PRICES, Overheads(worker_start_seconds=360))
     outcomes = asked.outcomes(Columns.of([allocation(4, 1)]))
     difference = speed(TRUE, allocation(4, 1)) - speed(TRUE, allocation(2, 1))
-    # The window is 600 s, so a tenth of the gain is lost; training itself does not stop for workers.
+    # An hour to pay for itself, so a tenth of the gain is lost; training itself does not stop for workers.
     assert outcomes.gain[0] == pytest.approx(0.9 * difference, rel=1e-3)
 
 
@@ -34,7 +34,7 @@ def test_a_change_of_servers_stops_the_training_for_a_while() -> None:
     overheads = Overheads(worker_start_seconds=0, server_start_seconds=0, migration_pause_seconds=30)
     asked = Situation(profile(), known_model(), PRICES, overheads)
     outcomes = asked.outcomes(Columns.of([allocation(2, 2), allocation(3, 1)]))
-    assert outcomes.overhead[0] == pytest.approx(speed(TRUE, allocation(2, 1)) * 30 / 600, rel=1e-3)
+    assert outcomes.overhead[0] == pytest.approx(speed(TRUE, allocation(2, 1)) * 30 / 3600, rel=1e-3)
     assert outcomes.overhead[1] == 0
 
 
@@ -123,9 +123,32 @@ def test_a_start_that_took_no_time_that_there_is_is_refused(wrong: float) -> Non
         measured_overheads([10.0, wrong], [], [])
 
 
-def test_the_horizon_is_what_is_left_or_the_window() -> None:
+def test_a_change_has_an_hour_or_what_is_left_of_the_job_to_pay_for_itself() -> None:
     now = speed(TRUE, allocation())
-    assert situation().horizon_seconds == 600
+    assert situation().horizon_seconds == 3600
     assert situation(remaining_samples=100 * now).horizon_seconds == pytest.approx(100, rel=1e-6)
+
+
+def test_a_change_has_at_least_until_the_next_one_is_possible_to_pay_for_itself() -> None:
     job = msgspec.structs.replace(profile(), until_next_change_seconds=60.0)
-    assert Situation(job, known_model(), PRICES).horizon_seconds == 60
+    assert Situation(job, known_model(), PRICES, rules=Rules(payback_seconds=0.0)).horizon_seconds == 60
+    assert Situation(job, known_model(), PRICES, rules=Rules(payback_seconds=90.0)).horizon_seconds == 90
+
+
+def test_servers_that_are_far_too_large_shrink_although_that_costs_a_pause() -> None:
+    large = allocation(server_cores=16.0)
+    job = profile(allocation=large, until_next_change_seconds=180.0)
+    pause = Overheads(migration_pause_seconds=30.0, server_start_seconds=60.0)
+    smaller = Columns.of([msgspec.structs.replace(large, parameter_server_cores=4.0)])
+
+    def violation(payback: float) -> float:
+        rules = Rules(payback_seconds=payback)
+        return float(Situation(job, known_model(), PRICES, pause, rules).outcomes(smaller).violation[0])
+
+    assert violation(3600.0) <= 0 < violation(0.0)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_a_time_to_pay_back_that_is_none_is_refused(wrong: float) -> None:
+    with pytest.raises(ScalingError, match=r"rules\.payback_seconds"):
+        Rules(payback_seconds=wrong)
