@@ -161,6 +161,8 @@ class NodeAgent(LongPolls):
                 state = "there is no such pod" if record is None else f"it is {record.phase} ({record.reason})"
                 raise ClusterError(f"pod {name} cannot be resized: {state}; a pod must be pending or running")
             check_fits_at_all(name, size, self._total)
+            if record.size == size and not record.is_starting:
+                return self._status(record)
             if record.holds_resources:
                 others = [other for other in self._pods.values() if other.uid != record.uid]
                 short = life.shortage(size, life.free_of(self._total, others))

@@ -88,6 +88,9 @@ def test_a_pod_has_its_cores_at_start_until_it_is_resized_to_what_it_has(cluster
     assert _weight(pod, "starting") < _weight(usual, "starting") / 10
     assert cluster.resize(pod.name, pod.size).size == pod.size
     assert _quota_cores(pod, "starting") == pytest.approx(3.5)
+    version = max(event.version for event in cluster.watch(timeout_seconds=0.0))
+    cluster.resize(pod.name, pod.size)  # told again, nothing changes
+    assert max(event.version for event in cluster.watch(timeout_seconds=0.0)) == version
     assert _weight(pod, "starting") == _weight(usual, "starting")
 
 
