@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import sys
 import traceback
 
@@ -107,4 +108,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Taking down what torch has made takes half a second, in which somebody waits for the answer.
+    os._exit(exit_code)
