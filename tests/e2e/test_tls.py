@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,13 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import GetStatus, Status
 from tests.bad_input.case import Place
+from tests.certificates import certify
 from tests.processes import wait_for
 
 
 @pytest.fixture(scope="module")
 def tls_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command += ["-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt")]
-    subprocess.run(command, check=True, capture_output=True)
-    (folder / "ca.pem").write_bytes((folder / "tls.crt").read_bytes())
-    return folder
+    return certify(tmp_path_factory.mktemp("tls"))
 
 
 def test_a_job_trains_with_tls_on_every_port(tmp_path: Path, tls_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

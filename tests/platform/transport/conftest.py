@@ -1,20 +1,15 @@
-"""A certificate for this machine, made anew."""
+"""A certificate for this machine, for the whole room."""
 
 from __future__ import annotations
-
-import subprocess
 
 import pytest
 
 from elastrec.platform.transport import TlsConfig
+from tests.certificates import certify
 
 
 @pytest.fixture(scope="package")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run(command, check=True, capture_output=True)
-    certificate = (folder / "cert.pem").read_bytes()
-    return TlsConfig(certificate, certificate, (folder / "key.pem").read_bytes())
+    found = TlsConfig.from_folder(certify(tmp_path_factory.mktemp("tls")))
+    assert found is not None
+    return found

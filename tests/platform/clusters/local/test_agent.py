@@ -21,6 +21,7 @@ from elastrec.platform.clusters import ClusterConfig, config_of, connect_cluster
 from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent, stop_agent
 from elastrec.platform.clusters.protocol import PodPhase, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
+from tests.certificates import certify
 
 MIB = 1 << 20
 _SIZE = {"cores": 2.0, "memory_bytes": 512 * MIB}
@@ -210,13 +211,8 @@ def test_whenever_the_agent_dies_every_wish_is_fulfilled_and_nobody_is_left(
 
 
 def test_an_agent_with_a_certificate_speaks_tls_only(state, tmp_path):
-    folder = tmp_path / "tls"
-    folder.mkdir()
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command += ["-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt")]
-    subprocess.run(command, check=True, capture_output=True)
-    (folder / "ca.pem").write_bytes((folder / "tls.crt").read_bytes())
+    (tmp_path / "tls").mkdir()
+    folder = certify(tmp_path / "tls")
     cluster = start_agent(state, **_SIZE, tls_folder=folder)
     try:
         assert cluster.capacity().total.cores == 2.0
