@@ -16,7 +16,7 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.scaling import amounts
-from elastrec.platform.scaling.warm_start import Features, PastJob, WarmStart
+from elastrec.platform.scaling.warm_start import Features, PastJob, WarmStart, with_memory_used
 from elastrec.platform.scaling.warm_start import warm_start as choose
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
@@ -88,18 +88,25 @@ def features_of(job: TrainingJob, training_rows: int) -> Features:
 
 
 def past_job(record: JobRecord) -> PastJob:
-    """A finished job as warm start sees it: with the workers that it was scaled to last."""
+    """A finished job as warm start sees it: the workers that it was scaled to last, the memory that servers used."""
     granted = msgspec.structs.asdict(record.granted)
     workers = round(record.metrics.get(names.SCALING_WORKERS, record.granted.workers))
+    allocation = amounts.Allocation(**{**granted, "workers": max(1, workers)})
+    fullest = max((record.metrics.get(name, 0.0) for name in _memory_of_servers(allocation)), default=0.0)
     return PastJob(
         job_id=record.job_id,
         features=Features(
             categories={"name": record.job_name, "team": record.team, "architecture": record.architecture},
             numbers={name: record.features[name] for name in _NUMBERS if name in record.features},
         ),
-        allocation=amounts.Allocation(**{**granted, "workers": max(1, workers)}),
+        allocation=allocation,
+        needed=with_memory_used(allocation, fullest) if fullest > 0 else None,
         ended_unix_seconds=record.ended_unix_seconds or record.started_unix_seconds,
     )
+
+
+def _memory_of_servers(allocation: amounts.Allocation) -> list[str]:
+    return [names.named(names.MEMORY_BYTES, pod=f"ps-{index}") for index in range(allocation.parameter_servers)]
 
 
 def explained(found: WarmStart) -> str:

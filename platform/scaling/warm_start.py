@@ -18,6 +18,10 @@ from elastrec.platform.scaling.types import Coefficients, Prior
 
 _CORES_STEP = 0.25
 _MEMORY_STEP = 128 * 2**20
+_STAYS_FREE = 0.2
+"""Of a server's memory. Twice the margin of a forecast: the next job's ids are others, and it may not be able to get
+more while it runs."""
+_ROWS = "training_rows"
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +43,8 @@ class PastJob(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         allocation: the last one it trained with.
-        needed: of a job that ran out of memory or was starved: what it would have needed; else None.
+        needed: what it turned out to need, where that is known: more than it had for a job that ran out of memory,
+            less for one that had too much; else None.
         coefficients: its fitted model, for the new job's prior.
         ended_unix_seconds: breaks ties: the later one counts as more similar.
     """
@@ -177,7 +182,8 @@ def warm_start(
         )
         return WarmStart(allocation=default, smoothed={}, contributions=(), prior=None, reason=reason)
 
-    rows_KF = _rows([past.needed or past.allocation for _, past in close])
+    counting = [_for_as_many_rows(past, features) for _, past in close]
+    rows_KF = _rows(counting)
     smoothed_F, shares = rows_KF[0], [1.0]
     for row_F in rows_KF[1:]:
         smoothed_F = settings.smoothing * row_F + (1.0 - settings.smoothing) * smoothed_F
@@ -187,10 +193,10 @@ def warm_start(
             job_id=past.job_id,
             similarity=found,
             share=share,
-            allocation=past.needed or past.allocation,
+            allocation=allocation,
             is_needed=past.needed is not None,
         )
-        for (found, past), share in zip(close, shares, strict=True)
+        for (found, past), allocation, share in zip(close, counting, shares, strict=True)
     ]
     contributions.reverse()
     prior = next(
@@ -202,11 +208,44 @@ def warm_start(
         None,
     )
     smoothed = dict(zip(Columns.__dataclass_fields__, smoothed_F.tolist(), strict=True))
+    smoothed["parameter_server_memory_bytes"] = max(
+        smoothed["parameter_server_memory_bytes"],
+        _memory_for(counting[-1], max(1, round(smoothed["parameter_servers"]))),
+    )
     allocation, cut = _granted(smoothed, capacity)
     reason = f"{len(close)} similar jobs, the closest {close[-1][1].job_id} ({close[-1][0].total:.2f}){cut}"
     return WarmStart(
         allocation=allocation, smoothed=smoothed, contributions=tuple(contributions), prior=prior, reason=reason
     )
+
+
+def with_memory_used(allocation: Allocation, server_bytes: float) -> Allocation:
+    """What a finished job needed: its own allocation, its servers without memory that the fullest never used.
+
+    Tables only grow, so that what is in use at the end is the most that ever was.
+
+    Args:
+        server_bytes: in use by the fullest server when the job was last looked at.
+    """
+    needed = math.ceil(server_bytes / (1.0 - _STAYS_FREE) / _MEMORY_STEP) * _MEMORY_STEP
+    least = min(max(needed, _MEMORY_STEP), allocation.parameter_server_memory_bytes)
+    return msgspec.structs.replace(allocation, parameter_server_memory_bytes=least)
+
+
+def _for_as_many_rows(past: PastJob, features: Features) -> Allocation:
+    """What a past job counts with. What it needed is enough for its own rows; tables grow at most as rows do."""
+    if past.needed is None:
+        return past.allocation
+    now, then = features.numbers.get(_ROWS, 0.0), past.features.numbers.get(_ROWS, 0.0)
+    usable = math.isfinite(now) and math.isfinite(then) and then > 0
+    more = max(1.0, now / then) if usable else 1.0
+    memory = math.ceil(past.needed.parameter_server_memory_bytes * more)
+    return msgspec.structs.replace(past.needed, parameter_server_memory_bytes=memory)
+
+
+def _memory_for(closest: Allocation, servers: int) -> float:
+    """Of each of so many servers, to hold what those of the most similar job hold: its tables are as large on fewer."""
+    return closest.parameter_servers * closest.parameter_server_memory_bytes / servers
 
 
 def _rows(allocations: Sequence[Allocation]) -> Floats:

@@ -9,7 +9,7 @@ import msgspec
 from elastrec.platform.scaling.amounts import Allocation, Capacity
 from elastrec.platform.scaling.throughput import fit_job
 from elastrec.platform.scaling.types import Prior
-from elastrec.platform.scaling.warm_start import PastJob, WarmStartSettings, warm_start
+from elastrec.platform.scaling.warm_start import PastJob, WarmStartSettings, warm_start, with_memory_used
 from elastrec.platform.simulator.running import Running
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
@@ -55,7 +55,17 @@ class Starting:
                 job_id=running.job.job_id,
                 features=running.job.features,
                 allocation=running.held,
+                needed=_needed(running),
                 coefficients=coefficients,
                 ended_unix_seconds=now,
             )
         )
+
+
+def _needed(running: Running) -> Allocation | None:
+    """What a master has measured when the job ends."""
+    memory, held = running.job.memory, running.held
+    if memory is None:
+        return None
+    used = memory.server_bytes(held.parameter_servers, running.job.samples)
+    return with_memory_used(held, used)

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity, Resources
-from elastrec.platform.scaling.warm_start import Features, PastJob, WarmStartSettings, similarity, warm_start
+from elastrec.platform.scaling.warm_start import (
+    Features,
+    PastJob,
+    WarmStartSettings,
+    similarity,
+    warm_start,
+    with_memory_used,
+)
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.scaling.jobs import GIB, allocation, coefficients
 
@@ -107,6 +114,32 @@ def test_a_job_that_ran_out_of_memory_counts_with_what_it_needed() -> None:
     found = warm_start(TODAY, [past("oom", allocation(), needed=needed)], DEFAULT)
     assert found.allocation.parameter_server_memory_bytes == 16 * GIB
     assert found.contributions[0].is_needed
+
+
+def test_a_job_that_had_too_much_memory_counts_with_what_its_servers_used() -> None:
+    used = with_memory_used(allocation(), 2.0 * GIB)
+    assert used.parameter_server_memory_bytes == 2.5 * GIB
+    assert msgspec.structs.replace(used, parameter_server_memory_bytes=4 * GIB) == allocation()
+
+
+def test_nothing_counts_with_more_memory_than_it_had_because_it_was_full() -> None:
+    assert with_memory_used(allocation(), 3.9 * GIB) == allocation()
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(3e8, 6 * GIB), (1e8, 2 * GIB), (5e7, 2 * GIB)])
+def test_what_a_job_needed_grows_with_the_rows_of_the_next_one_and_never_falls(rows: float, expected: int) -> None:
+    needed = msgspec.structs.replace(allocation(), parameter_server_memory_bytes=2 * GIB)
+    found = warm_start(with_rows(rows), [past("smaller", allocation(), needed=needed)], DEFAULT)
+    assert found.allocation.parameter_server_memory_bytes == expected
+
+
+def test_fewer_servers_get_the_memory_that_the_tables_of_the_most_similar_job_need() -> None:
+    four = msgspec.structs.replace(allocation(1, 4), parameter_server_memory_bytes=6 * GIB)
+    one = msgspec.structs.replace(allocation(1, 1), parameter_server_memory_bytes=1 * GIB)
+    history = [past("tiny", one, with_rows(4e7), needed=one), past("alike", four, needed=four)]
+    found = warm_start(TODAY, history, DEFAULT).allocation
+    assert found.parameter_servers == 3
+    assert found.parameter_servers * found.parameter_server_memory_bytes >= 4 * 6 * GIB
 
 
 def test_without_a_similar_job_the_job_file_decides_and_the_reason_says_so() -> None:
