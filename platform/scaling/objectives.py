@@ -45,7 +45,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     max_slowdown: float = 0.05
     grow_efficiency: float = 0.25
-    save_efficiency: float = 0.1
+    save_efficiency: float = 0.2
     least_change: float = 0.05
     payback_seconds: float = 3600.0
     trusted_error: float = 0.25
