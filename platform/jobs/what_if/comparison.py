@@ -12,6 +12,7 @@ from elastrec.platform.jobs.what_if.job_table import read_arrivals, read_jobs
 from elastrec.platform.jobs.what_if.past_jobs import jobs_of
 from elastrec.platform.jobs.what_if.simulation_file import BY_HAND_NAME, SimulationFile
 from elastrec.platform.scaling.amounts import Change, PriceList, Resources
+from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import ScalingPolicy, load_policy
 from elastrec.platform.scaling.types import Overheads
@@ -114,6 +115,7 @@ def compare(asked: SimulationFile, gathered: Gathered, progress: Progress | None
             policy,
             prices,
             settings_of(asked, gathered.overheads, BY_HAND if by_hand else Handling()),
+            rules=Rules(max_slowdown=asked.max_slowdown),
             warm_start=WarmStartSettings() if asked.warm_start and not by_hand else None,
             progress=None if progress is None else _told(progress, name),
         )

@@ -107,6 +107,8 @@ class SimulationFile(Spec):
     """What plans may change while a job trains; `everything` is servers and sizes of pods too."""
     warm_start: bool = False
     """Jobs start with what similar finished ones ended with; never those of `by-hand`."""
+    max_slowdown: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """A plan that saves may cost a job this share of its speed, as in the file of a real cluster."""
     prices: Prices = Prices(core_hour=0.04, gibibyte_hour=0.005)
     """What resources cost."""
     trouble: Trouble = Trouble()

@@ -46,6 +46,19 @@ def test_warm_start_is_for_all_but_by_hand() -> None:
     assert any(each.started_with != wanted[each.job_id] for each in static.jobs)
 
 
+def test_jobs_give_more_back_where_they_may_become_slower() -> None:
+    core_hours = []
+    for share in (0.0, 0.5):
+        given = asked(policies=["three-stage"], changes="everything", max_slowdown=share)
+        (report,) = compare(given, gather(given, HERE))
+        core_hours.append(report.figures()["core_hours"])
+    assert core_hours[1] < core_hours[0]
+
+
+def test_a_simulation_asks_as_patiently_as_its_file_says() -> None:
+    assert settings_of(asked(patience_rounds=3), None, Handling()).patience_rounds == 3
+
+
 def test_a_history_brings_its_own_starts_and_pauses() -> None:
     given = asked(workload={"history": {}})
     found = gather(given, HERE, [record("a"), record("b", workers=2)], Overheads(worker_start_seconds=5.0, measured=2))
