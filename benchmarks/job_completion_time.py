@@ -1,7 +1,7 @@
 """Simulated completion times against the papers' baselines: single jobs, a mixed workload, and where we lose.
 
     python -m benchmarks.job_completion_time [--jobs 400] [--nodes 100] [--seeds 3] [--arrivals TRACE.csv]
-        [--part alone] [--part mixed] [--part sensitivity] [--picture FILE] [--output json]
+        [--seed 0] [--part alone] [--part mixed] [--part sensitivity] [--picture FILE] [--output json]
 
 `alone` is DLRover-RM's Fig. 7 and 10: each of three jobs by itself on 20 nodes of 32 cores, started from one worker;
 elastic-scheduler and Optimus change one pod per round of three minutes, as they ship, and two and four for comparison.
@@ -181,14 +181,17 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     arrivals = read_arrivals(Path(arguments.arrivals), 60.0) if arguments.arrivals else None
 
     def make(habits: Habits, count: int = arguments.jobs) -> tuple[JobToRun, ...]:
-        return recurring(count, 0, habits, arguments.every, arrivals)
+        return recurring(count, arguments.seed, habits, arguments.every, arrivals)
 
     found = alone(arguments.seeds) if "alone" in parts else []
     if "mixed" in parts:
         jobs = make(Habits())
         reports = mixed(jobs, arguments.nodes, TROUBLED)
         where = "a trace" if arrivals else f"Poisson, every {arguments.every:g} s"
-        found += mixed_figures(reports, described(jobs, arguments.nodes, TROUBLED, arrivals=where, headroom=1.0))
+        found += mixed_figures(
+            reports,
+            described(jobs, arguments.nodes, TROUBLED, arrivals=where, headroom=1.0, workload_seed=arguments.seed),
+        )
         if arguments.picture:
             from elastrec.platform.cli.simulate_picture import draw
 
@@ -202,6 +205,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=400, help="of the mixed workload (default 400)")
     parser.add_argument("--nodes", type=int, default=100, help="of the mixed workload's cluster (default 100)")
     parser.add_argument("--every", type=float, default=120.0, help="seconds between two arrivals (default 120)")
+    parser.add_argument("--seed", type=int, default=0, help="of the mixed workload (default 0)")
     parser.add_argument("--seeds", type=int, default=3, help="of every single job (default 3)")
     parser.add_argument("--arrivals", help="CSV file of a trace, in minutes, whose arrivals are taken")
     parser.add_argument("--part", action="append", choices=_PARTS, help="default: all")

@@ -127,6 +127,7 @@ def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProf
         job_id=job_id,
         shape=shape_of(job, told),
         allocation=_allocation(told.configuration),
+        started_with=_allocation(told.measured[0].configuration),
         remaining_samples=float(told.remaining_samples),
         observations=observations_of(told),
         limits=Limits(workers=(holder.least_workers, max(holder.least_workers, elasticity.maximum_workers))),

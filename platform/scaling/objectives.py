@@ -35,7 +35,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """When a change is worth making.
 
     Attributes:
-        max_slowdown: share of Ψ that a plan that saves may lose, against the job's reference.
+        max_slowdown: share of Ψ that a plan that saves may lose, against what the job started with or has now.
         grow_efficiency: least growth of log Ψ per growth of log price; 1 is linear scaling, 0.25 buys 19 % for 100 %.
         save_efficiency: most loss of log Ψ per loss of log price.
         least_change: share by which Ψ must grow, or the price fall; smaller changes are within the model's error.
@@ -162,10 +162,16 @@ class Situation:
             violation=np.maximum(against_N, predicted.relative_error - self.rules.trusted_error),
         )
 
-    @property
+    @cached_property
     def reference(self) -> float:
-        """Ψ against which a slowdown is measured, so that many small savings do not add up to a large one."""
-        return max(self.job.reference_samples_per_second, self.samples_per_second)
+        """Ψ against which a slowdown is measured, so that many small savings do not add up to a large one.
+
+        By the model, as `samples_per_second`: what was measured at the job's start would be compared with a prediction.
+        """
+        begun = self.job.started_with
+        if begun is None:
+            return self.samples_per_second
+        return max(float(self.model.predict(Columns.of([begun])).samples_per_second[0]), self.samples_per_second)
 
 
 def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tuple[Floats, Floats]:

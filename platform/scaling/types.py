@@ -133,7 +133,7 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
         memory_wish: a change that a forecast asks for; None while memory lasts.
         movable: what can be changed while it runs; plans change nothing else.
         until_next_change_seconds: the window until the job may be rescaled again (cool-down included).
-        reference_samples_per_second: what was promised to it before plans that save; 0: what it has now.
+        started_with: what plans that save may not fall far below, however many there are; None: what it has now.
         priority: multiplies its weight; 1 is normal.
     """
 
@@ -148,7 +148,7 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     movable: frozenset[Change] = frozenset(Change)
     until_next_change_seconds: float = 180.0
-    reference_samples_per_second: float = 0.0
+    started_with: Allocation | None = None
     team: str = "default"
     priority: float = 1.0
 

@@ -197,9 +197,10 @@ class Running:
             for each, (seconds, compute, steps) in self._seen.items()
         )
         return JobProfile(
-            job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, remaining_samples=self.remaining,
-            observations=seen, prior=self._prior, memory=self.need, limits=self.job.limits, movable=self.job.movable,
-            until_next_change_seconds=until_next_change_seconds, team=self.job.team, priority=self.job.priority,
+            job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, started_with=self.started_with,
+            remaining_samples=self.remaining, observations=seen, prior=self._prior, memory=self.need,
+            limits=self.job.limits, movable=self.job.movable, until_next_change_seconds=until_next_change_seconds,
+            team=self.job.team, priority=self.job.priority,
         )  # fmt: skip
 
     def change_to(self, wanted: Allocation, placing: Placing, now: float) -> None:

@@ -50,9 +50,9 @@ class ScalingSettings(Spec):
     prices: Prices = Prices(core_hour=0.04, gibibyte_hour=0.005)
     """Plans are weighed by what they cost."""
     max_slowdown: Share = 0.05
-    """A plan that saves may cost a job this share of its speed."""
+    """Plans that save may cost a job this share of its speed, all of them together."""
     round_interval: Seconds = 180.0
-    """Time between two rounds: what a change costs must come back until the next one."""
+    """Time between two rounds."""
     least_steps: Annotated[int, Field(ge=1)] = 50
     """A job is left alone until its workers have made so many steps in its present configuration."""
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"

@@ -70,7 +70,7 @@ def test_a_job_whose_servers_are_the_bottleneck_gives_workers_back() -> None:
 def test_small_savings_do_not_add_up_to_a_large_slowdown() -> None:
     bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
     before = speed(bound, allocation(40, 1))
-    job = profile(allocation=allocation(20, 1), reference_samples_per_second=before)
+    job = profile(allocation=allocation(20, 1), started_with=allocation(40, 1))
     asked = Situation(job, known_model(bound), PRICES)
     outcomes = asked.outcomes(Columns.of([allocation(workers, 1) for workers in range(1, 20)]))
     kept = outcomes.samples_per_second[outcomes.violation <= 0]
