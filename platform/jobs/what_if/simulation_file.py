@@ -108,15 +108,15 @@ class SimulationFile(Spec):
     warm_start: bool = False
     """Jobs start with what similar finished ones ended with; never those of `by-hand`."""
     max_slowdown: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """A plan that saves may cost a job this share of its speed, as in the file of a real cluster."""
+    """Plans that save may cost a job this share of its speed, as in the file of a real cluster."""
     prices: Prices = Prices(core_hour=0.04, gibibyte_hour=0.005)
     """What resources cost."""
     trouble: Trouble = Trouble()
     """What goes wrong."""
     round_interval: Annotated[Seconds, Field(gt=0)] = 180.0
     """Time between two rounds of the policy."""
-    patience_rounds: Annotated[int, Field(ge=1)] = 8
-    """A job for which a policy had no plan is asked about again after two rounds, then four, at most so many."""
+    patience_rounds: Annotated[int, Field(ge=1)] = 1
+    """1: every job in every round, as on a real cluster; more: one that had no plan only after up to so many rounds."""
     at_most: Annotated[Seconds, Field(gt=0)] = 30 * 86_400.0
     """Simulated time after which jobs that still run are told as unfinished."""
     seed: Annotated[int, Field(ge=0)] = 0
