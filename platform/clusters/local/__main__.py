@@ -1,6 +1,7 @@
 """The node agent's process: `python -m elastrec.platform.clusters.local --state DIR --cores N --memory BYTES`.
 
-SIGTERM ends the agent and leaves its pods running; the request StopAgent deletes them first.
+SIGTERM ends the agent and leaves its pods running; the request StopAgent deletes them first. An agent whose folder is
+deleted kills its pods and ends.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from elastrec.platform.transport.security import TlsConfig, new_token, write_sec
 from elastrec.platform.transport.server import Handler, RpcServer
 
 log = structlog.get_logger(__name__)
+_LOOK_SECONDS = 2.0
 
 
 def _memory(context: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -96,16 +98,38 @@ def _serve(state: StateFolder, total: PodSize, port: int, node: str, kind: str, 
         server.serve_in_background()
         write_secret(state.info, msgspec.json.encode(info).decode())
         log.info("agent_started", **msgspec.structs.asdict(info))
-        number = signal.sigwait(awaited)
-        log.info("agent_ends", signal=number, pods_left=len(agent.pods(None, None)))
+        number = _end(awaited, state.folder)
+        if number is None:
+            log.error("agent_folder_gone", folder=str(state.folder), consequence="it ends, and its pods with it")
+        else:
+            log.info("agent_ends", signal=number, pods_left=len(agent.pods(None, None)))
         state.info.unlink(missing_ok=True)
         # First the calls, then what they use: a call cut off here is sent again, to the next agent.
         agent.release_waiting_calls()
         server.shutdown()
         left = agent.pods(None, None)
         agent.close()
-        if not left:
+        if number is None:
+            agent.kill_all()
+        if number is None or not left:
             limits.close()
+
+
+def _end(awaited: set[signal.Signals], folder: Path) -> int | None:
+    """The signal that ends the agent; None when somebody took its folder away: nobody could find or stop it again."""
+    own = folder.stat().st_ino
+    while True:
+        found = signal.sigtimedwait(awaited, _LOOK_SECONDS)
+        if found is not None:
+            return found.si_signo
+        try:
+            there = folder.stat().st_ino
+        except FileNotFoundError:
+            return None
+        except OSError:  # a file system that does not answer is not gone
+            continue
+        if there != own:
+            return None
 
 
 def _limits(agent_id: str, kind: str) -> Limits:

@@ -146,6 +146,14 @@ class NodeAgent(LongPolls):
         for name in names:
             self.delete(name, None)
 
+    def kill_all(self) -> None:
+        """After `close`: kills every pod and writes nothing down, for an agent whose folder is gone."""
+        for running in self._running.values():
+            self._runner.destroy(running)
+        deadline = time.monotonic() + _OBEY_SECONDS
+        while not all(self._limits.remove(uid) for uid in self._limits.uids()) and time.monotonic() < deadline:
+            time.sleep(_DYING_SECONDS / 10)
+
     def longest_grace_seconds(self, name: str | None) -> float:
         """How long a deletion may take at most: of one pod, or of all."""
         with self._lock:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,6 +209,17 @@ def test_whenever_the_agent_dies_every_wish_is_fulfilled_and_nobody_is_left(
     assert alive() == set(wanted.values())
     known = {path.name for path in (state / "pods").iterdir()}
     assert known - {"trash"} == set(wanted.values())
+
+
+def test_an_agent_whose_folder_is_deleted_kills_its_pods_and_ends(state, make_pod, first_line, until_true, is_alive):
+    cluster = start_agent(state, **_SIZE)
+    agent = cluster.agent()
+    pod = make_pod(_TICK, restart_policy=RestartPolicy.ON_FAILURE)
+    cluster.create(pod)
+    pid = int(first_line(cluster, pod.name))
+    shutil.rmtree(state)
+    until_true(lambda: not is_alive(agent.pid) and not is_alive(pid))
+    assert list(Path("/sys/fs/cgroup").glob(f"**/elastrec-{agent.agent_id}")) == []
 
 
 def test_an_agent_with_a_certificate_speaks_tls_only(state, tmp_path):
