@@ -42,7 +42,7 @@ def test_a_mixed_workload_yields_every_figure_and_a_picture(tmp_path: Path) -> N
     trace.write_text("job_id,submit_time\n" + "".join(f"{n},{2 * n}\n" for n in range(12)))
     picture = tmp_path / "mixed.png"
     arguments = Namespace(
-        jobs=12, nodes=40, every=120.0, seeds=1, arrivals=str(trace), part=["mixed"], picture=str(picture)
+        jobs=12, seed=0, nodes=40, every=120.0, seeds=1, arrivals=str(trace), part=["mixed"], picture=str(picture)
     )
     check(job_completion_time.measure(arguments), "job_completion_time")
     assert picture.exists()
