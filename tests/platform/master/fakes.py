@@ -188,7 +188,8 @@ class ScriptedPod:
         call = self._client.call_often if isinstance(message, OFTEN) else self._client.call
         while not self.killed.is_set():
             try:
-                return call(message, answer, timeout_seconds=2.0)
+                # Registering may wait for a resize; of the others, longer attempts would be long silences.
+                return call(message, answer, timeout_seconds=2.0 if isinstance(message, Register) else 1.0)
             except TransportError as error:
                 if not error.retryable:
                     raise
