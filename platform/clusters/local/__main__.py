@@ -103,7 +103,7 @@ def _serve(state: StateFolder, total: PodSize, port: int, node: str, kind: str, 
             log.error("agent_folder_gone", folder=str(state.folder), consequence="it ends, and its pods with it")
         else:
             log.info("agent_ends", signal=number, pods_left=len(agent.pods(None, None)))
-        state.info.unlink(missing_ok=True)
+            state.info.unlink(missing_ok=True)
         # First the calls, then what they use: a call cut off here is sent again, to the next agent.
         agent.release_waiting_calls()
         server.shutdown()

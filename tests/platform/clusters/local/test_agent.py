@@ -222,6 +222,15 @@ def test_an_agent_whose_folder_is_deleted_kills_its_pods_and_ends(state, make_po
     assert list(Path("/sys/fs/cgroup").glob(f"**/elastrec-{agent.agent_id}")) == []
 
 
+def test_an_agent_whose_folder_was_made_anew_ends_and_leaves_the_new_one_alone(state, until_true, is_alive):
+    old = start_agent(state, **_SIZE).agent()
+    shutil.rmtree(state)
+    new = start_agent(state, **_SIZE).agent()
+    until_true(lambda: not is_alive(old.pid))
+    found = find_agent(state)
+    assert found is not None and found.agent().pid == new.pid != old.pid
+
+
 def test_an_agent_with_a_certificate_speaks_tls_only(state, tmp_path):
     (tmp_path / "tls").mkdir()
     folder = certify(tmp_path / "tls")
