@@ -6,21 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
-from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig
+from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, new_token
+from tests.platform.transport.messages import Ask, Told
 
-TOKEN = "a-secret-of-the-test"
-
-
-class Ask(msgspec.Struct, tag=True):
-    number: int
-
-
-class Told(msgspec.Struct, tag=True):
-    number: int
+TOKEN = new_token()
 
 
 class Counting:

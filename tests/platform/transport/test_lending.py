@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -32,18 +31,11 @@ from elastrec.platform.transport.lending import (
     may_lend,
 )
 from elastrec.platform.transport.streams import FindStreams, StreamsAt
+from tests.platform.transport.messages import Ask, Told
 
 TOKEN = new_token()
 HEADER = struct.Struct("<4sIQBH")
 Array = np.ndarray
-
-
-class Ask(msgspec.Struct, tag=True):
-    number: int
-
-
-class Told(msgspec.Struct, tag=True):
-    number: int
 
 
 def add_one(message: Ask, arrays: list[Array]) -> tuple[Told, list[Array]]:

@@ -21,16 +21,9 @@ from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsCo
 from elastrec.platform.transport.frames import Joined, decode_frame, empty_body, encode_frame
 from elastrec.platform.transport.streams import FindStreams, StreamsAt
 from elastrec.platform.transport.versions import code_version
+from tests.platform.transport.messages import Ask, Told
 
 TOKEN = new_token()
-
-
-class Ask(msgspec.Struct, tag=True):
-    number: int
-
-
-class Told(msgspec.Struct, tag=True):
-    number: int
 
 
 class Counter:
