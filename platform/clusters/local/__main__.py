@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -98,8 +99,11 @@ def _serve(state: StateFolder, total: PodSize, port: int, node: str, kind: str, 
         server.serve_in_background()
         write_secret(state.info, msgspec.json.encode(info).decode())
         log.info("agent_started", **msgspec.structs.asdict(info))
-        number = _end(awaited, state.folder)
-        if number is None:
+        watch = _FolderWatch(state.folder)
+        number = signal.sigwait(awaited)
+        watch.over.set()
+        gone = watch.gone
+        if gone:
             log.error("agent_folder_gone", folder=str(state.folder), consequence="it ends, and its pods with it")
         else:
             log.info("agent_ends", signal=number, pods_left=len(agent.pods(None, None)))
@@ -109,27 +113,37 @@ def _serve(state: StateFolder, total: PodSize, port: int, node: str, kind: str, 
         server.shutdown()
         left = agent.pods(None, None)
         agent.close()
-        if number is None:
+        if gone:
             agent.kill_all()
-        if number is None or not left:
+        if gone or not left:
             limits.close()
 
 
-def _end(awaited: set[signal.Signals], folder: Path) -> int | None:
-    """The signal that ends the agent; None when somebody took its folder away: nobody could find or stop it again."""
-    own = folder.stat().st_ino
-    while True:
-        found = signal.sigtimedwait(awaited, _LOOK_SECONDS)
-        if found is not None:
-            return found.si_signo
+class _FolderWatch:
+    """Ends the agent when somebody takes its folder away: nobody could find or stop it again.
+
+    A thread beside `sigwait`, because `sigtimedwait` answers garbage when SIGCONT comes after its time is over.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.gone, self.over = False, threading.Event()
+        self._folder, self._own = folder, folder.stat().st_ino
+        threading.Thread(target=self._watch, name="folder-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self.over.wait(_LOOK_SECONDS):
+            if not self._is_there():
+                self.gone = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    def _is_there(self) -> bool:
         try:
-            there = folder.stat().st_ino
+            return self._folder.stat().st_ino == self._own
         except FileNotFoundError:
-            return None
+            return False
         except OSError:  # a file system that does not answer is not gone
-            continue
-        if there != own:
-            return None
+            return True
 
 
 def _limits(agent_id: str, kind: str) -> Limits:

@@ -222,6 +222,16 @@ def test_an_agent_whose_folder_is_deleted_kills_its_pods_and_ends(state, make_po
     assert list(Path("/sys/fs/cgroup").glob(f"**/elastrec-{agent.agent_id}")) == []
 
 
+def test_an_agent_that_was_stopped_for_seconds_goes_on(state, is_alive):
+    cluster = start_agent(state, **_SIZE)
+    pid = cluster.agent().pid
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(3.0)  # longer than it waits between two looks at its folder
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(1.0)
+    assert is_alive(pid) and cluster.agent().pid == pid
+
+
 def test_an_agent_whose_folder_was_made_anew_ends_and_leaves_the_new_one_alone(state, until_true, is_alive):
     old = start_agent(state, **_SIZE).agent()
     shutil.rmtree(state)
