@@ -9,7 +9,9 @@ import numpy as np
 from numba import njit
 
 from elastrec.trainers.parameter_server.hashing import splitmix64
+from elastrec.trainers.parameter_server.prefetch import prefetch
 
+_BAGS_AHEAD = 32  # whose part of a row of the batch is asked for: rows lie too far apart for the processor to foresee
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: the high bits of a product spread any ids
 
 
@@ -117,10 +119,11 @@ def pool_rows(rows, inverse, offsets, features, columns, is_mean, batch, out):  
         offsets: [F * B + 1] int64, bag f * B + b holds inverse[offsets[f * B + b] : offsets[f * B + b + 1]].
         features, columns, is_mean: [K] int64, int64, bool: feature of each output block, its first column, its pooling.
     """
-    dimension = rows.shape[1]
+    dimension, width, flat = rows.shape[1], out.shape[1], out.reshape(-1)
     # Feature by feature: the rows of one table stay in the cache, and offsets and places are read in their order.
     for k in range(features.shape[0]):
         for b in range(batch):
+            prefetch(flat, (b + _BAGS_AHEAD) * width + columns[k])
             bag = features[k] * batch + b
             start, end = offsets[bag], offsets[bag + 1]
             target = out[b, columns[k] : columns[k] + dimension]
@@ -147,9 +150,10 @@ def spread_gradient(  # type: ignore[no-untyped-def]
     gradient, inverse, offsets, features, columns, is_mean, batch, out
 ):
     """The reverse of `pool_rows`: adds gradient [B, sum of D] to the gradient of rows, out [U, D], zeroed before."""
-    dimension = out.shape[1]
+    dimension, width, flat = out.shape[1], gradient.shape[1], gradient.reshape(-1)
     for k in range(features.shape[0]):
         for b in range(batch):
+            prefetch(flat, (b + _BAGS_AHEAD) * width + columns[k])
             bag = features[k] * batch + b
             start, end = offsets[bag], offsets[bag + 1]
             source = gradient[b, columns[k] : columns[k] + dimension]

@@ -31,9 +31,14 @@ _S32 = np.uint64(32)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _probe(slots, start, mask, key, tag, row_hash):  # type: ignore[no-untyped-def]
-    """Slot of the key, or of the empty slot where it would go."""
-    i = np.int64(row_hash >> _S32) & mask
+def _first(row_hash, mask):  # type: ignore[no-untyped-def]
+    """The slot of a region that is tried first."""
+    return np.int64(row_hash >> _S32) & mask
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _probe(slots, start, mask, key, tag, i):  # type: ignore[no-untyped-def]
+    """Slot of the key, or of the empty slot where it would go, tried from slot i of the region on."""
     while True:
         entry = slots[start + i, 1]
         if entry == 0 or (slots[start + i, 0] == key and (entry >> TABLE_SHIFT) == tag):
@@ -78,7 +83,7 @@ def _grow(bucket, slots, regions, allocator, salts):  # type: ignore[no-untyped-
             entry = slots[s, 1]
             if entry:
                 key, tag = slots[s, 0], entry >> TABLE_SHIFT
-                to = _probe(slots, start, mask, key, tag, splitmix64(np.uint64(key) ^ salts[tag - 1]))
+                to = _probe(slots, start, mask, key, tag, _first(splitmix64(np.uint64(key) ^ salts[tag - 1]), mask))
                 slots[to, 0] = key
                 slots[to, 1] = entry
         _give_region(slots, allocator, old_start, old_class)
@@ -91,6 +96,8 @@ def _grow(bucket, slots, regions, allocator, salts):  # type: ignore[no-untyped-
 def find_rows(counts, ids, first_table, salts, slots, regions, rows):  # type: ignore[no-untyped-def]
     """Numbers of the rows of ids [U], ABSENT or NOT_ADMITTED, into `rows` [U] int64."""
     virtual_buckets = np.uint64(regions.shape[0])
+    # Where each id of a stretch is looked for: start of its bucket's region, mask of the region, first slot to try.
+    bases, masks, firsts = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     end = 0
     for t in range(counts.shape[0]):
         tag, salt = first_table + t + 1, salts[first_table + t]
@@ -100,16 +107,16 @@ def find_rows(counts, ids, first_table, salts, slots, regions, rows):  # type: i
             for j in range(first, last):
                 row_hash = splitmix64(np.uint64(ids[j]) ^ salt)
                 bucket = np.int64(row_hash % virtual_buckets)
-                mask = (np.int64(1) << regions[bucket, 1]) - 1
-                prefetch(slots, regions[bucket, 0] + (np.int64(row_hash >> _S32) & mask))
+                k = j - first
+                bases[k] = regions[bucket, 0]
+                masks[k] = (np.int64(1) << regions[bucket, 1]) - 1
+                firsts[k] = _first(row_hash, masks[k])
+                prefetch(slots, bases[k] + firsts[k])
             for j in range(first, last):
-                key = ids[j]
-                row_hash = splitmix64(np.uint64(key) ^ salt)
-                bucket = np.int64(row_hash % virtual_buckets)
+                k = j - first
                 row = ABSENT
-                if regions[bucket, 1]:
-                    mask = (np.int64(1) << regions[bucket, 1]) - 1
-                    entry = slots[_probe(slots, regions[bucket, 0], mask, key, tag, row_hash), 1]
+                if masks[k]:
+                    entry = slots[_probe(slots, bases[k], masks[k], ids[j], tag, firsts[k]), 1]
                     if entry:
                         row = NOT_ADMITTED if entry & CANDIDATE else entry & PAYLOAD
                 rows[j] = row
@@ -190,7 +197,7 @@ def make_rows(  # type: ignore[no-untyped-def]
                     return SLOTS_FULL
                 size_class = regions[bucket, 1]
             mask = (np.int64(1) << size_class) - 1
-            slot = _probe(slots, regions[bucket, 0], mask, key, tag, row_hash)
+            slot = _probe(slots, regions[bucket, 0], mask, key, tag, _first(row_hash, mask))
             entry = slots[slot, 1]
             row = ABSENT
             if entry and not entry & CANDIDATE:
@@ -244,7 +251,7 @@ def put_entries(  # type: ignore[no-untyped-def]
         if full and not _grow(bucket, slots, regions, allocator, salts):
             return SLOTS_FULL
         mask = (np.int64(1) << regions[bucket, 1]) - 1
-        slot = _probe(slots, regions[bucket, 0], mask, ids[j], tag, row_hash)
+        slot = _probe(slots, regions[bucket, 0], mask, ids[j], tag, _first(row_hash, mask))
         if slots[slot, 1] == 0:
             used[bucket] += 1
             if payloads[j] & CANDIDATE:
@@ -312,7 +319,8 @@ def evict_bucket(  # type: ignore[no-untyped-def]
         slots[start : start + size, :] = 0
         for k in range(count):
             tag = kept[k, 1] >> TABLE_SHIFT
-            to = _probe(slots, start, size - 1, kept[k, 0], tag, splitmix64(np.uint64(kept[k, 0]) ^ salts[tag - 1]))
+            row_hash = splitmix64(np.uint64(kept[k, 0]) ^ salts[tag - 1])
+            to = _probe(slots, start, size - 1, kept[k, 0], tag, _first(row_hash, size - 1))
             slots[to, 0] = kept[k, 0]
             slots[to, 1] = kept[k, 1]
         used[bucket] = count

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-AHEAD = 64
+AHEAD = 32
 """Rows asked for together; also enough of them to hide the time of one."""
 
 

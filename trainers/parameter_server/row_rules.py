@@ -22,10 +22,12 @@ Array = np.ndarray[Any, Any]
 
 @njit(cache=True, nogil=True, inline="always")
 def _ask(row, values, state, versions):  # type: ignore[no-untyped-def]
-    """Prefetches what an update of the row reads and writes."""
+    """Prefetches what an update of the row reads and writes.
+
+    Without asking whether there is a state: that branch alone doubled the time of an update.
+    """
     prefetch(values, row)
-    if state.shape[1]:
-        prefetch(state, row)
+    prefetch(state, row)
     prefetch(versions, row)
 
 
