@@ -3,7 +3,7 @@
 The same network, ids, optimisers, thread, malloc and OpenMP settings on both sides; only where rows and dense
 parameters live differs. Compared are samples per CPU second, of server and worker together, in rounds that take turns.
 
-    python -m benchmarks.parameter_server [--rows 10000000] [--rounds 9] [--output json]
+    python -m benchmarks.parameter_server [--rows 10000000] [--rounds 5] [--output json]
 
 Three child processes do the work (`server`, `worker`, `torchrec`); each answers one line of JSON to one line of input.
 """
@@ -36,9 +36,9 @@ class Case:
 
 CASES = (
     Case("dlrm", 512, 0.92, 48),
-    Case("dlrm", 4096, 0.97, 8),
+    Case("dlrm", 4096, 0.97, 24),
     Case("wide_and_deep", 512, 0.88, 96),
-    Case("wide_and_deep", 4096, 0.88, 16),
+    Case("wide_and_deep", 4096, 0.88, 48),
 )
 
 
@@ -110,7 +110,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of all tables together (default 1,000,000)")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of all tables together (default 10,000,000)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default 5)")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="default: all")
 
