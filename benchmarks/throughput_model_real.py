@@ -1,13 +1,14 @@
 """The throughput model on real local runs: predicted against measured steps in configurations left out of the fit.
 
-    python -m benchmarks.throughput_model_real [--results FILE] [--pictures FOLDER] [--seconds 6] [--output json]
+    python -m benchmarks.throughput_model_real [--overlapped] [--results FILE] [--pictures FOLDER] [--output json]
 
-Three models train in 16 configurations each: workers, servers, and cores of both by control groups. Every
+Three models train in 16 configurations each: workers, servers, and cores of both by control groups; together they
+never ask for more than two cores, because a pod that does not get what it was granted has no place in the model. Every
 configuration is left out once and predicted from the others (leave-one-configuration-out). Steps come from the job's
 own master, as production reads them. Beside each figure stands that of the paper's plain sum of a step's parts (§4.1).
-Goals are for jobs whose pulls wait for each other; "overlapped" is the same with `overlap_pull`, where a step takes as
-long as its longest part. Measuring takes half an hour; `--results` keeps what was measured, and a later call measures
-only what is missing. Pods outweigh other load on the machine, which may still show.
+Goals are for jobs whose pulls wait for each other; `--overlapped` does the same with `overlap_pull`, where a step takes
+as long as its longest part. Each half takes about 25 minutes; `--results` keeps what was measured, and a later call
+measures only what is missing. Pods outweigh other load on the machine, which may still show.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "dcn_v2": {"embedding_dimension": 8, "options": {}},
 }
 SERVERS = (1, 2)
-_BATCH, _ROWS, _LEAST_STEPS, _WEIGHT, _VISITS = 512, 60_000, 20, 128, 3
+_BATCH, _ROWS, _LEAST_STEPS, _WEIGHT = 512, 60_000, 20, 128
+_VISITS, _WARM_UP_SECONDS = 5, 8.0
+_SIZES = ((0.2, 0.25), (0.4, 0.25), (0.4, 0.1))
+"""Cores of a worker and of a server. A worker alone does not feel the smallest server."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +71,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shapes() -> list[Shape]:
-    """Several times through the sizes for each number of workers: no size is measured in one stretch of time."""
-    found = []
-    for workers in (3, 2, 1):
-        sizes = [(0.25, 0.3), (0.5, 0.3)] + ([(0.5, 0.1)] if workers > 1 else [])
-        found += [Shape(workers, *size) for size in sizes * _VISITS]
-    return found
+    """All of them again and again: the machine's speed drifts, and no shape may be measured in one stretch of time."""
+    once = [Shape(workers, *size) for workers in (3, 2, 1) for size in (_SIZES if workers > 1 else _SIZES[:2])]
+    return [shape for visit in range(_VISITS) for shape in (once if visit % 2 == 0 else reversed(once))]
 
 
 def job_content(log: GenerateReport, model: str, servers: int, overlap: bool) -> dict[str, Any]:
@@ -92,12 +93,12 @@ def job_content(log: GenerateReport, model: str, servers: int, overlap: bool) ->
     return {"metadata": {"name": "measured"}, "spec": spec}
 
 
-def collect(file: Path | None, seconds: float) -> list[Run]:
+def collect(file: Path | None, seconds: float, *, overlapped: bool) -> list[Run]:
     """Every model with every number of servers; what the file has already is not measured again."""
     runs = msgspec.json.decode(file.read_bytes(), type=list[Run]) if file and file.exists() else []
     done = {(run.model, run.servers, run.overlap) for run in runs}
-    wanted = itertools.product((False, True), MODELS, SERVERS)
-    missing = [(m, s, o) for o, m, s in wanted if (m, s, o) not in done]
+    wanted = itertools.product(MODELS, SERVERS, (overlapped,))
+    missing = [each for each in wanted if each not in done]
     if not missing:
         return runs
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=_WEIGHT) as platform:
@@ -112,7 +113,10 @@ def collect(file: Path | None, seconds: float) -> list[Run]:
                 print(f"{model}: {line}", file=sys.stderr, flush=True)
 
             content = job_content(log, model, servers, overlap)
-            told = measure_shapes(platform, content, shapes(), seconds=seconds, least_steps=_LEAST_STEPS, say=say)
+            told = measure_shapes(
+                platform, content, shapes(), seconds=seconds, least_steps=_LEAST_STEPS,
+                warm_up_seconds=_WARM_UP_SECONDS, say=say,
+            )  # fmt: skip
             runs.append(
                 Run(
                     model=model,
@@ -146,16 +150,12 @@ def left_out_errors(
     return pairs
 
 
-def figures_of(runs: Sequence[Run], pictures: Path | None = None) -> list[Figure]:
-    """Errors by model and of all together, without and with pulls that overlap the computation."""
-    return [*_figures_of(runs, False, pictures), *_figures_of(runs, True, pictures)]
-
-
-def _figures_of(runs: Sequence[Run], overlap: bool, pictures: Path | None) -> list[Figure]:
+def figures_of(runs: Sequence[Run], *, overlapped: bool, pictures: Path | None = None) -> list[Figure]:
+    """Errors of all models together and of each, of the runs with or without pulls that overlap the computation."""
     found, everything, summed = [], list[float](), list[float]()
-    prefix = "throughput_model_real" + (".overlapped" if overlap else "")
+    prefix = "throughput_model_real" + (".overlapped" if overlapped else "")
     for model in MODELS:
-        mine = [run for run in runs if (run.model, run.overlap) == (model, overlap)]
+        mine = [run for run in runs if (run.model, run.overlap) == (model, overlapped)]
         observations = [each for run in mine for each in run.observations]
         pairs = left_out_errors(mine[0].shape, observations)
         errors = [abs(predicted / measured - 1.0) for predicted, measured in pairs]
@@ -176,7 +176,7 @@ def _figures_of(runs: Sequence[Run], overlap: bool, pictures: Path | None) -> li
         name = f"{prefix}.{model}"
         found.append(Figure(f"{name}.median", 100 * float(np.median(errors)), "% left-out error", settings=settings))
         if pictures is not None:
-            draw(pictures / f"{model}{'_overlapped' * overlap}.png", model, whole, observations, pairs)
+            draw(pictures / f"{model}{'_overlapped' * overlapped}.png", model, whole, observations, pairs)
     settings = {
         "configurations": len(everything),
         "models": len(MODELS),
@@ -186,11 +186,11 @@ def _figures_of(runs: Sequence[Run], overlap: bool, pictures: Path | None) -> li
     return [
         Figure(
             f"{prefix}.median", 100 * float(np.median(everything)), "% left-out error",
-            at_most=None if overlap else 10.0, settings=settings,
+            at_most=None if overlapped else 10.0, settings=settings,
         ),
         Figure(
             f"{prefix}.p90", 100 * float(np.quantile(everything, 0.9)), "% left-out error",
-            at_most=None if overlap else 20.0, settings=settings,
+            at_most=None if overlapped else 20.0, settings=settings,
         ),
         *found,
     ]  # fmt: skip
@@ -209,13 +209,15 @@ def draw(file: Path, model: str, fitted: Any, observations: Sequence[Observation
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Collects what is missing, then leaves every configuration out once."""
-    return figures_of(collect(arguments.results, arguments.seconds), arguments.pictures)
+    runs = collect(arguments.results, arguments.seconds, overlapped=arguments.overlapped)
+    return figures_of(runs, overlapped=arguments.overlapped, pictures=arguments.pictures)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--overlapped", action="store_true", help="with `overlap_pull`, instead of without")
     parser.add_argument("--results", type=Path, help="keep measurements in this file, and use what it has")
     parser.add_argument("--pictures", type=Path, help="folder for one picture per model")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each stay in a configuration (default 3)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each stay in a configuration (default 2)")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One job in many configurations, one after the other: how fast it is in each, as its own master measures it.
 
-Workers leave and pods change their cores while the job trains, so that no configuration but the first waits for a
-start. Workers are let go one by one and never come back: a start costs more than all other waiting.
+Workers come and go and pods change their cores while the job trains. Nothing counts while a worker starts: a master
+measures only while every pod of a configuration is up.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def measure_shapes(
     *,
     seconds: float,
     least_steps: int,
+    warm_up_seconds: float = 0.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Profile:
     """Trains a job in every shape until each was measured for so long and so many steps; the master's last profile.
@@ -53,12 +54,15 @@ def measure_shapes(
     Args:
         content: the job file; it must have rows for longer than this takes.
         shapes: in this order; a shape may come again, what was measured in it adds up.
+        seconds: of each stay in a shape.
+        warm_up_seconds: that the job trains as it came up before the first shape: its first steps make rows and caches.
 
     Raises:
         RuntimeError: the job ended, or a shape did not come up.
     """
     with launched(platform, content) as job_id, contextlib.closing(wait_for_master(platform, job_id)) as client:
         _wait(client, lambda told: told.is_settled, _START_SECONDS, "the start")
+        time.sleep(warm_up_seconds)
         for shape in shapes:
             profile = _measure(client, shape, seconds, least_steps)
             say(_line(profile, shape))

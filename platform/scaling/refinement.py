@@ -1,13 +1,15 @@
-"""Whether a job's steps are more than the paper's sum: each form is fitted, and the one that predicts best is taken.
+"""Whether a job's steps are more than the paper's sum: each form is fitted, and the one best supported is taken.
 
-"Predicts" is leave-one-configuration-out, within the measurements that the fit is given: a refined form always fits
-what was measured at least as well, so that only what was left out of the fit can tell. Pure.
+A refined form always fits what was measured at least as well. Whether it is worth its unknowns says the Bayesian
+information criterion (Schwarz 1978): C·ln(mean squared log error) + k·ln(C), with k the unknowns that the sum does not
+have. Pure.
 
 Shape legend: R rows (equations), C of them measured steps and first among the rows, K coefficients.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,11 +21,11 @@ from elastrec.platform.scaling.step_form import Form
 
 LEAST_CONFIGURATIONS = 10
 """Fewer cannot tell forms of up to eight unknowns apart."""
-MARGIN = 0.05
-"""A refinement has to bring the left-out error down by this share, or it may be noise that it explains."""
-FORMS = tuple(Form(overlap, by_request) for overlap in (1.0, 1.5, 2.0, 3.0) for by_request in (False, True))
-"""The paper's sum first. Beyond q = 3 the shorter part is already less than a thirtieth of the step when it is half as
-long as the other."""
+FORMS = tuple(Form(overlap, by_request) for overlap in (1.0, 1.5, 2.0, 3.0, 8.0) for by_request in (False, True))
+"""The paper's sum first. At q = 8 a step is as long as its longer part: pods that are held by quotas spend theirs in
+bursts, and whoever runs out first sets the pace for all."""
+_LEAST_SQUARE = 1e-6
+"""Mean squared log error below which forms are equally good: a thousandth of a step."""
 
 
 @dataclass(frozen=True)
@@ -76,39 +78,27 @@ def _squares(form: Form, equations: Equations, theta_K: Floats, steps: int | Non
     return float(np.sum((equations.weights_R * _errors(form, equations, theta_K) ** 2)[:steps]))
 
 
-def left_out_error(fitted: Fitted, steps: int) -> float:
-    """Root mean square of the log errors of the first `steps` rows, each predicted from all other rows.
-
-    The linear model's identity, at the solution: e_i / (1 − h_i) with h_i the weight that a row has in its own
-    prediction. One fit instead of one per configuration.
-    """
-    form, theta_K, equations = fitted.form, fitted.theta_K, fitted.equations
-    seconds_R, slopes_RK = form.slopes(equations.rows_RK, theta_K)
-    used_K = theta_K > 0
-    relative_RK = slopes_RK[:, used_K] / seconds_R[:, None]
-    weighted_RK = relative_RK * equations.weights_R[:, None]
-    inverse_KK = np.linalg.pinv(relative_RK.T @ weighted_RK, rcond=1e-12, hermitian=True)
-    own_C = np.einsum("ck,kl,cl->c", relative_RK[:steps], inverse_KK, weighted_RK[:steps])
-    errors_C = _errors(form, equations, theta_K)[:steps]
-    # A row that decides its own prediction alone cannot be predicted from the others.
-    return float(np.sqrt(np.mean((errors_C / np.maximum(1.0 - own_C, 0.05)) ** 2)))
+def criterion(fitted: Fitted, steps: int) -> float:
+    """How little the first `steps` rows support a form: the smaller, the better."""
+    mean = max(_squares(fitted.form, fitted.equations, fitted.theta_K, steps) / steps, _LEAST_SQUARE)
+    return steps * math.log(mean) + fitted.form.unknowns * math.log(steps)
 
 
 def choose(equations_of: Callable[[Form], Equations], steps: int, good_enough: float) -> Fitted:
-    """The form that predicts best, a refined one by the margin; never one that describes the steps worse than the sum.
+    """The form that is supported best; never one that describes the steps worse than the sum.
 
     Args:
         equations_of: of one form; the first `steps` rows are the measured steps.
-        good_enough: a sum whose left-out error is not above this is not looked behind.
+        good_enough: a sum whose typical log error is not above this is not looked behind.
     """
     best = solve(FORMS[0], equations_of(FORMS[0]))
-    best_score = left_out_error(best, steps)
-    if best_score <= good_enough:
-        return best
     limit = _squares(best.form, best.equations, best.theta_K, steps)
+    if limit <= steps * good_enough**2:
+        return best
+    best_score = criterion(best, steps)
     for form in FORMS[1:]:
         fitted = solve(form, equations_of(form))
-        score = left_out_error(fitted, steps) * (1.0 + MARGIN) ** form.refinements
+        score = criterion(fitted, steps)
         if score < best_score and _squares(form, fitted.equations, fitted.theta_K, steps) <= limit:
             best, best_score = fitted, score
     return best

@@ -58,6 +58,11 @@ class Form:
         """By how much it goes beyond the paper's sum: 0 to 2."""
         return (self.overlap != 1.0) + self.by_request
 
+    @property
+    def unknowns(self) -> int:
+        """How many numbers it has beyond those of the paper's sum: q, and two prices of a request."""
+        return (self.overlap != 1.0) + 2 * self.by_request
+
     def rows(self, shape: ModelShape, columns: Columns) -> Floats:
         """What the coefficients are multiplied with, float64 of shape (N, K)."""
         rows_NK = np.empty((len(columns), len(COLUMNS)))

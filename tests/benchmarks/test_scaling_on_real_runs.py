@@ -56,11 +56,29 @@ def test_a_job_that_follows_the_model_is_predicted_from_other_configurations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throughput_model_real, "MODELS", {"dlrm": MODELS["dlrm"]})
-    found = {figure.figure: figure for figure in throughput_model_real.figures_of(runs(), tmp_path)}
+    found = {
+        figure.figure: figure
+        for figure in throughput_model_real.figures_of(runs(), overlapped=False, pictures=tmp_path)
+    }
     assert found["throughput_model_real.median"].value < 2.0 and found["throughput_model_real.p90"].met
     assert found["throughput_model_real.dlrm.median"].settings["configurations"] == 16
-    assert found["throughput_model_real.overlapped.p90"].goal is None
-    assert len(list(tmp_path.glob("*.png"))) == 2
+    assert len(list(tmp_path.glob("*.png"))) == 1
+
+
+def test_jobs_that_overlap_their_pulls_have_figures_of_their_own_without_goals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput_model_real, "MODELS", {"dlrm": MODELS["dlrm"]})
+    found = {figure.figure: figure for figure in throughput_model_real.figures_of(runs(), overlapped=True)}
+    assert found["throughput_model_real.overlapped.p90"].value < 5.0
+    assert all(figure.goal is None for figure in found.values())
+
+
+def test_no_configuration_asks_for_more_than_two_cores(log: GenerateReport) -> None:
+    job = TrainingJob.model_validate(throughput_model_real.job_content(log, "dlrm", 1, False))
+    for shape in shapes():
+        pods = shape.workers * shape.worker_cores + max(SERVERS) * shape.server_cores
+        assert job.spec.resources.master.cores + pods <= 2.0
 
 
 def test_the_configuration_that_is_predicted_is_not_among_those_that_are_fitted() -> None:

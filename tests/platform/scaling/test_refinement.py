@@ -6,7 +6,7 @@ import pytest
 
 from elastrec.platform.scaling import throughput
 from elastrec.platform.scaling.columns import Columns
-from elastrec.platform.scaling.refinement import FORMS, LEAST_CONFIGURATIONS, Equations, left_out_error, solve
+from elastrec.platform.scaling.refinement import FORMS, LEAST_CONFIGURATIONS, Equations, criterion, solve
 from elastrec.platform.scaling.step_form import Form, vector
 from elastrec.platform.scaling.throughput import fit
 from elastrec.platform.scaling.types import Coefficients, Observation, Prior
@@ -29,7 +29,15 @@ def seen(true: Coefficients, count: int, noise: float = 0.0, seed: int = 0) -> t
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("true", [OVERLAPPED, ASKING, msgspec.structs.replace(OVERLAPPED, **REQUESTS)])
+@pytest.mark.parametrize(
+    "true",
+    [
+        OVERLAPPED,
+        ASKING,
+        msgspec.structs.replace(OVERLAPPED, **REQUESTS),
+        msgspec.structs.replace(SUM, overlap=8.0, **REQUESTS),
+    ],
+)
 def test_a_job_whose_steps_are_no_sum_is_known_for_what_it_is(true: Coefficients) -> None:
     model = fit(SHAPE, seen(true, 25))
     found = model.coefficients
@@ -90,16 +98,9 @@ def test_the_parts_of_an_overlapped_step_add_up_to_it() -> None:
     assert np.allclose(sum(model.parts(columns).values()), model.predict(columns).iteration_seconds)
 
 
-@pytest.mark.parametrize("form", [FORMS[0], Form(2.0, True)])
-def test_the_left_out_error_is_that_of_fits_without_the_row(form: Form) -> None:
-    observations = seen(msgspec.structs.replace(OVERLAPPED, **REQUESTS), 14, noise=0.05, seed=4)
-    rows = form.rows(SHAPE, Columns.of([each.allocation for each in observations]))
+def test_of_forms_that_describe_the_steps_alike_the_one_with_fewer_unknowns_is_supported_best() -> None:
+    observations = seen(SUM, 14, noise=0.05, seed=4)
     seconds = np.array([each.iteration_seconds for each in observations])
-    whole = Equations(rows, seconds, np.ones(len(seconds)))
-    errors = []
-    for row in range(len(seconds)):
-        others = np.arange(len(seconds)) != row
-        without = solve(form, Equations(rows[others], seconds[others], np.ones(len(seconds) - 1)))
-        errors.append(np.log(form.seconds(rows[row : row + 1], without.theta_K)[0] / seconds[row]))
-    refitted = float(np.sqrt(np.mean(np.square(errors))))
-    assert left_out_error(solve(form, whole), len(seconds)) == pytest.approx(refitted, rel=0.25)
+    columns = Columns.of([each.allocation for each in observations])
+    fits = [solve(form, Equations(form.rows(SHAPE, columns), seconds, np.ones(len(seconds)))) for form in FORMS]
+    assert min(fits, key=lambda fitted: criterion(fitted, len(seconds))).form == Form()
