@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from elastrec.platform.data.encode import DENSE, LABEL
+from elastrec.platform.data.laid_out import flat_ids
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.transport.job_messages import Shard
 
@@ -160,7 +161,7 @@ def dense_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class JaggedIds:
-    """Ids of all sparse features, feature by feature, as a KeyedJaggedTensor holds them.
+    """Ids of all sparse features, feature by feature, as a KeyedJaggedTensor holds them; not to be written to.
 
     Attributes:
         keys: F feature names.
@@ -178,10 +179,13 @@ class JaggedIds:
 def ids_of(batch: pa.RecordBatch) -> JaggedIds:
     """The sparse features of a batch (all columns but label and dense)."""
     wanted, keys = _sparse_columns(tuple(batch.schema.names))
-    sparse, rows = batch.select(wanted), batch.num_rows
+    rows, ids_L = batch.num_rows, flat_ids(batch)
+    if ids_L is not None:
+        return JaggedIds(keys, ids_L, _ones(len(keys), rows), True)
+    sparse = batch.select(wanted)
     matrix_BF = _matrix(sparse)
     if matrix_BF is not None:
-        return JaggedIds(keys, matrix_BF.T.reshape(-1), np.ones((len(keys), rows), np.int32), True)
+        return JaggedIds(keys, matrix_BF.T.reshape(-1), _ones(len(keys), rows), True)
     lengths_FB = np.ones((len(keys), rows), np.int32)
     values = []
     for f, column in enumerate(sparse.columns):
@@ -198,6 +202,14 @@ def _sparse_columns(names: tuple[str, ...]) -> tuple[list[int], tuple[str, ...]]
     """Positions and names of the sparse features among a batch's columns; they are the same batch after batch."""
     wanted = [index for index, name in enumerate(names) if name not in (LABEL, DENSE)]
     return wanted, tuple(names[index] for index in wanted)
+
+
+@functools.lru_cache(maxsize=4)
+def _ones(features: int, rows: int) -> NDArray[np.int32]:
+    """Lengths int32 [F, B] of scalar features, read-only: shared by all minibatches of as many rows."""
+    lengths_FB = np.ones((features, rows), np.int32)
+    lengths_FB.flags.writeable = False
+    return lengths_FB
 
 
 def _matrix(sparse: pa.RecordBatch) -> NDArray[np.int64] | None:

@@ -7,7 +7,7 @@ numbers. Clustered rows are shuffled by session.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,8 @@ class DeduplicatingReader(ShardReader):
         self._groups = tuple(tuple(group) for group in groups)
         plain = tuple(feature for feature in data.sparse if feature.name not in named)
         self._encoder = _encoder_of(data.model_copy(update={"sparse": plain}), hash_sizes)
+        # Groups are no columns of numbers, however plain their features are.
+        self._plain = None
         self._group_encoders = [
             _encoder_of(
                 data.model_copy(update={"dense": (), "sparse": tuple(features[name] for name in group)}), hash_sizes
@@ -118,13 +120,13 @@ class DeduplicatingReader(ShardReader):
             yield self._finished(batch), position
 
     def _window(
-        self, start: int, count: int, order: NDArray[np.int64] | None
+        self, pieces: Iterable[RawRows], order: NDArray[np.int64] | None
     ) -> tuple[pa.RecordBatch, NDArray[np.bool_]]:
         batches, bad, sessions = [], [], []
         found: list[list[tuple[tuple[Values, Longs], ...]]] = [[] for _ in self._groups]
         bases = [pools[-1].end if pools else 0 for pools in self._pools]
         ends = list(bases)
-        for piece in self._raw.read(start, count):
+        for piece in pieces:
             encoded, codes, parts = self._encoded(piece)
             self._ledger.judge(piece.file.uri, piece.first_row, encoded)
             batch = encoded.batch
@@ -136,8 +138,8 @@ class DeduplicatingReader(ShardReader):
             bad.append(encoded.bad_B)
             if self.data.session and order is not None:
                 sessions.append(self._sessions(piece))
-        for pools, base, pieces in zip(self._pools, bases, found, strict=True):
-            pools.append(_Pool(base, tuple(_stacked([piece[k] for piece in pieces]) for k in range(len(pieces[0])))))
+        for pools, base, rows in zip(self._pools, bases, found, strict=True):
+            pools.append(_Pool(base, tuple(_stacked([piece[k] for piece in rows]) for k in range(len(rows[0])))))
         bad_B = np.concatenate(bad)
         if order is None:
             return pa.concat_batches(batches), bad_B

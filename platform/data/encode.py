@@ -124,9 +124,9 @@ class RowEncoder:
         return EncodedRows(batch, bad_B, min(first, key=lambda bad: bad.row, default=None))
 
     def _label(self, values: pa.Array, mark: Mark) -> pa.Array:
-        plain_B = plain_numbers(values)
-        if plain_B is not None and not values.null_count and ((plain_B == 0) | (plain_B == 1)).all():
-            return pa.array(plain_B.astype(np.float32))
+        label_B = usable_label(values)
+        if label_B is not None:
+            return pa.array(label_B)
         value_B, missing_B, wrong_B = as_float64(values, self._data.label)
         mark(self._data.label, values, wrong_B | missing_B | ((value_B != 0) & (value_B != 1)), "0 or 1")
         return pa.array(value_B.astype(np.float32))
@@ -141,13 +141,7 @@ class RowEncoder:
             mark(feature.name, values, wrong_B, "a finite number, or empty")
             if wrong_B.any():
                 value_B = np.where(wrong_B, 0.0, value_B)
-        if feature.transform == "log1p":
-            if value_B.min(initial=0.0) >= 0:
-                return np.log1p(value_B)
-            return np.copysign(np.log1p(np.abs(value_B)), value_B)
-        if feature.transform == "standardize":
-            return (value_B - feature.mean) / feature.scale
-        return value_B
+        return transformed(value_B, feature)
 
     def _sparse(self, values: pa.Array, feature: SparseFeature, mark: Mark) -> pa.Array:
         hash_size = self._hash_sizes.get(feature.table_name)
@@ -183,6 +177,25 @@ class RowEncoder:
         if missing_B.any():
             id_B = np.where(missing_B, np.int64(MISSING_ID), id_B)
         return pa.array(_modulo(id_B, hash_size))
+
+
+def usable_label(values: pa.Array) -> NDArray[np.float32] | None:
+    """Labels float32 [B]; None when one may be bad or the type needs more."""
+    plain_B = plain_numbers(values)
+    if plain_B is None or values.null_count or not ((plain_B == 0) | (plain_B == 1)).all():
+        return None
+    return plain_B.astype(np.float32)
+
+
+def transformed(value_B: NDArray[np.float64], feature: DenseFeature) -> NDArray[np.float64]:
+    """The feature's transform of finite values float64 [B]."""
+    if feature.transform == "log1p":
+        if value_B.min(initial=0.0) >= 0:
+            return np.log1p(value_B)
+        return np.copysign(np.log1p(np.abs(value_B)), value_B)
+    if feature.transform == "standardize":
+        return (value_B - feature.mean) / feature.scale
+    return value_B
 
 
 Mark = Callable[[str, pa.Array, NDArray[np.bool_], str], None]

@@ -41,6 +41,11 @@ _PLAIN: dict[int, np.dtype[Any]] = {
 }  # fmt: skip
 
 
+def is_plain_number(type_: pa.DataType) -> bool:
+    """Whether `plain_numbers` knows it."""
+    return type_.id in _PLAIN
+
+
 def missing_of(values: pa.Array) -> NDArray[np.bool_]:
     """bool [B]: where the field is empty."""
     if not values.null_count:
@@ -54,6 +59,14 @@ def missing_of(values: pa.Array) -> NDArray[np.bool_]:
     return np.logical_not(valid_B.view(np.bool_))
 
 
+def valid_bytes(values: pa.Array) -> NDArray[np.int8]:
+    """int8 [B]: 0 where the field is empty, else -1, which is all bits of a number."""
+    if not values.null_count:
+        return np.full(len(values), -1, np.int8)
+    valid_B = np.logical_not(missing_of(values)).view(np.int8)
+    return np.negative(valid_B, out=valid_B)
+
+
 def plain_numbers(values: pa.Array) -> NDArray[Any] | None:
     """The fields [B] as they lie in the column, arbitrary where they are empty; None unless integers or floats do.
 
@@ -64,7 +77,7 @@ def plain_numbers(values: pa.Array) -> NDArray[Any] | None:
         return None
     data = values.buffers()[1]
     if data is None:
-        return np.zeros(len(values), dtype)
+        return np.frombuffer(bytes(len(values) * dtype.itemsize), dtype)
     return np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
 
 
@@ -73,14 +86,15 @@ def usable_numbers(values: pa.Array, missing: float) -> NDArray[np.float64] | No
     plain_B = plain_numbers(values)
     if plain_B is None:
         return None
-    value_B = plain_B.astype(np.float64)
     if values.null_count:
-        missing_B = missing_of(values)
-        # Where few fields are empty, picking them out costs half of a look at each.
-        if 16 * values.null_count < len(values):
-            value_B[missing_B] = missing
-        else:
-            np.putmask(value_B, missing_B, missing)
+        # Bit by bit, 0 where the field is empty. Whether it is cannot be foreseen: a branch costs thrice as much.
+        bits_B = plain_B.view(f"i{plain_B.dtype.itemsize}")
+        valid_B = valid_bytes(values)
+        value_B = np.bitwise_and(bits_B, valid_B).view(plain_B.dtype).astype(np.float64)
+        if missing:
+            value_B[valid_B == 0] = missing
+    else:
+        value_B = plain_B.astype(np.float64)
     if (plain_B.dtype.kind == "f" or not math.isfinite(missing)) and not np.isfinite(value_B).all():
         return None
     return value_B

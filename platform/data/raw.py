@@ -87,15 +87,24 @@ class RawReader:
         self._open: tuple[str, pq.ParquetFile] | None = None
         self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
 
-    def read(self, start: int, length: int, *, transformed: bool = True) -> Iterator[RawRows]:
+    def read(self, start: int, length: int, *, transformed: bool = True, together: bool = False) -> Iterator[RawRows]:
         """Pieces of the range, in order.
+
+        Args:
+            together: row groups that are wanted as a whole come as one piece, which is faster than one by one and
+                needs as much memory as all rows of the range.
 
         Raises:
             DataError: the range is outside the manifest, a file changed or vanished, or the transform's result is
                 unusable.
         """
         for file, first, count in self._manifest.locate_rows(start, length):
-            pieces = self._parquet(file, first, count) if file.text is None else self._text(file, first, count)
+            if file.text is not None:
+                pieces = self._text(file, first, count)
+            elif together and not file.deduplicated and self._transform is None:
+                pieces = self._parquet_together(file, first, count)
+            else:
+                pieces = self._parquet(file, first, count)
             for piece in pieces:
                 if transformed and self._transform is not None:
                     piece = replace(piece, table=apply_transform(self._data, self._transform, piece.table))
@@ -119,6 +128,24 @@ class RawReader:
                     yield RawRows(table.slice(low - begin, high - low), file, low)
             begin += rows
 
+    def _parquet_together(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
+        """As `_parquet`, but one piece of all row groups that lie side by side, wanted as a whole and not cached."""
+        begin, run, run_rows = 0, list[int](), 0
+        for index, rows in enumerate(file.row_group_rows):
+            low, high = max(first, begin), min(first + count, begin + rows)
+            if rows and high - low == rows and (file.uri, index) not in self._groups:
+                run.append(index)
+                run_rows += rows
+            else:
+                if run:
+                    yield RawRows(self._decoded(file, run), file, begin - run_rows)
+                    run, run_rows = [], 0
+                if low < high:
+                    yield RawRows(self._group(file, index).slice(low - begin, high - low), file, low)
+            begin += rows
+        if run:
+            yield RawRows(self._decoded(file, run), file, begin - run_rows)
+
     def _expanded(self, stored: StoredRows, file: DataFile) -> pa.Table:
         try:
             return stored.plain(self._keep)
@@ -130,6 +157,14 @@ class RawReader:
         if key in self._groups:
             self._groups.move_to_end(key)
             return self._groups[key]
+        table = self._decoded(file, [index])
+        if table.nbytes <= _CACHED_BYTES // _CACHED_GROUPS:
+            self._groups[key] = table
+            while len(self._groups) > _CACHED_GROUPS:
+                self._groups.popitem(last=False)
+        return table
+
+    def _decoded(self, file: DataFile, groups: list[int]) -> pa.Table:
         try:
             if self._open is None or self._open[0] != file.uri:
                 filesystem, path = locate(file.uri)
@@ -148,15 +183,11 @@ class RawReader:
                     "changed after the job began: start the job again"
                 )
             columns = columns_to_read(None if self._transform is not None else self._columns, file.deduplicated)
-            table = parquet.read_row_group(index, columns=columns, use_threads=pa.cpu_count() > 1)
+            return parquet.read_row_groups(groups, columns=columns, use_threads=pa.cpu_count() > 1)
         except (pa.ArrowException, OSError) as error:
             self._open = None
-            raise DataError(f"{file.uri}: row group {index} cannot be read ({error})") from error
-        if table.nbytes <= _CACHED_BYTES // _CACHED_GROUPS:
-            self._groups[key] = table
-            while len(self._groups) > _CACHED_GROUPS:
-                self._groups.popitem(last=False)
-        return table
+            which = f"row group {groups[0]}" if len(groups) == 1 else f"row groups {groups[0]} to {groups[-1]}"
+            raise DataError(f"{file.uri}: {which} cannot be read ({error})") from error
 
     def _text(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
         layout = file.text

@@ -8,8 +8,9 @@ so that `offset` resumes exactly where another reader stopped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from elastrec.platform.data.encode import EncodedRows, RowEncoder
 from elastrec.platform.data.entries import DataManifest
-from elastrec.platform.data.raw import RawReader
+from elastrec.platform.data.plain_window import PlainWindow, PlainWindows
+from elastrec.platform.data.raw import RawReader, RawRows
 from elastrec.platform.specs.data import BadRows, TrainingData
 from elastrec.platform.specs.errors import DataError
 
@@ -45,6 +47,7 @@ class ShardReader:
         self._encoder = RowEncoder(data, hash_sizes)
         self._raw = RawReader(data, manifest)
         self._ledger = BadRowLedger(data.bad_rows)
+        self._plain = PlainWindows(data, hash_sizes or {}) if PlainWindows.can_be_plain(data) else None
 
     @property
     def skipped_rows(self) -> int:
@@ -89,8 +92,9 @@ class ShardReader:
                 continue
             begin = max(0, offset - passed)
             passed += count
-            batch, bad_B = self._window(start + first, count, None if rng is None else rng.permutation(count))
-            pending.append(_Rest(batch, bad_B if bad_B.any() else None, begin))
+            order = None if rng is None else rng.permutation(count)
+            pieces = self._raw.read(start + first, count, together=self._plain is not None)
+            pending.extend(self._rests(pieces, count, order, begin, _sizes(count - begin, held, batch_size)))
             held += count - begin
             while held >= batch_size or (held and passed == length):
                 taken = min(batch_size, held)
@@ -107,11 +111,38 @@ class ShardReader:
         """Let go of open files and cached rows."""
         self._raw.close()
 
+    def _rests(
+        self,
+        pieces: Iterator[RawRows],
+        count: int,
+        order: NDArray[np.int64] | None,
+        begin: int,
+        sizes: Sequence[tuple[int, int]],
+    ) -> Iterable[_Rest]:
+        """Rows of a window from `begin` on: in minibatches as `sizes` says where the rows allow it, else all in one."""
+        held: list[RawRows] = []
+        if self._plain is not None:
+            window = PlainWindow(self._plain, count)
+            for piece in pieces:
+                held.append(piece)
+                if not self._plain.fits(piece.table.schema):
+                    # The data will not change: from now on read it in pieces that fit the general way.
+                    self._plain = None
+                    break
+                if not window.add(piece.table):
+                    break
+            else:
+                held.clear()
+                order = np.arange(count) if order is None else order
+                return [_Rest(batch, None, 0) for batch in window.batches(order[begin:], sizes)]
+        batch, bad_B = self._window(chain(held, pieces), order)
+        return [_Rest(batch, bad_B if bad_B.any() else None, begin)]
+
     def _window(
-        self, start: int, count: int, order: NDArray[np.int64] | None
+        self, pieces: Iterable[RawRows], order: NDArray[np.int64] | None
     ) -> tuple[pa.RecordBatch, NDArray[np.bool_]]:
         batches, bad = [], []
-        for piece in self._raw.read(start, count):
+        for piece in pieces:
             try:
                 encoded = piece.explained(self._encoder.encode(piece.table))
             except DataError as error:
@@ -166,6 +197,16 @@ def _windows(length: int, seed: int | None) -> Iterator[tuple[int, int, np.rando
         yield starts[index], min(WINDOW_ROWS, length - starts[index]), rng
 
 
+def _sizes(count: int, held: int, batch_size: int) -> list[tuple[int, int]]:
+    """How `count` rows are cut into minibatches when `held` rows (fewer than a minibatch's) wait: (minibatches, rows).
+
+    The first completes what waits, the last waits in its turn.
+    """
+    first = min(count, batch_size - held) if held else 0
+    whole, last = divmod(count - first, batch_size)
+    return [(n, rows) for n, rows in ((1, first), (whole, batch_size), (1, last)) if n and rows]
+
+
 def _reordered(batches: list[pa.RecordBatch], order: NDArray[np.int64]) -> pa.RecordBatch:
     """The batches' rows in another order; row k of the result is row order[k] of all of them.
 
@@ -196,9 +237,10 @@ def _reordered(batches: list[pa.RecordBatch], order: NDArray[np.int64]) -> pa.Re
 
 @dataclass
 class _Rest:
-    """What is left of a window.
+    """Rows that wait to be handed out.
 
     Attributes:
+        batch: all of the window, or one of its minibatches.
         bad_B: bool [B], rows to leave out; None when there are none.
         begin: the first row that is left.
     """
@@ -214,7 +256,8 @@ def _first_rows(pending: deque[_Rest], count: int) -> pa.RecordBatch:
     while count:
         rest = pending[0]
         begin, end = rest.begin, min(rest.begin + count, rest.batch.num_rows)
-        part = rest.batch.slice(begin, end - begin)
+        # A slice is another batch, of which nobody knows any more how it lies in memory.
+        part = rest.batch if end - begin == rest.batch.num_rows else rest.batch.slice(begin, end - begin)
         if rest.bad_B is not None and (bad := rest.bad_B[begin:end]).any():
             part = part.filter(pa.array(~bad))
         parts.append(part)

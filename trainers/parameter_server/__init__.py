@@ -4,7 +4,7 @@ Here belong the store's kernels, the rules of the optimisers, the consistency mo
 here may import torch: a server must start in a second and hold nothing but rows.
 """
 
-from elastrec.trainers.parameter_server.numba_cache import choose_cache_folder
+from elastrec.platform.specs.numba_cache import choose_cache_folder
 
 # Before any kernel is imported: numba reads its settings once.
 choose_cache_folder()

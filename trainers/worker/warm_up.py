@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elastrec.platform.data import kernels
 from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.embedding.kernels import pool_rows, spread_gradient
 from elastrec.trainers.embedding.routing import Router
@@ -22,6 +23,7 @@ _VIRTUAL_BUCKETS = 64
 @without_collector()
 def warm_up() -> None:
     """Runs every kernel of the worker once with each kind of array that a step gives it, and one step of torch's."""
+    kernels.load()
     _route_and_pool()
     _torch_step()
 
