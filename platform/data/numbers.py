@@ -50,21 +50,24 @@ def missing_of(values: pa.Array) -> NDArray[np.bool_]:
     """bool [B]: where the field is empty."""
     if not values.null_count:
         return np.zeros(len(values), np.bool_)
-    validity = values.buffers()[0]
-    if validity is None:  # unions and the like keep their nulls elsewhere
-        return np.asarray(values.is_null())
-    begin, skipped = divmod(values.offset, 8)
-    bits = np.frombuffer(validity, np.uint8, (skipped + len(values) + 7) // 8, begin)
-    valid_B = np.unpackbits(bits, count=skipped + len(values), bitorder="little")[skipped:]
-    return np.logical_not(valid_B.view(np.bool_))
+    return np.logical_not(_validity(values).view(np.bool_))
 
 
 def valid_bytes(values: pa.Array) -> NDArray[np.int8]:
     """int8 [B]: 0 where the field is empty, else -1, which is all bits of a number."""
     if not values.null_count:
         return np.full(len(values), -1, np.int8)
-    valid_B = np.logical_not(missing_of(values)).view(np.int8)
-    return np.negative(valid_B, out=valid_B)
+    return np.negative(_validity(values).view(np.int8))
+
+
+def _validity(values: pa.Array) -> NDArray[np.uint8]:
+    """uint8 [B]: 0 where the field is empty, else 1."""
+    bitmap = values.buffers()[0]
+    if bitmap is None:  # unions and the like keep their nulls elsewhere
+        return np.asarray(values.is_valid()).view(np.uint8)
+    begin, skipped = divmod(values.offset, 8)
+    bits = np.frombuffer(bitmap, np.uint8, (skipped + len(values) + 7) // 8, begin)
+    return np.unpackbits(bits, count=skipped + len(values), bitorder="little")[skipped:]
 
 
 def plain_numbers(values: pa.Array) -> NDArray[Any] | None:

@@ -132,7 +132,9 @@ class ShardReader:
                 if not window.add(piece.table):
                     break
             else:
+                # The window alone holds the columns, and lets go of each as soon as it has moved it.
                 held.clear()
+                del piece
                 order = np.arange(count) if order is None else order
                 return [_Rest(batch, None, 0) for batch in window.batches(order[begin:], sizes)]
         batch, bad_B = self._window(chain(held, pieces), order)
