@@ -1,6 +1,7 @@
 """Where rows come from: manifests, shard readers, trainer-ready batches, metric sketches, generated and converted data.
 
-Pure numpy and pyarrow. Here never enter torch, the master's decisions or a model.
+Numpy and pyarrow, with the loops of `kernels` compiled where a window is read. Here never enter torch, the master's
+decisions or a model.
 """
 
 from elastrec.platform.data.batches import (

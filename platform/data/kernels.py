@@ -1,4 +1,6 @@
-"""Compiled loops of the reader; loaded where a window is read and nowhere before, for numba alone takes half a second.
+"""Compiled loops of the reader: arrays in, arrays out; no files and no columns.
+
+Loaded where a window is read and nowhere before: numba alone takes half a second.
 
 Legend of shapes: P rows of a piece, N rows of a window, K minibatches, B rows of a minibatch, I dense features.
 """
@@ -61,5 +63,7 @@ def load() -> None:
         counts_P = np.zeros(1, kind)
         counts_P.flags.writeable = False
         look_up(counts_P, valid_P, table, np.int32(0), np.zeros((1, 1), np.int32), 0)
-    ids_KFB = np.zeros((1, 2, 1), np.int64)
-    spread(np.zeros(1, np.int64), np.zeros(1, np.uint32), ids_KFB[:, 0])
+    # Rows of several minibatches lie apart, those of a single one do not.
+    for batches in (1, 2):
+        ids_KFB = np.zeros((batches, 2, 1), np.int64)
+        spread(np.zeros(batches, np.int64), np.zeros(batches, np.uint32), ids_KFB[:, 0])

@@ -81,7 +81,9 @@ def plain_numbers(values: pa.Array) -> NDArray[Any] | None:
     data = values.buffers()[1]
     if data is None:
         return np.frombuffer(bytes(len(values) * dtype.itemsize), dtype)
-    return np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
+    plain_B = np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
+    plain_B.flags.writeable = False
+    return plain_B
 
 
 def usable_numbers(values: pa.Array, missing: float) -> NDArray[np.float64] | None:

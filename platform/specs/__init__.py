@@ -1,7 +1,7 @@
 """Specs: the ground floor. What users write, what jobs report, and the errors both may cause.
 
-Only pydantic models, their text forms and the error hierarchy belong here; nothing that opens a socket, starts a
-process or knows a cluster.
+Only pydantic models, their text forms, the error hierarchy and the settings of a process belong here; nothing that
+opens a socket, starts a process or knows a cluster.
 """
 
 from elastrec.platform.specs.data import DenseFeature, FileFormat, Partitioning, SparseFeature, TrainingData

@@ -19,7 +19,7 @@ from elastrec.platform.data import ShardReader, build_manifest, dense_of, ids_of
 from elastrec.platform.data.laid_out import flat_ids
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
-from tests.platform.data.rows import write_parquet
+from tests.platform.data.rows import write_lines, write_parquet
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 TRANSFORMS = ("log1p", "standardize", "none")
@@ -159,6 +159,19 @@ def test_a_window_with_a_bad_row_goes_the_general_way_and_the_next_one_the_fast_
     strict = of.model_copy(update={"bad_rows": of.bad_rows.model_copy(update={"policy": "fail"})})
     with pytest.raises(DataError, match=rf"a\.parquet: row 130, column '{name}'"):
         list(ShardReader(strict, build_manifest(strict, try_rows=False)).read(**read))  # type: ignore[arg-type]
+
+
+def test_the_lines_of_text_files_are_left_to_the_general_way_none_of_them_twice(tmp_path: Path) -> None:
+    lines = [f"{row % 2},{row % 5 or ''},{row / 4},{row},{row % 7 or ''}" for row in range(300)]
+    lines[7], lines[8], lines[9] = "1,1,1", "2,1,1,1,1", "1,1,1,x,1"
+    write_lines(tmp_path / "a.csv", "label,d0,d1,s0,s1", *lines)
+    of = _data(tmp_path, 2, 2, format="csv", bad_rows={"policy": "skip", "at_most": 9})
+    read = {"start": 0, "length": 300, "seed": 1, "shuffle": True, "batch_size": 50}
+    _same(*_both(of, read))
+    shards = ShardReader(of, build_manifest(of, try_rows=False))
+    rows = [row for batch in shards.read(**read) for row in batch.column("s0").to_pylist()]  # type: ignore[arg-type]
+    assert sorted(rows) == [*range(7), *range(10, 300)]
+    assert (shards._plain, shards.skipped_rows) == (None, 3)
 
 
 def test_columns_that_are_no_numbers_are_left_to_the_general_way_for_good(tmp_path: Path) -> None:
