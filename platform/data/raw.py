@@ -186,8 +186,10 @@ class RawReader:
             return parquet.read_row_groups(groups, columns=columns, use_threads=pa.cpu_count() > 1)
         except (pa.ArrowException, OSError) as error:
             self._open = None
-            which = f"row group {groups[0]}" if len(groups) == 1 else f"row groups {groups[0]} to {groups[-1]}"
-            raise DataError(f"{file.uri}: {which} cannot be read ({error})") from error
+            if len(groups) > 1:
+                # One by one, the damaged one says its number.
+                return pa.concat_tables([self._decoded(file, [index]) for index in groups])
+            raise DataError(f"{file.uri}: row group {groups[0]} cannot be read ({error})") from error
 
     def _text(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
         layout = file.text
