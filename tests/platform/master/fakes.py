@@ -154,6 +154,7 @@ class ScriptedPod:
     Args:
         trained: gets (generation, epoch, index, first row, last row) of every stretch of rows, when acknowledged.
         step_rows: rows per acknowledgement.
+        step_seconds: that they take; without, a job is over before what a test waits for can come.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class ScriptedPod:
         trained: list[tuple[int, int, int, int, int]],
         *,
         step_rows: int = 10,
+        step_seconds: float = 0.002,
         fail_on: Callable[[ScriptedPod, Any], None] = lambda pod, shard: None,
     ) -> None:
         self.name, self.role = spec.name, spec.role
@@ -170,7 +172,7 @@ class ScriptedPod:
         self.killed = threading.Event()
         self._cluster = cluster
         self._trained = trained
-        self._step_rows = step_rows
+        self._step_rows, self._step_seconds = step_rows, step_seconds
         self._fail_on = fail_on
         self._client = RpcClient(spec.environment["ELASTREC_MASTER_ADDRESS"], spec.files["token"])
         self._restored = ""
@@ -282,6 +284,7 @@ class ScriptedPod:
                 shards = [(shard, shard.offset) for shard in leased.shards]
             shard, offset = shards.pop(0)
             self._fail_on(self, shard)
+            time.sleep(self._step_seconds)
             end = min(shard.length, offset + self._step_rows)
             report = ShardProgress(
                 kind=kind,

@@ -61,19 +61,19 @@ def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callab
 
 
 def test_a_killed_worker_is_replaced_and_its_shards_are_trained_by_others(stage: Callable[..., Stage]):
-    s = stage(rows=20_000)
+    s = stage(rows=10_000)
     s.wait(lambda: s.service.state.training.done > 20)
     s.pods["clicks-1-worker-0"].kill()
     s.wait_for(Phase.SUCCEEDED)
     assert "clicks-1-worker-0-r1" in s.pods
     counts = s.rows_trained()
     # A row whose acknowledgement never arrived is trained again; the script remembers only acknowledged ones.
-    assert min(counts) == 1 and s.service.state.training.samples >= 20_000
+    assert min(counts) == 1 and s.service.state.training.samples >= 10_000
     assert s.service.state.phases.generation == 0
 
 
 def test_a_silent_worker_is_taken_for_dead(stage: Callable[..., Stage]):
-    s = stage(rows=40_000)
+    s = stage(rows=20_000)
     s.wait(lambda: s.service.state.training.done > 5)
     s.pods["clicks-1-worker-1"].killed.set()
     s.wait(lambda: "clicks-1-worker-1-r1" in s.pods)
@@ -120,7 +120,6 @@ def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]
 
 def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
     s = stage(job(checkpoint={"interval": 0.1, "keep": 1}), rows=6000)
-    s.fail_on = lambda pod, shard: time.sleep(0.01)  # or the rows are over before the second save is due
     s.wait_for(Phase.SUCCEEDED, 60)
     assert s.service.state.phases.saves >= 2
     assert s.rows_trained() == [1] * 6000
@@ -206,7 +205,7 @@ def test_the_number_of_servers_changes_on_a_complete_record(stage: Callable[...,
 
 
 def test_other_sizes_are_not_yet_possible_live(stage: Callable[..., Stage]):
-    s = stage(rows=20_000)
+    s = stage(rows=10_000)
     s.wait_for(Phase.TRAINING)
     for change, words in (
         (ChangeShape(parameter_server_memory_bytes=3 * 2**30, live_only=True), "3 GiB per parameter server"),
@@ -235,7 +234,7 @@ def test_no_shard_is_trained_before_the_cores_at_start_have_ended(stage: Callabl
         if pod.name not in [name for name, _ in s.cluster.resized]:
             early.append(pod.name)
 
-    s = stage(_starting_with(2.0), rows=20_000, begin=False)
+    s = stage(_starting_with(2.0), rows=6000, begin=False)
     s.fail_on = look
     # A cluster that takes its time: longer than the way from a registration to the first shard.
     s.cluster.before_resize = lambda name: time.sleep(0.2)
