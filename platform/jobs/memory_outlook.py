@@ -41,7 +41,11 @@ def memory_forecast(
         largest_bytes=largest_bytes,
     )
     growths = [_growth(job, each) for each in told.tables_growth]
-    return forecast(growths, servers, told.trained_samples, told.remaining_samples, samples_per_second)
+    epoch_samples = (told.trained_samples + told.remaining_samples) / job.spec.training.epochs
+    return forecast(
+        growths, servers, told.trained_samples, told.remaining_samples, samples_per_second,
+        fresh_samples=max(0.0, epoch_samples - told.trained_samples),
+    )  # fmt: skip
 
 
 def memory_wish(

@@ -210,11 +210,16 @@ def forecast(
     remaining_samples: float,
     samples_per_second: float,
     rules: MemoryRules | None = None,
+    *,
+    fresh_samples: float = math.inf,
 ) -> Forecast:
     """Whether the fullest server reaches its limit before the job ends, and what prevents it.
 
     What a server holds besides rows (measured use less its rows) is taken to stay. Action is asked for as soon as the
     pessimistic end of the band reaches the limit before the job's end.
+
+    Args:
+        fresh_samples: of the remaining ones, those that may bring new ids: a second epoch brings none.
 
     Raises:
         ScalingError: no speed, or counts that mean nothing.
@@ -227,7 +232,8 @@ def forecast(
         require(math.isfinite(value) and value > 0, f"servers.{name}", value, "above 0", "measure the servers")
 
     def total(samples: float, deviations: float) -> float:
-        return sum(growth.bytes_per_row * growth.at(samples, deviations) for growth in growths)
+        grown = min(samples, trained_samples + fresh_samples)
+        return sum(growth.bytes_per_row * growth.at(grown, deviations) for growth in growths)
 
     share = servers.imbalance / servers.count
     base = max(0.0, servers.used_bytes - share * total(trained_samples, 0.0))

@@ -67,6 +67,14 @@ def test_a_hash_size_ends_the_growth() -> None:
     assert wish(msgspec.structs.replace(profile, job_json=msgspec.json.encode(content))) is None
 
 
+@pytest.mark.parametrize(("epochs", "is_enough"), [(1, False), (2, False), (1000, True)])
+def test_rows_that_come_again_bring_no_new_ids(epochs: int, is_enough: bool) -> None:
+    profile = grown(remaining=2_000_000_000)
+    content = msgspec.json.decode(profile.job_json)
+    content["spec"]["training"] = content["spec"].get("training", {}) | {"epochs": epochs}
+    assert (wish(msgspec.structs.replace(profile, job_json=msgspec.json.encode(content))) is None) == is_enough
+
+
 @pytest.mark.parametrize(
     "missing",
     [
