@@ -69,13 +69,9 @@ def solve(form: Form, equations: Equations) -> Fitted:
     return Fitted(form, min(found, key=lambda theta_K: _squares(form, equations, theta_K)), equations)
 
 
-def _errors(form: Form, equations: Equations, theta_K: Floats) -> Floats:
-    seconds_R = np.maximum(form.seconds(equations.rows_RK, theta_K), 1e-6 * equations.seconds_R)
-    return np.asarray(np.log(seconds_R / equations.seconds_R))
-
-
 def _squares(form: Form, equations: Equations, theta_K: Floats, steps: int | None = None) -> float:
-    return float(np.sum((equations.weights_R * _errors(form, equations, theta_K) ** 2)[:steps]))
+    seconds_R = np.maximum(form.seconds(equations.rows_RK, theta_K), 1e-6 * equations.seconds_R)
+    return float(np.sum((equations.weights_R * np.log(seconds_R / equations.seconds_R) ** 2)[:steps]))
 
 
 def criterion(fitted: Fitted, steps: int) -> float:
