@@ -1,11 +1,11 @@
-# make setup | test | demo | bench | lint   (see README.md)
+# make setup | test | demo | bench | lint | types   (see README.md)
 SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 WAIT ?= 1
 
-.PHONY: setup test demo bench lint lock clean
+.PHONY: setup test demo bench lint types lock clean
 
 setup: $(VENV)/.installed
 
@@ -28,6 +28,14 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell README.md docs platform operators trainers checkpoints dags tests benchmarks tools
+
+# The folder that holds the package `elastrec`; without one, links to the rooms of this checkout.
+TYPED ?= .mypy_cache/rooms
+types: setup
+	@if [ "$(TYPED)" = .mypy_cache/rooms ]; then rm -rf $(TYPED) && mkdir -p $(TYPED)/elastrec && \
+	for room in platform operators trainers checkpoints dags; do ln -s $(CURDIR)/$$room $(TYPED)/elastrec/$$room; done; fi
+	cd $(TYPED) && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
+	--cache-dir $(CURDIR)/.mypy_cache --explicit-package-bases --namespace-packages -p elastrec
 
 demo: setup
 	$(BIN)/python -m elastrec.operators.demo $(if $(filter 0,$(WAIT)),--no-wait)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, CronTriggerTimetable, TriggerRule
+from airflow.sdk import DAG, CronTriggerTimetable, TriggerRule, XComArg
 
 from elastrec.operators.scaling import (
     LEFT_ALONE,
@@ -52,7 +52,7 @@ with DAG(
         task_id="select",
         settings_file=SETTINGS,
         proposed=propose.output,
-        left_alone=running_jobs.output[LEFT_ALONE],
+        left_alone=XComArg(running_jobs, key=LEFT_ALONE),
         # Without a job to propose for, there may still be one that has to give workers back.
         trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS,
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elastrec.platform.jobs import Interval
     from elastrec.platform.specs.job import TrainingJob
 
-_MOMENT = {"type": ["string", "null"], "format": "date-time"}
+_MOMENT: dict[str, Any] = {"type": ["string", "null"], "format": "date-time"}
 
 
 def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:

@@ -89,13 +89,14 @@ class ProposeOperator(_ScalingOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Fits the job's model and asks the policy; what goes wrong is told and costs only this job its plan."""
         from elastrec.platform.jobs import scaling
+        from elastrec.platform.jobs.standing import standing
         from elastrec.platform.scaling.policy import load_policy, propose_safely
         from elastrec.platform.scaling.shared_round import view_of
         from elastrec.platform.scaling.types import JobProfile
 
         settings = self._settings()
         profile = msgspec.convert(self.profile, JobProfile)
-        shares = scaling.standing(self.platform, settings).shares
+        shares = standing(self.platform, settings).shares
         view = view_of(profile.team, scaling.view(self.platform, settings), shares)
         context["map_index_name"] = profile.job_id  # type: ignore[typeddict-unknown-key]
         proposal, problem = propose_safely(load_policy(settings.policy), profile, view)
@@ -124,6 +125,7 @@ class SelectOperator(_ScalingOperator):
         """Jobs that the policy has no sound plan for stay as they are; who must give workers back comes first."""
         from elastrec.platform.jobs import scaling
         from elastrec.platform.jobs.scaling import NotNow
+        from elastrec.platform.jobs.standing import standing
         from elastrec.platform.scaling.policy import load_policy
         from elastrec.platform.scaling.shared_round import select_shared
         from elastrec.platform.scaling.types import JobProfile, Proposal
@@ -136,7 +138,7 @@ class SelectOperator(_ScalingOperator):
         problems = {
             profile.job_id: each["problem"] for profile, each in zip(profiles, answers, strict=True) if each["problem"]
         }
-        known = scaling.standing(self.platform, settings, scaling.holders_of([*profiles, *others]))
+        known = standing(self.platform, settings, scaling.holders_of([*profiles, *others]))
         view = scaling.view(self.platform, settings)
         decided = scaling.with_forecasts(
             select_shared(load_policy(settings.policy), profiles, proposals, view, known, problems), profiles

@@ -67,8 +67,9 @@ class PrepareDataOperator(ElastrecOperator):
         super().__init__(**kwargs)
         self.jobs_folder = str(jobs_folder)
         self.job_file = job_file
-        self.job = job
-        self.overrides = overrides
+        # Templates until Airflow renders them to what their fields hold.
+        self.job: Any = job
+        self.overrides: Any = overrides
         self.start_from = start_from
         self.interval_start = interval_start
         self.interval_end = interval_end

@@ -46,7 +46,7 @@ class JobTrigger(BaseTrigger):
         poll_seconds: float = settings.POLL_SECONDS,
         grace_seconds: float = settings.FIRE_GRACE_SECONDS,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.job_id = job_id
         self.conn_id = conn_id
         self.owner = owner
@@ -115,7 +115,8 @@ class JobTrigger(BaseTrigger):
 
     def _event(self, outcome: str, reason: str = "") -> TriggerEvent:
         # All that the resumed task needs is in the event: `dag.test()` forgets the arguments of `defer`.
-        return TriggerEvent({"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason})
+        event = {"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason}
+        return TriggerEvent(event)  # type: ignore[no-untyped-call]
 
 
 class JobPhaseTrigger(JobTrigger):

@@ -66,8 +66,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(scaling, "view", lambda platform, settings: VIEW)
     answers_of_the_cluster = {"shares": Shares(total=TOTAL, entitled={}, held={}), "waiting": {}}
     monkeypatch.setattr(
-        scaling,
-        "standing",
+        "elastrec.platform.jobs.standing.standing",
         lambda platform, settings, holders=(): Standing(holders=holders, **answers_of_the_cluster),
     )
     answers[CLUSTER] = answers_of_the_cluster

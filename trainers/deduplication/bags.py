@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 from elastrec.trainers.deduplication.jagged import expand_rows
 
-Features = DeduplicatedFeatures | KeyedJaggedTensor
+Features: TypeAlias = DeduplicatedFeatures | KeyedJaggedTensor
 
 
 class DeduplicatedBags(nn.Module):

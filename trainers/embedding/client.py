@@ -198,12 +198,13 @@ class ParameterClient:
         self._raise_failures()
         stamp = self._require_stamp()
         self._check_layout(routed)
-        message: Pull | PushPull = Pull(stamp=stamp, read_only=read_only, dense=dense)
+        pull = Pull(stamp=stamp, read_only=read_only, dense=dense)
+        message: Pull | PushPull = pull
         arrays: list[list[Array | Joined]]
         arrays = [[routed.counts[server], routed.of_server(server, routed.ids)] for server in range(len(self._lanes))]
         held, self._held = self._held, None
         if held is not None:
-            message = PushPull(push=held[0], pull=message)
+            message = PushPull(push=held[0], pull=pull)
             arrays = [pushed + asked for pushed, asked in zip(held[1], arrays, strict=True)]
         replies = self._send(message, arrays)
         if held is not None:

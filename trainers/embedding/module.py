@@ -302,7 +302,7 @@ class _Pool(torch.autograd.Function):
         return collection._pool(request)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         ctx.collection._spread(ctx.request, gradient)
         return None, None, None
 
@@ -318,6 +318,6 @@ class _Rows(torch.autograd.Function):
         return collection._rows(request, name)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
         ctx.collection._spread_rows(ctx.request, ctx.name, gradient)
         return None, None, None, None

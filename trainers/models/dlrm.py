@@ -67,11 +67,10 @@ class Dlrm(nn.Module):
         top_sizes = options.layer_sizes("top_layer_sizes", top_layer_sizes)
         fields, dimension = len(schema.sparse_names), schema.embedding_dimension
         self.embedding_bag_collection = embedding_bag_collection
+        self.bottom: DenseArch | None = None
         if schema.dense_names:
             self.bottom = DenseArch(len(schema.dense_names), [*bottom_sizes, dimension])
-            self.constant_D = None
         else:
-            self.bottom = None
             self.constant_D = nn.Parameter(torch.empty(dimension).uniform_(-(dimension**-0.5), dimension**-0.5))
         self.interaction = PairwiseProducts(fields)
         self.top = OverArch(dimension + fields + fields * (fields - 1) // 2, [*top_sizes, 1])

@@ -31,7 +31,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     version: int = -1
 
 
-class Pull(Message):
+class Pull(Message, frozen=True):
     """Rows, and this server's slice of the dense parameters if `dense`. Blocks with ssp while the worker is too far."""
 
     stamp: Stamp
@@ -39,11 +39,11 @@ class Pull(Message):
     dense: bool = False
 
 
-class Rows(Message):
+class Rows(Message, frozen=True):
     """Answer to Pull."""
 
 
-class Push(Message):
+class Push(Message, frozen=True):
     """Gradients of one step. A repeated `sequence` of the same incarnation is applied once.
 
     Attributes:
@@ -56,13 +56,13 @@ class Push(Message):
     samples: int
 
 
-class Applied(Message):
+class Applied(Message, frozen=True):
     """The push is in the parameters (with bsp: its whole round)."""
 
     sequence: int
 
 
-class PushPull(Message):
+class PushPull(Message, frozen=True):
     """A push and the pull that follows it in one round trip; repeated like a Push, for its pull changes nothing."""
 
     push: Push
@@ -76,36 +76,36 @@ class Parameter(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
-class InitDense(Message):
+class InitDense(Message, frozen=True):
     """Initial dense values; the first worker's win, and a record's values win over them by name and shape."""
 
     stamp: Stamp
     layout: list[Parameter]
 
 
-class Initialised(Message):
+class Initialised(Message, frozen=True):
     """Answer to InitDense. `fresh`: this call set the values."""
 
     fresh: bool
 
 
-class Join(Message):
+class Join(Message, frozen=True):
     """The worker takes part in bsp and ssp from now on. Training requests join by themselves."""
 
     stamp: Stamp
 
 
-class Leave(Message):
+class Leave(Message, frozen=True):
     """The worker will neither pull nor push for a while: nobody waits for it. Its pending pushes stay valid."""
 
     stamp: Stamp
 
 
-class Accepted(Message):
+class Accepted(Message, frozen=True):
     """Answer to Join and Leave."""
 
 
-class Stale(Message):
+class Stale(Message, frozen=True):
     """The request cannot be taken under this stamp.
 
     It names another routing epoch or generation than the server's, or the server has not restored yet, or (`named` is
@@ -118,15 +118,15 @@ class Stale(Message):
     named: bool = True
 
 
-class Blocked(Message):
+class Blocked(Message, frozen=True):
     """Others are still behind; send the same request again."""
 
 
-class GetStats(Message):
+class GetStats(Message, frozen=True):
     """A plain call: what the server holds."""
 
 
-class Stats(Message):
+class Stats(Message, frozen=True):
     epoch: int
     generation: int
     tables: list[TableUsage]

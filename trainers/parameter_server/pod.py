@@ -28,12 +28,13 @@ from elastrec.platform.transport.job_messages import (
     Done,
     Failed,
     Heartbeat,
+    Message,
     Mode,
     Register,
     Registered,
     SavedPart,
 )
-from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Message, Stale, Stats
+from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels

@@ -185,9 +185,9 @@ class RowStore:
         order = np.argsort(keys)
         order = order[np.argsort(tables[order].astype(np.min_scalar_type(len(self.plan.tables))), kind="stable")]
         keys, entries, tables = keys[order], entries[order], tables[order]
-        ends = np.append(np.flatnonzero(np.diff(tables)) + 1, len(tables)) if len(tables) else []
+        ends = np.append(np.flatnonzero(np.diff(tables)) + 1, len(tables)) if len(tables) else np.empty(0, np.int64)
         start = 0
-        for end in ends:
+        for end in ends.tolist():
             ids, payloads = keys[start:end], entries[start:end] & kernels.PAYLOAD
             table, start = tables[start], end
             waiting = (payloads & kernels.CANDIDATE) != 0

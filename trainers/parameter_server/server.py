@@ -19,7 +19,7 @@ import structlog
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.specs.job import JobSpec
-from elastrec.platform.transport.job_messages import RoutingTable, TableUsage
+from elastrec.platform.transport.job_messages import Message, RoutingTable, TableUsage
 from elastrec.trainers.parameter_server.consistency import Consistency, Round
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
 from elastrec.trainers.parameter_server.found_rows import FoundRows
@@ -34,7 +34,6 @@ from elastrec.trainers.parameter_server.messages import (
     Initialised,
     Join,
     Leave,
-    Message,
     Pull,
     Push,
     PushPull,
