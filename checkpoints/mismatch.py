@@ -5,6 +5,8 @@
 | a table (feature) is new                  | initialised anew                                                       |
 | a table (feature) is gone                 | dropped                                                                |
 | a table's dimension                       | initialised anew: a row of another length has no meaning               |
+| the architecture, so that rows of the     | initialised anew: column 0 has another meaning                         |
+| same length gain or lose a weight         |                                                                        |
 | a table's hash_size                       | refused: the ids in the record are already taken modulo the old size   |
 | hash_size and dimension of a table        | initialised anew, since nothing of it would be kept                    |
 | the rows' optimiser                       | rows kept, their optimiser state anew                                  |
@@ -26,7 +28,7 @@ import msgspec
 
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.job import TrainingJob, first_order_columns
 
 
 class Verdict(StrEnum):
@@ -141,7 +143,8 @@ def compare(record: ModelSummary, job: TrainingJob, dense: Sequence[DenseSummary
             dense parameters.
     """
     new = summarize(job)
-    decisions = [_table(old, new.table(old.name)) for old in record.tables]
+    has_weight = first_order_columns(record.architecture), first_order_columns(new.architecture)
+    decisions = [_table(old, new.table(old.name), *has_weight) for old in record.tables]
     known = {table.name for table in record.tables}
     decisions += [
         Decision(
@@ -173,7 +176,7 @@ def _text(table: TableSummary) -> str:
     return f"dimension {table.dimension}, {table.optimizer.value}{limit}"
 
 
-def _table(old: TableSummary, new: TableSummary | None) -> Decision:
+def _table(old: TableSummary, new: TableSummary | None, old_weights: int, new_weights: int) -> Decision:
     if new is None:
         return Decision(
             what="table", name=old.name, verdict=Verdict.DROPPED, reason="no feature of the job uses it",
@@ -183,6 +186,9 @@ def _table(old: TableSummary, new: TableSummary | None) -> Decision:
     if old.dimension != new.dimension:
         verdict, reason = Verdict.NEW, f"the dimension changed from {old.dimension} to {new.dimension}"
         field = "spec.model.embedding_dimension"
+    elif old_weights != new_weights:
+        verdict, field = Verdict.NEW, "spec.model.architecture"
+        reason = f"rows {'gain' if new_weights else 'lose'} the first-order weight"
     elif old.hash_size != new.hash_size:
         verdict = Verdict.REFUSED
         reason = "the recorded ids are taken modulo another size, no row could be told whose it is"

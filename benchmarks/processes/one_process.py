@@ -111,6 +111,7 @@ def train_and_score(spec: JobSpec) -> dict[str, Any]:
     for name, table in zip(names, collection.state_dict().values(), strict=True):
         reach = spec.table(name).initial_range or width**-0.5
         table.uniform_(-reach, reach)
+        table[:, : spec.model.first_order_columns] = 0.0
     schema = FeatureSchema(
         tuple(feature.name for feature in spec.data.dense), tuple(names), spec.model.embedding_dimension
     )

@@ -29,6 +29,11 @@ JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_l
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)]
 
 
+def first_order_columns(architecture: str) -> int:
+    """Leading numbers of a row that are the id's first-order weight: 1 for FIRST_ORDER_MODELS, else 0."""
+    return int(architecture in FIRST_ORDER_MODELS)
+
+
 class Metadata(Spec):
     """Who the job is and whose."""
 
@@ -46,7 +51,8 @@ class ModelSpec(Spec):
     architecture: Annotated[str, Field(examples=list(BUILT_IN_MODELS))]
     """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, `din`, `bst`, or `package.module:Class` of your own."""
     embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Numbers per embedding row, of every table."""
+    """Numbers per embedding row, of every table. `wide_and_deep`, `deepfm` and `xdeepfm` add one: the id's first-order
+    weight, which starts at zero."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the model, for example the layer sizes."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -70,7 +76,12 @@ class ModelSpec(Spec):
     @property
     def row_dimension(self) -> int:
         """Numbers per row of every embedding table; known without importing the model (servers have no torch)."""
-        return self.embedding_dimension + (self.architecture in FIRST_ORDER_MODELS)
+        return self.embedding_dimension + self.first_order_columns
+
+    @property
+    def first_order_columns(self) -> int:
+        """Leading numbers of a row that are the id's first-order weight and start at zero."""
+        return first_order_columns(self.architecture)
 
 
 class OptimizerKind(StrEnum):

@@ -50,6 +50,16 @@ def test_a_first_order_model_has_rows_of_another_length(record: ModelSummary, ma
     assert compare(record, make_job(architecture="deepfm")).table("ad") is Verdict.NEW
 
 
+def test_rows_of_the_same_length_with_and_without_a_weight_are_not_mixed(make_job: MakeJob) -> None:
+    plain, weighted = {"architecture": "dlrm", "dimension": 9}, {"architecture": "deepfm", "dimension": 8}
+    for old, new in ((plain, weighted), (weighted, plain)):
+        decision = compare(summarize(make_job(**old)), make_job(**new)).decisions[0]
+        assert decision.verdict is Verdict.NEW and "first-order weight" in decision.reason
+    assert compare(summarize(make_job(**weighted)), make_job(architecture="xdeepfm", dimension=8)).table("ad") is (
+        Verdict.KEPT
+    )
+
+
 def test_another_row_optimiser_keeps_rows_without_their_state(record: ModelSummary, make_job: MakeJob) -> None:
     adaptation = compare(record, make_job(optimizers={"rows": {"kind": "adam"}}), DENSE)
     assert adaptation.table("ad") is Verdict.KEPT_WITHOUT_STATE

@@ -48,6 +48,7 @@ class FirstOrder(nn.Module):
     """The linear part: bias + sum of the ids' weights + a weight per dense feature.
 
     The ids' weights are the first column of the rows, so that one table (and one pull) serves linear and deep part.
+    All weights start at zero.
     """
 
     def __init__(self, dense_count: int) -> None:

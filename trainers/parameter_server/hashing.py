@@ -3,6 +3,7 @@
 bucket  = splitmix64(id ^ salt(table)) mod virtual_buckets
 value_d = initial_range * (2 u_d - 1), u_d = top 24 bits of splitmix64(stream + d * golden) / 2^24,
 stream  = splitmix64(splitmix64(id ^ salt(table)) ^ splitmix64(seed))
+value_d = 0 for d < zero_columns: first-order weights start at zero.
 
 Nothing but (seed, table, id) enters, so the number of servers does not change the model.
 splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
@@ -39,7 +40,7 @@ def splitmix64(value):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, inline="always")
-def write_initial_row(row, row_hash, seed_hash, initial_range):  # type: ignore[no-untyped-def]
+def write_initial_row(row, row_hash, seed_hash, initial_range, zero_columns):  # type: ignore[no-untyped-def]
     """Fills `row` [D] float32 with the first value of the id whose hash is `row_hash`."""
     stream = splitmix64(row_hash ^ seed_hash)
     scale = np.float32(2.0 * initial_range / 16777216.0)
@@ -47,6 +48,7 @@ def write_initial_row(row, row_hash, seed_hash, initial_range):  # type: ignore[
     for d in range(row.shape[0]):
         stream += _GOLDEN
         row[d] = low + scale * np.float32(np.int64(splitmix64(stream) >> _S40))
+    row[:zero_columns] = np.float32(0.0)
 
 
 @njit(cache=True, nogil=True)
@@ -56,9 +58,9 @@ def _buckets(ids, salt, virtual_buckets, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _initial_rows(ids, salt, seed_hash, initial_range, out):  # type: ignore[no-untyped-def]
+def _initial_rows(ids, salt, seed_hash, initial_range, zero_columns, out):  # type: ignore[no-untyped-def]
     for j in range(ids.shape[0]):
-        write_initial_row(out[j], splitmix64(np.uint64(ids[j]) ^ salt), seed_hash, initial_range)
+        write_initial_row(out[j], splitmix64(np.uint64(ids[j]) ^ salt), seed_hash, initial_range, zero_columns)
 
 
 def buckets_of(ids: Array, table: str, virtual_buckets: int) -> Array:
@@ -76,9 +78,11 @@ def seed_hash(seed: int) -> int:
     return z ^ (z >> 31)
 
 
-def initial_rows(ids: Array, table: str, *, seed: int, initial_range: float, dimension: int) -> Array:
+def initial_rows(
+    ids: Array, table: str, *, seed: int, initial_range: float, dimension: int, zero_columns: int = 0
+) -> Array:
     """First values [N, dimension] float32 of the rows of ids [N] int64, as a server makes them."""
     out = np.empty((len(ids), dimension), np.float32)
     salt, seeded = np.uint64(table_salt(table)), np.uint64(seed_hash(seed))
-    _initial_rows(np.ascontiguousarray(ids, np.int64), salt, seeded, float(initial_range), out)
+    _initial_rows(np.ascontiguousarray(ids, np.int64), salt, seeded, float(initial_range), zero_columns, out)
     return out

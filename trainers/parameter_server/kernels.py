@@ -124,8 +124,8 @@ def find_rows(counts, ids, first_table, salts, slots, regions, rows):  # type: i
 
 @njit(cache=True, nogil=True)
 def pull_rows(  # type: ignore[no-untyped-def]
-    counts, ids, first_table, salts, ranges, seed_hash, zero_unless_trained, admit_after, slots, regions, values,
-    rows, out,
+    counts, ids, first_table, salts, ranges, zero_columns, seed_hash, zero_unless_trained, admit_after, slots, regions,
+    values, rows, out,
 ):  # fmt: skip
     """Copies rows [U, D] into `out`; a row that does not exist gets its first value, or zero (see messages).
 
@@ -146,7 +146,8 @@ def pull_rows(  # type: ignore[no-untyped-def]
                 for d in range(out.shape[1]):
                     out[j, d] = np.float32(0.0)
             else:
-                write_initial_row(out[j], splitmix64(np.uint64(ids[j]) ^ salts[table]), seed_hash, ranges[table])
+                row_hash = splitmix64(np.uint64(ids[j]) ^ salts[table])
+                write_initial_row(out[j], row_hash, seed_hash, ranges[table], zero_columns[table])
             j += 1
 
 
@@ -166,14 +167,15 @@ def check_owned(counts, ids, known, first_table, salts, owned):  # type: ignore[
 
 @njit(cache=True, nogil=True)
 def make_rows(  # type: ignore[no-untyped-def]
-    counts, ids, known, sightings, first_table, salts, ranges, seed_hash, admit_after, minutes, initial_state,
-    slots, regions, used, allocator, free_rows, row_allocator, table_rows, table_candidates,
+    counts, ids, known, sightings, first_table, salts, ranges, zero_columns, seed_hash, admit_after, minutes,
+    initial_state, slots, regions, used, allocator, free_rows, row_allocator, table_rows, table_candidates,
     values, state, rows_out,
 ):  # fmt: skip
     """Finds the rows of ids [U], making those that are due; `rows_out` [U] gets row numbers or NOT_ADMITTED.
 
     Args:
         known: [U] int64, numbers of rows that were found before (negative: none was).
+        ranges, zero_columns: [T'] of all tables of the plan, as in TableEntry.
         sightings: [U] occurrences of each id in this push, or empty for one each.
         initial_state: [S] float32, what a new row's optimiser state starts from.
         used: [V] full slots per bucket.
@@ -215,7 +217,7 @@ def make_rows(  # type: ignore[no-untyped-def]
                         if row >= values.shape[0]:
                             return ROWS_FULL
                         row_allocator[0] += 1
-                    write_initial_row(values[row], row_hash, seed_hash, ranges[table])
+                    write_initial_row(values[row], row_hash, seed_hash, ranges[table], zero_columns[table])
                     for s in range(state.shape[1]):
                         state[row, s] = initial_state[s]
                     table_rows[t] += 1

@@ -21,7 +21,8 @@ class TableEntry:
     Attributes:
         index: number of the table in the plan.
         hash_size: ids are taken modulo this (result in [0, hash_size)); 0: the vocabulary grows without limit.
-        initial_range: rows start uniform in ±initial_range.
+        initial_range: rows start uniform in ±initial_range, except for the zero columns.
+        zero_columns: so many leading numbers of a row start at zero (first-order weights).
     """
 
     name: str
@@ -29,6 +30,7 @@ class TableEntry:
     dimension: int
     hash_size: int
     initial_range: float
+    zero_columns: int
     salt: int
 
 
@@ -64,10 +66,16 @@ def make_plan(
     dimensions: Mapping[str, int],
     *,
     settings: Mapping[str, TableSpec] | None = None,
+    zero_columns: int = 0,
     virtual_buckets: int = 256,
     seed: int = 0,
 ) -> TablePlan:
-    """A plan of the tables named in `dimensions` (name → numbers per row); `settings` say what is not default."""
+    """A plan of the tables named in `dimensions` (name → numbers per row).
+
+    Args:
+        settings: what is not default, by table.
+        zero_columns: leading numbers of the rows of every table that start at zero.
+    """
     settings = settings or {}
     bundles: dict[tuple[int, int, float], list[str]] = {}
     for name, dimension in dimensions.items():
@@ -86,6 +94,7 @@ def make_plan(
                     dimension=dimension,
                     hash_size=spec.hash_size or 0,
                     initial_range=spec.initial_range or dimension**-0.5,
+                    zero_columns=zero_columns,
                     salt=table_salt(name),
                 )
             )
@@ -98,6 +107,7 @@ def plan_of_job(spec: JobSpec) -> TablePlan:
     return make_plan(
         dict.fromkeys(spec.data.tables, spec.model.row_dimension),
         settings=spec.tables,
+        zero_columns=spec.model.first_order_columns,
         virtual_buckets=spec.resources.virtual_buckets,
         seed=spec.training.seed,
     )

@@ -13,6 +13,7 @@ import structlog
 
 from elastrec.checkpoints import PartManifest, PartWriter, Record, SectionKind, open_record
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.job import first_order_columns
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
 from elastrec.trainers.parameter_server.messages import Parameter
@@ -50,8 +51,9 @@ def save_part(server: ParameterServer, uri: str) -> PartManifest:
 def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation: int) -> None:
     """Forgets everything and takes the server's buckets and dense slice from a record; `uri` empty: from nothing.
 
-    What the record holds beyond the job is left; tables of another dimension start anew; where the update rule is
-    another one, values are kept and the optimiser's state starts anew.
+    What the record holds beyond the job is left; tables of another dimension, or whose rows gained or lost the
+    first-order weight, start anew; where the update rule is another one, values are kept and the optimiser's state
+    starts anew.
 
     Raises:
         CheckpointError: the record is missing or damaged; the server answers Stale from then on.
@@ -69,12 +71,14 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
         buckets = None  # other buckets: every section may hold rows of ours
     stores = server.empty_stores(place)
     skipped = []
+    recorded_weights = first_order_columns(record.manifest.model.architecture)
     wanted: dict[str, tuple[RowStore, bool]] = {}
     for store in stores:
         for index in range(store.group.first_table, store.group.end_table):
-            name = server.plan.tables[index].name
+            table = server.plan.tables[index]
+            name = table.name
             saved = record.manifest.model.table(name)
-            if saved is None or saved.dimension != store.group.dimension:
+            if saved is None or (saved.dimension, recorded_weights) != (table.dimension, table.zero_columns):
                 skipped.append(name)
                 continue
             wanted[name] = store, saved.optimizer == server.spec.optimizers.rows.kind

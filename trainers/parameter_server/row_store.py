@@ -63,6 +63,7 @@ class RowStore:
         self._table_candidates = np.zeros(tables, np.int64)
         self._salts = np.array([table.salt for table in plan.tables], np.uint64)
         self._ranges = np.array([table.initial_range for table in plan.tables], np.float64)
+        self._zero_columns = np.array([table.zero_columns for table in plan.tables], np.int64)
         self._seed_hash = np.uint64(seed_hash(plan.seed))
         self._none = np.empty(0, np.int32)
         self.version = 0
@@ -81,8 +82,8 @@ class RowStore:
         out = np.empty((len(ids), self.group.dimension), np.float32)
         rows = np.empty(len(ids), np.int64) if rows is None else rows
         kernels.pull_rows(
-            counts, ids, self.group.first_table, self._salts, self._ranges, self._seed_hash, read_only,
-            self.group.admit_after, self._slots, self._regions, self._values, rows, out,
+            counts, ids, self.group.first_table, self._salts, self._ranges, self._zero_columns, self._seed_hash,
+            read_only, self.group.admit_after, self._slots, self._regions, self._values, rows, out,
         )  # fmt: skip
         return out
 
@@ -126,9 +127,10 @@ class RowStore:
         rows = np.empty(len(ids), np.int64)
         code = kernels.make_rows(
             counts, ids, known, sightings if group.admit_after > 1 else self._none, group.first_table, self._salts,
-            self._ranges, self._seed_hash, group.admit_after, (now_seconds // 60) & kernels.MINUTES,
-            self.rule.initial_state, self._slots, self._regions, self._used, self._allocator, self._free_rows,
-            self._row_allocator, self._table_rows, self._table_candidates, self._values, self._state, rows,
+            self._ranges, self._zero_columns, self._seed_hash, group.admit_after,
+            (now_seconds // 60) & kernels.MINUTES, self.rule.initial_state, self._slots, self._regions, self._used,
+            self._allocator, self._free_rows, self._row_allocator, self._table_rows, self._table_candidates,
+            self._values, self._state, rows,
         )  # fmt: skip
         self._check(code)
         return rows

@@ -25,6 +25,7 @@ from elastrec.platform.transport.job_messages import Mode
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.messages import GetStats
+from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.inputs import inputs_of
@@ -152,9 +153,11 @@ def reference(setting: Setting, steps: Iterable[Sequence[pa.RecordBatch]]) -> tu
         table.num_embeddings = 100
     collection = EmbeddingBagCollection(tables=tables)
     for table in tables:
+        entry = plan_of_job(job.spec).by_name[table.name]
         rows = initial_rows(
-            np.arange(100), table.name, seed=11, initial_range=table.embedding_dim**-0.5, dimension=table.embedding_dim
-        )
+            np.arange(100), table.name, seed=11, initial_range=entry.initial_range, dimension=entry.dimension,
+            zero_columns=entry.zero_columns,
+        )  # fmt: skip
         collection.embedding_bags[table.name].weight.data = torch.from_numpy(rows)
     model = build_model(job.spec.model, collection, FeatureSchema.from_job(job), seed=11)
     rows_spec, dense_spec = job.spec.optimizers.rows, job.spec.optimizers.dense
