@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,13 +165,32 @@ class Connection:
                 raise EOFError
             view = view[count:]
 
+    def receive_by(self, deadline: float, count: int) -> bytes:
+        """Exactly this many bytes, all of them before `deadline` (`time.monotonic`); raises like `receive`.
+
+        Raises:
+            TimeoutError: they did not come in time.
+        """
+        taken = b""
+        while len(taken) < count:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._link.settimeout(left)
+            piece = self._link.recv(count - len(taken))
+            if not piece:
+                raise EOFError
+            taken += piece
+        return taken
+
     def send_bytes(self, data: bytes) -> None:
         self._link.sendall(data)
 
     def cut(self) -> None:
         """Ends what any thread does on the connection; for any thread."""
+        # Not SSLSocket.shutdown: that takes the TLS state away from under the thread that reads.
         with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._link, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.cut()

@@ -18,6 +18,7 @@ import ssl
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Union
 
@@ -25,6 +26,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
+from elastrec.platform.transport.admission import Admission, Visitor
 from elastrec.platform.transport.connection import Connection
 from elastrec.platform.transport.frames import Array, Joined, decode_frame, encode_frame
 from elastrec.platform.transport.lending import may_lend
@@ -33,12 +35,14 @@ from elastrec.platform.transport.versions import code_version
 
 _GREETING = struct.Struct("<4sI")
 _GREETING_MAGIC, _LENDING_MAGIC = b"els1", b"els2"  # the second one: of a client that would lend and borrow memory
-_REFUSED, _WELCOME, _LENDING = b"\x00", b"\x01", b"\x02"
+_REFUSED, _WELCOME, _LENDING, _FULL = b"\x00", b"\x01", b"\x02", b"\x03"  # a frame with a Problem follows the last
 _MAXIMUM_TOKEN_BYTES = 4096
-_MAXIMUM_CONNECTIONS = 4096
+_MAXIMUM_STREAMS = 4096
+_MAXIMUM_GREETING = 128  # connections without a token; each costs a thread
 _BACKLOG = 256
 _GREETING_SECONDS = 10.0
 _SEND_SECONDS = 60.0
+_REFUSAL_SECONDS = 2.0
 MEND = "install the same version on every node and start the job again"
 
 log = structlog.get_logger(__name__)
@@ -82,7 +86,7 @@ class ArrayStream:
 
     Raises:
         AuthenticationError: the token was refused.
-        TransportError: the server cannot be reached.
+        TransportError: the server cannot be reached, or has as many streams as it takes.
     """
 
     def __init__(
@@ -110,11 +114,15 @@ class ArrayStream:
             welcome = self._connection.receive_bytes(1)
             if welcome == _LENDING:
                 self._connection.lend()
+            refusal = self._connection.receive() if welcome == _FULL else None
             self._connection.limit(timeout_seconds, timeout_seconds)
         except (OSError, EOFError) as error:
             if link is not None:
                 link.close()
             raise TransportError(f"{self.address}: no stream: {error!r}", retryable=True) from error
+        if refusal is not None:
+            self._connection.close()
+            self._read(*refusal)
         if welcome not in (_WELCOME, _LENDING):
             self._connection.close()
             raise AuthenticationError(f"{self.address} refused the token")
@@ -137,6 +145,10 @@ class ArrayStream:
             raise TransportError(f"{self.address} closed the stream", retryable=True) from None
         except OSError as error:
             raise TransportError(f"{self.address}: {error}", retryable=True) from error
+        return self._read(metadata, body)
+
+    def _read(self, metadata: bytes, body: Array) -> tuple[Any, list[Array]]:
+        """Message and arrays of an answer; raises what it says if it is a Problem."""
         try:
             answer, answer_arrays = decode_frame(metadata, body, self._decoder)
         except TransportError as error:
@@ -206,8 +218,7 @@ class StreamPort:
         self._answer, self._on_refused = answer, on_refused
         self._token = token.encode()
         self._context = _server_context(tls) if tls else None
-        self._lock = threading.Lock()
-        self._connections: set[Connection] = set()
+        self._admission = Admission(_MAXIMUM_GREETING, _MAXIMUM_STREAMS)
         self._closed = False
         self._listeners = [socket.create_server((host, 0), backlog=_BACKLOG)]
         self.found = StreamsAt(self._listeners[0].getsockname()[1])
@@ -222,43 +233,51 @@ class StreamPort:
 
     def close(self) -> None:
         """Stops listening and cuts all connections."""
-        with self._lock:
-            self._closed = True
-            connections = list(self._connections)
+        self._closed = True
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-        for connection in connections:
-            connection.cut()
+        self._admission.close()
 
     def _accept(self, listener: socket.socket) -> None:
         pause = threading.Event()
+        has_failed = False
         while not self._closed:
             try:
-                link, _ = listener.accept()
-            except OSError as error:
-                if not self._closed:
-                    log.warning("stream_not_accepted", reason=str(error))
-                    pause.wait(0.1)  # out of descriptors: some connection must end first
-                continue
-            if len(self._connections) >= _MAXIMUM_CONNECTIONS:
-                link.close()
-                continue
-            threading.Thread(target=self._serve, args=(link,), name="stream", daemon=True).start()
-
-    def _serve(self, link: socket.socket) -> None:
-        connection: Connection | None = None
-        try:
-            link.settimeout(_GREETING_SECONDS)
-            if self._context is not None:
-                link = self._context.wrap_socket(link, server_side=True)
-            connection = Connection(link)
-            with self._lock:
+                self._start(listener.accept()[0])
+                has_failed = False
+            except Exception as error:  # a port that no longer accepts would leave its process alive and unreachable
                 if self._closed:
                     return
-                self._connections.add(connection)
-            if self._is_welcome(connection, link):
+                if not has_failed:
+                    log.warning("stream_not_accepted", reason=str(error))
+                has_failed = True
+                # Out of descriptors, threads or memory: connections without a token must not hold them.
+                self._admission.cut_oldest()
+                pause.wait(0.1)
+
+    def _start(self, link: socket.socket) -> None:
+        visitor = self._admission.enter(link)
+        try:
+            threading.Thread(target=self._serve, args=(visitor,), name="stream", daemon=True).start()
+        except BaseException:
+            self._admission.leave(visitor)
+            link.close()
+            raise
+
+    def _serve(self, visitor: Visitor) -> None:
+        connection: Connection | None = None
+        try:
+            deadline = time.monotonic() + _GREETING_SECONDS
+            visitor.link.settimeout(_GREETING_SECONDS)
+            if self._context is not None:
+                visitor.link = link = self._context.wrap_socket(
+                    visitor.link, server_side=True, do_handshake_on_connect=False
+                )
+                link.do_handshake()
+            connection = Connection(visitor.link)
+            if self._is_welcome(connection, visitor, deadline):
                 connection.limit(_SEND_SECONDS, None)
                 while True:
                     connection.send(*self._answer(*connection.receive()))
@@ -267,24 +286,33 @@ class StreamPort:
         except TransportError as error:
             log.warning("stream_ended", reason=str(error))
         finally:
+            self._admission.leave(visitor)
             if connection is not None:
-                with self._lock:
-                    self._connections.discard(connection)
                 connection.close()
-            link.close()
+            visitor.link.close()
 
-    def _is_welcome(self, connection: Connection, link: socket.socket) -> bool:
-        magic, length = _GREETING.unpack(connection.receive_bytes(_GREETING.size))
+    def _is_welcome(self, connection: Connection, visitor: Visitor, deadline: float) -> bool:
+        magic, length = _GREETING.unpack(connection.receive_by(deadline, _GREETING.size))
         is_greeting = magic in (_GREETING_MAGIC, _LENDING_MAGIC) and length <= _MAXIMUM_TOKEN_BYTES
-        if is_greeting and hmac.compare_digest(connection.receive_bytes(length), self._token):
-            lends = magic == _LENDING_MAGIC and may_lend(link)
-            connection.send_bytes(_LENDING if lends else _WELCOME)
-            if lends:
-                connection.lend()
-            return True
-        self._on_refused()
-        connection.send_bytes(_REFUSED)
-        return False
+        if not (is_greeting and hmac.compare_digest(connection.receive_by(deadline, length), self._token)):
+            self._on_refused()
+            connection.send_bytes(_REFUSED)
+            return False
+        if not self._admission.greet(visitor):
+            connection.limit(_REFUSAL_SECONDS, _REFUSAL_SECONDS)
+            connection.send_bytes(_FULL)
+            connection.send(*encode_frame(self._too_many_streams(), []))
+            return False
+        lends = magic == _LENDING_MAGIC and may_lend(visitor.link)
+        connection.send_bytes(_LENDING if lends else _WELCOME)
+        if lends:
+            connection.lend()
+        return True
+
+    def _too_many_streams(self) -> Problem:
+        maximum = self._admission.maximum_streams
+        text = f"{maximum} streams are open, which is the limit of one server; start fewer workers, or more servers"
+        return Problem("TooManyStreams", text, code_version(), retryable=True)
 
 
 def _client_context(tls: TlsConfig) -> ssl.SSLContext:
