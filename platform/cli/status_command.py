@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -18,7 +18,7 @@ from elastrec.platform.cli.progress import PLAIN_LINE_EVERY_SECONDS, progress_li
 from elastrec.platform.cli.tables import Columns
 from elastrec.platform.clusters.protocol import PodStatus
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.quantities import format_bytes
 
 _LOOK_SECONDS = 1.0
@@ -54,6 +54,8 @@ def status(job: str | None, watch: bool, output: str) -> None:
             # A pipe has no width of its own: a script must get whole names.
             for look in looks:
                 Console(width=look.columns.width(look.columns.headings) + 1).print(look.table(None))
+                for reason in look.reasons():
+                    click.echo(reason)
     except KeyboardInterrupt:
         if not watch:
             raise
@@ -80,8 +82,16 @@ class Look:
         }
 
     def table(self, width: int | None) -> RenderableType:
-        """A table that fits into a width (None: any)."""
-        return self.columns.render(width) if self.columns.rows else Text(NO_JOBS)
+        """A table that fits into a width (None: any); on a terminal with the reasons below it."""
+        if not self.columns.rows:
+            return Text(NO_JOBS)
+        reasons = self.reasons() if width is not None else []
+        return Group(self.columns.render(width), *map(Text, reasons))
+
+    def reasons(self) -> list[str]:
+        """A line for each job that failed, or whose master does not answer."""
+        troubled = [one for one in self._observations if one.metrics.phase is Phase.FAILED or not one.reachable]
+        return [f"{one.metrics.job}: {one.metrics.reason}" for one in troubled if one.metrics.reason]
 
     def lines(self) -> dict[str, tuple[str, str]]:
         """(phase, line) of each job."""

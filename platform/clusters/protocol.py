@@ -29,8 +29,16 @@ class PodPhase(StrEnum):
         return self in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
+BAD_INPUT_EXIT_CODE = 2
+"""A process that ends with it would fail again in the same way."""
+
+
 class RestartPolicy(StrEnum):
-    """Who restarts a pod's process: nobody, or its node, in place, keeping its work folder and its address."""
+    """Who restarts a pod's process: nobody, or its node, in place, keeping its work folder and its address.
+
+    Under `OnFailure` a pod fails for good when its process ends with `BAD_INPUT_EXIT_CODE`, or crashes again and again
+    without having run for a while in between.
+    """
 
     NEVER = "Never"
     ON_FAILURE = "OnFailure"
@@ -168,6 +176,7 @@ class Cluster(Protocol):
 
 
 __all__ = [
+    "BAD_INPUT_EXIT_CODE",
     "Capacity",
     "Cluster",
     "PodEvent",

@@ -10,7 +10,7 @@ import structlog
 from elastrec.platform.clusters.protocol import PodPhase, PodSpec, RestartPolicy
 from elastrec.platform.history import History
 from elastrec.platform.jobs.gate import decide
-from elastrec.platform.jobs.observation import pod_last_words
+from elastrec.platform.jobs.last_words import pod_last_words
 from elastrec.platform.jobs.past import result_of
 from elastrec.platform.jobs.publishing import with_run, with_tracking
 from elastrec.platform.jobs.surroundings import Platform

@@ -11,6 +11,7 @@ import structlog
 from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.jobs.last_words import ending_of, keep_log
 from elastrec.platform.jobs.masters import ask_pod, pod_of_master, wait_for_master
 from elastrec.platform.jobs.preparation import allocated
 from elastrec.platform.jobs.surroundings import Platform
@@ -133,6 +134,8 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
     except TransportError as error:
         log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
         answer = None
+    if answer is None and pod is not None and pod.phase is PodPhase.RUNNING and (uri := keep_log(platform, pod)):
+        log.warning("log_of_silent_master_kept", job_id=job_id, uri=uri)
     if answer is not None and not answer.accepted:
         log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
         return False
@@ -166,7 +169,7 @@ def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[
         return Phase.STOPPED, "the master is gone", ""
     run_id = master.labels.get(RUN_LABEL, "")
     if master.phase is PodPhase.FAILED:
-        return Phase.FAILED, f"the master failed: {master.reason} {master.message}", run_id
+        return Phase.FAILED, f"the master failed: {ending_of(platform, master)}", run_id
     try:
         status = ask_pod(platform, master, GetStatus(), Status, timeout_seconds=10)
     except TransportError as error:
@@ -231,5 +234,7 @@ def remove_pods(platform: Platform, job_id: str) -> list[str]:
     """Deletes every pod of the job, the master first so that it does not replace the others; returns their names."""
     pods = sorted(platform.cluster.list(job_id), key=lambda pod: pod.role is not Role.MASTER)
     for pod in pods:
+        if pod.role is Role.MASTER and pod.phase is PodPhase.FAILED:
+            keep_log(platform, pod)
         platform.cluster.delete(pod.name)
     return [pod.name for pod in pods]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.jobs.last_words import ending_of, keep_log, pod_last_words
 from elastrec.platform.jobs.masters import ask_pod, pod_of_master
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport.job_messages import GetStatus, Status
-
-_TAIL_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,15 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
     if pod is None:
         raise ClusterError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
     if pod.phase is PodPhase.FAILED:
-        reason = f"the master failed: {pod.reason} (exit code {pod.exit_code}) {pod.message}".strip()
+        reason = f"the master failed: {ending_of(platform, pod)}"
         return Observation(TrainingMetrics(job=job_id, phase=Phase.FAILED, reason=reason), reason)
     try:
         status = ask_pod(platform, pod, GetStatus(), Status, timeout_seconds=timeout_seconds)
     except TransportError as error:
         if not error.retryable:
             raise ClusterError(f"job {job_id}: its master refused to answer: {error}") from error
-        words = f"the master does not answer: {error}"
+        restarted = "" if pod.exit_code is None else f"; restarted {pod.restarts} times: {ending_of(platform, pod)}"
+        words = f"the master does not answer{restarted}: {error}"
         return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
     if status is None:
         words = f"master {pod.phase.value}: {pod.reason} {pod.message}".strip()
@@ -55,7 +55,10 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
 
 
 def failure_report(platform: Platform, job_id: str) -> str:
-    """Why a job failed, for people: reason, traceback, and the last lines of the pods that failed."""
+    """Why a job failed, for people: reason, traceback, and the last lines of the pods that failed.
+
+    A master that failed takes the job's whole story with it: its log is copied, and the report says where to.
+    """
     try:
         observation = observe(platform, job_id)
         report = [
@@ -66,13 +69,9 @@ def failure_report(platform: Platform, job_id: str) -> str:
     for pod in platform.cluster.list(job_id):
         if pod.phase is PodPhase.FAILED:
             report.append(pod_last_words(platform, pod))
+            if pod.role is Role.MASTER and (uri := keep_log(platform, pod)):
+                report.append(f"--- the whole log of {pod.name} is kept in {uri}")
     return "\n".join(report)
-
-
-def pod_last_words(platform: Platform, pod: PodStatus) -> str:
-    """The end of one pod's log under a heading that says how it ended."""
-    heading = f"--- {pod.name}: {pod.phase.value} {pod.reason} (exit code {pod.exit_code}) {pod.message}".rstrip()
-    return "\n".join([heading, *platform.cluster.logs(pod.name, tail_lines=_TAIL_LINES)])
 
 
 def jobs(platform: Platform) -> list[Observation]:

@@ -1,4 +1,7 @@
-"""The master pod: `python -m elastrec.platform.master`. Exit code 0: the job is over; 2: it could never have run."""
+"""The master pod: `python -m elastrec.platform.master`.
+
+Exit code 0: the job is over; 2: it would fail again, its node need not restart it; else it may be restarted.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters import ClusterConfig, connect_cluster
+from elastrec.platform.clusters.protocol import BAD_INPUT_EXIT_CODE
 from elastrec.platform.master.history_sink import leave_points, open_history_sink
 from elastrec.platform.master.journal import JournalError
 from elastrec.platform.master.launch import decode_launch
@@ -25,7 +29,6 @@ from elastrec.platform.transport.job_messages import OFTEN
 from elastrec.platform.transport.logs import configure_logging
 
 log = structlog.get_logger(__name__)
-BAD_INPUT_EXIT_CODE = 2
 
 
 def _variable(name: str) -> str:
@@ -95,7 +98,7 @@ def main() -> None:
         code = run()
     except (SpecError, JournalError) as error:
         print(error, file=sys.stderr)  # noqa: T201
-        code = BAD_INPUT_EXIT_CODE
+        code = 1 if isinstance(error, JournalError) and error.retryable else BAD_INPUT_EXIT_CODE
     except ElastrecError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         code = 1

@@ -56,6 +56,11 @@ CREATE TABLE IF NOT EXISTS written (boot TEXT NOT NULL, uptime_seconds REAL NOT 
 class JournalError(ElastrecError):
     """The journal cannot be trusted or written."""
 
+    @property
+    def retryable(self) -> bool:
+        """Whether another try may succeed: its disk was full or away, the file itself was not found to be damaged."""
+        return isinstance(self.__cause__, sqlite3.OperationalError)
+
 
 class _Entry(NamedTuple):
     sequence: int

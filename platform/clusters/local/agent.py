@@ -35,7 +35,6 @@ _SWEEP_SECONDS = 1.0
 _OBEY_SECONDS = 3.0
 _DELETE_SLACK_SECONDS = 30.0
 _SETTLE_AGAIN_SECONDS = 10.0
-_COULD_NOT_START = 128
 
 
 class NodeAgent(LongPolls):
@@ -234,7 +233,9 @@ class NodeAgent(LongPolls):
                 record.uid, record.attempt, pod_command(spec), variables, record.size, record.startup_cores
             )
         except (OSError, ClusterError) as error:
-            end = ProcessExit(exit_code=_COULD_NOT_START, finished_unix_seconds=time.time(), message=str(error))
+            end = ProcessExit(
+                exit_code=life.COULD_NOT_START_EXIT_CODE, finished_unix_seconds=time.time(), message=str(error)
+            )
             self._end(record, end)
             return
         self._supervise(running, self._keep(life.started(record, time.time())))

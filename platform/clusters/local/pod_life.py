@@ -5,11 +5,14 @@ no wait that follows from a moment is ever longer than it was when it began.
 
 WAITING ──room──► LIVE ──exit──► ENDED
                     ▲   └──failed, OnFailure──► BACK_OFF ──delay──┘ (LIVE again)
+
+A failure is final, whatever the policy, when the process says so by its exit code or has crashed too often in a row.
 """
 
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -17,13 +20,27 @@ import msgspec
 
 from elastrec.platform.clusters.local.limits import Usage
 from elastrec.platform.clusters.local.pod_runner import ProcessExit
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodStatus, RestartPolicy
+from elastrec.platform.clusters.protocol import (
+    BAD_INPUT_EXIT_CODE,
+    PodPhase,
+    PodSize,
+    PodSpec,
+    PodStatus,
+    RestartPolicy,
+)
+
+COULD_NOT_START_EXIT_CODE = 128
+"""Of an attempt for which the node could make no process, or set no limits."""
+CRASH_LIMIT = 10
+"""Crashes in a row after which a pod is not restarted: about a minute, with the pauses between them."""
 
 _FIRST_DELAY_SECONDS = 0.2
 _LONGEST_DELAY_SECONDS = 10.0
 _HEALTHY_SECONDS = 60.0
 _STARTUP_SECONDS = 60.0
 _CORES_TOLERANCE = 1e-6
+_ENDED_FROM_OUTSIDE = frozenset({COULD_NOT_START_EXIT_CODE, 128 + signal.SIGKILL, 128 + signal.SIGTERM})
+"""Exit codes that a process does not choose itself: its node or a person ended it."""
 
 
 class Stage(StrEnum):
@@ -43,6 +60,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         digest: of the whole spec as it was asked for; an equal `create` is recognised by it.
         attempt: number of the last started attempt; 0 before the first.
         failures: failed attempts in a row; the back-off follows it.
+        crashes: how many of them were the fault of the pod's own process.
         next_start_unix_seconds: when the next attempt begins (BACK_OFF).
         kill_unix_seconds: when a pod that is being deleted will be killed; None while nobody deletes it.
         kill_after_seconds: how long before that moment it was set.
@@ -65,6 +83,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     restarts: int = 0
     failures: int = 0
+    crashes: int = 0
     started_unix_seconds: float | None = None
     finished_unix_seconds: float | None = None
     next_start_unix_seconds: float = 0.0
@@ -179,16 +198,26 @@ def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
     ran = end.ran_seconds
     if ran is None:
         ran = end.finished_unix_seconds - (record.started_unix_seconds or end.finished_unix_seconds)
-    failures = 1 if ran >= _HEALTHY_SECONDS else record.failures + 1
-    pause = back_off_seconds(failures)
+    failures, crashes = (0, 0) if ran >= _HEALTHY_SECONDS else (record.failures, record.crashes)
+    record = msgspec.structs.replace(record, failures=failures + 1, crashes=crashes + _is_crash(end))
+    would_fail_again = end.exit_code == BAD_INPUT_EXIT_CODE
+    if would_fail_again or record.crashes >= CRASH_LIMIT:
+        text = "not restarted, it would fail again" if would_fail_again else f"crashed {record.crashes} times in a row"
+        message = f"{text}: {message}" if message else text
+        return msgspec.structs.replace(record, stage=Stage.ENDED, phase=PodPhase.FAILED, message=message)
+    pause = back_off_seconds(record.failures)
     text = f"{reason}, exit code {end.exit_code}; next attempt in {pause:g} s"
     return msgspec.structs.replace(
         record,
         stage=Stage.BACK_OFF,
-        failures=failures,
         next_start_unix_seconds=now + pause,
         message=f"{text}: {message}" if message else text,
     )
+
+
+def _is_crash(end: ProcessExit) -> bool:
+    """Whether the pod's own process is to blame for its end, and not its node or a person."""
+    return not end.lost and (end.oom_killed or end.exit_code not in _ENDED_FROM_OUTSIDE)
 
 
 def deleting(record: PodRecord, grace_seconds: float, now: float) -> PodRecord:

@@ -97,6 +97,17 @@ def test_without_jobs_a_line_says_so(world: World) -> None:
     assert shown(world.look(), 80) == [NO_JOBS]
 
 
+@pytest.mark.parametrize("job", [None, NAME])
+def test_why_a_job_failed_is_shown_below_the_table(world: World, job: str | None) -> None:
+    world.now = [metrics(Phase.FAILED, reason="the master failed: its journal is damaged")]
+    assert shown(world.look(job), 200)[-1] == f"{NAME}: the master failed: its journal is damaged"
+
+
+def test_a_job_that_trains_has_no_line_below_the_table(world: World) -> None:
+    world.now = [metrics(reason="waits for nothing")]
+    assert world.look().reasons() == []
+
+
 def test_columns_are_left_out_in_the_order_given() -> None:
     columns = Columns(("A", "B", "C"), ("B", "C"))
     columns.add("aaaa", "bbbb", "cccc")

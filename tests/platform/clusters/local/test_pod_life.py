@@ -51,12 +51,46 @@ def test_the_reason_of_an_end_is_kubernetes_word(end, reason):
 def test_pauses_double_up_to_ten_seconds_and_begin_anew_after_a_healthy_minute():
     record, pauses = _live(RestartPolicy.ON_FAILURE), []
     for _ in range(9):
-        record = life.exited(record, _exit(at=1.0), now=1.0)
+        record = life.exited(record, _exit(137, at=1.0), now=1.0)
         pauses.append(record.next_start_unix_seconds - 1.0)
         record = life.started(life.starting(record), 0.5)
     assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0])
     healthy = life.exited(record, _exit(at=60.5), now=60.5)
     assert healthy.next_start_unix_seconds - 60.5 == pytest.approx(0.2)
+
+
+def test_a_process_that_says_it_would_fail_again_is_not_restarted():
+    record = life.exited(_live(RestartPolicy.ON_FAILURE), _exit(2), now=1.0)
+    assert (record.stage, record.phase, record.exit_code) == (Stage.ENDED, PodPhase.FAILED, 2)
+    assert record.message == "not restarted, it would fail again"
+
+
+def _crashed(times: int, end: ProcessExit) -> PodRecord:
+    record = _live(RestartPolicy.ON_FAILURE)
+    for _ in range(times - 1):
+        record = life.started(life.starting(life.exited(record, end, now=1.0)), 0.5)
+    return life.exited(record, end, now=1.0)
+
+
+@pytest.mark.parametrize("end", [_exit(1), _exit(139), _exit(137, oom_killed=True)])
+def test_a_pod_that_crashes_again_and_again_fails_for_good(end):
+    assert _crashed(life.CRASH_LIMIT - 1, end).stage is Stage.BACK_OFF
+    record = _crashed(life.CRASH_LIMIT, end)
+    assert (record.stage, record.phase) == (Stage.ENDED, PodPhase.FAILED)
+    assert f"crashed {life.CRASH_LIMIT} times in a row" in record.message and record.restarts == life.CRASH_LIMIT - 1
+
+
+def test_a_healthy_minute_forgets_the_crashes_before_it():
+    record = _crashed(life.CRASH_LIMIT - 1, _exit(1))
+    record = life.exited(life.started(life.starting(record), 1.0), _exit(1, ran_seconds=60.0), now=61.0)
+    assert (record.stage, record.crashes, record.failures) == (Stage.BACK_OFF, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "end", [_exit(137), _exit(143), _exit(137, lost=True), _exit(137, lost=True, rebooted=True), _exit(128)]
+)
+def test_ends_that_the_node_or_a_person_caused_are_no_crashes(end):
+    assert _crashed(3 * life.CRASH_LIMIT, end).stage is Stage.BACK_OFF
 
 
 @given(st.integers(1, 10**6))

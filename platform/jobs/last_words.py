@@ -1,0 +1,57 @@
+"""The logs of pods that failed: their last line as a reason, and a copy that outlives the pod."""
+
+from __future__ import annotations
+
+import structlog
+
+from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.data.files import join, write_bytes
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.specs.errors import ClusterError, DataError
+
+log = structlog.get_logger(__name__)
+_REPORT_LINES = 40
+_KEPT_LINES = 20_000
+_LONGEST_LINE = 1000
+
+
+def ending_of(platform: Platform, pod: PodStatus) -> str:
+    """How the last attempt of a pod's process ended, in one line: reason, exit code, the last line of its log.
+
+    Args:
+        pod: failed, or running with an exit code: its node restarts it.
+    """
+    # The message of a pod that waits for its restart names reason and code itself.
+    is_waiting = pod.phase is PodPhase.RUNNING and pod.message
+    how = "" if is_waiting else f"{pod.reason} (exit code {pod.exit_code})".strip()
+    return ": ".join(text for text in (how, pod.message, _last_line(platform, pod)) if text)
+
+
+def _last_line(platform: Platform, pod: PodStatus) -> str:
+    try:
+        lines = [line for line in platform.cluster.logs(pod.name, tail_lines=_REPORT_LINES) if line.strip()]
+    except ClusterError:
+        return ""
+    return lines[-1].strip()[:_LONGEST_LINE] if lines else ""
+
+
+def pod_last_words(platform: Platform, pod: PodStatus) -> str:
+    """The end of one pod's log under a heading that says how it ended."""
+    heading = f"--- {pod.name}: {pod.phase.value} {pod.reason} (exit code {pod.exit_code}) {pod.message}".rstrip()
+    return "\n".join([heading, *platform.cluster.logs(pod.name, tail_lines=_REPORT_LINES)])
+
+
+def keep_log(platform: Platform, pod: PodStatus) -> str:
+    """Copies the end of a pod's log to `{work_uri}/logs/{pod}.log`, before the pod is deleted.
+
+    Returns the URI of the copy; empty when there is none, which is logged and is no reason to keep the pod.
+    """
+    uri = join(platform.work_uri, "logs", f"{pod.name}.log")
+    try:
+        lines = list(platform.cluster.logs(pod.name, tail_lines=_KEPT_LINES))
+        write_bytes(uri, "\n".join([*lines, ""]).encode())
+    except (ClusterError, DataError) as error:
+        log.warning("pod_log_not_kept", pod=pod.name, reason=str(error))
+        return ""
+    log.info("pod_log_kept", pod=pod.name, uri=uri)
+    return uri
