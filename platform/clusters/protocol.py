@@ -7,6 +7,7 @@ tells their end by polling, the local agent runs process groups: all three answe
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Protocol
@@ -31,6 +32,10 @@ class PodPhase(StrEnum):
 
 BAD_INPUT_EXIT_CODE = 2
 """A process that ends with it would fail again in the same way."""
+COULD_NOT_START_EXIT_CODE = 128
+"""Of an attempt for which the node could make no process, or set no limits."""
+ENDED_FROM_OUTSIDE = frozenset({COULD_NOT_START_EXIT_CODE, 128 + signal.SIGKILL, 128 + signal.SIGTERM})
+"""Exit codes that a process does not choose itself: its node or a person ended it."""
 
 
 class RestartPolicy(StrEnum):
@@ -177,6 +182,8 @@ class Cluster(Protocol):
 
 __all__ = [
     "BAD_INPUT_EXIT_CODE",
+    "COULD_NOT_START_EXIT_CODE",
+    "ENDED_FROM_OUTSIDE",
     "Capacity",
     "Cluster",
     "PodEvent",

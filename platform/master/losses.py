@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastrec.platform.clusters.protocol import BAD_INPUT_EXIT_CODE
 from elastrec.platform.master import leasing
 from elastrec.platform.master.effects import Decided, DeletePod, Effect
 from elastrec.platform.master.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
+from elastrec.platform.master.launch import pod_name
+from elastrec.platform.master.loss_causes import OOM_KILLED, is_taken_away
 from elastrec.platform.master.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.quantities import format_bytes
@@ -17,9 +20,8 @@ from elastrec.platform.specs.quantities import format_bytes
 if TYPE_CHECKING:
     from elastrec.platform.master.state import JobState
 
-OOM_KILLED = "OOMKilled"
-UNRETRYABLE_EXIT_CODE = 2
-"""A pod exits so when the same code would fail again: a user's bug, or input that cannot be used."""
+TAKEN_AWAY_PER_RESTART = 5
+"""Losses that the cluster caused may be so many times as many as `pod_restarts` before they end a job."""
 _SILENT_GRACE_SECONDS = 2.0
 _RETIRED_GRACE_SECONDS = 5.0
 _LAST_GRACE_SECONDS = 2.0
@@ -37,7 +39,9 @@ def pod_failed(state: JobState, event: PodFailed, effects: list[Effect]) -> None
     culprit = None
     if event.shard is not None:
         culprit = event.shard.epoch * state.queue(event.shard.kind).per_epoch + event.shard.index
-    _lose(state, member, event.reason, effects, delete=False, culprit=culprit, detail=event.traceback)
+    # A worker that names no shard met something else: a lost connection, a full disk.
+    blame = culprit is not None
+    _lose(state, member, event.reason, effects, delete=False, blame=blame, culprit=culprit, detail=event.traceback)
 
 
 def pod_silent(state: JobState, event: PodSilent, effects: list[Effect]) -> None:
@@ -64,16 +68,17 @@ def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
         return
     if event.reason == OOM_KILLED:
         _out_of_memory(state, member, effects)
-    elif event.exit_code == UNRETRYABLE_EXIT_CODE:
+    elif event.exit_code == BAD_INPUT_EXIT_CODE:
         state.fail(f"pod {event.pod} {reason}: the same code would fail again", effects, event.message)
     else:
-        _lose(state, member, reason, effects, delete=False, detail=event.message)
+        taken_away = is_taken_away(event.reason, event.exit_code)
+        _lose(state, member, reason, effects, delete=False, taken_away=taken_away, detail=event.message)
 
 
 def process_replaced(state: JobState, member: Member, event: PodRegistered, effects: list[Effect]) -> None:
     """Another process registered under the pod's name: the old one is gone, the pod is not."""
     reason = "its process was replaced"
-    if not _count(state, member, reason, effects, detail=""):
+    if not _count(state, member, reason, effects, taken_away=False, detail=""):
         return
     effects.append(Decided(decision="process_replaced", inputs={"pod": member.name, "phase": str(state.phase)}))
     if member.role is Role.WORKER:
@@ -162,19 +167,27 @@ def _lose(
     effects: list[Effect],
     *,
     delete: bool,
+    taken_away: bool = False,
+    blame: bool = True,
     culprit: int | None = None,
     detail: str = "",
     oom_bytes: int = 0,
 ) -> None:
-    """Takes a pod for dead and puts another in its place."""
+    """Takes a pod for dead and puts another in its place.
+
+    Args:
+        taken_away: the cluster or a person ended it: neither the pod nor its shard is to blame.
+        blame: the shard that a worker was at may be the cause; `culprit` is its number where it is known.
+    """
     if member.role is Role.WORKER:
-        _take_back(state, member, effects, reason, culprit=culprit, blame=not member.retiring, detail=detail)
+        blame = blame and not taken_away and not member.retiring
+        _take_back(state, member, effects, reason, culprit=culprit, blame=blame, detail=detail)
         if state.phase.is_final:
             return
     if member.retiring:
         dismiss(state, member, effects, delete=delete)
         return
-    if not _count(state, member, reason, effects, detail=detail):
+    if not _count(state, member, reason, effects, taken_away=taken_away, detail=detail):
         return
     if member.name in state.membership.members:
         dismiss(state, member, effects, delete=delete, grace_seconds=_SILENT_GRACE_SECONDS)
@@ -215,21 +228,31 @@ def _take_back(
             where = f"{kind} shard {index} of epoch {epoch} (rows {start} to {start + length - 1})"
             state.poisoned = (queue.kind, start, length)
             state.fail(
-                f"{where} failed {queue.failures[number]} times and is taken for poison; the last time "
-                f"{member.name}: {reason}",
+                f"{where} failed {queue.failures[number].count} times in a row without getting further and is taken "
+                f"for poison; the last time {member.name}: {reason}",
                 effects,
                 detail,
             )
             return
 
 
-def _count(state: JobState, member: Member, reason: str, effects: list[Effect], *, detail: str) -> bool:
-    losses = state.membership.count_loss(member.role)
-    if losses <= state.plan.pod_restarts:
+def _count(
+    state: JobState, member: Member, reason: str, effects: list[Effect], *, taken_away: bool, detail: str
+) -> bool:
+    """Counts a loss against the place's budget, which progress refills; false when that ended the job."""
+    restarts = state.plan.pod_restarts
+    streak = state.membership.count_loss(member, taken_away=taken_away)
+    if streak.failures > restarts:
+        what, limit = f"failed {streak.failures} times", f"spec.faults.pod_restarts {restarts} allows"
+    elif streak.taken_away > TAKEN_AWAY_PER_RESTART * restarts:
+        what = f"was ended by the cluster {streak.taken_away} times"
+        limit = f"{TAKEN_AWAY_PER_RESTART} times spec.faults.pod_restarts {restarts}"
+    else:
         return True
+    place = pod_name(state.plan.job_id, member.role, member.index)
     state.fail(
-        f"pods of role {member.role} were lost {losses} times, more than spec.faults.pod_restarts "
-        f"{state.plan.pod_restarts} allows; the last: {member.name}: {reason}",
+        f"pod {place} {what} in a row while the job made no progress, more than {limit}; "
+        f"the last time, {member.name}: {reason}",
         effects,
         detail,
     )

@@ -18,7 +18,8 @@ class Member(msgspec.Struct, kw_only=True):
     Attributes:
         restart: how many pods held the place before.
         incarnation: of the registered process; empty until it has registered.
-        oom_bytes: memory limit at which the predecessor was killed for memory, 0 when it ended otherwise.
+        oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
+            pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
         retiring: it was told to leave for good.
     """
@@ -52,6 +53,18 @@ class Usage(msgspec.Struct):
     byte_seconds: float = 0.0
 
 
+class LossStreak(msgspec.Struct, array_like=True):
+    """Losses of one place since the job last made progress.
+
+    Attributes:
+        failures: the pod failed, fell silent or was too slow.
+        taken_away: the cluster or a person ended it.
+    """
+
+    failures: int = 0
+    taken_away: int = 0
+
+
 class Membership(msgspec.Struct, kw_only=True):
     """All places of a job.
 
@@ -60,7 +73,8 @@ class Membership(msgspec.Struct, kw_only=True):
         left: the last pod of each place that is empty now, by `role/index`; shown when the job is over.
         condemned: pods that are being deleted; they hold no place.
         corpses: pods that ended by themselves and are kept for their logs until the job ends.
-        losses: replaced pods and restarted processes by role, held against the restart budget.
+        losses: replaced pods and restarted processes by role, in the whole life of the job.
+        streaks: by role and index, for places that were lost since the job last made progress.
     """
 
     job_id: str
@@ -69,6 +83,7 @@ class Membership(msgspec.Struct, kw_only=True):
     condemned: list[str] = []
     corpses: list[str] = []
     losses: dict[str, int] = {}
+    streaks: dict[str, dict[int, LossStreak]] = {}
     usage: dict[str, Usage] = {}
 
     def workers(self) -> list[Member]:
@@ -113,9 +128,19 @@ class Membership(msgspec.Struct, kw_only=True):
         (self.condemned if delete else self.corpses).append(name)
         return member
 
-    def count_loss(self, role: Role) -> int:
-        self.losses[role] = self.losses.get(role, 0) + 1
-        return self.losses[role]
+    def count_loss(self, member: Member, *, taken_away: bool) -> LossStreak:
+        """Notes that a place's pod was lost; returns the place's losses since the job last made progress."""
+        self.losses[member.role] = self.losses.get(member.role, 0) + 1
+        streak = self.streaks.setdefault(member.role, {}).setdefault(member.index, LossStreak())
+        if taken_away:
+            streak.taken_away += 1
+        else:
+            streak.failures += 1
+        return streak
+
+    def made_progress(self, role: Role) -> None:
+        """The job has got further with the pods of a role: what was lost before is not held against them."""
+        self.streaks.pop(role, None)
 
     def spent(self, role: Role, time: float) -> Usage:
         """Granted cores and memory over time, of all pods of a role until now."""

@@ -66,6 +66,7 @@ class Phases(msgspec.Struct, kw_only=True):
         record_template: URI of a record folder; those of this job differ from it in step and random part only.
         next_save: when the next record is due on the job's clock; None: when asked for, or at the end.
         failed_saves, final_failures: of all save orders; of the final one in a row.
+        saved_rows: trained rows of the record that holds most of them, all epochs.
     """
 
     record_template: str
@@ -84,6 +85,7 @@ class Phases(msgspec.Struct, kw_only=True):
     saves: int = 0
     failed_saves: int = 0
     final_failures: int = 0
+    saved_rows: int = 0
     rollbacks: int = 0
 
     def move(self, to: Phase, time: float) -> None:

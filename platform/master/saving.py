@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from elastrec.platform.master import leasing, losses
 from elastrec.platform.master.effects import CommitRecord, Decided, DiscardRecord, Effect
 from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, LastRecord
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
     from elastrec.platform.master.state import JobState
@@ -142,6 +142,7 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     save = phases.save
     if save is None or save.order_id != order_id or save.positions is None:
         return
+    _count_progress(state)
     phases.record = LastRecord(save.uri, save.positions, save.is_final, save.step)
     phases.save = None
     phases.saves += 1
@@ -156,6 +157,21 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
         losses.recover(state, f"{state.wanted_servers} parameter servers were asked for", effects)
     else:
         _schedule(state)
+
+
+def _count_progress(state: JobState) -> None:
+    """A record of rows that no record before held refills the budgets: no rollback takes those rows back.
+
+    Without this condition a job whose pods crash at once would go on for ever by saving the same state again.
+    """
+    rows = state.training.covered_rows()
+    if rows <= state.phases.saved_rows:
+        return
+    state.phases.saved_rows = rows
+    for role in (Role.WORKER, Role.PARAMETER_SERVER):
+        state.membership.made_progress(role)
+    for server in state.membership.servers():
+        server.oom_bytes = 0
 
 
 def failed(state: JobState, reason: str, effects: list[Effect]) -> None:

@@ -35,6 +35,13 @@ class Returned(msgspec.Struct, array_like=True):
     attempt: int
 
 
+class Failures(msgspec.Struct, frozen=True, array_like=True):
+    """Failures of one shard in a row, none of which got beyond `offset`."""
+
+    count: int
+    offset: int
+
+
 class Positions(msgspec.Struct, frozen=True):
     """What is to do, as a checkpoint record keeps it: `[shard number, offset, last attempt]` for begun shards."""
 
@@ -81,7 +88,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         lease_seconds: a pod without any progress for this long loses its leases.
         keep_rows: shards that begin below this row are marked `keep_predictions`.
         samples: rows trained, repeats counted; it survives rollbacks.
-        failures: losses by shard number, for shards that failed and are not done.
+        failures: by shard number, for shards that failed and are not done.
         deadlines: when each lease-holding pod must have shown progress.
     """
 
@@ -96,7 +103,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
     cursor: int = 0
     doing: dict[int, Lease] = {}
     returned: dict[int, Returned] = {}
-    failures: dict[int, int] = {}
+    failures: dict[int, Failures] = {}
     deadlines: dict[str, float] = {}
     held: dict[str, int] = {}
     grants: dict[str, Grant] = {}
@@ -187,13 +194,19 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         """Takes all shards of a pod back, to the end of the queue, with their acknowledged offsets.
 
         Args:
-            blame: count a failure against the shard that the pod was working on.
+            blame: count a failure against the shard that the pod was working on. Failures before a worker got
+                further with that shard do not count any more.
             culprit: that shard's number where the pod named it; else the oldest of its leases.
         """
         numbers = [number for number, lease in self.doing.items() if lease.pod == pod] if pod in self.held else []
         if blame and numbers:
             guilty = culprit if culprit in numbers else numbers[0]
-            self.failures[guilty] = self.failures.get(guilty, 0) + 1
+            offset = self.doing[guilty].offset
+            before = self.failures.get(guilty)
+            if before is None or offset > before.offset:
+                self.failures[guilty] = Failures(1, offset)
+            else:
+                self.failures[guilty] = Failures(before.count + 1, before.offset)
         ended = []
         for number in numbers:
             lease = self.doing[number]
@@ -213,8 +226,8 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         self.deadlines = dict.fromkeys(self.deadlines, time + self.lease_seconds)
 
     def poison(self, attempts: int) -> int | None:
-        """The number of a shard that failed `attempts` times or more."""
-        return next((number for number, count in self.failures.items() if count >= attempts), None)
+        """The number of a shard that failed `attempts` times or more in a row without getting further."""
+        return next((number for number, failures in self.failures.items() if failures.count >= attempts), None)
 
     def positions(self) -> Positions:
         """What a checkpoint record keeps: leased shards count as to do from their acknowledged offset."""
@@ -228,6 +241,11 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         self.cursor = positions.cursor if positions else 0
         begun = positions.begun if positions else []
         self.returned = {number: Returned(offset, attempt) for number, offset, attempt in begun}
+        # Rows up to the old offset are to be trained again: getting through them is progress.
+        self.failures = {
+            number: Failures(failures.count, self.returned[number].offset if number in self.returned else 0)
+            for number, failures in self.failures.items()
+        }
         self.grants.clear()
         return ended
 

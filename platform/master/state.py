@@ -246,10 +246,16 @@ class JobState(msgspec.Struct, kw_only=True):
             return
         for report in progress:
             accepted = self.queue(report.kind).advance(pod, report, self.time)
+            # A lost evaluation shard begins anew: only one that is completed is progress.
+            if accepted.rows and (report.kind == "train" or accepted.completed is not None):
+                self.membership.made_progress(Role.WORKER)
+                self.membership.members[pod].oom_bytes = 0
             if accepted.completed is None:
                 continue
             self.ledger([accepted.completed], effects)
             if report.kind == "evaluate":
+                # No rollback repeats it, so the servers, too, have got further.
+                self.membership.made_progress(Role.PARAMETER_SERVER)
                 self.evaluation_sketch = merge_sketches(self.evaluation_sketch, report.sketch)
 
 

@@ -177,7 +177,8 @@ class PodResources(Spec):
     cores: Cores = 1.0
     """Cores of each pod; thread counts follow it."""
     memory: Memory = 2 * 2**30
-    """Memory of each pod. One that takes more is killed and replaced; twice in a row fails the job."""
+    """Memory of each pod. One that takes more is killed and replaced; twice in a row without progress in between fails
+    the job."""
 
 
 class Resources(Spec):
@@ -235,7 +236,7 @@ class Continual(Spec):
 
 
 class FaultTolerance(Spec):
-    """When something counts as dead, and how often it may die."""
+    """When something counts as dead, and how often it may die while the job makes no progress."""
 
     heartbeat_interval: Annotated[Seconds, Field(gt=0)] = 0.5
     """Between two life signs of a pod; longer where all pods together would give more than 150 a second."""
@@ -246,9 +247,13 @@ class FaultTolerance(Spec):
     lease: Annotated[Seconds, Field(gt=0)] = 120.0
     """A shard without progress for this long is given to another worker."""
     shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4
-    """A shard whose workers failed this often is poison: the job fails and names it."""
+    """A shard is poison when its workers failed this often in a row without getting further with it: the job fails and
+    names it. What the cluster did to a worker does not count: see `pod_restarts`."""
     pod_restarts: Annotated[int, Field(ge=0, le=10_000)] = 20
-    """Replacements of a role's pods before the job gives up."""
+    """How often the pod of one place may fail in a row while the job makes no progress; at one more the job fails.
+    Progress clears the count: for workers, any of them acknowledged rows; for both roles, a record holds more trained
+    rows than every record before it. A pod that the cluster took away (preempted, evicted, deleted, its node lost,
+    killed from outside by SIGKILL or SIGTERM) did not fail; such losses in a row may be five times as many."""
 
 
 class Gate(Spec):

@@ -78,13 +78,11 @@ def campaign_job(shape: Shape, data: GenerateReport) -> TrainingJob:
             # Records often enough that faults hit them, and all of them kept, to be compared with what was restored.
             "checkpoint": {"interval": "2s", "keep": 1000},
             "continual": {"start_from": "nothing"},
-            # Faults come much faster here than anywhere else: the budgets that end a hopeless job are not in play.
+            # The budgets that end a hopeless job are the defaults.
             "faults": {
                 "heartbeat_interval": "250ms",
                 "heartbeat_timeout": HEARTBEAT_TIMEOUT_SECONDS,
                 "lease": LEASE_SECONDS,
-                "shard_attempts": 50,
-                "pod_restarts": 500,
             },
         },
     }

@@ -25,7 +25,14 @@ from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod, StillDyingError
 from elastrec.platform.clusters.local.ports import choose_port
 from elastrec.platform.clusters.local.reactor import Reactor
-from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import (
+    COULD_NOT_START_EXIT_CODE,
+    Capacity,
+    PodEvent,
+    PodSize,
+    PodSpec,
+    PodStatus,
+)
 from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
@@ -234,7 +241,7 @@ class NodeAgent(LongPolls):
             )
         except (OSError, ClusterError) as error:
             end = ProcessExit(
-                exit_code=life.COULD_NOT_START_EXIT_CODE, finished_unix_seconds=time.time(), message=str(error)
+                exit_code=COULD_NOT_START_EXIT_CODE, finished_unix_seconds=time.time(), message=str(error)
             )
             self._end(record, end)
             return

@@ -12,7 +12,6 @@ A failure is final, whatever the policy, when the process says so by its exit co
 from __future__ import annotations
 
 import hashlib
-import signal
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -22,6 +21,7 @@ from elastrec.platform.clusters.local.limits import Usage
 from elastrec.platform.clusters.local.pod_runner import ProcessExit
 from elastrec.platform.clusters.protocol import (
     BAD_INPUT_EXIT_CODE,
+    ENDED_FROM_OUTSIDE,
     PodPhase,
     PodSize,
     PodSpec,
@@ -29,8 +29,6 @@ from elastrec.platform.clusters.protocol import (
     RestartPolicy,
 )
 
-COULD_NOT_START_EXIT_CODE = 128
-"""Of an attempt for which the node could make no process, or set no limits."""
 CRASH_LIMIT = 10
 """Crashes in a row after which a pod is not restarted: about a minute, with the pauses between them."""
 
@@ -39,8 +37,6 @@ _LONGEST_DELAY_SECONDS = 10.0
 _HEALTHY_SECONDS = 60.0
 _STARTUP_SECONDS = 60.0
 _CORES_TOLERANCE = 1e-6
-_ENDED_FROM_OUTSIDE = frozenset({COULD_NOT_START_EXIT_CODE, 128 + signal.SIGKILL, 128 + signal.SIGTERM})
-"""Exit codes that a process does not choose itself: its node or a person ended it."""
 
 
 class Stage(StrEnum):
@@ -217,7 +213,7 @@ def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
 
 def _is_crash(end: ProcessExit) -> bool:
     """Whether the pod's own process is to blame for its end, and not its node or a person."""
-    return not end.lost and (end.oom_killed or end.exit_code not in _ENDED_FROM_OUTSIDE)
+    return not end.lost and (end.oom_killed or end.exit_code not in ENDED_FROM_OUTSIDE)
 
 
 def deleting(record: PodRecord, grace_seconds: float, now: float) -> PodRecord:

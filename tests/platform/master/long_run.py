@@ -50,7 +50,7 @@ _REPEATABLE = (
     | events.PodDeleted | events.RecordCommitted | events.RecordFailed
 )  # fmt: skip
 """What a network may deliver late or twice."""
-_GOOD_REASONS = ("were lost", "final record", "taken for poison", "cannot be created")
+_GOOD_REASONS = ("pod_restarts", "killed for memory", "final record", "taken for poison", "cannot be created")
 
 
 @dataclass

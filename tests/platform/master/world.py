@@ -203,7 +203,7 @@ def disturb(world: World, chance: random.Random) -> None:
     elif what < 0.75 and name:
         world.act(name)
     elif what < 0.79 and name:
-        world.kill(name)
+        world.kill(name, **chance.choice([{"exit_code": 137}, {"exit_code": 139}, {"reason": "Preempted"}]))
     elif what < 0.80:
         unborn = sorted(world.state.membership.members.keys() - world.up.keys())
         if unborn:
