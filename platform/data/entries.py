@@ -18,6 +18,8 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         uri: absolute local path or URI.
         partition: `day=2026-01-31`, or empty.
+        bytes: size of the file.
+        modified_ns: when it was last modified, in nanoseconds since the epoch; None where the file system does not say.
         row_group_rows: rows of each row group (Parquet).
         deduplicated: groups of features of which the file holds each distinct row once (Parquet).
         text: layout and row offsets (text files).
@@ -27,6 +29,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     partition: str
     rows: int
     bytes: int
+    modified_ns: int | None = None
     row_group_rows: list[int] = []
     deduplicated: tuple[tuple[str, ...], ...] = ()
     text: TextLayout | None = None

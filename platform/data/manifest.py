@@ -6,11 +6,13 @@ reads the same manifest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
@@ -144,13 +146,13 @@ def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
     raw.close()
 
 
-def _describe(data: TrainingData, partition: str, uri: str, info: object) -> tuple[DataFile, Columns]:
+def _describe(data: TrainingData, partition: str, uri: str, info: pafs.FileInfo) -> tuple[DataFile, Columns]:
     """The entry of one file and the types of the columns that are read."""
-    size: int = info.size  # type: ignore[attr-defined]
-    if not size:
+    if not info.size:
         raise DataError(f"{uri}: the file is empty; remove it or write its rows")
+    needed = dict.fromkeys(RowEncoder(data).columns)
     if data.format is FileFormat.PARQUET:
-        file, names, types = _describe_parquet(data, partition, uri, size)
+        file, names, types = _describe_parquet(data, partition, uri, info, needed)
     else:
         if uri.endswith((".gz", ".bz2", ".zst", ".lz4")):
             raise DataError(
@@ -158,13 +160,15 @@ def _describe(data: TrainingData, partition: str, uri: str, info: object) -> tup
                 "`elastrec data convert`"
             )
         layout, rows = scan_text(data, uri)
-        file = DataFile(partition=partition, uri=uri, rows=rows, bytes=size, text=layout)
+        file = DataFile(
+            partition=partition, uri=uri, rows=rows, bytes=info.size, modified_ns=info.mtime_ns, text=layout
+        )
         names, types = layout.columns, ["text"] * len(layout.columns)
     if not file.rows:
         raise DataError(f"{uri}: the file holds no rows; remove it or write its rows")
-    needed = RowEncoder(data).columns
     if data.transform is None:
-        missing = [name for name in needed if name not in names]
+        present = set(names)
+        missing = [name for name in needed if name not in present]
         if missing:
             mend = "correct the names in the job file's data section"
             if data.format is FileFormat.CSV and data.csv.has_header and len(missing) == len(needed):
@@ -173,7 +177,9 @@ def _describe(data: TrainingData, partition: str, uri: str, info: object) -> tup
     return file, [(name, kind) for name, kind in zip(names, types, strict=True) if name in needed]
 
 
-def _describe_parquet(data: TrainingData, partition: str, uri: str, size: int) -> tuple[DataFile, list[str], list[str]]:
+def _describe_parquet(
+    data: TrainingData, partition: str, uri: str, info: pafs.FileInfo, needed: Collection[str]
+) -> tuple[DataFile, list[str], list[str]]:
     filesystem, path = locate(uri)
     try:
         with filesystem.open_input_file(path) as stream:
@@ -184,6 +190,12 @@ def _describe_parquet(data: TrainingData, partition: str, uri: str, size: int) -
         raise DataError(
             f"{uri}: is no readable Parquet file ({error}); write it again or correct data.format"
         ) from error
+    doubled = sorted(name for name, count in Counter(stored.names).items() if count > 1)
+    if doubled:
+        raise DataError(
+            f"{uri}: the columns {doubled} stand in the file more than once; write the file again, with a name of "
+            "its own for every column"
+        )
     try:
         deduplicated = stored_groups(stored.metadata)
     except DataError as error:
@@ -192,14 +204,14 @@ def _describe_parquet(data: TrainingData, partition: str, uri: str, size: int) -
     if data.transform is None:
         try:
             # No rows are enough to find a type that can never fit.
-            present = [field for field in schema if field.name in RowEncoder(data).columns]
-            if len(present) == len(RowEncoder(data).columns):
+            present = [field for field in schema if field.name in needed]
+            if len(present) == len(needed):
                 RowEncoder(data).encode(pa.schema(present).empty_table())
         except DataError as error:
             raise DataError(f"{uri}: {error}") from error
     file = DataFile(
-        partition=partition, uri=uri, rows=metadata.num_rows, bytes=size, row_group_rows=groups,
-        deduplicated=deduplicated,
+        partition=partition, uri=uri, rows=metadata.num_rows, bytes=info.size, modified_ns=info.mtime_ns,
+        row_group_rows=groups, deduplicated=deduplicated,
     )  # fmt: skip
     return file, schema.names, [str(field.type) for field in schema]
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from elastrec.platform.data.encode import BadRow, EncodedRows, RowEncoder
 from elastrec.platform.data.entries import DataFile, DataManifest
-from elastrec.platform.data.files import locate
 from elastrec.platform.data.numbers import as_float64
+from elastrec.platform.data.planned_file import PlannedFile
 from elastrec.platform.data.stored_groups import StoredRows, columns_to_read, stored_names
 from elastrec.platform.data.text import INDEX_ROWS, TextLayout, parse_strings, parse_typed, row_starts
 from elastrec.platform.specs.data import TrainingData
@@ -84,7 +83,7 @@ class RawReader:
         self._numbers = frozenset((data.label, *(feature.name for feature in data.dense)))
         self._transform = load_transform(data.transform) if data.transform else None
         self._keep = keep if data.transform is None else frozenset()
-        self._open: tuple[str, pq.ParquetFile] | None = None
+        self._open: tuple[str, PlannedFile, pq.ParquetFile] | None = None
         self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
 
     def read(self, start: int, length: int, *, transformed: bool = True, together: bool = False) -> Iterator[RawRows]:
@@ -167,25 +166,29 @@ class RawReader:
     def _decoded(self, file: DataFile, groups: list[int]) -> pa.Table:
         try:
             if self._open is None or self._open[0] != file.uri:
-                filesystem, path = locate(file.uri)
+                planned = PlannedFile(file)
                 parquet = pq.ParquetFile(
-                    filesystem.open_input_file(path),
+                    planned.stream,
                     # Of use where each read is a request; of a local file it is one more copy.
-                    pre_buffer=not isinstance(filesystem, pafs.LocalFileSystem),
+                    pre_buffer=not planned.is_local,
                     # Distinct texts are hashed once each.
                     read_dictionary=stored_names(self._texts, file.deduplicated),
                 )
-                self._open = (file.uri, parquet)
-            parquet = self._open[1]
+                self._open = (file.uri, planned, parquet)
+            _, planned, parquet = self._open
             if parquet.metadata.num_rows != file.rows:
                 raise DataError(
                     f"{file.uri}: holds {parquet.metadata.num_rows} rows, the manifest says {file.rows}; the file "
                     "changed after the job began: start the job again"
                 )
             columns = columns_to_read(None if self._transform is not None else self._columns, file.deduplicated)
-            return parquet.read_row_groups(groups, columns=columns, use_threads=pa.cpu_count() > 1)
+            table = parquet.read_row_groups(groups, columns=columns, use_threads=pa.cpu_count() > 1)
+            planned.check_read()
+            return table
         except (pa.ArrowException, OSError) as error:
-            self._open = None
+            opened, self._open = self._open, None
+            if opened is not None:
+                opened[1].check_read()  # damaged, or written anew while it is read
             if len(groups) > 1:
                 # One by one, the damaged one says its number.
                 return pa.concat_tables([self._decoded(file, [index]) for index in groups])
@@ -194,13 +197,14 @@ class RawReader:
     def _text(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
         layout = file.text
         assert layout is not None
-        filesystem, path = locate(file.uri)
         columns = layout.columns if self._transform is not None else list(self._columns)
         try:
-            with filesystem.open_input_file(path) as stream:
+            planned = PlannedFile(file)
+            with planned.stream as stream:
                 while count:
                     taken = min(count, _PIECE_ROWS - first % _PIECE_ROWS)
                     block = _lines(stream, layout, first, taken, file)
+                    planned.check_read()
                     try:
                         table, ragged = self._parse(block, layout, columns, taken)
                     except DataError as error:
@@ -290,7 +294,8 @@ def apply_transform(data: TrainingData, transform: Transform, table: pa.Table) -
         raise DataError(
             f"data.transform: {data.transform} made {result.num_rows} rows of {batch.num_rows}; the number must stay"
         )
-    missing = [name for name in RowEncoder(data).columns if name not in result.schema.names]
+    returned = set(result.schema.names)
+    missing = [name for name in RowEncoder(data).columns if name not in returned]
     if missing:
         raise DataError(
             f"data.transform: {data.transform} returned no columns {missing}; returned: {result.schema.names}"

@@ -6,6 +6,8 @@ random access looks for line breaks without parsing what is before them.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -171,7 +173,7 @@ def _header(data: TrainingData, uri: str, head: bytes) -> tuple[str, list[str], 
                 f"correct csv.column_names or csv.delimiter (now {delimiter!r})"
             )
         return delimiter, named, begin
-    doubled = sorted({cell for cell in cells if cells.count(cell) > 1})
+    doubled = sorted(cell for cell, count in Counter(cells).items() if count > 1)
     if doubled:
         raise DataError(f"{uri}: the header names {doubled} more than once; every column needs its own name")
     return delimiter, cells, end + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -127,7 +128,7 @@ class TrainingData(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> TrainingData:
         names = [feature.name for feature in self.dense] + [feature.name for feature in self.sparse] + [self.label]
-        doubled = sorted({name for name in names if names.count(name) > 1})
+        doubled = sorted(name for name, count in Counter(names).items() if count > 1)
         if doubled:
             raise ValueError(f"the columns {doubled} are used more than once among label, dense and sparse")
         poolings: dict[str, set[str]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import date, datetime
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from elastrec.platform.data import (
     Partition,
     build_manifest,
     existing_partitions,
+    manifest,
     partitions_between,
     read_manifest,
     write_manifest,
 )
+from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data, table, write_lines, write_parquet
 
@@ -53,6 +57,57 @@ def test_the_digest_changes_with_a_files_rows_and_not_with_its_place(tmp_path: P
     assert moved.digest == before.digest
     _days(tmp_path / "b", "2026-01-01", rows=11)
     assert build_manifest(data(tmp_path / "b", partitioning="day")).digest != before.digest
+
+
+@pytest.mark.parametrize(("longer", "later_ns"), [(True, 0), (False, 10**9)])
+def test_the_digest_changes_with_a_files_size_and_time_though_its_rows_stay(
+    tmp_path: Path, longer: bool, later_ns: int
+) -> None:
+    log = data(tmp_path / "log", format="csv")
+    file = tmp_path / "log" / "part-0.csv"
+    write_lines(file, "label,number,row,many", "0,1,1,1", "1,2,2,2")
+    before, times = build_manifest(log), file.stat()
+    write_lines(file, "label,number,row,many", "0,1,1,1", "1,20,2,2" if longer else "1,9,2,2")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns + later_ns))
+    after = build_manifest(log)
+    assert (after.rows, after.bytes - before.bytes) == (before.rows, int(longer))
+    assert after.digest != before.digest
+
+
+def test_a_column_that_stands_twice_in_a_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
+    rows = table(10)
+    write_parquet(tmp_path / "a.parquet", rows.append_column("row", rows.column("number")))
+    with pytest.raises(DataError, match=r"a.parquet: the columns \['row'\] stand in the file more than once"):
+        build_manifest(data(tmp_path))
+
+
+def test_the_work_per_file_does_not_grow_with_the_square_of_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoders: list[TrainingData] = []
+    asked: list[int] = []
+
+    class Counted(RowEncoder):
+        def __init__(self, of: TrainingData) -> None:
+            encoders.append(of)
+            super().__init__(of)
+
+        @property
+        def columns(self) -> tuple[str, ...]:
+            asked.append(1)
+            return super().columns
+
+    monkeypatch.setattr(manifest, "RowEncoder", Counted)
+    counts = []
+    for columns in (5, 50):
+        names = [f"C{i}" for i in range(columns)]
+        write_parquet(tmp_path / f"{columns}" / "a.parquet", pa.table({name: [0, 1] for name in ("label", *names)}))
+        log = {"path": str(tmp_path / f"{columns}"), "partitioning": "none", "sparse": [{"name": n} for n in names]}
+        encoders.clear()
+        asked.clear()
+        build_manifest(TrainingData.model_validate(log), try_rows=False)
+        counts.append((len(encoders), len(asked)))
+    assert counts[0] == counts[1]
 
 
 def test_a_missing_partition_is_named_beside_those_that_exist(tmp_path: Path) -> None:

@@ -230,12 +230,11 @@ def test_row_groups_are_decoded_together_and_only_those_shared_with_a_neighbour_
 def test_a_damaged_row_group_is_named_also_when_it_is_decoded_with_others(tmp_path: Path) -> None:
     table, of = _log(tmp_path)
     write_parquet(tmp_path / "a.parquet", table, 100)
-    manifest = build_manifest(of)
     group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(1)
     with (tmp_path / "a.parquet").open("r+b") as file:
         file.seek(group.column(3).dictionary_page_offset)
         file.write(b"\xff" * 16)
-    shards = ShardReader(of, manifest)
+    shards = ShardReader(of, build_manifest(of))
     assert sum(batch.num_rows for batch in shards.read(0, 100, seed=1, shuffle=True, batch_size=50)) == 100
     with pytest.raises(DataError, match=r"a\.parquet: row group 1 cannot be read"):
         list(shards.read(0, 300, seed=1, shuffle=True, batch_size=50))

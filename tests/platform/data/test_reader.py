@@ -68,6 +68,17 @@ def test_a_shard_larger_than_a_window_is_shuffled_resumed_and_complete(
     assert list(chain.from_iterable(_rows(shards, 5, 333, shuffle=False))) == list(range(5, 338))
 
 
+def test_every_window_of_a_shard_has_a_permutation_of_its_own(
+    log: TrainingData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "WINDOW_ROWS", 50)
+    whole = _rows(_reader(log), 0, 200, batch_size=200)[0]
+    windows = np.array(whole).reshape(4, 50)
+    assert sorted(set((windows // 50).ravel())) == [0, 1, 2, 3]
+    assert (windows // 50 == windows[:, :1] // 50).all(), "a window's rows stay together"
+    assert len({tuple(order) for order in (windows % 50).tolist()}) == 4
+
+
 def test_columns_come_in_the_documented_form(log: TrainingData) -> None:
     batch = next(_reader(log).read(3, 4, seed=0, shuffle=False, batch_size=4))
     assert batch.schema.names == ["label", "dense", "row", "many"]
