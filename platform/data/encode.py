@@ -131,7 +131,7 @@ class RowEncoder:
         mark(self._data.label, values, wrong_B | missing_B | ((value_B != 0) & (value_B != 1)), "0 or 1")
         return pa.array(value_B.astype(np.float32))
 
-    def _dense(self, values: pa.Array, feature: DenseFeature, mark: Mark) -> NDArray[np.float64]:
+    def _dense(self, values: pa.Array, feature: DenseFeature, mark: Mark) -> NDArray[np.float32]:
         value_B = usable_numbers(values, feature.missing)
         if value_B is None:
             value_B, missing_B, wrong_B = as_float64(values, feature.name)
@@ -141,7 +141,12 @@ class RowEncoder:
             mark(feature.name, values, wrong_B, "a finite number, or empty")
             if wrong_B.any():
                 value_B = np.where(wrong_B, 0.0, value_B)
-        return transformed(value_B, feature)
+        float_B, fits = transformed(value_B, feature)
+        if not fits:
+            wrong_B = ~np.isfinite(float_B)
+            mark(feature.name, values, wrong_B, f"a number that fits into float32 after transform: {feature.transform}")
+            float_B[wrong_B] = 0.0
+        return float_B
 
     def _sparse(self, values: pa.Array, feature: SparseFeature, mark: Mark) -> pa.Array:
         hash_size = self._hash_sizes.get(feature.table_name)
@@ -187,15 +192,17 @@ def usable_label(values: pa.Array) -> NDArray[np.float32] | None:
     return plain_B.astype(np.float32)
 
 
-def transformed(value_B: NDArray[np.float64], feature: DenseFeature) -> NDArray[np.float64]:
-    """The feature's transform of finite values float64 [B]."""
-    if feature.transform == "log1p":
+def transformed(value_B: NDArray[np.float64], feature: DenseFeature) -> tuple[NDArray[np.float32], bool]:
+    """The feature's transform of finite values float64 [B]; and whether all of them fit into float32, else infinite."""
+    if feature.transform == "log1p":  # at most 710
         if value_B.min(initial=0.0) >= 0:
-            return np.log1p(value_B)
-        return np.copysign(np.log1p(np.abs(value_B)), value_B)
-    if feature.transform == "standardize":
-        return (value_B - feature.mean) / feature.scale
-    return value_B
+            return np.log1p(value_B).astype(np.float32), True
+        return np.copysign(np.log1p(np.abs(value_B)), value_B).astype(np.float32), True
+    with np.errstate(over="ignore"):
+        if feature.transform == "standardize":
+            value_B = (value_B - feature.mean) / feature.scale
+        float_B = value_B.astype(np.float32)
+    return float_B, bool(np.isfinite(float_B).all())
 
 
 Mark = Callable[[str, pa.Array, NDArray[np.bool_], str], None]

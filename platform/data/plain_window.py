@@ -150,14 +150,14 @@ def _dense(
     value_P = usable_numbers(values, feature.missing)
     if value_P is None:
         return False
-    room_PI[:, i] = transformed(value_P, feature)
-    return True
+    room_PI[:, i], fits = transformed(value_P, feature)
+    return fits
 
 
 def _empty(feature: DenseFeature) -> np.int32 | None:
     if feature.transform != "log1p" or not np.isfinite(feature.missing):
         return None
-    value: np.int32 = transformed(np.array([feature.missing], np.float64), feature).astype(np.float32).view(np.int32)[0]
+    value: np.int32 = transformed(np.array([feature.missing], np.float64), feature)[0].view(np.int32)[0]
     return value
 
 

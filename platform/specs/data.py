@@ -15,6 +15,9 @@ IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 ImportPath = Annotated[str, Field(pattern=IMPORT_PATH_PATTERN, examples=["my_package.models:MyModel"])]
 
 
+_LARGEST_FLOAT32 = 3.4028235e38
+
+
 class FileFormat(StrEnum):
     """How the files of a partition are encoded. `criteo_tsv`: label, I1..I13, C1..C26, separated by tabs."""
 
@@ -44,6 +47,16 @@ class DenseFeature(Spec):
     """Divided by in `standardize`."""
     missing: float = 0.0
     """The value used, before the transform, where the field is empty."""
+
+    @model_validator(mode="after")
+    def _missing_fits(self) -> DenseFeature:
+        value = (self.missing - self.mean) / self.scale if self.transform == "standardize" else self.missing
+        if self.transform != "log1p" and abs(value) > _LARGEST_FLOAT32:
+            raise ValueError(
+                f"a value for `missing` of at most {_LARGEST_FLOAT32:g} after the transform, which is what float32 "
+                f"holds; this one becomes {value:g}"
+            )
+        return self
 
 
 class SparseFeature(Spec):

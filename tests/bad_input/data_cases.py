@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from tests.bad_input.case import DAYS, ROWS, Arguments, Case, Place, columns, run, with_field, with_files
 
 PLACES = "Folders and partitions"
@@ -85,6 +87,11 @@ def _pages(body: bytes) -> bytes:
     return body[:4] + bytes(len(body) - footer - 4) + body[-footer:]
 
 
+def _doubled_column(place: Place) -> None:
+    rows = pq.read_table(place.part(SECOND))
+    pq.write_table(rows.append_column("C1", rows["C1"]), place.part(SECOND))
+
+
 def _types_changed(place: Place) -> None:
     place.write(SECOND, C1=[f"item {i}" for i in range(ROWS)])
 
@@ -118,6 +125,8 @@ CASES = [
          ("part-0.parquet", "no readable Parquet", "write it again")),
     Case(FILES, "a file whose pages are damaged", bytes_of(_pages, FIRST),
          ("part-0.parquet", "cannot be read")),
+    Case(FILES, "two columns of one name", with_files(_doubled_column),
+         ("part-0.parquet", "'C1'", "more than once", "write the file again")),
     Case(FILES, "text in a Parquet folder", bytes_of(lambda body: b"label,C1\n0,1\n"),
          ("part-0.parquet", "no readable Parquet", "correct data.format")),
     Case(FILES, "a file without rows",
@@ -139,6 +148,14 @@ CASES = [
          ("row 1", "'I1'", "nan", "number", "skip")),
     Case(VALUES, "infinity among the numbers", column("I1", [float("inf"), *[0.0] * (ROWS - 1)]),
          ("row 0", "'I1'", "inf", "number")),
+    Case(VALUES, "a number too large for float32",
+         lambda place: [place.write(FIRST, I1=[0.0, 1e300, *[0.0] * (ROWS - 2)]),
+                        place.set("spec.data.dense.0.transform", "none"), *run(place)][2:],
+         ("part-0.parquet", "row 1", "'I1'", "1e+300", "float32", "skip")),
+    Case(VALUES, "a value for empty fields that is too large for float32",
+         lambda place: [place.set("spec.data.dense.0", {"name": "I1", "transform": "none", "missing": 1e300}),
+                        *run(place)][1:],
+         ("spec.data.dense.0", "1e+300", "float32")),
     Case(VALUES, "text among the numbers", all_days("I1", ["1.5", "n/a", *["0"] * (ROWS - 2)]),
          ("row 1", "'I1'", "'n/a'", "number")),
     Case(VALUES, "an id with a fraction", column("C1", [1.5] * ROWS), ("row 0", "'C1'", "1.5", "integer")),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.data.encode import BadRow, RowEncoder
 from elastrec.platform.data.raw import apply_transform, load_transform
 from elastrec.platform.specs.errors import CheckpointError, DataError
 from elastrec.trainers.export.artifact import Artifact
@@ -34,12 +34,14 @@ class Scored:
         bad: bool [B], rows that the encoder cannot use.
         batch: the trainer-ready rows that are not bad.
         pooled: float32 [B', F, R] of the rows that are not bad, features in `features`' order.
+        first_bad: why the first bad row is bad.
     """
 
     probability: np.ndarray[Any, np.dtype[np.float32]]
     bad: np.ndarray[Any, np.dtype[np.bool_]]
     batch: pa.RecordBatch
     pooled: np.ndarray[Any, np.dtype[np.float32]]
+    first_bad: BadRow | None = None
 
 
 class Scorer:
@@ -93,7 +95,7 @@ class Scorer:
             probability[~encoded.bad_B] = np.concatenate(scores)
         width = self.job.spec.model.row_dimension
         pooled_BFR = np.concatenate(pooled) if pooled else np.empty((0, len(self.features), width), np.float32)
-        return Scored(probability, encoded.bad_B, good, pooled_BFR)
+        return Scored(probability, encoded.bad_B, good, pooled_BFR, encoded.first_bad)
 
 
 def together(parts: list[Scored]) -> Scored:
@@ -133,15 +135,15 @@ class PyfuncModel:
         """Click probabilities of raw rows, one float32 column `probability`.
 
         Raises:
-            DataError: a row cannot be used; names the row's position.
+            DataError: a row cannot be used; names the row's position, the column and its value.
         """
         if not isinstance(model_input, pd.DataFrame):
             raise DataError(f"the model scores a pandas DataFrame of raw columns, not {type(model_input).__name__}")
         scored = self.scorer.score(pa.Table.from_pandas(model_input, preserve_index=False))
-        if scored.bad.any():
+        if (bad := scored.first_bad) is not None:
             raise DataError(
-                f"row {int(np.flatnonzero(scored.bad)[0])} cannot be scored: a value is not of its column's kind; "
-                f"{int(scored.bad.sum())} of {len(scored.bad)} rows are so"
+                f"row {bad.row} cannot be scored: {bad.reason}; "
+                f"{int(scored.bad.sum())} of {len(scored.bad)} rows cannot be scored"
             )
         return pd.DataFrame({PROBABILITY: scored.probability}, index=model_input.index)
 

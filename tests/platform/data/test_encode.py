@@ -173,6 +173,37 @@ def test_a_number_that_is_not_finite_is_bad_however_it_is_read(value: float) -> 
     assert encoded.first_bad is not None and encoded.first_bad.column == "f"
 
 
+@pytest.mark.parametrize(
+    ("feature", "largest", "too_large"),
+    [
+        ({"transform": "none"}, 3.4e38, 3.5e38),
+        ({"transform": "none"}, -3.4e38, -1e300),
+        ({"transform": "standardize", "scale": 1e-30}, 3e8, 1e9),
+        ({"transform": "standardize", "scale": 1e-300}, 0.0, 1e300),
+    ],
+)
+@pytest.mark.parametrize("written", [float, str])
+@pytest.mark.filterwarnings("error")
+def test_a_value_that_float32_cannot_hold_after_its_transform_is_bad(
+    feature: dict[str, object], largest: float, too_large: float, written: type
+) -> None:
+    of = data(Path(), dense=({"name": "f", **feature},), sparse=({"name": "g"},))
+    rows = pa.table({"f": [written(largest), written(too_large), None], "g": [1, 2, 3]})
+    encoded = RowEncoder(of).encode(rows, with_label=False)
+    assert encoded.bad_B.tolist() == [False, True, False]
+    assert encoded.first_bad is not None and encoded.first_bad.column == "f"
+    assert f"found {written(too_large)!r}, expected a number that fits into float32" in encoded.first_bad.reason
+    assert np.isfinite(encoded.batch.column("dense").flatten()).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_logarithm_of_any_finite_number_fits_into_float32() -> None:
+    of = data(Path(), dense=({"name": "f"},), sparse=({"name": "g"},))
+    encoded = RowEncoder(of).encode(pa.table({"f": [1e308, -1e308], "g": [1, 2]}), with_label=False)
+    assert encoded.first_bad is None
+    assert encoded.batch.column("dense").to_pylist() == [[pytest.approx(709.196)], [pytest.approx(-709.196)]]
+
+
 def test_a_missing_column_is_named_beside_those_found() -> None:
     with pytest.raises(DataError, match="column 'f' is missing; found: g"):
         RowEncoder(data(Path(), dense=(), sparse=({"name": "f"},))).encode(pa.table({"g": [1]}), with_label=False)

@@ -227,6 +227,25 @@ def test_row_groups_are_decoded_together_and_only_those_shared_with_a_neighbour_
     assert decoded == [[0, 1, 2, 3], [4], [5], [6], [7, 8, 9]]
 
 
+@pytest.mark.parametrize("read", [{"shuffle": False}, {"shuffle": True}])
+@pytest.mark.filterwarnings("error")
+def test_a_value_beyond_float32_is_a_bad_row_on_the_fast_way_too(tmp_path: Path, read: dict[str, bool]) -> None:
+    of = _data(tmp_path, 3, 1, bad_rows={"policy": "skip", "at_most": 1})
+    rows = pa.table(
+        {"label": [0, 1, 0], **{f"d{i}": [1.0, 1e300 if i == 2 else 2.0, 3.0] for i in range(3)}, "s0": [1, 2, 3]}
+    )
+    write_parquet(tmp_path / "a.parquet", rows)
+    shards = ShardReader(of, build_manifest(of))
+    assert shards._plain is not None
+    batches = list(shards.read(0, 3, seed=0, batch_size=3, **read))
+    assert sorted(row for batch in batches for row in batch.column("s0").to_pylist()) == [1, 3]
+    assert all(np.isfinite(dense_of(batch)).all() for batch in batches)
+    assert shards.skipped_rows == 1
+    strict = _data(tmp_path, 3, 1)
+    with pytest.raises(DataError, match=r"a\.parquet: row 1, column 'd2': found 1e\+300, expected .* float32"):
+        list(ShardReader(strict, build_manifest(of)).read(0, 3, seed=0, batch_size=3, **read))
+
+
 def test_a_damaged_row_group_is_named_also_when_it_is_decoded_with_others(tmp_path: Path) -> None:
     table, of = _log(tmp_path)
     write_parquet(tmp_path / "a.parquet", table, 100)

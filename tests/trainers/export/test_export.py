@@ -138,6 +138,8 @@ def test_a_row_that_cannot_be_scored_is_named(finished, tmp_path: Path) -> None:
 
     frame = raw_frame(finished.job.spec.data, finished.raw.slice(0, 4))
     frame.loc[2, "device"] = "no hexadecimal"
-    with pytest.raises(DataError, match="row 2 cannot be scored"):
+    with pytest.raises(
+        DataError, match=r"row 2 cannot be scored: column 'device': found 'no hexadecimal'.*1 of 4 rows"
+    ):
         PyfuncModel(scorer).predict(frame)
     assert isinstance(PyfuncModel(scorer).predict(frame[:2]), pd.DataFrame)
