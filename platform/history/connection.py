@@ -7,19 +7,23 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from elastrec.platform.history.database import (
+    artifacts_folder,
+    database_file,
+    ensure_database,
+    explained_database_errors,
+)
 from elastrec.platform.history.records import TAG_JOB_ID
 from elastrec.platform.specs.errors import HistoryError
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-_DATABASE_FILE = "sqlite:///"
 _ANSWER_SECONDS = 3.0
 _FIRST_SERVER_ERROR = 500
 
@@ -67,6 +71,7 @@ class Connection:
     def __init__(self, tracking_uri: str, experiment: str, ui_url: str = "") -> None:
         self._tracking_uri = tracking_uri
         self._experiment = experiment
+        self._database = database_file(tracking_uri)
         self._ui = (ui_url or (tracking_uri if tracking_uri.startswith("http") else "")).rstrip("/")
 
     @cached_property
@@ -82,6 +87,8 @@ class Connection:
         if not self._tracking_uri.startswith("http"):
             # mlflow's database store looks models up through the process-wide URI.
             mlflow.set_tracking_uri(self._tracking_uri)
+        if self._database:
+            ensure_database(self._database)
         return MlflowClient(self._tracking_uri, registry_uri=self._tracking_uri)
 
     @contextmanager
@@ -89,7 +96,8 @@ class Connection:
         from mlflow.exceptions import MlflowException
 
         try:
-            yield
+            with explained_database_errors(self._database) if self._database else nullcontext():
+                yield
         except MlflowException as error:
             raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}") from error
         except OSError as error:
@@ -117,11 +125,7 @@ class Connection:
 
     def _artifacts(self) -> str | None:
         """Where a new experiment keeps its files: beside a database file; a server chooses itself."""
-        # MLflow's own choice is `mlruns` in the folder that somebody happens to stand in.
-        if not self._tracking_uri.startswith(_DATABASE_FILE):
-            return None
-        database = Path(self._tracking_uri.removeprefix(_DATABASE_FILE).partition("?")[0])
-        return (database.absolute().parent / "artifacts").as_uri()
+        return artifacts_folder(self._database) if self._database else None
 
     def run_url(self, run_id: str) -> str:
         """Page of a run; empty when nobody serves MLflow's pages (a database file as tracking URI)."""

@@ -124,12 +124,8 @@ def home_folder() -> Path:
 
 
 def tracking_uri() -> str:
-    """MLflow's address: `MLFLOW_TRACKING_URI`, or an SQLite file in the home folder, made with the owner's rights."""
-    if named := os.environ.get(TRACKING_VARIABLE):
-        return named
-    database = home_folder() / "mlflow.db"
-    database.touch(mode=0o600)
-    return f"sqlite:///{database}"
+    """MLflow's address: `MLFLOW_TRACKING_URI`, or an SQLite file in the home folder."""
+    return os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{home_folder() / 'mlflow.db'}"
 
 
 def tls_folder() -> Path | None:

@@ -48,7 +48,7 @@ def test_tls_for_pods_of_a_cluster_without_it_is_refused(material: Path) -> None
         Platform.connect(config, "", "work", pod_tls=read_tls(material))
 
 
-def test_work_folder_and_history_are_the_owners_alone_in_a_home_that_others_can_enter(
+def test_the_work_folder_is_the_owners_alone_in_a_home_that_others_can_enter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -61,5 +61,5 @@ def test_work_folder_and_history_are_the_owners_alone_in_a_home_that_others_can_
         Platform.from_environment(start=False)
     finally:
         stop_agent(home / "agent")
-    assert {path.name for path in home.iterdir()} == {"agent", "work", "mlflow.db"}
+    assert {path.name for path in home.iterdir()} == {"agent", "work"}
     assert [path.name for path in home.iterdir() if stat.S_IMODE(path.stat().st_mode) & 0o077] == []

@@ -1,0 +1,119 @@
+"""MLflow's database in an SQLite file: made whole or not at all, whatever happens to the process that makes it.
+
+MLflow makes its tables by running all of its migrations, which takes seconds. A process that is killed meanwhile, or a
+second one that does the same at that moment, would leave a file that no MLflow can open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from elastrec.platform.specs.errors import HistoryError
+
+_SCHEME = "sqlite:///"
+_WAIT_SECONDS = 300.0
+_TICK_SECONDS = 0.05
+
+
+def database_file(tracking_uri: str) -> Path | None:
+    """The file of a tracking URI; None when that is something else."""
+    if not tracking_uri.startswith(_SCHEME):
+        return None
+    return Path(tracking_uri.removeprefix(_SCHEME).partition("?")[0]).absolute()
+
+
+def artifacts_folder(database: Path) -> str:
+    """Where runs of a database file keep their files: beside it. MLflow's own choice is the current folder."""
+    return (database.parent / "artifacts").as_uri()
+
+
+def ensure_database(database: Path) -> None:
+    """Makes MLflow's database where there is none; returns when it is there and complete.
+
+    Raises:
+        HistoryError: the file is something else, was left half made, or belongs to another version of MLflow; or it
+            cannot be made.
+    """
+    try:
+        if not _has_content(database):
+            with _locked(database.with_name(f"{database.name}.lock")):
+                if not _has_content(database):
+                    _make(database)
+        _check(database)
+    except OSError as error:
+        raise HistoryError(f"{database}: MLflow's database cannot be opened or made: {error}") from error
+
+
+def _has_content(database: Path) -> bool:
+    return database.exists() and database.stat().st_size > 0
+
+
+@contextlib.contextmanager
+def _locked(lock: Path) -> Iterator[None]:
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise HistoryError(f"{lock}: another process has held it for {_WAIT_SECONDS:g} s") from None
+                time.sleep(_TICK_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make(database: Path) -> None:
+    """Makes the whole database under another name, then gives it its own; the caller holds the lock."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    unfinished = database.with_name(f"{database.name}.new")
+    for left in database.parent.glob(f"{unfinished.name}*"):
+        left.unlink()
+    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with explained_database_errors(database):
+        store = SqlAlchemyStore(f"{_SCHEME}{unfinished}", artifacts_folder(database))
+        store.engine.dispose()
+    unfinished.replace(database)
+
+
+def _check(database: Path) -> None:
+    # MLflow would try to open a file that is no database for an hour, and migrate an old one in place.
+    from mlflow.store.db.base_sql_model import Base
+    from mlflow.store.tracking.dbmodels import models  # noqa: F401 (fills Base)
+
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    except sqlite3.DatabaseError as error:
+        raise HistoryError(
+            f"{database}: MLflow's database cannot be read: {error}; move the file away, or name another database or "
+            "server in MLFLOW_TRACKING_URI"
+        ) from error
+    if missing := set(Base.metadata.tables) - {name for (name,) in rows}:
+        raise HistoryError(
+            f"{database}: this database lacks {len(missing)} of MLflow's tables: it is of an older MLflow, or making "
+            f"it was interrupted. To keep its runs, copy it and run: mlflow db upgrade {_SCHEME}{database}. Should "
+            "that fail, or where there is nothing to keep, move the file away; a new one is made"
+        )
+
+
+@contextlib.contextmanager
+def explained_database_errors(what: object) -> Iterator[None]:
+    """Turns the errors of SQLAlchemy, which MLflow does not always catch, into one line."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+        raise HistoryError(f"{what}: MLflow's database refused: {reason}") from error

@@ -1,0 +1,109 @@
+"""MLflow's database file: first commands that are killed, that come together, and files that others have made."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from elastrec.platform.history import History
+from elastrec.platform.history.connection import Connection
+from elastrec.platform.specs.errors import HistoryError
+from tests.processes import wait_for
+
+_OPEN = "import sys; from elastrec.platform.history import History; History(sys.argv[1], 'clicks').open_run('a-job')"
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def opening(uri: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", _OPEN, uri], stderr=subprocess.PIPE, text=True)
+
+
+def tables(folder: Path) -> int:
+    """How many tables there are so far, under whatever name."""
+    for file in folder.glob("mlflow.db*"):
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as it,
+        ):
+            if found := it.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]:
+                return int(found)
+    return 0
+
+
+@pytest.mark.parametrize("made", [1, 30])
+def test_a_first_command_that_is_killed_leaves_nothing_that_hinders_the_next(
+    tmp_path: Path, uri: str, made: int
+) -> None:
+    first = opening(uri)
+    try:
+        wait_for(lambda: tables(tmp_path) >= made, 120, "some of the tables")
+    finally:
+        first.kill()
+        first.communicate()
+    assert History(uri, "clicks").open_run("a-job") == ""
+    assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
+
+
+def test_first_commands_that_come_together_all_succeed(tmp_path: Path, uri: str) -> None:
+    together = [opening(uri) for _ in range(2)]
+    ends = [(process.communicate(timeout=240)[1], process.returncode) for process in together]
+    assert [code for _, code in ends] == [0, 0], ends
+    assert History(uri, "clicks").open_run("a-job") == ""
+    assert stat.S_IMODE((tmp_path / "mlflow.db").stat().st_mode) == 0o600
+
+
+def _some_tables(file: Path) -> None:
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE experiments (experiment_id INTEGER PRIMARY KEY)")
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_some_tables, "lacks [0-9]+ of MLflow's tables.*mlflow db upgrade sqlite:///.*move the file away"),
+        (lambda file: file.write_text("no database at all, but long enough"), "file is not a database; move the file"),
+        (lambda file: file.mkdir(), "(unable to open database file|disk I/O error); move the file away"),
+    ],
+)
+def test_a_file_that_is_no_database_of_this_mlflow_is_refused_at_once_and_left_alone(
+    tmp_path: Path, uri: str, make: Callable[[Path], object], said: str
+) -> None:
+    file = tmp_path / "mlflow.db"
+    make(file)
+    before = file.read_bytes() if file.is_file() else b""
+    began = time.monotonic()
+    with pytest.raises(HistoryError, match=said) as error:
+        History(uri, "clicks").open_run("a-job")
+    assert len(str(error.value).splitlines()) == 1 and time.monotonic() - began < 30
+    assert (file.read_bytes() if file.is_file() else b"") == before
+
+
+def test_a_folder_that_nobody_may_write_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HistoryError, match=r"cannot be opened or made: .*Not a directory"):
+        History(f"sqlite:///{tmp_path}/file/mlflow.db", "clicks").open_run("a-job")
+
+
+def test_an_error_of_the_database_is_one_line(uri: str) -> None:
+    connection = Connection(uri, "clicks")
+    refusal = OperationalError("INSERT INTO runs VALUES (1)", {}, sqlite3.OperationalError("database is locked"))
+    with (
+        pytest.raises(HistoryError, match=r"mlflow\.db: MLflow's database refused: database is locked"),
+        connection._explained("write"),
+    ):
+        raise refusal
