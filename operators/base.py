@@ -68,13 +68,22 @@ def watched(task: ElastrecOperator, context: Context, job_id: str, owner: str) -
         "dag_id": this.dag_id,
         "run_id": this.run_id,
         "watched_task_id": this.task_id,
+        "map_index": _map_index(context),
+        "try_number": this.try_number,
     }
 
 
 def owner_token(context: Context) -> str:
     """Names this try of this task: who holds it may stop the job, until another try takes the job over."""
-    task = context["ti"]
-    return f"{task.dag_id}/{task.run_id}/{task.task_id}/{task.try_number}"
+    task, index = context["ti"], _map_index(context)
+    name = task.task_id if index < 0 else f"{task.task_id}[{index}]"
+    return f"{task.dag_id}/{task.run_id}/{name}/{task.try_number}"
+
+
+def _map_index(context: Context) -> int:
+    """The index of a mapped task instance, -1 for others."""
+    index = context["ti"].map_index
+    return -1 if index is None else index
 
 
 def owner_key(context: Context) -> str:

@@ -17,7 +17,7 @@ from elastrec.operators.base import (
 )
 from elastrec.operators.links import push_link
 from elastrec.operators.triggers import EvaluatorTrigger, TrackingTrigger
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.errors import JobNotFoundError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -159,9 +159,7 @@ class FinishJobOperator(ElastrecOperator):
         job_id = prepared.job_id
         try:
             phase = observe(self.platform, job_id).metrics.phase
-        except ClusterError as error:
-            if "not in the cluster" not in str(error):
-                raise
+        except JobNotFoundError:
             # Its evaluator may have come later.
             finish_job(self.platform, prepared)
             self.log.info("job %s is gone already", job_id)

@@ -82,10 +82,10 @@ class AirflowClient:
                 return None
             raise
 
-    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> str:
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int, map_index: int = -1) -> str:
         """The log of one try of a task as text."""
         place = f"{self._run(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}"
-        found = self.call("GET", f"{place}?full_content=true")["content"]
+        found = self.call("GET", f"{place}?full_content=true&map_index={map_index}")["content"]
         return "\n".join(_log_lines(found))
 
     def clear(self, dag_id: str, run_id: str, task_ids: list[str]) -> None:
@@ -93,9 +93,10 @@ class AirflowClient:
         body = {"dry_run": False, "dag_run_id": run_id, "task_ids": task_ids, "only_failed": False}
         self.call("POST", f"/dags/{dag_id}/clearTaskInstances", {**body, "include_downstream": True})
 
-    def set_task_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
+    def set_task_state(self, dag_id: str, run_id: str, task_id: str, state: str, map_index: int = -1) -> None:
         """Marks a task failed or successful, as the button does."""
-        self.call("PATCH", f"{self._run(dag_id, run_id)}/taskInstances/{task_id}", {"new_state": state})
+        place = task_id if map_index < 0 else f"{task_id}/{map_index}"
+        self.call("PATCH", f"{self._run(dag_id, run_id)}/taskInstances/{place}", {"new_state": state})
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One call under `/api/v2`.

@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 _START_SECONDS = 120.0
 _LOOPBACK = "127.0.0.1"
-_AIRFLOW = {
+AIRFLOW_SERVICES = {
     "core": ("api-server", "--apps", "core"),
     "execution": ("api-server", "--apps", "execution"),
     # Log servers would bind to every interface of the machine; the API server reads the files themselves.
@@ -132,7 +132,7 @@ class ServiceStack:
         self._start_mlflow()
         self._start_agent()
         self._migrate()
-        for name in _AIRFLOW:
+        for name in AIRFLOW_SERVICES:
             self.start_airflow(name)
         running = list(self.services.values())
         wait_until(lambda: answers(f"{self.mlflow_url}/health"), running, "MLflow", _START_SECONDS)
@@ -141,7 +141,7 @@ class ServiceStack:
 
     def stop(self) -> None:
         """Stops everything: first Airflow, so that nobody starts more, then jobs and their agent, then MLflow."""
-        airflow = [service.process.pid for name, service in self.services.items() if name in _AIRFLOW]
+        airflow = [service.process.pid for name, service in self.services.items() if name in AIRFLOW_SERVICES]
         stop_sessions(airflow)
         self._stop_agent()
         stop_sessions([service.process.pid for service in self.services.values()])
@@ -153,7 +153,7 @@ class ServiceStack:
 
     def start_airflow(self, name: str) -> None:
         """Starts a process of Airflow, again if it ended: core, execution, scheduler, dag-processor or triggerer."""
-        command = [_tool("airflow"), *_AIRFLOW[name]]
+        command = [_tool("airflow"), *AIRFLOW_SERVICES[name]]
         if name in ("core", "execution"):
             command += ["--host", _LOOPBACK, "--port", str(self._ports[name]), "--workers", "1"]
         self._start(name, command)

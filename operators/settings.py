@@ -18,8 +18,14 @@ FIRE_GRACE_SECONDS = 6.0
 """A trigger never fires earlier: Airflow turns success into up_for_retry when it fires while the task still defers."""
 LOST_AFTER_SECONDS = 30.0
 """A job that the cluster does not know for this long is reported as lost, not as still running."""
+SILENT_AFTER_SECONDS = 300.0
+"""A master that does not answer for this long fails the try. Its node restarts an ended one several times before."""
 UNREACHABLE_AFTER_SECONDS = 600.0
 """A cluster that does not answer for this long fails the try; the next one attaches to the job again."""
+STATE_SECONDS = 120.0
+"""How long Airflow may take to tell a trigger the state of its task; then the owner of the job decides."""
+KILL_SECONDS = 120.0
+"""How long a trigger goes on trying to stop a job whose cluster does not answer."""
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=5)
 LONGEST_JOB = timedelta(hours=24)

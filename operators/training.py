@@ -24,7 +24,7 @@ from elastrec.operators.links import push_link
 from elastrec.operators.params import read_interval, read_job
 from elastrec.operators.progress import progress_line
 from elastrec.operators.triggers import JobPhaseTrigger
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Phase
 
 if TYPE_CHECKING:
@@ -236,9 +236,7 @@ def _remove_unsuccessful(platform: Platform, job_id: str) -> bool:
 
     try:
         phase = observe(platform, job_id).metrics.phase
-    except ClusterError as error:
-        if "not in the cluster" not in str(error):
-            raise
+    except JobNotFoundError:
         return False
     if phase in (Phase.FAILED, Phase.STOPPED):
         finish(platform, job_id)

@@ -1,13 +1,20 @@
 """Triggers only look: the job lives in the cluster, whatever becomes of the triggerer that watches it.
 
-Two run kinds are told apart when a deferred task is ended by a person. Marked failed or successful, or its DAG run
-ended: the job is stopped. Cleared: the next try of the task takes the job over, so it is left alone; and should the
-state be unknown, the owner token decides (a job that another try took over cannot be stopped by this one).
+When a person ends a deferred task, two cases differ. Marked failed or successful, or its DAG run ended: the job is
+stopped. Cleared: the next try of the task takes the job over, so it is left alone.
+
+Airflow does not wait for a trigger before it starts the next try, and does not tell a trigger the number of the try
+that is current. So the task's state alone does not decide. The trigger carries the try that deferred, in `owner`; each
+try takes the job over under its own number; and a stop in the name of a try that is no longer the owner is refused by
+the job's master. What the state is asked for is whether another try can come.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,22 +22,35 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from elastrec.operators import settings
+from elastrec.operators.doubt import Doubt, Patience
 from elastrec.operators.progress import Progress, progress_line
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.errors import ClusterError, JobNotFoundError
 
 if TYPE_CHECKING:
-    from elastrec.platform.jobs import Platform
+    from elastrec.platform.jobs import Observation, Platform
 
 Answer = TypeVar("Answer")
-_ENDED_STATES = {"failed", "success", "skipped", "removed", "upstream_failed"}
+_CLEARED = ""
+_ANOTHER_TRY_STATES = {
+    _CLEARED,
+    "scheduled",
+    "queued",
+    "running",
+    "restarting",
+    "up_for_retry",
+    "up_for_reschedule",
+    "deferred",
+}
+"""States after which a try of the task goes on, or another one comes."""
 
 
 class JobTrigger(BaseTrigger):
-    """What the two triggers share: identity, the grace before the first event, and what a kill means.
+    """What the triggers share: identity, the grace before the first event, and what a kill means.
 
     Args:
         owner: token of the try that deferred; only the owner may stop the job.
-        dag_id, run_id, watched_task_id, map_index: the deferred task, asked for its state when it is killed.
+        dag_id, run_id, watched_task_id, map_index: the deferred task instance, asked for its state when it is killed.
+        try_number: of the try that deferred, for the log.
     """
 
     path = ""
@@ -43,18 +63,24 @@ class JobTrigger(BaseTrigger):
         dag_id: str,
         run_id: str,
         watched_task_id: str,
+        map_index: int = -1,
+        try_number: int = 0,
         poll_seconds: float = settings.POLL_SECONDS,
         grace_seconds: float = settings.FIRE_GRACE_SECONDS,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.job_id = job_id
         self.conn_id = conn_id
         self.owner = owner
         self.dag_id = dag_id
         self.run_id = run_id
         self.watched_task_id = watched_task_id
+        self.map_index = map_index
+        self.try_number = try_number
         self.poll_seconds = poll_seconds
         self.grace_seconds = grace_seconds
+        self._patience = Patience(settings.PROGRESS_SECONDS)
+        self._decision: asyncio.Task[None] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments, all plain values."""
@@ -65,22 +91,96 @@ class JobTrigger(BaseTrigger):
             "dag_id",
             "run_id",
             "watched_task_id",
+            "map_index",
+            "try_number",
             "poll_seconds",
             "grace_seconds",
         )
         return self.path, {name: getattr(self, name) for name in names}
 
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Fires once, with what `watch` found."""
+        begin = time.monotonic()
+        # The first question to Airflow makes the triggerer load its whole API, half a minute on a busy machine. Asked
+        # now, it does not delay the decision about a kill.
+        first_question = asyncio.create_task(self._warm_up())
+        try:
+            outcome, reason = await self.watch()
+            await asyncio.sleep(max(0.0, self.grace_seconds - (time.monotonic() - begin)))
+        finally:
+            first_question.cancel()
+        # All that the resumed task needs is in the event: `dag.test()` forgets the arguments of `defer`.
+        yield TriggerEvent({"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason})
+
+    @abc.abstractmethod
+    async def watch(self) -> tuple[str, str]:
+        """Waits for what the task waits for; returns the outcome and its reason."""
+
     async def on_kill(self) -> None:
         """Stops the job when a person ended the task for good; leaves it to the next try when the task was cleared."""
-        state = await self._task_state()
-        if state is not None and state not in _ENDED_STATES:
-            self.log.info("job %s is left running: the task was cleared (state %s)", self.job_id, state or "none")
-            return
-        from elastrec.platform.jobs import stop
+        self._decision = asyncio.create_task(self._decide())
+        await asyncio.shield(self._decision)
 
+    async def cleanup(self) -> None:
+        """Waits for the decision about a kill.
+
+        Airflow cancels a trigger whose task a person ended once a second until the trigger is gone, so `on_kill` itself
+        is interrupted after a second. The decision is a task of its own, which nothing interrupts, and the trigger does
+        not end before it: what was decided is in the task's log.
+        """
+        while self._decision is not None and not self._decision.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({self._decision})
+
+    async def _decide(self) -> None:
+        """Decides about the job and logs what was decided; tries again while the cluster does not answer."""
+        deadline = time.monotonic() + settings.KILL_SECONDS
+        try:
+            while True:
+                try:
+                    self.log.info(await self._stop_or_leave())
+                    return
+                except Exception as error:
+                    if time.monotonic() >= deadline:
+                        self.log.error("%s: %s", self._undecided(), error)
+                        return
+                    self.log.warning("job %s could not be stopped; trying again: %s", self.job_id, error)
+                await asyncio.sleep(self.poll_seconds)
+        except asyncio.CancelledError:
+            self.log.error("%s: the triggerer ended", self._undecided())
+            raise
+
+    async def _stop_or_leave(self) -> str:
+        state = await self._task_state()
+        this_try = f"try {self.try_number} of task {self.watched_task_id}"
+        if state in _ANOTHER_TRY_STATES:
+            words = f"is {state}" if state else "was cleared"
+            return f"job {self.job_id} is left running: {this_try} was ended and the task {words}; its next try goes on"
         reason = f"the Airflow task {self.watched_task_id} was ended by a person"
-        stopped = await self._ask(lambda platform: stop(platform, self.job_id, reason, owner=self.owner))
-        self.log.info("job %s was %s", self.job_id, "stopped" if stopped else "not stopped: another try owns it")
+
+        def stop(platform: Platform) -> bool:
+            from elastrec.platform.jobs import stop
+
+            return stop(platform, self.job_id, reason, owner=self.owner)
+
+        words = f"the task is {state}" if state else "the task's state is unknown"
+        if await self._ask(stop):
+            return f"job {self.job_id} was stopped: {this_try} was ended and {words}"
+        return f"job {self.job_id} was not stopped although {words}: {this_try} does not own it any more, or it is gone"
+
+    def _gives_up(self, doubt: Doubt | None, reason: str) -> bool:
+        """Counts and logs an observation (None: the job answered); whether the wait for the job is over."""
+        now = time.monotonic()
+        is_over = doubt is not None and self._patience.add(doubt, now)
+        line = self._patience.line(reason, now) if doubt is not None else self._patience.reset(now)
+        if line:
+            self.log.log(logging.INFO if doubt is None else logging.WARNING, line)
+        return is_over
+
+    def _undecided(self) -> str:
+        return (
+            f"nothing was decided about job {self.job_id}, which may go on; end it with `elastrec stop {self.job_id}`"
+        )
 
     async def _ask(self, question: Callable[[Platform], Answer]) -> Answer:
         """Runs a blocking call beside the event loop, on a platform of its own thread."""
@@ -98,89 +198,91 @@ class JobTrigger(BaseTrigger):
         return self._hook.platform
 
     async def _task_state(self) -> str | None:
-        """The state of the deferred task: empty when cleared, None when it cannot be found out."""
+        """The state of the deferred task instance: empty when cleared, None when it cannot be found out."""
+        task = self.watched_task_id if self.map_index < 0 else f"{self.watched_task_id}_{self.map_index}"
+        try:
+            states = await asyncio.wait_for(asyncio.to_thread(self._ask_airflow), settings.STATE_SECONDS)
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            self.log.warning("the state of task %s is unknown, so the owner of the job decides: %s", task, words)
+            return None
+        if task not in states:
+            self.log.warning("Airflow knows no task %s in run %s, so the owner of the job decides", task, self.run_id)
+            return None
+        return str(states[task] or _CLEARED)
+
+    async def _warm_up(self) -> None:
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(self._ask_airflow)
+
+    def _ask_airflow(self) -> dict[str, Any]:
+        """The states of the watched task's instances in this run; a mapped one is called `task_id_index`."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-        try:
-            states = await asyncio.to_thread(
-                RuntimeTaskInstance.get_task_states,
-                dag_id=self.dag_id,
-                task_ids=[self.watched_task_id],
-                run_ids=[self.run_id],
-            )
-        except Exception as error:
-            self.log.warning("the state of task %s is unknown: %s", self.watched_task_id, error)
-            return None
-        return str(states.get(self.run_id, {}).get(self.watched_task_id) or "")
-
-    def _event(self, outcome: str, reason: str = "") -> TriggerEvent:
-        # All that the resumed task needs is in the event: `dag.test()` forgets the arguments of `defer`.
-        event = {"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason}
-        return TriggerEvent(event)  # type: ignore[no-untyped-call]
+        found: dict[str, dict[str, Any]] = RuntimeTaskInstance.get_task_states(
+            dag_id=self.dag_id, map_index=self.map_index, task_ids=[self.watched_task_id], run_ids=[self.run_id]
+        )
+        return found.get(self.run_id, {})
 
 
 class JobPhaseTrigger(JobTrigger):
-    """Fires when the job is over: outcome `succeeded`, `failed`, `stopped`, `lost` or `unreachable`."""
+    """Fires when the job is over (`succeeded`, `failed`, `stopped`) or cannot be observed any more (see `Doubt`)."""
 
     path = "elastrec.operators.triggers.JobPhaseTrigger"
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    async def watch(self) -> tuple[str, str]:
         """Looks every `poll_seconds`; one line when the phase changes, and one every 15 s beside that."""
+        progress = Progress(settings.PROGRESS_SECONDS)
+        while True:
+            try:
+                observation = await self._ask(self._observe)
+            except JobNotFoundError as error:
+                doubt, reason = Doubt.LOST, str(error)
+            except ClusterError as error:
+                doubt, reason = Doubt.UNREACHABLE, str(error)
+            else:
+                metrics = observation.metrics
+                reason = observation.failure or metrics.reason
+                if metrics.phase.is_final:
+                    return metrics.phase.value.lower(), reason
+                doubt = None if observation.reachable else Doubt.SILENT
+                if observation.reachable and progress.is_due(metrics, time.monotonic()):
+                    self.log.info(progress_line(metrics))
+            if self._gives_up(doubt, reason):
+                return str(doubt), reason
+            await asyncio.sleep(self.poll_seconds)
+
+    def _observe(self, platform: Platform) -> Observation:
         from elastrec.platform.jobs import observe
 
-        begin = time.monotonic()
-        progress = Progress(settings.PROGRESS_SECONDS)
-        doubt_since: float | None = None
-        while True:
-            now = time.monotonic()
-            outcome, reason = "", ""
-            try:
-                observation = await self._ask(lambda platform: observe(platform, self.job_id))
-            except ClusterError as error:
-                doubt_since = now if doubt_since is None else doubt_since
-                outcome, reason = _outcome_of_doubt(str(error), now - doubt_since)
-            else:
-                doubt_since = None
-                if observation.reachable and progress.is_due(observation.metrics, now):
-                    self.log.info(progress_line(observation.metrics))
-                if observation.metrics.phase.is_final:
-                    outcome = observation.metrics.phase.value.lower()
-                    reason = observation.failure or observation.metrics.reason
-            if outcome:
-                await asyncio.sleep(max(0.0, self.grace_seconds - (time.monotonic() - begin)))
-                yield self._event(outcome, reason)
-                return
-            await asyncio.sleep(self.poll_seconds)
+        return observe(platform, self.job_id)
 
 
 class EvaluatorTrigger(JobTrigger):
-    """Fires when the evaluator pod has ended: outcome `done` or `failed`, or `unreachable`."""
+    """Fires when the evaluator pod has ended (an `EvaluatorState`), or with `unreachable`."""
 
     path = "elastrec.operators.triggers.EvaluatorTrigger"
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    async def watch(self) -> tuple[str, str]:
         """Looks every `poll_seconds`."""
+        while True:
+            doubt: Doubt | None = None
+            try:
+                outcome, reason = await self._ask(self._ended)
+            except ClusterError as error:
+                doubt, outcome, reason = Doubt.UNREACHABLE, "", str(error)
+            if outcome:
+                return outcome, reason
+            if self._gives_up(doubt, reason):
+                return str(doubt), reason
+            await asyncio.sleep(self.poll_seconds)
+
+    def _ended(self, platform: Platform) -> tuple[str, str]:
+        """The evaluator's state, empty while it runs, and its reason."""
         from elastrec.platform.jobs import EvaluatorState, evaluator_state
 
-        begin = time.monotonic()
-        doubt_since: float | None = None
-        while True:
-            now = time.monotonic()
-            outcome, reason = "", ""
-            try:
-                state, reason = await self._ask(lambda platform: evaluator_state(platform, self.job_id))
-            except ClusterError as error:
-                doubt_since = now if doubt_since is None else doubt_since
-                outcome, reason = _outcome_of_doubt(str(error), now - doubt_since)
-            else:
-                doubt_since = None
-                if state is not EvaluatorState.RUNNING:
-                    outcome = state.value
-            if outcome:
-                await asyncio.sleep(max(0.0, self.grace_seconds - (time.monotonic() - begin)))
-                yield self._event(outcome, reason)
-                return
-            await asyncio.sleep(self.poll_seconds)
+        state, reason = evaluator_state(platform, self.job_id)
+        return "" if state is EvaluatorState.RUNNING else state.value, reason
 
 
 class TrackingTrigger(JobTrigger):
@@ -197,30 +299,22 @@ class TrackingTrigger(JobTrigger):
         path, arguments = super().serialize()
         return path, {**arguments, "patience_seconds": self.patience_seconds}
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    async def watch(self) -> tuple[str, str]:
         """Looks every `poll_seconds`; one line at once, and one every 15 s."""
-        from elastrec.platform.jobs import tracking_answers
-
         begin = time.monotonic()
-        told_at = float("-inf")
-        while not await self._ask(tracking_answers):
+        logged = float("-inf")
+        while not await self._ask(self._answers):
             now = time.monotonic()
             left = self.patience_seconds - (now - begin)
             if left <= 0:
-                yield self._event("away")
-                return
-            if now - told_at >= settings.PROGRESS_SECONDS:
-                told_at = now
+                return "away", ""
+            if now - logged >= settings.PROGRESS_SECONDS:
+                logged = now
                 self.log.info("MLflow does not answer; waiting for it up to %.0f s more", left)
             await asyncio.sleep(self.poll_seconds)
-        await asyncio.sleep(max(0.0, self.grace_seconds - (time.monotonic() - begin)))
-        yield self._event("back")
+        return "back", ""
 
+    def _answers(self, platform: Platform) -> bool:
+        from elastrec.platform.jobs import tracking_answers
 
-def _outcome_of_doubt(error: str, seconds: float) -> tuple[str, str]:
-    """`lost` when the cluster answers but does not know the job, `unreachable` when it does not answer at all."""
-    if "not in the cluster" in error and seconds >= settings.LOST_AFTER_SECONDS:
-        return "lost", error
-    if seconds >= settings.UNREACHABLE_AFTER_SECONDS:
-        return "unreachable", error
-    return "", ""
+        return tracking_answers(platform)

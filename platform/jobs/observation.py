@@ -8,7 +8,7 @@ from elastrec.platform.clusters.protocol import PodPhase
 from elastrec.platform.jobs.last_words import ending_of, keep_log, pod_last_words
 from elastrec.platform.jobs.masters import ask_pod, pod_of_master
 from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.errors import ClusterError, JobNotFoundError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport.job_messages import GetStatus, Status
 
@@ -32,11 +32,12 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
     """The job now.
 
     Raises:
-        ClusterError: no such job in the cluster, or the cluster cannot be reached.
+        JobNotFoundError: no such job in the cluster.
+        ClusterError: the cluster cannot be reached.
     """
     pod = pod_of_master(platform, job_id)
     if pod is None:
-        raise ClusterError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
+        raise JobNotFoundError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
     if pod.phase is PodPhase.FAILED:
         reason = f"the master failed: {ending_of(platform, pod)}"
         return Observation(TrainingMetrics(job=job_id, phase=Phase.FAILED, reason=reason), reason)

@@ -43,6 +43,10 @@ class ClusterError(ElastrecError):
     """A cluster refused or could not do what was asked."""
 
 
+class JobNotFoundError(ClusterError):
+    """The cluster answers and does not know the job: it was stopped, finished or never launched."""
+
+
 class TransportError(ElastrecError):
     """A call over the network failed; `retryable` tells whether the same call may be sent again."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 from elastrec.platform.jobs import Allocation, GateDecision, Interval, Launched, Observation, Prepared
 from elastrec.platform.jobs.types import ModelScore
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 
 INTERVAL = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
@@ -51,6 +51,7 @@ class TaskInstance:
     run_id: str = "scheduled__2026-01-03"
     task_id: str = "task"
     try_number: int = 1
+    map_index: int | None = -1
     max_tries: int = 3
     pushed: dict[str, Any] = field(default_factory=dict)
 
@@ -84,7 +85,7 @@ class Platform:
 
     def observe(self, platform: Any, job_id: str) -> Observation:
         if self.phase is None:
-            raise ClusterError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
+            raise JobNotFoundError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
         return Observation(TrainingMetrics(job=job_id, phase=self.phase, evaluated=True, auc=0.75))
 
     def launch(self, platform: Any, prepared: Prepared, allocation: Allocation, owner: str = "") -> Launched:

@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 from structlog.testing import capture_logs
 
 from elastrec.operators.base import ElastrecOperator
+from elastrec.operators.doubt import Doubt
 from elastrec.operators.links import RUN_URL_KEY
 from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
 from elastrec.operators.services import default_dags_folder
@@ -136,6 +137,17 @@ def test_the_offline_phase_takes_the_job_over_and_defers(platform: Platform) -> 
     assert deferred.value.method_name == "resume"
 
 
+def test_the_tries_of_mapped_siblings_own_their_jobs_under_different_names(platform: Platform) -> None:
+    owners = []
+    for map_index in (0, 1):
+        with pytest.raises(TaskDeferred) as deferred:
+            offline().execute(context(map_index=map_index))
+        trigger = deferred.value.trigger
+        assert isinstance(trigger, JobPhaseTrigger) and (trigger.map_index, trigger.try_number) == (map_index, 1)
+        owners.append(trigger.owner)
+    assert owners == [f"{OWNER}[0]/1", f"{OWNER}[1]/1"]
+
+
 def test_a_first_try_reports_a_job_that_has_already_failed_instead_of_starting_it_again(platform: Platform) -> None:
     platform.phase = Phase.FAILED
     with pytest.raises(TaskDeferred):
@@ -167,7 +179,7 @@ def test_a_users_bug_fails_at_once_with_its_traceback_in_the_log(
     assert "ZeroDivisionError: division by zero" in [line["event"] for line in lines if line["log_level"] == "error"]
 
 
-@pytest.mark.parametrize("outcome", ["lost", "unreachable"])
+@pytest.mark.parametrize("outcome", list(Doubt))
 def test_a_lost_job_is_tried_again(platform: Platform, outcome: str) -> None:
     with pytest.raises(AirflowException) as failed:
         offline().resume(context(), event(outcome))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from airflow.jobs.triggerer_job_runner import TriggerRunner
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import TriggerEvent
+from structlog.testing import capture_logs
 
 from elastrec.operators import settings
 from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger, JobTrigger, TrackingTrigger
 from elastrec.platform.jobs import EvaluatorState, Observation
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.errors import ClusterError, JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 
 ARGUMENTS: dict[str, Any] = {
@@ -25,6 +29,7 @@ ARGUMENTS: dict[str, Any] = {
     "dag_id": "dag",
     "run_id": "run",
     "watched_task_id": "task",
+    "try_number": 1,
     "poll_seconds": 0.01,
     "grace_seconds": 0.0,
 }
@@ -91,7 +96,7 @@ def test_a_job_that_stays_unknown_is_lost_but_one_that_comes_back_is_not(
     script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "LOST_AFTER_SECONDS", 0.05)
-    gone = ClusterError("job clicks-1: not in the cluster; it was stopped, finished or never launched")
+    gone = JobNotFoundError("job clicks-1: not in the cluster; it was stopped, finished or never launched")
     script(gone, seen(Phase.TRAINING), seen(Phase.SUCCEEDED))
     assert first_event(JobPhaseTrigger(**ARGUMENTS))["outcome"] == "succeeded"
     script(gone)
@@ -138,24 +143,203 @@ def test_a_trigger_is_rebuilt_from_what_it_serialises(kind: Callable[..., JobTri
     assert type(rebuilt) is type(kind(**ARGUMENTS)) and rebuilt.serialize() == (path, arguments)
 
 
-@pytest.mark.parametrize(
-    ("state", "stops"),
-    [("failed", True), ("success", True), (None, True), ("", False), ("queued", False), ("running", False)],
-)
-def test_only_a_task_that_was_ended_for_good_stops_its_job(
-    monkeypatch: pytest.MonkeyPatch, state: str | None, stops: bool
-) -> None:
-    stopped = []
-
-    async def task_state(self: JobTrigger) -> str | None:
-        return state
+@pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Job and owner of each stop that was asked for."""
+    stopped: list[tuple[str, str]] = []
 
     def stop(platform: Any, job_id: str, reason: str, owner: str) -> bool:
         stopped.append((job_id, owner))
         return True
 
     monkeypatch.setattr(JobTrigger, "_platform", lambda self: None)
-    monkeypatch.setattr(JobTrigger, "_task_state", task_state)
     monkeypatch.setattr("elastrec.platform.jobs.stop", stop)
+    return stopped
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The states that Airflow knows of the task instances of the run; an exception under "" is raised."""
+    known: dict[str, Any] = {}
+
+    def get_task_states(
+        dag_id: str, map_index: int | None, task_ids: list[str], run_ids: list[str]
+    ) -> dict[str, dict[str, Any]]:
+        assert (dag_id, task_ids, run_ids) == ("dag", ["task"], ["run"])
+        if "" in known:
+            raise known[""]
+        return {"run": dict(known)}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(get_task_states))
+    return known
+
+
+MINE = ("clicks-1", "dag/run/task/1")
+
+
+@pytest.mark.parametrize(
+    ("state", "stops"),
+    [
+        ("failed", True),
+        ("success", True),
+        ("a state of a later Airflow", True),
+        (None, False),
+        ("queued", False),
+        ("running", False),
+        ("deferred", False),
+        ("up_for_retry", False),
+    ],
+)
+def test_only_a_task_that_was_ended_for_good_stops_its_job(
+    kills: list[tuple[str, str]], states: dict[str, Any], state: str | None, stops: bool
+) -> None:
+    states["task"] = state
+    with capture_logs() as lines:
+        asyncio.run(JobPhaseTrigger(**ARGUMENTS).on_kill())
+    assert kills == ([MINE] if stops else [])
+    (line,) = [line["event"] for line in lines]
+    assert "try 1 of task task" in line and ("was stopped" if stops else "left running") in line
+
+
+@pytest.mark.parametrize("states_known", [{}, {"other": None}, {"": RuntimeError("no API")}])
+def test_an_unknown_state_leaves_the_decision_to_the_owner_of_the_job(
+    kills: list[tuple[str, str]], states: dict[str, Any], states_known: dict[str, Any]
+) -> None:
+    states.update(states_known)
     asyncio.run(JobPhaseTrigger(**ARGUMENTS).on_kill())
-    assert stopped == ([("clicks-1", "dag/run/task/1")] if stops else [])
+    assert kills == [MINE]
+
+
+@pytest.mark.parametrize(("states_of_both", "stops"), [(("failed", None), True), ((None, "failed"), False)])
+def test_a_mapped_task_instance_is_judged_by_its_own_state(
+    kills: list[tuple[str, str]], states: dict[str, Any], states_of_both: tuple[Any, Any], stops: bool
+) -> None:
+    states["task_3"], states["task_4"] = states_of_both
+    asyncio.run(JobPhaseTrigger(**ARGUMENTS, map_index=3).on_kill())
+    assert kills == ([MINE] if stops else [])
+
+
+def test_a_stop_that_the_jobs_owner_refuses_is_logged(
+    monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]], states: dict[str, Any]
+) -> None:
+    states["task"] = "failed"
+    monkeypatch.setattr("elastrec.platform.jobs.stop", lambda *values, **names: False)
+    with capture_logs() as lines:
+        asyncio.run(JobPhaseTrigger(**ARGUMENTS).on_kill())
+    assert [line["event"] for line in lines if "was not stopped" in line["event"]]
+
+
+def test_a_cluster_that_does_not_answer_is_asked_again_to_stop_the_job(
+    monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]], states: dict[str, Any]
+) -> None:
+    states["task"] = "failed"
+    answers = iter([ClusterError("connection refused"), ClusterError("connection refused"), True])
+
+    def stop(*values: Any, **names: Any) -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("elastrec.platform.jobs.stop", stop)
+    with capture_logs() as lines:
+        asyncio.run(JobPhaseTrigger(**ARGUMENTS).on_kill())
+    assert "was stopped" in lines[-1]["event"]
+    monkeypatch.setattr(settings, "KILL_SECONDS", 0.0)
+    answers = iter([ClusterError("connection refused")])
+    with capture_logs() as lines:
+        asyncio.run(JobPhaseTrigger(**ARGUMENTS).on_kill())
+    assert "nothing was decided" in lines[-1]["event"] and "elastrec stop clicks-1" in lines[-1]["event"]
+
+
+def test_a_kill_is_carried_out_although_airflow_cancels_the_trigger_again_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]]
+) -> None:
+    observed, asked, gate = threading.Event(), threading.Event(), threading.Event()
+
+    def observe(platform: Any, job_id: str) -> Observation:
+        observed.set()
+        return seen(Phase.TRAINING)
+
+    def get_task_states(**names: Any) -> dict[str, dict[str, Any]]:
+        if observed.is_set():
+            asked.set()
+            assert gate.wait(60)
+        return {"run": {"task": "failed"}}
+
+    monkeypatch.setattr("elastrec.platform.jobs.observe", observe)
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(get_task_states))
+
+    async def kill() -> None:
+        runner = TriggerRunner()
+        runner.triggers[1] = {"is_watcher": False, "name": "job", "events": 0}  # type: ignore[typeddict-item]
+        task = asyncio.create_task(runner.run_trigger(1, JobPhaseTrigger(**ARGUMENTS)))
+        runner.triggers[1]["task"] = task
+        assert await asyncio.to_thread(observed.wait, 60)
+        # The triggerer cancels the trigger at each exchange with its supervisor until it has ended.
+        for _ in range(5):
+            runner.to_cancel.append(1)
+            await runner.cancel_triggers()
+            assert await asyncio.to_thread(asked.wait, 60)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert not task.done() and kills == []
+        gate.set()
+        await asyncio.wait({task}, timeout=60)
+        assert task.cancelled() and kills == [MINE]
+
+    asyncio.run(kill())
+
+
+def test_airflow_is_asked_before_there_is_a_kill_and_nothing_waits_for_its_answer(
+    monkeypatch: pytest.MonkeyPatch, script: Callable[..., None]
+) -> None:
+    asked, gate = threading.Event(), threading.Event()
+
+    def get_task_states(**names: Any) -> dict[str, dict[str, Any]]:
+        asked.set()
+        assert gate.wait(60)
+        return {}
+
+    def observe(platform: Any, job_id: str) -> Observation:
+        assert asked.wait(60), "nobody asked Airflow for the task's state"
+        return seen(Phase.SUCCEEDED)
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(get_task_states))
+    monkeypatch.setattr(JobTrigger, "_platform", lambda self: None)
+    monkeypatch.setattr("elastrec.platform.jobs.observe", observe)
+
+    async def watch() -> None:
+        events = JobPhaseTrigger(**ARGUMENTS).run()
+        event = await anext(aiter(events))
+        assert event.payload["outcome"] == "succeeded"
+        gate.set()
+
+    asyncio.run(watch())
+
+
+def silent(reason: str = "the master does not answer: deadline exceeded") -> Observation:
+    return Observation(TrainingMetrics(job="clicks", phase=Phase.PENDING, reason=reason), reachable=False)
+
+
+def test_a_silent_master_ends_the_wait_with_its_reason_and_is_logged(
+    script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "SILENT_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr(settings, "PROGRESS_SECONDS", 0.0)
+    script(seen(Phase.TRAINING), silent())
+    with capture_logs() as lines:
+        event = first_event(JobPhaseTrigger(**ARGUMENTS))
+    assert (event["outcome"], event["reason"]) == ("silent", "the master does not answer: deadline exceeded")
+    warnings = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert warnings and "its master does not answer" in warnings[0] and "deadline exceeded" in warnings[0]
+
+
+def test_a_master_that_answers_again_ends_the_doubt(
+    script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "PROGRESS_SECONDS", 0.0)
+    script(silent(), silent(), seen(Phase.TRAINING), seen(Phase.SUCCEEDED))
+    with capture_logs() as lines:
+        assert first_event(JobPhaseTrigger(**ARGUMENTS))["outcome"] == "succeeded"
+    assert [line for line in lines if "observed again" in line["event"]]

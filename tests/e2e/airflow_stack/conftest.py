@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 import yaml
 
 from elastrec.operators.rest import AirflowClient
-from elastrec.operators.services import ServiceStack, default_dags_folder
+from elastrec.operators.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder
 from elastrec.operators.settings import DAG_ID
 from elastrec.platform.clusters import connect_cluster
 from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.jobs import Platform, stop
 from tests.e2e.airflow_stack.waiting import wait
 from tests.processes import processes_of
 
@@ -32,6 +34,35 @@ class Broken(Dlrm):
         return super().forward(dense_features, sparse_features)
 """
 
+_DAGS = (DAG_ID, "click_log_arrived", "auto_scaling", "bare_training")
+
+# One mapped, deferred task and nothing behind it: when a person ends it, only its trigger can stop the job.
+BARE_DAG = "bare_training"
+_BARE_DAG_FILE = f"""
+from airflow.sdk import DAG, Param, task
+
+from elastrec.operators.training import (
+    LaunchJobOperator,
+    OfflinePhaseOperator,
+    PrepareDataOperator,
+    WarmStartOperator,
+)
+
+with DAG(
+    dag_id="{BARE_DAG}",
+    schedule=None,
+    render_template_as_native_obj=True,
+    params={{"job": Param({{}}, type="object")}},
+):
+    prepared = PrepareDataOperator(task_id="prepare_data", jobs_folder="/", job="{{{{ params.job }}}}")
+    allocation = WarmStartOperator(task_id="warm_start", prepared=prepared.output)
+    launched = LaunchJobOperator(task_id="launch", prepared=prepared.output, allocation=allocation.output)
+    jobs = task(lambda launched: [launched], task_id="jobs")(launched.output)
+    OfflinePhaseOperator.partial(
+        task_id="offline_phase", retries=0, prepared=prepared.output, allocation=allocation.output
+    ).expand(launched=jobs)
+"""
+
 
 @pytest.fixture(scope="package")
 def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,6 +72,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = yaml.safe_load((folder / "scaling.yaml").read_text())
     settings |= {"least_steps": LEAST_STEPS, "round_interval": "10m"}
     (folder / "scaling.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "bare_training.py").write_text(_BARE_DAG_FILE)
     return folder
 
 
@@ -52,10 +84,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory, dags: Path) -> Iterator[Serv
         patch.setenv("PYTHONPATH", str(code))
         with ServiceStack(dags.parent / "home", dags=dags, cores=CORES, memory_bytes=MEMORY_BYTES) as running:
             airflow = AirflowClient(running.airflow_url)
-            wanted = (DAG_ID, "click_log_arrived", "auto_scaling")
-            wait(lambda: all(airflow.has_dag(dag) for dag in wanted), 60, "the DAG files")
+            for dag in (*_DAGS, "click_log_clustered"):
+                wait(lambda dag=dag: airflow.has_dag(dag), f"the DAG {dag}")  # type: ignore[misc]
             assert airflow.import_errors() == []
-            airflow.unpause(DAG_ID)
+            for dag in (DAG_ID, BARE_DAG):
+                airflow.unpause(dag)
             yield running
     assert [process.cmdline() for process in processes_of(running.home)] == []
 
@@ -68,3 +101,31 @@ def airflow(stack: ServiceStack) -> AirflowClient:
 @pytest.fixture(scope="package")
 def cluster(stack: ServiceStack) -> Cluster:
     return connect_cluster(stack.cluster_config())
+
+
+@pytest.fixture(autouse=True)
+def _clean_up(stack: ServiceStack, airflow: AirflowClient, cluster: Cluster) -> Iterator[None]:
+    """Ends what a test that failed left behind: killed services, unfinished runs, jobs. The next test starts clean."""
+    yield
+    for name in AIRFLOW_SERVICES:
+        if name not in stack.services:
+            stack.start_airflow(name)
+    wait(lambda: answers(f"{stack.airflow_url}/api/v2/monitor/health"), "the API server")
+    left = [run for dag in _DAGS for run in airflow.end_active_runs(dag)]
+    if not left and not cluster.list():
+        return
+    # Airflow's own way first: triggers and the teardown tasks of the runs stop the jobs.
+    with contextlib.suppress(AssertionError):
+        wait(cluster.list, "the end of the jobs", lambda pods: not pods, seconds=60)
+    platform = Platform.connect(stack.cluster_config(), stack.mlflow_url, str(stack.home / "work"))
+    for job in {pod.job for pod in cluster.list()}:
+        stop(platform, job, "a test left it behind")
+    wait(cluster.list, "the end of the pods", lambda pods: not pods)
+    wait(lambda: [task for dag in _DAGS for task in _unfinished(airflow, dag)], "the end of tasks", lambda at: not at)
+
+
+def _unfinished(airflow: AirflowClient, dag_id: str) -> list[str]:
+    """Tasks that run, or are about to, in any run of a DAG."""
+    query = "&".join(f"state={state}" for state in ("scheduled", "queued", "running", "restarting", "deferred"))
+    found = airflow.call("GET", f"/dags/{dag_id}/dagRuns/~/taskInstances?{query}")["task_instances"]
+    return [f"{task['dag_run_id']} {task['task_id']} {task['state']}" for task in found]

@@ -24,6 +24,7 @@ from tests.e2e.conftest import job_content
 
 DAG = "auto_scaling"
 BATCH = 256
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,7 +103,7 @@ def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
     launched = jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
     watched = Watched(platform, job_id)
     try:
-        wait(lambda: watched.last and is_profiled(platform, job_id), 90, "enough steps to decide by")
+        wait(lambda: watched.last and is_profiled(platform, job_id), "enough steps to decide by")
         first, second = airflow.trigger(DAG, {}), airflow.trigger(DAG, {})
         assert finished(airflow, DAG, first) == finished(airflow, DAG, second) == "success"
         mapped = [task for task in instances(airflow, first) if task["task_id"] in ("propose", "apply")]
@@ -110,7 +111,7 @@ def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
         # One round at a time: the second began when the first one had ended.
         begun = [task["start_date"] for task in instances(airflow, second) if task["start_date"]]
         assert min(begun) >= max(task["end_date"] for task in instances(airflow, first))
-        wait(lambda: watched.last and working_workers(watched.last) > 1, 150, "a second worker's first step")
+        wait(lambda: watched.last, "a second worker's first step", lambda last: last and working_workers(last) > 1)
         ledger = jobs.ledger(platform, job_id)
     finally:
         watched.stop()

@@ -28,10 +28,12 @@ from tests.e2e.airflow_stack.browser import (
     shown_metric,
     trigger_by_form,
 )
-from tests.e2e.airflow_stack.waiting import finished, wait
+from tests.e2e.airflow_stack.conftest import BARE_DAG
+from tests.e2e.airflow_stack.waiting import finished, run_states, wait
 from tests.e2e.conftest import job_content
 
 STOPPED_SECONDS = 35.0
+pytestmark = pytest.mark.timeout(1800)
 
 
 def job(log: GenerateReport, name: str, **changes: Any) -> dict[str, Any]:
@@ -46,10 +48,6 @@ def slow_job(log: GenerateReport, name: str) -> dict[str, Any]:
     return job(log, name, training=training)
 
 
-def task_state(airflow: AirflowClient, run_id: str, task_id: str) -> str:
-    return str(airflow.tasks(DAG_ID, run_id).get(task_id, {}).get("state") or "")
-
-
 def logs(airflow: AirflowClient, run_id: str, task_id: str) -> str:
     tries = int(airflow.tasks(DAG_ID, run_id)[task_id]["try_number"])
     return "\n".join(airflow.log(DAG_ID, run_id, task_id, number) for number in range(1, tries + 1))
@@ -59,17 +57,21 @@ def master(cluster: Cluster, job_id: str) -> PodStatus | None:
     return next((pod for pod in cluster.list(job_id) if pod.role is Role.MASTER), None)
 
 
-def trained(airflow: AirflowClient, cluster: Cluster, run_id: str) -> str:
+def trained(airflow: AirflowClient, cluster: Cluster, run_id: str, dag_id: str = DAG_ID) -> str:
     """The id of a run's job as soon as its workers run and its task waits deferred."""
 
-    def ready() -> str:
-        prepared = airflow.xcom(DAG_ID, run_id, "prepare_data")
-        if not prepared or task_state(airflow, run_id, "offline_phase") != "deferred":
-            return ""
-        workers = [pod for pod in cluster.list(prepared["job_id"]) if pod.role is Role.WORKER]
-        return str(prepared["job_id"]) if workers else ""
+    def observe() -> tuple[str, dict[str, str], list[str]]:
+        prepared = airflow.xcom(dag_id, run_id, "prepare_data")
+        job_id = str(prepared["job_id"]) if prepared else ""
+        pods = [f"{pod.name} {pod.phase}" for pod in cluster.list(job_id) if pod.role is Role.WORKER] if job_id else []
+        return job_id, run_states(airflow, dag_id, run_id), pods
 
-    return str(wait(ready, 120, f"the training of {run_id}"))
+    def is_ready(seen: tuple[str, dict[str, str], list[str]]) -> bool:
+        _, states, workers = seen
+        assert states[run_id] not in ("success", "failed"), states
+        return states.get("offline_phase", "").startswith("deferred") and bool(workers)
+
+    return wait(observe, f"the training of {run_id}", is_ready)[0]
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +143,6 @@ def stopped(stack: ServiceStack, names: Sequence[str]) -> Iterator[None]:
             process.resume()
 
 
-@pytest.mark.timeout(600)
 def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job(
     stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
 ) -> None:
@@ -149,38 +150,63 @@ def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the
     job_id = trained(airflow, cluster, run_id)
     before = master(cluster, job_id)
     assert before is not None
-    wait(lambda: "samples/s" in first_try(airflow, run_id), 60, "the triggerer to watch the job")
+    wait(lambda: first_try(airflow, run_id), "the triggerer to watch the job", lambda said: "samples/s" in said)
     # `core` and `execution` are the api-servers, for people and for tasks.
     killed = ("triggerer", "scheduler", "core", "execution")
     with stopped(stack, killed):
-        # Longer than Airflow waits for the life sign of a service.
+        # Longer than Airflow waits for the heartbeat of a service.
         time.sleep(STOPPED_SECONDS)
-    said = first_try(airflow, run_id)
-    wait(lambda: len(first_try(airflow, run_id)) > len(said), 60, "the triggerer to go on watching")
+    before_stop = first_try(airflow, run_id)
+    wait(
+        lambda: first_try(airflow, run_id),
+        "the triggerer to go on watching",
+        lambda said: len(said) > len(before_stop),
+    )
     assert first_try(airflow, run_id).count("starting") == 1
     for name in killed:
         stack.kill(name)
     for name in killed:
         stack.start_airflow(name)
-    wait(lambda: answers(f"{stack.airflow_url}/api/v2/monitor/health"), 120, "the api-server")
-    wait(lambda: first_try(airflow, run_id).count("starting") == 2, 90, "the new triggerer to do so")
+    wait(lambda: answers(f"{stack.airflow_url}/api/v2/monitor/health"), "the api-server")
+    wait(lambda: first_try(airflow, run_id), "the new triggerer to do so", lambda said: said.count("starting") == 2)
     airflow.clear(DAG_ID, run_id, ["offline_phase"])
-    # A triggerer that is asked for the first time loads all of Airflow's API: half a minute on a busy machine.
-    wait(lambda: "left running" in first_try(airflow, run_id), 150, "the first trigger to be told of the clear")
-    wait(lambda: attempts(airflow, run_id) == 2, 90, "the second try")
-    wait(lambda: task_state(airflow, run_id, "offline_phase") == "deferred", 90, "the second try to wait")
+    wait(
+        lambda: first_try(airflow, run_id),
+        "the first trigger's decision about the clear",
+        lambda said: "left running" in said,
+    )
+    wait(
+        lambda: run_states(airflow, DAG_ID, run_id),
+        "the second try to wait",
+        lambda states: states["offline_phase"] == "deferred (try 2)",
+    )
     after = master(cluster, job_id)
     assert after is not None
     assert (after.uid, after.restarts) == (before.uid, before.restarts)
     assert {pod.job for pod in cluster.list()} == {job_id}
 
     airflow.set_task_state(DAG_ID, run_id, "offline_phase", "failed")
-    wait(lambda: cluster.list() == [], 60, "the end of the pods of a task that was marked failed")
+    wait(cluster.list, "the end of the pods of a task that was marked failed", lambda pods: not pods)
     assert finished(airflow, DAG_ID, run_id) == "failed"
 
 
-def attempts(airflow: AirflowClient, run_id: str) -> int:
-    return int(airflow.tasks(DAG_ID, run_id)["offline_phase"]["try_number"])
+def test_a_mapped_task_that_is_marked_failed_stops_its_job_although_the_triggerer_has_just_started(
+    stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
+) -> None:
+    run_id = airflow.trigger(BARE_DAG, {"job": slow_job(click_log, "bare")})
+    job_id = trained(airflow, cluster, run_id, BARE_DAG)
+
+    def log() -> str:
+        return airflow.log(BARE_DAG, run_id, "offline_phase", 1, map_index=0)
+
+    wait(log, "the triggerer to watch the job", lambda said: "samples/s" in said)
+    stack.kill("triggerer")
+    stack.start_airflow("triggerer")
+    wait(log, "the new triggerer to do so", lambda said: said.count("starting") == 2)
+    assert {pod.job for pod in cluster.list()} == {job_id}
+    airflow.set_task_state(BARE_DAG, run_id, "offline_phase", "failed", map_index=0)
+    wait(cluster.list, "the end of the job's pods", lambda pods: not pods)
+    wait(log, "the decision in the task's log", lambda said: f"job {job_id} was stopped" in said)
 
 
 def first_try(airflow: AirflowClient, run_id: str) -> str:
@@ -226,7 +252,7 @@ def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once(airflow: Air
         found = airflow.call("GET", f"/dags/{DAG_ID}/dagRuns?limit=100")["dag_runs"]
         return [run for run in found if run["logical_date"] and run["logical_date"].startswith("2026-01-04T02:00:00")]
 
-    (run,) = wait(runs, 60, "the run of the new day")
+    (run,) = wait(runs, "the run of the new day")
     assert run["conf"]["interval_start"].startswith("2026-01-02")
     assert run["conf"]["interval_end"].startswith("2026-01-03")
     assert finished(airflow, DAG_ID, run["dag_run_id"]) == "failed", "there is no log of these days"

@@ -1,28 +1,51 @@
-"""Waits for what Airflow does in its own time."""
+"""Waits for what Airflow does in its own time. A wait that fails shows what it saw last."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from elastrec.operators.rest import AirflowClient
+from elastrec.operators.rest import AirflowApiError, AirflowClient
+from elastrec.platform.specs.errors import ClusterError
+
+Seen = TypeVar("Seen")
+_LONGEST_SHOWN = 4000
 
 
-def wait(ready: Callable[[], Any], seconds: float, what: str) -> Any:
-    """What `ready` returns as soon as it is something."""
+def wait(
+    observe: Callable[[], Seen], what: str, until: Callable[[Seen], Any] = bool, *, seconds: float = 300.0
+) -> Seen:
+    """The first observation for which `until` holds; an API that does not answer is an observation like others.
+
+    The limit is for a machine that is busy with other work: a wait ends as soon as its condition holds.
+    """
     deadline = time.monotonic() + seconds
-    while not (found := ready()):
-        assert time.monotonic() < deadline, f"{what}: not there within {seconds:.0f} s"
+    while True:
+        try:
+            seen = observe()
+            if until(seen):
+                return seen
+            shown = str(seen)
+        except (AirflowApiError, ClusterError) as error:
+            shown = f"{type(error).__name__}: {error}"
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s; seen last:\n{shown[-_LONGEST_SHOWN:]}"
         time.sleep(0.2)
-    return found
 
 
-def finished(airflow: AirflowClient, dag_id: str, run_id: str, seconds: float = 270) -> str:
+def run_states(airflow: AirflowClient, dag_id: str, run_id: str) -> dict[str, str]:
+    """The state of a run under its id, and that of each of its tasks with the number of its try."""
+    states = {run_id: airflow.run_state(dag_id, run_id)}
+    for name, task in airflow.tasks(dag_id, run_id).items():
+        states[name] = f"{task['state']} (try {task['try_number']})"
+    return states
+
+
+def finished(airflow: AirflowClient, dag_id: str, run_id: str, seconds: float = 600) -> str:
     """The state in which a run ended."""
 
-    def state() -> str:
-        found = airflow.run_state(dag_id, run_id)
-        return found if found in ("success", "failed") else ""
+    def ended(states: dict[str, str]) -> bool:
+        return states[run_id] in ("success", "failed")
 
-    return str(wait(state, seconds, f"the end of {run_id}"))
+    states = wait(lambda: run_states(airflow, dag_id, run_id), f"the end of {run_id}", ended, seconds=seconds)
+    return states[run_id]
