@@ -68,7 +68,7 @@ class JobTrigger(BaseTrigger):
         poll_seconds: float = settings.POLL_SECONDS,
         grace_seconds: float = settings.FIRE_GRACE_SECONDS,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.job_id = job_id
         self.conn_id = conn_id
         self.owner = owner
@@ -110,7 +110,8 @@ class JobTrigger(BaseTrigger):
         finally:
             first_question.cancel()
         # All that the resumed task needs is in the event: `dag.test()` forgets the arguments of `defer`.
-        yield TriggerEvent({"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason})
+        payload = {"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason}
+        yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
     @abc.abstractmethod
     async def watch(self) -> tuple[str, str]:
@@ -234,6 +235,7 @@ class JobPhaseTrigger(JobTrigger):
         """Looks every `poll_seconds`; one line when the phase changes, and one every 15 s beside that."""
         progress = Progress(settings.PROGRESS_SECONDS)
         while True:
+            doubt: Doubt | None
             try:
                 observation = await self._ask(self._observe)
             except JobNotFoundError as error:
@@ -266,7 +268,7 @@ class EvaluatorTrigger(JobTrigger):
     async def watch(self) -> tuple[str, str]:
         """Looks every `poll_seconds`."""
         while True:
-            doubt: Doubt | None = None
+            doubt = None
             try:
                 outcome, reason = await self._ask(self._ended)
             except ClusterError as error:
