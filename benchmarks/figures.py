@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from scipy import stats
 
 T = TypeVar("T")
 
@@ -82,6 +84,13 @@ def interleave(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, l
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Median of the ratios of rounds that ran next to each other."""
     return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def mean_difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Mean of the differences of pairs, and half of its 95 % confidence interval by Student's t; two pairs or more."""
+    differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
+    deviation = statistics.stdev(differences) / math.sqrt(len(differences))
+    return statistics.fmean(differences), float(stats.t.ppf(0.975, len(differences) - 1)) * deviation
 
 
 def print_table(figures: Sequence[Figure]) -> None:

@@ -52,7 +52,8 @@ def job_content(log: GenerateReport, epochs: int) -> dict[str, Any]:
             "options": {"bottom_layer_sizes": [128, 64], "top_layer_sizes": [128, 64]},
         },
         "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
-        "training": {"batch_size": 512, "batches_per_shard": 10, "epochs": epochs},
+        # The steady state of a long job from the first step on: the shapes are measured in jobs of a few seconds.
+        "training": {"batch_size": 512, "batches_per_shard": 10, "epochs": epochs, "overlap_pull": True},
         "resources": {
             "master": {"cores": 0.2, "memory": "512Mi"},
             "worker": {"count": 1, "cores": _WORKER_CORES, "memory": "2Gi"},

@@ -2,6 +2,7 @@
 
 The same network, ids, optimisers, thread, malloc and OpenMP settings on both sides; only where rows and dense
 parameters live differs. Compared are samples per CPU second, of server and worker together, in rounds that take turns.
+All steps overlap their pulls, as a job's do once its model has taken its first steps (`overlap_pull: auto`).
 
     python -m benchmarks.parameter_server [--rows 10000000] [--rounds 5] [--output json]
 

@@ -4,6 +4,9 @@ Every pod has a fraction of a core by its control group, so that one small machi
 ledger: rows of the time in which every worker trained. The groups' throttling counters, told in the settings, say
 whether it was the limits that limited. While jobs run, their pods outweigh other load on the machine.
 
+Pulls overlap from the first step (`overlap_pull: true`), as they do by default once a model has taken its first steps:
+the steady state is measured.
+
     python -m benchmarks.scaling_out [--rounds 3] [--case workers] [--output json]
 """
 
@@ -100,6 +103,7 @@ def job_content(log: GenerateReport, case: Case, count: int) -> dict[str, Any]:
             "batch_size": case.batch,
             "batches_per_shard": _SHARD_ROWS // case.batch,
             "epochs": max(1, round(case.samples_each * count / log.days[0].rows)),
+            "overlap_pull": True,
         },
         "optimizers": {"rows": case.rows} if case.rows else {},
         "resources": case.resources(count),

@@ -10,6 +10,8 @@ from elastrec.platform.specs.metrics import TrainingMetrics
 # What structural schemas of Kubernetes do not know or forbid.
 _DROPPED = frozenset({"title", "examples", "$defs", "const", "prefixItems", "discriminator", "additionalProperties"})
 
+_KEPT = ("description", "default", "nullable")
+
 
 def job_json_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a job file."""
@@ -75,6 +77,9 @@ def _structural(schema: dict[str, Any]) -> dict[str, Any]:
             target = definitions[node["$ref"].rsplit("/", 1)[1]]
             return walk({**target, **{key: value for key, value in node.items() if key != "$ref"}})
         node = _collapse_unions(node, definitions)
+        if "enum" in node and "type" not in node:
+            # Words and truth values: no structural type unites them, the models alone check it.
+            return {**{key: node[key] for key in _KEPT if key in node}, "x-kubernetes-preserve-unknown-fields": True}
         if node.get("x-kubernetes-int-or-string"):
             return _quantity(node)
         result: dict[str, Any] = {}
@@ -103,7 +108,7 @@ def _structural(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quantity(node: dict[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {key: node[key] for key in ("description", "default", "nullable") if key in node}
+    kept: dict[str, Any] = {key: node[key] for key in _KEPT if key in node}
     if any(option.get("type") == "number" for option in node["anyOf"]):
         # No structural type unites fractions and text: 0.5 and 500m are both checked by the models alone.
         return {**kept, "x-kubernetes-preserve-unknown-fields": True}

@@ -165,8 +165,10 @@ class Training(Spec):
     """Of the order of rows and of all initial values."""
     consistency: Consistency = Consistency()
     """How workers wait for each other."""
-    overlap_pull: bool = True
-    """Pull the next batch's embeddings while this batch computes (one step of extra staleness)."""
+    overlap_pull: Literal["auto", True, False] = "auto"
+    """Pull the embeddings and dense parameters of the next step while this step computes: both then lack this step's
+    gradients. `auto`: once the model has taken 500 steps; before, it changes too fast for that. `true`: from the first
+    step; `false`: never. With `bsp` pulls never overlap."""
 
 
 class PodResources(Spec):

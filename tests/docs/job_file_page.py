@@ -140,7 +140,8 @@ class _Writer:
         if "const" in part:
             return f"`{part['const']}`"
         if "enum" in part:
-            return ", ".join(f"`{value}`" for value in part["enum"])
+            values = [str(value).lower() if isinstance(value, bool) else value for value in part["enum"]]
+            return ", ".join(f"`{value}`" for value in values)
         if _kind(part):
             return _kind(part)
         if "$ref" in part:

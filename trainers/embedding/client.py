@@ -176,8 +176,10 @@ class ParameterClient:
 
     # Training
 
-    def init_dense(self, values: Array) -> None:
+    def init_dense(self, values: Array) -> int:
         """Offers initial values [P] float32 to the servers; returns once all have some: a record's, others' or these.
+
+        Returns how many steps the dense parameters have taken.
 
         Call it after every `connect` to a new generation. Raises like `flush`.
         """
@@ -190,8 +192,7 @@ class ParameterClient:
         for server, lane in enumerate(self._lanes):
             start, end = slice_bounds(total, server, len(self._lanes))
             replies.append(lane.send(InitDense(stamp=stamp, layout=self.layout), [values[start:end].copy()]))
-        for reply in replies:
-            reply.result()
+        return max(reply.result()[0].steps for reply in replies)
 
     def pull(self, routed: RoutedIds, *, read_only: bool = False, dense: bool = False) -> Pulled:
         """Asks for the rows of `routed`, and the dense parameters if `dense`; returns at once."""

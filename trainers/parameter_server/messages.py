@@ -84,9 +84,15 @@ class InitDense(Message, frozen=True):
 
 
 class Initialised(Message, frozen=True):
-    """Answer to InitDense. `fresh`: this call set the values."""
+    """Answer to InitDense.
+
+    Attributes:
+        fresh: this call set the values.
+        steps: that the dense parameters have taken, those of their record included where it knows them.
+    """
 
     fresh: bool
+    steps: int = 0
 
 
 class Join(Message, frozen=True):

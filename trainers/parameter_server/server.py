@@ -347,7 +347,7 @@ class ParameterServer:
                 return stale, []
             assert self.place is not None
             if self.dense is not None and self.dense.layout == request.layout:
-                return Initialised(fresh=False), []
+                return Initialised(fresh=False, steps=self.dense.steps), []
             if self._dense_trained:
                 raise IncompatibleError(
                     "the network of this worker has other dense parameters than the one being trained"
@@ -361,7 +361,7 @@ class ParameterServer:
             fresh = dense.names() if self._dense_source is None else self._dense_source(dense)
             self.dense = dense
             log.info("dense_initialised", start=start, end=end, parameters=len(request.layout), fresh=len(fresh))
-            return Initialised(fresh=True), []
+            return Initialised(fresh=True, steps=dense.steps), []
 
     def join(self, request: Join, arrays: list[Array]) -> tuple[Message, list[Array]]:
         with self.changed:

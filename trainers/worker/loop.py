@@ -5,8 +5,9 @@ shards, minibatch by minibatch:
 
     read ─► pull rows and dense parameters ─► forward, backward ─► push gradients ─► acknowledge the samples
 
-and with `overlap_pull` the pull of the next minibatch is under way while this one computes; a push then leaves together
-with the pull after that one. A minibatch counts only once the servers have applied it. Whatever is lost on the way (a
+and with `overlap_pull` (by default after the model's first steps) the pull of the next minibatch is under way while
+this one computes, so that rows and dense parameters lack this one's gradients; a push then leaves together with the
+pull after that one. A minibatch counts only once the servers have applied it. Whatever is lost on the way (a
 server, a connection, a rollback of the job) ends in the same place: everything in flight is dropped and the feed begins
 again at the last acknowledged row.
 """
@@ -72,7 +73,6 @@ def _work(worker: Worker, directive: Directive) -> None:
     session = worker.session
     feed = worker.follow(directive)
     session.reached(directive.version)
-    overlap = worker.overlaps(directive)
     ahead: InFlight | None = None
     while session.directive == directive:
         began = time.perf_counter()
@@ -83,7 +83,7 @@ def _work(worker: Worker, directive: Directive) -> None:
             if ahead:
                 worker.finish(ahead, hold=True)
             ahead = started
-            if not overlap:
+            if not worker.overlaps(directive):
                 worker.finish(ahead)
                 ahead = None
             continue

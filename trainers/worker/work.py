@@ -29,6 +29,14 @@ from elastrec.trainers.worker.step import InFlight, Step
 
 log = structlog.get_logger(__name__)
 
+OVERLAP_AFTER_STEPS = 500
+"""With `overlap_pull: auto`, pulls overlap once the model has taken this many steps.
+
+An overlapped step uses rows and dense parameters that lack the gradients of the step before it, which costs accuracy
+while the model changes fast: `python -m benchmarks.short_jobs`. A worker counts the steps that the model had taken when
+it connected, and its own.
+"""
+
 _KIND = {Mode.TRAIN: "train", Mode.EVALUATE: "evaluate"}
 
 
@@ -58,6 +66,8 @@ class Worker:
         self._kind = ""
         self._routing: RoutingTable | None = None
         self._pushes = 0
+        # Steps of the model that are not among the pushes of this worker since it connected.
+        self._steps_before = 0
         self._unacknowledged: deque[tuple[int, Shard, int]] = deque()
         self._evaluation: ShardEvaluation | None = None
         self._takes_part = False
@@ -79,7 +89,7 @@ class Worker:
         if directive.generation != self.generation or directive.routing != self._routing:
             self.drop()
             self.step.client.connect(directive.routing, directive.generation)
-            self.step.client.init_dense(self.step.initial_dense)
+            self._steps_before = self.step.client.init_dense(self.step.initial_dense) - self._pushes
             self._routing = directive.routing
         self.generation, self._kind = directive.generation, kind
         self.step.mode(training=kind == "train")
@@ -88,14 +98,18 @@ class Worker:
         return self._feed
 
     def overlaps(self, directive: Directive) -> bool:
-        """Whether the next pull goes out before this step's push.
+        """Whether the pull of the next minibatch goes out before this one's push.
 
         Never with bsp: a pull of the next round must see this round's gradients.
         """
         training = self.job.spec.training
         if directive.mode is Mode.EVALUATE:
             return True
-        return training.overlap_pull and training.consistency.mode != "bsp"
+        if training.consistency.mode == "bsp":
+            return False
+        if training.overlap_pull == "auto":
+            return self._steps_before + self._pushes >= OVERLAP_AFTER_STEPS
+        return training.overlap_pull
 
     # One minibatch
 

@@ -171,7 +171,7 @@ def test_a_model_that_knows_torchrec_only_trains_the_same(trained: Make) -> None
 
 
 def test_overlapped_pulls_find_what_was_prefetched_for_each_batch(trained: Make) -> None:
-    training = {"batch_size": BATCH, "shuffle": False, "consistency": {"mode": "async"}}
+    training = {"batch_size": BATCH, "shuffle": False, "consistency": {"mode": "async"}, "overlap_pull": True}
     here = trained(GROUPS, steps=12, training=training)
     here.finish()
     assert here.servers[0].stats(GetStats()).pulls == 12

@@ -1,0 +1,123 @@
+"""One worker and one parameter server in one process: short trainings, one after the other.
+
+Reader, models, steps, client, server and update rules are the product's; the master and the pods are left out. The
+order of the steps is fixed: a run with the same request gives the same figures. Answers a line of JSON to a line of
+JSON (`train_and_score`).
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from typing import Any
+
+import structlog
+import torch
+
+from benchmarks.processes.child import serve
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.partitions import existing_partitions
+from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.master.shards import shard_seed
+from elastrec.platform.specs.job import JobSpec, TrainingJob
+from elastrec.platform.transport import RpcServer
+from elastrec.platform.transport.job_messages import RoutingTable, Shard
+from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
+from elastrec.trainers.worker.feed import Item
+from elastrec.trainers.worker.identity import Identity
+from elastrec.trainers.worker.step import InFlight, Step
+from elastrec.trainers.worker.window import Window
+from elastrec.trainers.worker.work import reader_of
+
+_TOKEN = "benchmark"
+_SCORED_ROWS, _MOST_SCORED = 4096, 16
+_Items = list[Item]
+
+
+def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffled: bool) -> _Items:
+    """Minibatches of one partition, at most `count`: in the order of a job's only shard, or in that of the files."""
+    manifest = build_manifest(spec.data, [existing_partitions(spec.data)[day]])
+    shard = Shard(
+        kind="train" if shuffled else "evaluate", epoch=0, index=day, start=0, length=manifest.rows, offset=0,
+        attempt=1, seed=shard_seed(spec.training.seed, 0, 0), shuffle=shuffled,
+    )  # fmt: skip
+    reader = reader_of(spec, manifest)
+    found = reader.read_with_offsets(0, shard.length, seed=shard.seed, shuffle=shuffled, batch_size=batch_size)
+    made = [Item(shard, batch, end, 0) for batch, end in islice(found, count)]
+    reader.close()
+    return made
+
+
+def train(step: Step, minibatches: _Items, overlap_after: int | None) -> None:
+    """Steps as the worker's loop takes them; pulls overlap once `overlap_after` steps are done (None: never)."""
+    step.mode(training=True)
+    ahead: InFlight | None = None
+    for number, item in enumerate(minibatches):
+        started = step.pull(item)
+        if ahead:
+            step.train(ahead, hold=True)
+        ahead = started
+        if overlap_after is None or number < overlap_after:
+            step.train(ahead, hold=False)
+            ahead = None
+    if ahead:
+        step.train(ahead, hold=False)
+    step.client.flush()
+
+
+def score(step: Step, minibatches: _Items) -> BinaryMetricsSketch:
+    """Predictions of the model as it is; ids that were never trained have zero rows."""
+    step.mode(training=False)
+    sketch = BinaryMetricsSketch()
+    for item in minibatches:
+        started = step.pull(item)
+        prediction_B, _ = step.predict(started)
+        assert started.inputs is not None
+        sketch.update(prediction_B, started.inputs.label_B.numpy())
+    return sketch
+
+
+def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
+    """One training on the log's first day, scored on the first 65,536 rows of the days after it.
+
+    Args:
+        request: `content`, a job file; `steps`, at most so many (absent: all of the day); `overlap_after` as in `train`
+            (absent: never).
+
+    Returns:
+        `steps`, and per scored day `auc` and `normalized_entropy`.
+    """
+    job = TrainingJob.model_validate(request["content"])
+    spec = job.spec
+    server = ParameterServer("ps-0", spec)
+    rpc = RpcServer({}, token=_TOKEN, array_handlers=server.array_handlers())
+    rpc.serve_in_background()
+    buckets = spec.resources.virtual_buckets
+    routing = RoutingTable(epoch=1, owners=[0] * buckets, servers=["ps-0"], addresses=[rpc.address])
+    server.start_empty(routing, 1)
+    step = Step(job, Identity("job", "worker-0", "", "", _TOKEN, None), Window())
+    try:
+        step.client.connect(routing, 1)
+        step.client.init_dense(step.initial_dense)
+        minibatches = items(spec, 0, spec.training.batch_size, request.get("steps"), shuffled=True)
+        train(step, minibatches, request.get("overlap_after"))
+        days = range(1, len(existing_partitions(spec.data)))
+        sketches = [score(step, items(spec, day, _SCORED_ROWS, _MOST_SCORED, shuffled=False)) for day in days]
+    finally:
+        step.client.close()
+        rpc.shutdown()
+    return {
+        "steps": len(minibatches),
+        "auc": [sketch.auc() for sketch in sketches],
+        "normalized_entropy": [sketch.normalized_entropy() for sketch in sketches],
+    }
+
+
+if __name__ == "__main__":
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr), wrapper_class=structlog.make_filtering_bound_logger(40)
+    )
+    torch.set_num_threads(1)
+    warm_kernels()
+    serve(train_and_score, {})

@@ -1,0 +1,133 @@
+"""How old the parameters of a step are: with and without pulls that overlap the computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.transport.job_messages import Mode
+from elastrec.trainers.worker import work
+from elastrec.trainers.worker.feed import Feed
+from tests.trainers.worker.test_worker import BATCH, ROWS, Setting, trained_samples
+
+STEPS = ROWS // BATCH
+AFTER = 6
+Make = Callable[..., list[int]]
+
+
+@pytest.fixture
+def applied_before_pulls(
+    scripted_master: Callable[..., object],
+    tiny_job: Callable[..., TrainingJob],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Make]:
+    """Trains all rows with one async worker; per pull, how many pushes the server had applied when it answered.
+
+    Rows and dense parameters are in the same answer, so this is the age of both.
+    """
+    made: list[Setting] = []
+    # The next minibatch is always there in time: whether pulls overlap does not depend on the reader's speed.
+    read = Feed.next
+    monkeypatch.setattr(Feed, "next", lambda feed, _seconds: read(feed, 30.0))
+
+    def run(**training: Any) -> list[int]:
+        job = tiny_job(mode="async")
+        spec = job.spec.model_copy(update={"training": job.spec.training.model_copy(update=training)})
+        here = Setting(job.model_copy(update={"spec": spec}), scripted_master, tmp_path, 1)
+        made.append(here)
+        (server,) = here.servers
+        seen: list[int] = []
+        answer = server._pull
+
+        def recorded(*arguments: Any) -> Any:
+            seen.append(server._pushes)
+            return answer(*arguments)
+
+        server._pull = recorded
+        here.master.add_shards("train", ROWS, ROWS, shuffle=True)
+        here.start_worker()
+        here.master.wait_for(lambda: len(here.master.done) == 1)
+        here.finish()
+        assert not here.errors and trained_samples(here) == ROWS
+        return seen
+
+    yield run
+    for each in made:
+        each.close()
+
+
+def test_no_step_of_a_short_job_is_stale_by_default(applied_before_pulls: Make) -> None:
+    assert work.OVERLAP_AFTER_STEPS > STEPS
+    assert applied_before_pulls() == list(range(STEPS))
+
+
+def test_steps_are_one_push_old_once_the_first_steps_are_done(
+    applied_before_pulls: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "OVERLAP_AFTER_STEPS", AFTER)
+    expected = [*range(AFTER + 1), *range(AFTER, STEPS - 1)]
+    assert applied_before_pulls() == expected
+
+
+def test_a_job_may_overlap_from_its_first_step(applied_before_pulls: Make) -> None:
+    assert applied_before_pulls(overlap_pull=True) == [0, *range(STEPS - 1)]
+
+
+def test_a_job_may_never_overlap(applied_before_pulls: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "OVERLAP_AFTER_STEPS", 0)
+    assert applied_before_pulls(overlap_pull=False) == list(range(STEPS))
+
+
+def test_a_worker_that_joins_a_trained_model_overlaps_from_its_first_step(
+    scripted_master, tiny_job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "OVERLAP_AFTER_STEPS", AFTER)
+    here = Setting(tiny_job(mode="async"), scripted_master, tmp_path, 2)
+    try:
+        here.master.finished = False
+        here.master.add_shards("train", ROWS, AFTER * BATCH)
+        del here.master.todo[1:]
+        first = here.start_worker()
+        here.master.wait_for(lambda: len(here.master.done) == 1)
+        assert first.overlaps(here.sessions[0].directive)
+        late = here.start_worker("worker-1")
+        version = here.master.version
+        here.master.wait_for(lambda: here.master.reached.get("worker-1", 0) >= version)
+        assert late.overlaps(here.sessions[1].directive)
+        # From nothing, the model's first steps are fresh again.
+        with here.master.changed:
+            here.master.roll_back([])
+            here.master.restored = dict.fromkeys(here.master.addresses, here.master.restore.order_id)
+        here.restore()
+        version = here.master.version
+        for name, worker, session in zip(("worker-0", "worker-1"), (first, late), here.sessions, strict=True):
+            here.master.wait_for(lambda name=name: here.master.reached.get(name, 0) >= version)
+            assert not worker.overlaps(session.directive)
+        here.finish()
+        assert not here.errors
+    finally:
+        here.close()
+
+
+@pytest.mark.parametrize("overlap", ["auto", True, False])
+def test_steps_of_bsp_never_overlap(
+    scripted_master, tiny_job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool | str
+) -> None:
+    monkeypatch.setattr(work, "OVERLAP_AFTER_STEPS", 0)
+    job = tiny_job(mode="bsp")
+    spec = job.spec.model_copy(update={"training": job.spec.training.model_copy(update={"overlap_pull": overlap})})
+    here = Setting(job.model_copy(update={"spec": spec}), scripted_master, tmp_path, 1)
+    try:
+        here.master.add_shards("train", ROWS, ROWS)
+        worker = here.start_worker()
+        here.master.wait_for(lambda: len(here.master.done) == 1)
+        assert not worker.overlaps(here.sessions[0].directive)
+        here.master.command(Mode.EVALUATE)
+        here.finish()
+    finally:
+        here.close()
