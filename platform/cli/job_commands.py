@@ -59,9 +59,10 @@ def validate(
         echo_json(facts)
         return
     click.echo(f"{file}: valid")
-    for name in ("training_rows", "evaluation_rows", "continues_from"):
-        if name in facts:
-            click.echo(f"  {name.replace('_', ' ')}: {facts[name]}")
+    if data:
+        click.echo(f"  training rows: {facts['training_rows']}")
+        click.echo(f"  evaluation rows: {facts['evaluation_rows']}")
+        click.echo(f"  continues from: {facts['continues_from'] or 'nothing (no checkpoint)'}")
 
 
 @click.command()

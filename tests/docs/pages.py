@@ -55,7 +55,7 @@ def missing_lines(wanted: str, output: str) -> list[str]:
 
 @dataclass
 class Shell:
-    """One bash in a folder, with the platform's own home beside it; a context manager."""
+    """One bash in a folder, with nothing set but `HOME` and `PATH`; a context manager."""
 
     folder: Path
     home: Path
@@ -63,11 +63,7 @@ class Shell:
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     def __enter__(self) -> Shell:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ELASTREC", "MLFLOW"))}
-        environment = kept | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "ELASTREC_HOME": str(self.home),
-        }
+        environment = {"HOME": str(self.home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         self._process = subprocess.Popen(
             ["bash", "--norc", "--noprofile"], cwd=self.folder, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
