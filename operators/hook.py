@@ -5,12 +5,15 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.sdk.bases.hook import BaseHook
+from airflow.sdk.log import mask_secret
 
 from elastrec.operators import settings
 from elastrec.platform.specs.environment import CA_FILE
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+from elastrec.platform.specs.uris import credentials
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -56,6 +59,11 @@ class ElastrecHook(BaseHook):
         ]
         if problems:
             raise SpecError(problems, f"the connection {self.elastrec_conn_id}")
+        for field in ("tracking_uri", "mlflow_ui_url"):
+            if named := credentials(str(extra.get(field) or "")):
+                # Airflow hides both spellings in every log of the task, tracebacks of MLflow's client included.
+                mask_secret(named[1])
+                mask_secret(quote(named[1], safe=""))
         folder = _tls_folder(extra)
         return Platform.connect(
             self._cluster(connection, extra, folder),

@@ -18,6 +18,7 @@ from elastrec.operators.base import (
 from elastrec.operators.links import push_link
 from elastrec.operators.triggers import EvaluatorTrigger, TrackingTrigger
 from elastrec.platform.specs.errors import JobNotFoundError
+from elastrec.platform.specs.uris import masked
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -41,7 +42,8 @@ class _PublishingOperator(ElastrecOperator):
             return
         prepared, launched = take(Prepared, self.prepared), take(Launched, self.launched)
         patience = publish_patience_seconds(prepared)
-        self.log.warning("MLflow at %s does not answer; waiting up to %.0f s", self.platform.tracking_uri, patience)
+        server = masked(self.platform.tracking_uri)
+        self.log.warning("MLflow at %s does not answer; waiting up to %.0f s", server, patience)
         told = watched(self, context, prepared.job_id, launched.owner)
         self.defer(
             trigger=TrackingTrigger(patience_seconds=patience, **told),

@@ -11,6 +11,7 @@ import click
 import structlog
 
 from elastrec.platform.specs.errors import DataError, ElastrecError, SpecError
+from elastrec.platform.specs.uris import mask_event
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -89,6 +90,7 @@ def configure_logs(verbose: bool) -> None:
     """Structured lines to standard error; without `verbose` only warnings and errors."""
     level = logging.INFO if verbose else logging.WARNING
     structlog.configure(
+        processors=[mask_event, *structlog.get_config()["processors"]],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

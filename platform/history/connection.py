@@ -20,11 +20,15 @@ from elastrec.platform.history.database import (
 )
 from elastrec.platform.history.records import TAG_JOB_ID
 from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.uris import without_credentials
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _ANSWER_SECONDS = 3.0
+# MLflow reads it behind the # alone.
+_VIEW = "machine_learning"
+_REQUEST_SECONDS = 30
 _FIRST_SERVER_ERROR = 500
 
 
@@ -33,13 +37,18 @@ def answers(tracking_uri: str) -> bool:
     if not tracking_uri.startswith(("http://", "https://")):
         return True
     try:
-        with urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=_ANSWER_SECONDS):
+        with urllib.request.urlopen(f"{without_credentials(tracking_uri).rstrip('/')}/health", timeout=_ANSWER_SECONDS):
             return True
     except urllib.error.HTTPError as error:
         # A proxy that wants a password or knows no such page is alive; one that has nobody behind it is not.
         return error.code < _FIRST_SERVER_ERROR
     except (OSError, ValueError):
         return False
+
+
+def experiments_url(ui_url: str) -> str:
+    """Page that lists the experiments, in MLflow's view for model training; its plain address opens that for GenAI."""
+    return f"{without_credentials(ui_url).rstrip('/')}/#/experiments?workflowType={_VIEW}"
 
 
 @contextmanager
@@ -66,21 +75,28 @@ class Connection:
         tracking_uri: `http(s)://...`, or `sqlite:///file`.
         experiment: name; created when it does not exist.
         ui_url: where people open MLflow, if that is not the tracking URI.
+        request_seconds: longest wait for the answer to one of MLflow's requests, each of which is tried four times.
+            The variables `MLFLOW_HTTP_REQUEST_TIMEOUT` and `MLFLOW_HTTP_REQUEST_MAX_RETRIES` override both.
     """
 
-    def __init__(self, tracking_uri: str, experiment: str, ui_url: str = "") -> None:
+    def __init__(
+        self, tracking_uri: str, experiment: str, ui_url: str = "", *, request_seconds: int = _REQUEST_SECONDS
+    ) -> None:
         self._tracking_uri = tracking_uri
         self._experiment = experiment
         self._database = database_file(tracking_uri)
-        self._ui = (ui_url or (tracking_uri if tracking_uri.startswith("http") else "")).rstrip("/")
+        self._ui = without_credentials(ui_url or (tracking_uri if tracking_uri.startswith("http") else "")).rstrip("/")
+        self._request_seconds = request_seconds
 
     @cached_property
     def _client(self) -> MlflowClient:
         # mlflow prints a link at the end of every run, which is no part of a command's output.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-        # mlflow's own seven tries take four minutes; who waits for a server that is away should say so meanwhile.
+        # mlflow's own seven retries of a server that is away take four minutes, and one that accepts and never answers
+        # is waited for two minutes each time.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(self._request_seconds))
         import mlflow
         from mlflow.tracking import MlflowClient
 
@@ -131,13 +147,11 @@ class Connection:
         """Page of a run; empty when nobody serves MLflow's pages (a database file as tracking URI)."""
         if not self._ui:
             return ""
-        return f"{self._ui}/#/experiments/{self._experiment_id}/runs/{run_id}?workflowType=machine_learning"
+        return f"{self._ui}/#/experiments/{self._experiment_id}/runs/{run_id}?workflowType={_VIEW}"
 
     def job_url(self, job_id: str) -> str:
         """Page that lists a job's runs, also before there is one; empty when nobody serves MLflow's pages."""
         if not self._ui:
             return ""
         wanted = quote(f"tags.`{TAG_JOB_ID}` = '{job_id}'")
-        return (
-            f"{self._ui}/#/experiments/{self._experiment_id}/runs?searchFilter={wanted}&workflowType=machine_learning"
-        )
+        return f"{self._ui}/#/experiments/{self._experiment_id}/runs?searchFilter={wanted}&workflowType={_VIEW}"

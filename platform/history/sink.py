@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from elastrec.platform.history.points import Point
 from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.uris import credentials, without_credentials
 
 POINTS_PER_CALL = 1000
 """MLflow's limit of metrics per request."""
@@ -59,13 +60,13 @@ def _number(value: float) -> float | str:
 class RestSink:
     """MLflow's `runs/log-batch` over HTTP.
 
-    Credentials come from MLflow's own variables: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and
-    `MLFLOW_TRACKING_PASSWORD`.
+    Credentials are those of the URI (`http://user:password@host`), else those of MLflow's own variables:
+    `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
     """
 
     def __init__(self, tracking_uri: str) -> None:
-        self._url = f"{tracking_uri.rstrip('/')}/api/2.0/mlflow/runs/log-batch"
-        self._headers = {"Content-Type": "application/json", **_authorization(os.environ)}
+        self._url = f"{without_credentials(tracking_uri).rstrip('/')}/api/2.0/mlflow/runs/log-batch"
+        self._headers = {"Content-Type": "application/json", **_authorization(tracking_uri, os.environ)}
 
     def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None:
         body = {
@@ -96,13 +97,19 @@ class RestSink:
             raise HistoryError(f"{self._url} cannot be reached: {error}") from error
 
 
-def _authorization(environment: Mapping[str, str]) -> dict[str, str]:
+def _authorization(tracking_uri: str, environment: Mapping[str, str]) -> dict[str, str]:
+    if named := credentials(tracking_uri):
+        return _basic(*named)
     if token := environment.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
     user, password = environment.get("MLFLOW_TRACKING_USERNAME"), environment.get("MLFLOW_TRACKING_PASSWORD")
     if user and password:
-        return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+        return _basic(user, password)
     return {}
+
+
+def _basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
 class ClientSink:

@@ -21,6 +21,7 @@ from elastrec.platform.master.launch import LaunchRequest, master_pod, pod_name
 from elastrec.platform.specs.errors import ClusterError, HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.uris import masked
 from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 
@@ -108,7 +109,7 @@ def _start_run(
     log.warning(
         "launched_without_run",
         job_id=prepared.job_id,
-        tracking_uri=platform.tracking_uri,
+        tracking_uri=masked(platform.tracking_uri),
         waited_seconds=patience_seconds,
         consequence="its figures are delivered when MLflow is back",
     )

@@ -25,6 +25,7 @@ from elastrec.platform.master.explanation import as_text
 from elastrec.platform.master.leavings import forget_points, forget_result, read_points
 from elastrec.platform.specs.errors import CheckpointError, HistoryAwayError, HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.uris import masked
 from elastrec.platform.transport.job_messages import Done, NameRun
 
 log = structlog.get_logger(__name__)
@@ -58,9 +59,9 @@ def with_tracking(platform: Platform, prepared: Prepared, step: Callable[[], Fou
 def away_message(platform: Platform, prepared: Prepared) -> str:
     """What to tell people when waiting has come to its end."""
     patience = publish_patience_seconds(prepared)
-    record = result_of(platform, prepared).checkpoint
+    server, record = masked(platform.tracking_uri), result_of(platform, prepared).checkpoint
     return (
-        f"MLflow at {platform.tracking_uri} has not answered for {patience:.0f} s (spec.history.publish_wait). The "
+        f"MLflow at {server} has not answered for {patience:.0f} s (spec.history.publish_wait). The "
         f"model of job {prepared.job_id} is trained and lies in {record}; nothing of it will be trained again"
     )
 

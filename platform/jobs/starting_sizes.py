@@ -21,6 +21,7 @@ from elastrec.platform.scaling.warm_start import warm_start as choose
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.uris import masked
 
 log = structlog.get_logger(__name__)
 _LOOKED_AT = 200
@@ -43,7 +44,7 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
         return _allocation(asked, "job file (scaling.start: job_file)")
     if not wait_for_tracking(platform, job.spec.history.launch_wait):
         log.warning("warm_start", job_id=prepared.job_id, source="job file", reason="MLflow does not answer")
-        return _allocation(asked, f"job file (MLflow at {platform.tracking_uri} does not answer)")
+        return _allocation(asked, f"job file (MLflow at {masked(platform.tracking_uri)} does not answer)")
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     past = [past_job(each) for each in history.job_records(JobFilter(phases=(Phase.SUCCEEDED,)), limit=_LOOKED_AT)]
     room = amounts.Capacity(free=resources_of(platform.cluster.capacity().free))

@@ -36,7 +36,7 @@ class Platform:
 
     cluster: Cluster
     cluster_config: ClusterConfig = field(repr=False)
-    tracking_uri: str
+    tracking_uri: str = field(repr=False)
     work_uri: str
     base_folder: Path
     ui_url: str = ""

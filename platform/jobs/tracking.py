@@ -9,6 +9,7 @@ import structlog
 
 from elastrec.platform.history.connection import answers
 from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.specs.uris import masked
 
 log = structlog.get_logger(__name__)
 Tell = Callable[[str], None]
@@ -35,6 +36,7 @@ def wait_for_tracking(platform: Platform, seconds: float, tell: Tell = log.warni
             return False
         if now - told_at >= _TELL_SECONDS:
             told_at = now
-            tell(f"MLflow at {platform.tracking_uri} does not answer; waiting for it up to {deadline - now:.0f} s more")
+            server = masked(platform.tracking_uri)
+            tell(f"MLflow at {server} does not answer; waiting for it up to {deadline - now:.0f} s more")
         time.sleep(min(_POLL_SECONDS, deadline - now))
     return True

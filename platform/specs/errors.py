@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastrec.platform.specs.uris import masked
+
 
 class ElastrecError(Exception):
     """Base of every error that elastrec raises on purpose."""
@@ -72,7 +74,13 @@ class CheckpointError(ElastrecError):
 
 
 class HistoryError(ElastrecError):
-    """The tracking server refused a record or could not be reached."""
+    """The tracking server refused a record or could not be reached.
+
+    Passwords in the message are masked: it names the tracking URI, and so do the messages of MLflow's client.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class HistoryAwayError(HistoryError):

@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+from elastrec.platform.specs.uris import mask_event
+
 
 def configure_logging() -> None:
     """Sets structlog up; standard output stays free for results."""
@@ -16,6 +18,7 @@ def configure_logging() -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            mask_event,
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),

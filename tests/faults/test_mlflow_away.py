@@ -63,7 +63,8 @@ def test_a_job_trained_without_mlflow_is_published_later_with_all_its_figures(
     tmp_path: Path, server: MlflowServer, log: GenerateReport
 ) -> None:
     with elastrec_at(tmp_path / "home") as plain:
-        elastrec = WithTracking(plain.home, server.url)
+        # The password goes with every call; nothing that a person reads shows it.
+        elastrec = WithTracking(plain.home, server.url.replace("//", "//user:s3cret@"))
         history = {"launch_wait": LAUNCH_WAIT, "publish_wait": PUBLISH_WAIT}
         file = write_job(plain.home, log, continual={"start_from": "nothing"}, training=TRAINING, history=history)
         running = elastrec.start("run", str(file), "--output", "json")
@@ -79,6 +80,7 @@ def test_a_job_trained_without_mlflow_is_published_later_with_all_its_figures(
         assert code == 1, told
         assert "training without; its figures come later" in told
         assert "does not answer; waiting for it up to 3 s more" in told
+        assert "http://user:***@127.0.0.1" in told and "s3cret" not in told
         key = re.search(r"is trained and lies in .* run the same command with --run-key (\w+)", told)
         assert key, told
         (trained,) = elastrec.jobs()
@@ -87,11 +89,13 @@ def test_a_job_trained_without_mlflow_is_published_later_with_all_its_figures(
         back_at = time.time()
         code, output, told = ended(elastrec.start("run", str(file), "--run-key", key[1], "--output", "json"))
         assert code == 0, told
+        assert "s3cret" not in told + output
         result: dict[str, Any] = json.loads(output.splitlines()[-1])
         assert result["job_id"] == job
         assert result["samples_trained"] == trained.samples_trained == EPOCHS * ROWS, "nothing was trained again"
         client = MlflowClient(server.url)
         run = client.get_run(result["run_id"])
+        assert "s3cret" not in str(run.to_dictionary())
         assert run.info.status == "FINISHED" and run.data.params["training.epochs"] == str(EPOCHS)
         moments = [
             point.timestamp / 1000

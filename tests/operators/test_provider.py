@@ -14,6 +14,7 @@ import jsonschema
 import pendulum
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk._shared.secrets_masker import redact
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import DataInterval
 
@@ -59,6 +60,16 @@ def test_a_connection_reaches_a_node_agent_by_folder_or_by_address_and_token(
         assert not wrong.test_connection()[0]
     finally:
         stop_agent(tmp_path / "agent")
+
+
+def test_a_password_in_a_connections_tracking_uri_is_hidden_in_task_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"tracking_uri": "http://user:s3cr%2Fet-of-mlflow@host:5000", "work_uri": str(tmp_path)}
+    platform = connect(monkeypatch, host="127.0.0.1", port=1, password="token", extra=extra).platform
+    assert "s3cr" not in repr(platform)
+    for text in ("http://user:s3cr%2Fet-of-mlflow@host:5000/api failed", "the password s3cr/et-of-mlflow was refused"):
+        assert "et-of-mlflow" not in str(redact(text))
 
 
 def test_an_incomplete_connection_names_every_missing_field(monkeypatch: pytest.MonkeyPatch) -> None:

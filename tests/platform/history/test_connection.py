@@ -1,13 +1,23 @@
-"""The way to an experiment of an MLflow without a server."""
+"""The way to an experiment of an MLflow without a server, or with one that hangs or wants a password."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
-from elastrec.platform.history.connection import Connection
+from elastrec.platform.history.connection import Connection, answers
+from elastrec.platform.history.points import Point
+from elastrec.platform.history.sink import RestSink
+from elastrec.platform.specs.errors import HistoryError
 
 
 def test_files_of_runs_lie_beside_the_database_file_wherever_one_stands(
@@ -21,3 +31,56 @@ def test_files_of_runs_lie_beside_the_database_file_wherever_one_stands(
     experiment = MlflowClient(uri).get_experiment(Connection(uri, "clicks")._experiment_id)
     assert experiment.artifact_location == (home / "artifacts").as_uri()
     assert list(elsewhere.iterdir()) == []
+
+
+def test_a_call_to_a_server_that_accepts_and_never_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    # Set and removed: what the connection sets is removed with it after the test.
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(HistoryError, match=r"http://user:\*\*\*@127") as caught:
+            _ = Connection(uri, "clicks", request_seconds=1)._experiment_id
+        # MLflow's own patience is 120 s.
+        assert time.monotonic() - began < 60
+    assert "secret" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def guarded_server() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """A server that answers those who know the password; its URI with the password, and (path, authorization) seen."""
+    seen: list[tuple[str, str]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            seen.append((self.path, self.headers.get("Authorization", "")))
+            is_known = seen[-1][1] == "Basic " + base64.b64encode(b"user:sec/ret").decode()
+            self.send_response(200 if is_known else 401)
+            self.end_headers()
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://user:sec%2Fret@127.0.0.1:{server.server_address[1]}", seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_password_of_a_tracking_uri_is_sent_with_every_point() -> None:
+    with guarded_server() as (uri, seen):
+        assert answers(uri)
+        RestSink(uri).send("run", [Point("loss", 0.5, 1, 0.0)], {}, 10)
+        assert seen[-1][0] == "/api/2.0/mlflow/runs/log-batch"
+        with pytest.raises(HistoryError, match="answered 401") as refused:
+            RestSink(uri.replace("sec%2F", "wrong-")).send("run", [Point("loss", 0.5, 1, 0.0)], {}, 10)
+        assert "wrong-" not in str(refused.value)

@@ -1,0 +1,39 @@
+"""Credentials that a URI carries: hidden in everything that people read, and separated for what sends them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import unquote
+
+_HIDDEN = "***"
+# Up to the last @, because people forget to encode one. Digits before a slash are a port, not a password.
+_USER_PASSWORD = re.compile(r"""([a-z][a-z0-9+.-]*://[^\s/:@\[\]]*:)(?!\d*(?:[/?#\s'"]|$))[^\s'"]*@""", re.IGNORECASE)
+_USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#\s]*)@", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"""([?&;][a-z_.-]*(?:password|passwd|pwd|secret|token)=)[^&;#\s'"]+""", re.IGNORECASE)
+
+
+def masked(text: str) -> str:
+    """A URI, or a message that contains URIs, with `***` in place of every password.
+
+    Hidden are the password of `scheme://user:password@host` and the values of options such as `?password=...`.
+    """
+    return _SECRET_OPTION.sub(rf"\1{_HIDDEN}", _USER_PASSWORD.sub(rf"\1{_HIDDEN}@", text))
+
+
+def mask_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """`masked` for every text of a log line, as a structlog processor; tracebacks count once they are formatted."""
+    return {key: masked(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def without_credentials(uri: str) -> str:
+    """The URI without `user:password@`."""
+    return _USER_INFO.sub(r"\1", uri)
+
+
+def credentials(uri: str) -> tuple[str, str] | None:
+    """User and password of `scheme://user:password@host`, decoded; None where the URI has no user."""
+    found = _USER_INFO.match(uri)
+    user, _, password = found[2].partition(":") if found else ("", "", "")
+    return (unquote(user), unquote(password)) if user else None
