@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from airflow.sdk import BaseOperator
@@ -93,6 +94,18 @@ def owner_key(context: Context) -> str:
     return f"{run.dag_id}/{moment}"
 
 
+def run_tags(context: Context) -> dict[str, str]:
+    """Tags by which the job's run in MLflow leads back to the DAG run."""
+    from airflow.sdk.configuration import conf
+
+    from elastrec.platform.history.records import TAG_AIRFLOW_URL
+
+    run = context["dag_run"]
+    base = conf.get("api", "base_url", fallback="http://localhost:8080/").rstrip("/")
+    page = f"{base}/dags/{quote(run.dag_id, safe='')}/runs/{quote(run.run_id, safe='')}"
+    return {"airflow.dag_id": run.dag_id, "airflow.run_id": run.run_id, TAG_AIRFLOW_URL: page}
+
+
 def take(kind: type[Value], found: Any) -> Value:
     """The value of another task's output."""
     return msgspec.convert(found, kind)
@@ -121,6 +134,7 @@ __all__ = [
     "no_retry_for_bad_input",
     "owner_key",
     "owner_token",
+    "run_tags",
     "take",
     "watched",
 ]

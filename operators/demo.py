@@ -28,6 +28,7 @@ from elastrec.operators.rest import AirflowApiError, AirflowClient
 from elastrec.operators.services import ServiceStack
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
+from elastrec.platform.history.connection import experiments_url
 from elastrec.platform.jobs import Platform, observe
 from elastrec.platform.specs.errors import ClusterError, ElastrecError
 
@@ -173,7 +174,7 @@ def show(console: Console, stack: ServiceStack, outcome: Outcome, truth: Generat
 
 def _print_addresses(console: Console, stack: ServiceStack) -> None:
     console.print(f"Airflow     {stack.log_in_url}", soft_wrap=True)
-    console.print(f"MLflow      {stack.mlflow_url}/?workflowType=machine_learning", soft_wrap=True)
+    console.print(f"MLflow      {experiments_url(stack.mlflow_url)}", soft_wrap=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

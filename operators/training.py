@@ -17,6 +17,7 @@ from elastrec.operators.base import (
     no_retry_for_bad_input,
     owner_key,
     owner_token,
+    run_tags,
     take,
     watched,
 )
@@ -87,7 +88,7 @@ class PrepareDataOperator(ElastrecOperator):
             )
             job_id = job_id_for(job.metadata.name, owner_key(context))
             prepared = prepare(self.platform, job, job_id, interval)
-        prepared = msgspec.structs.replace(prepared, page=job_page(self.platform, prepared))
+        prepared = msgspec.structs.replace(prepared, page=job_page(self.platform, prepared), run_tags=run_tags(context))
         push_link(context, prepared.page)
         self.log.info(
             "job %s: %s rows to train on (%s to %s), %s rows to evaluate on (to %s)",

@@ -89,8 +89,9 @@ def root(verbose: bool) -> None:
 def configure_logs(verbose: bool) -> None:
     """Structured lines to standard error; without `verbose` only warnings and errors."""
     level = logging.INFO if verbose else logging.WARNING
+    others = [processor for processor in structlog.get_config()["processors"] if processor is not mask_event]
     structlog.configure(
-        processors=[mask_event, *structlog.get_config()["processors"]],
+        processors=[mask_event, *others],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

@@ -14,6 +14,7 @@ from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError, TransportError
 from elastrec.platform.specs.loading import load_job
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.uris import masked
 
 log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.5
@@ -67,7 +68,7 @@ def run(
     click.echo(f"{samples}, shards {outcome.shards_done}/{outcome.shards_total}")
     champion = " (champion)" if outcome.is_champion else ""
     click.echo(f"model {outcome.registered_model} version {outcome.version}{champion}: {outcome.gate}")
-    click.echo(f"MLflow run {outcome.run_id}")
+    click.echo(f"MLflow run {outcome.run_url or outcome.run_id}")
 
 
 def _train_and_publish(
@@ -109,7 +110,8 @@ def _trained(platform: jobs.Platform, prepared: jobs.Prepared, progress: JobProg
     if launched.run_id:
         _say_run(launched, progress)
     else:
-        progress.say(f"MLflow at {platform.tracking_uri} does not answer: training without; its figures come later")
+        server = masked(platform.tracking_uri)
+        progress.say(f"MLflow at {server} does not answer: training without; its figures come later")
     return _wait(platform, prepared, launched, progress)
 
 

@@ -27,7 +27,9 @@ from elastrec.platform.history.records import (
     JobFilter,
     JobRecord,
     describe,
+    note,
     read_record,
+    run_name,
 )
 from elastrec.platform.history.sink import POINTS_PER_CALL
 from elastrec.platform.specs.errors import DataError, HistoryError
@@ -46,6 +48,8 @@ CHAMPION = "champion"
 _RUN_STATUS = {Phase.SUCCEEDED: "FINISHED", Phase.FAILED: "FAILED", Phase.STOPPED: "KILLED"}
 _LONGEST_REASON = 4000
 _DESCRIBE_TRIES = 8
+_SCORE_TRIES = 4
+_SCORE_PAUSE_SECONDS = 0.1
 
 
 class Champion(msgspec.Struct, frozen=True):
@@ -84,7 +88,7 @@ class History(Connection):
         if run is None:
             with self._explained(f"create the run of job {prepared.job_id}"):
                 attempt = len(self._runs(prepared.job_id)) + 1
-                name = prepared.job_id if attempt == 1 else f"{prepared.job_id} (attempt {attempt})"
+                name = run_name(job.metadata.name, prepared.interval, attempt)
                 tags = {
                     TAG_JOB_ID: prepared.job_id,
                     "elastrec.attempt": str(attempt),
@@ -118,7 +122,7 @@ class History(Connection):
 
             self._client.log_batch(run_id, params=[Param(*pair) for pair in description.params.items()])
             self._client.log_batch(run_id, tags=[RunTag(*pair) for pair in description.tags.items()])
-            self._client.set_tag(run_id, "mlflow.note.content", _note(prepared))
+            self._client.set_tag(run_id, "mlflow.note.content", note(prepared))
             self._client.log_text(run_id, json.dumps(json.loads(prepared.job_json), indent=2), "job.json")
         now = time.time()
         self.log_series(
@@ -156,11 +160,18 @@ class History(Connection):
         opened = [run for run in self._runs(job_id) if run.info.status in ("RUNNING", "SCHEDULED")]
         return str(opened[0].info.run_id) if opened else ""
 
-    def log_series(self, run_id: str, points: Iterable[Point]) -> None:
-        """Writes points now, in as few calls as MLflow allows. A running job uses a Reporter instead."""
+    def log_series(self, run_id: str, points: Iterable[Point], model_id: str | None = None) -> None:
+        """Writes points now, in as few calls as MLflow allows. A running job uses a Reporter instead.
+
+        Args:
+            model_id: logged model of the run, whose metrics they are as well.
+        """
         from mlflow.entities import Metric
 
-        metrics = [Metric(point.name, point.value, int(point.unix_seconds * 1000), point.step) for point in points]
+        metrics = [
+            Metric(point.name, point.value, int(point.unix_seconds * 1000), point.step, model_id=model_id)
+            for point in points
+        ]
         with self._explained(f"write metrics of run {run_id}"):
             for first in range(0, len(metrics), POINTS_PER_CALL):
                 self._client.log_batch(run_id, metrics=metrics[first : first + POINTS_PER_CALL])
@@ -328,7 +339,6 @@ class History(Connection):
             for version in self._client.search_model_versions(f"run_id = '{run_id}'"):
                 if version.name == model_name and version.source == model_uri:
                     return str(version.version)
-            model_id = model_uri.removeprefix("models:/") if model_uri.startswith("models:/m-") else None
             tags = {
                 TAG_GATE: "passed" if decision.passed else "refused",
                 TAG_GATE_REASON: decision.reason,
@@ -336,7 +346,7 @@ class History(Connection):
                 "normalized_entropy": f"{decision.candidate.normalized_entropy:.6f}",
             }
             created = self._client.create_model_version(
-                model_name, model_uri, run_id, tags=tags, description=decision.reason, model_id=model_id
+                model_name, model_uri, run_id, tags=tags, description=decision.reason, model_id=_logged_model(model_uri)
             )
         return str(created.version)
 
@@ -347,20 +357,47 @@ class History(Connection):
         _log.info("champion moved", model=model_name, version=version)
 
     def log_gate(self, run_id: str, decision: GateDecision) -> None:
-        """Writes candidate's and champion's scores on the same rows, and the decision."""
-        now = time.time()
+        """Writes candidate's and champion's scores on the same rows, and the decision.
+
+        The candidate's scores become metrics of its logged model as well. Their step is that of the run's last point.
+        """
+        with self._explained(f"read run {run_id}"):
+            step = int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
         values = {
             names.EVALUATION_AUC: decision.candidate.auc,
             names.EVALUATION_NORMALIZED_ENTROPY: decision.candidate.normalized_entropy,
             names.EVALUATION_SAMPLES: float(decision.candidate.samples),
         }
+        if decision.candidate.log_loss is not None:
+            values[names.EVALUATION_LOG_LOSS] = decision.candidate.log_loss
+        self._log_scores(run_id, values, step, _logged_model(decision.model_uri))
         if decision.champion is not None:
-            values[names.CHAMPION_AUC] = decision.champion.auc
-            values[names.CHAMPION_NORMALIZED_ENTROPY] = decision.champion.normalized_entropy
-        self.log_series(run_id, [Point(name, value, 0, now) for name, value in values.items()])
+            champion = {
+                names.CHAMPION_AUC: decision.champion.auc,
+                names.CHAMPION_NORMALIZED_ENTROPY: decision.champion.normalized_entropy,
+            }
+            self._log_scores(run_id, champion, step, None)
         with self._explained(f"write the gate's decision of run {run_id}"):
             self._client.set_tag(run_id, TAG_GATE, "passed" if decision.passed else "refused")
             self._client.set_tag(run_id, TAG_GATE_REASON, decision.reason)
+
+    def _log_scores(self, run_id: str, values: Mapping[str, float], step: int, model_id: str | None) -> None:
+        for tries_left in reversed(range(_SCORE_TRIES)):
+            now = time.time()
+            try:
+                self.log_series(run_id, [Point(name, value, step, now) for name, value in values.items()], model_id)
+                return
+            except HistoryError as error:
+                # MLflow repeats a write that met another writer of an SQLite file, and then refuses its own first try
+                # as a duplicate. Under a later time the same values are accepted.
+                if "IntegrityError" not in str(error) or not tries_left:
+                    raise
+                time.sleep(_SCORE_PAUSE_SECONDS)
+
+
+def _logged_model(model_uri: str) -> str | None:
+    """Id of the logged model behind `models:/m-...`; None for other URIs."""
+    return model_uri.removeprefix("models:/") if model_uri.startswith("models:/m-") else None
 
 
 def _user() -> str:
@@ -369,15 +406,3 @@ def _user() -> str:
     except (KeyError, OSError):
         # Containers often run under a number that no user database knows.
         return f"uid {os.getuid()}"
-
-
-def _note(prepared: Prepared) -> str:
-    """The run's description, in Markdown."""
-    lines = [
-        f"Trained on {prepared.training_rows:,} rows from {prepared.interval.start} to {prepared.interval.end}, "
-        f"evaluated on {prepared.evaluation_rows:,} rows up to {prepared.interval.evaluation_end}.",
-    ]
-    if prepared.start_record:
-        lines.append(f"Continued from `{prepared.start_record}`.")
-    lines += [f"```\n{told}\n```" for told in (prepared.adaptation, prepared.deduplication) if told]
-    return "\n\n".join(lines)

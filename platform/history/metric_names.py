@@ -25,6 +25,7 @@ CPU_CORES = "system/{pod}/cpu_cores"
 
 EVALUATION_AUC = "evaluation/auc"
 EVALUATION_NORMALIZED_ENTROPY = "evaluation/normalized_entropy"
+EVALUATION_LOG_LOSS = "evaluation/log_loss"
 EVALUATION_SAMPLES = "evaluation/samples"
 CHAMPION_AUC = "evaluation/champion_auc"
 CHAMPION_NORMALIZED_ENTROPY = "evaluation/champion_normalized_entropy"
@@ -94,6 +95,7 @@ DESCRIPTIONS = {
     CPU_CORES: "cores in use by a pod since the last measurement",
     EVALUATION_AUC: "area under the ROC curve on the evaluation rows, which were never trained on",
     EVALUATION_NORMALIZED_ENTROPY: "normalised entropy on the evaluation rows",
+    EVALUATION_LOG_LOSS: "mean log loss on the evaluation rows, nats",
     EVALUATION_SAMPLES: "evaluation rows",
     CHAMPION_AUC: "the champion's AUC on the same evaluation rows",
     CHAMPION_NORMALIZED_ENTROPY: "the champion's normalised entropy on the same evaluation rows",

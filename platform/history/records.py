@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import time, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from elastrec.platform.specs.metrics import Phase
 
 if TYPE_CHECKING:
     # At run time jobs import history.
-    from elastrec.platform.jobs.types import Allocation, Prepared
+    from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 
 TAG_JOB_ID = "elastrec.job_id"
 TAG_JOB_NAME = "elastrec.job_name"
@@ -23,10 +24,32 @@ TAG_REASON = "elastrec.reason"
 TAG_DESCRIBED = "elastrec.described"
 TAG_GATE = "elastrec.gate"
 TAG_GATE_REASON = "elastrec.gate_reason"
+TAG_AIRFLOW_URL = "airflow.url"
+"""Page of the DAG run that the job belongs to."""
 _LABEL = "elastrec.label."
 # MLflow refuses longer ones; the whole job file is an artifact of the run.
 _LONGEST_TAG = 4000
 _LONGEST_PARAM = 6000
+
+
+def run_name(job_name: str, interval: Interval, attempt: int = 1) -> str:
+    """What people read in MLflow's list of runs: the job and the days it is trained on, both inclusive.
+
+    `clicks 2026-01-03`, `clicks 2026-01-01 to 2026-01-03`, for other intervals start and end with their times; only the
+    job's name where the job reads all of its data. A further attempt adds ` (attempt 2)`.
+    """
+    name = f"{job_name} {_days(interval)}".rstrip()
+    return name if attempt == 1 else f"{name} (attempt {attempt})"
+
+
+def _days(interval: Interval) -> str:
+    if not interval.start:
+        return ""
+    start, end, _ = interval.moments()
+    if any(moment.time() != time.min for moment in (start, end)):
+        return f"{start:%Y-%m-%dT%H:%M} to {end:%Y-%m-%dT%H:%M}"
+    last = end - timedelta(days=1)
+    return f"{start:%Y-%m-%d}" if last <= start else f"{start:%Y-%m-%d} to {last:%Y-%m-%d}"
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +219,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "start_from": prepared.start_record or "nothing",
     }
     tags = {
+        **prepared.run_tags,
         TAG_JOB_ID: prepared.job_id,
         TAG_JOB_NAME: job.metadata.name,
         "elastrec.team": job.metadata.team,
@@ -231,6 +255,20 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         tags={key: value[:_LONGEST_TAG] for key, value in tags.items()},
         configuration=configuration,
     )
+
+
+def note(prepared: Prepared) -> str:
+    """The run's description, in Markdown."""
+    lines = [
+        f"Trained on {prepared.training_rows:,} rows from {prepared.interval.start} to {prepared.interval.end}, "
+        f"evaluated on {prepared.evaluation_rows:,} rows up to {prepared.interval.evaluation_end}.",
+    ]
+    if page := prepared.run_tags.get(TAG_AIRFLOW_URL):
+        lines.append(f"Started by [this DAG run]({page}) in Airflow.")
+    if prepared.start_record:
+        lines.append(f"Continued from `{prepared.start_record}`.")
+    lines += [f"```\n{told}\n```" for told in (prepared.adaptation, prepared.deduplication) if told]
+    return "\n\n".join(lines)
 
 
 def read_record(run: Any) -> JobRecord:

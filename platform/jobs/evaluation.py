@@ -21,7 +21,7 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.export_messages import (
     EXIT_HISTORY,
     EXPORT_FILE,
@@ -100,7 +100,6 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
         run_id=launched.run_id,
         champion_model_uri=champion.model_uri if champion else "",
         registered_model=job.registered_model,
-        metrics=_figures(metrics),
     )
     platform.cluster.create(evaluator_pod(platform, job, request))
     log.info("evaluator_started", job_id=prepared.job_id, champion=champion.version if champion else "none")
@@ -210,6 +209,7 @@ def result(
         version=registered.version,
         is_champion=registered.is_champion,
         gate=decision.reason,
+        run_url=launched.run_url,
     )
 
 
@@ -220,12 +220,7 @@ def _exported(platform: Platform, job_id: str) -> ExportResult:
 def _score(found: EvaluationResult) -> ModelScore:
     if found.auc is None or found.normalized_entropy is None:
         raise JobFailedError("AUC is not defined on the evaluation rows: they hold only one class of label")
-    return ModelScore(found.auc, found.normalized_entropy, found.samples)
-
-
-def _figures(metrics: TrainingMetrics) -> dict[str, float]:
-    found = {"auc": metrics.auc, "normalized_entropy": metrics.normalized_entropy}
-    return {name: value for name, value in found.items() if value is not None}
+    return ModelScore(found.auc, found.normalized_entropy, found.samples, found.log_loss)
 
 
 def _history(platform: Platform, job: TrainingJob) -> History:

@@ -33,6 +33,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
         deduplication: which features are deduplicated and why, a table for people; empty where the job says off.
         page: where MLflow will show the job's run; empty where nobody looked, or nobody serves such pages.
+        run_tags: further tags of the job's run in MLflow, for example what started the job.
     """
 
     job_id: str
@@ -46,6 +47,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     adaptation: str = ""
     deduplication: str = ""
     page: str = ""
+    run_tags: dict[str, str] = {}
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ class ModelScore(msgspec.Struct, frozen=True):
     auc: float
     normalized_entropy: float
     samples: int
+    log_loss: float | None = None
 
 
 class GateDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,3 +125,4 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     is_champion: bool = False
     gate: str = ""
+    run_url: str = ""

@@ -33,7 +33,6 @@ class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
         registered_model: name under which the model would be registered (the caller registers, after the gate).
         artifact_uri: local folder to write the model to as well; empty: a temporary one.
         checked_rows: rows of the trainer's predictions that the model is compared on.
-        metrics: metrics of the evaluation rows as the trainer measured them, logged with the model.
     """
 
     job_json: str
@@ -48,7 +47,6 @@ class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
     registered_model: str = ""
     artifact_uri: str = ""
     checked_rows: int = 10_000
-    metrics: dict[str, float] = {}
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):

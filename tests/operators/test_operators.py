@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from structlog.testing import capture_logs
 
-from elastrec.operators.base import ElastrecOperator
+from elastrec.operators.base import ElastrecOperator, run_tags
 from elastrec.operators.doubt import Doubt
 from elastrec.operators.links import RUN_URL_KEY
 from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
@@ -62,10 +62,21 @@ def test_preparing_gives_one_job_id_per_logical_date(platform: Platform, monkeyp
         operator = PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml")
         found = context(try_number=number)
         page = "http://mlflow/list/clicks-1"
-        assert operator.execute(found) == plain(PREPARED) | {"page": page}
+        assert operator.execute(found) == plain(PREPARED) | {"page": page, "run_tags": run_tags(found)}
         assert found["ti"].pushed == {RUN_URL_KEY: page}
     job_id = job_id_for("demo-click", "daily_retraining/2026-01-03T02:00:00+00:00")
     assert asked == [(job_id, [1, 2, 3])] * 2
+
+
+def test_a_jobs_run_is_tagged_with_the_page_of_its_dag_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/team/")
+    run_id = "manual__2026-01-03T02:00:00+00:00"
+    page = "https://airflow.example/team/dags/daily_retraining/runs/manual__2026-01-03T02%3A00%3A00%2B00%3A00"
+    assert run_tags(context(run_id=run_id)) == {
+        "airflow.dag_id": "daily_retraining",
+        "airflow.run_id": run_id,
+        "airflow.url": page,
+    }
 
 
 def test_a_bad_job_fails_without_a_retry_and_names_every_problem(platform: Platform) -> None:

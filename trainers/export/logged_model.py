@@ -1,10 +1,9 @@
-"""The artifact as an MLflow model: saved, loaded back, logged in the job's run with its metrics."""
+"""The artifact as an MLflow model: saved, loaded back, logged in the job's run."""
 
 from __future__ import annotations
 
 import importlib.util
 import sysconfig
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,6 @@ import mlflow.pyfunc
 import pandas as pd
 import pyarrow as pa
 import structlog
-from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
@@ -26,7 +24,6 @@ from elastrec.trainers.export.signature import raw_frame, signature
 log = structlog.get_logger(__name__)
 
 LOADER_MODULE = "elastrec.trainers.export.scorer"
-_METRIC_ATTEMPTS = 4
 # MLflow copies all metrics of the run at a model's step to the model, as one write that it repeats, and then refuses as
 # its own duplicate, where another writer of an SQLite file is in its way. No metric has this step: nothing is copied.
 _NO_STEP = -1
@@ -64,23 +61,6 @@ def load(uri: str) -> Any:
         raise HistoryError(f"{uri}: the model cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _log_metrics(client: mlflow.MlflowClient, run_id: str, model_id: str, metrics: dict[str, float]) -> None:
-    for attempt in range(1, _METRIC_ATTEMPTS + 1):
-        now = int(time.time() * 1000)
-        try:
-            client.log_batch(
-                run_id, metrics=[Metric(name, value, now, 0, model_id=model_id) for name, value in metrics.items()]
-            )
-            return
-        except MlflowException as error:
-            # MLflow repeats a write that met another writer of an SQLite file, and then refuses its own first try as a
-            # duplicate. Under a later time the same values are accepted.
-            if "IntegrityError" not in str(error) or attempt == _METRIC_ATTEMPTS:
-                raise
-            log.warning("model_metrics_repeated", run_id=run_id, attempt=attempt)
-            time.sleep(0.05 * attempt)
-
-
 def log_model(
     job: TrainingJob,
     artifact: Path,
@@ -88,9 +68,8 @@ def log_model(
     *,
     tracking_uri: str,
     run_id: str,
-    metrics: dict[str, float],
 ) -> str:
-    """Logs the model in the run, with metrics of its own; returns its `models:/m-...` URI.
+    """Logs the model in the run; returns its `models:/m-...` URI.
 
     Raises:
         HistoryError: the tracking server refused or is away.
@@ -108,10 +87,9 @@ def log_model(
             model_type=job.spec.model.architecture.rpartition(":")[2],
             **_contents(job, artifact, example),
         )
-        _log_metrics(client, run_id, str(info.model_id), metrics)
     except (MlflowException, OSError) as error:
         raise HistoryError(f"{tracking_uri}: the model could not be logged in run {run_id}: {error}") from error
-    log.info("model_logged", run_id=run_id, model_uri=info.model_uri, metrics=metrics)
+    log.info("model_logged", run_id=run_id, model_uri=info.model_uri)
     return str(info.model_uri)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from elastrec.platform.data.manifest import DataManifest, read_manifest
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.export_messages import EvaluationResult, ExportRequest, ExportResult
+from elastrec.platform.transport.export_messages import ExportRequest, ExportResult
 from elastrec.trainers.export import logged_model
 from elastrec.trainers.export.artifact import write_artifact
 from elastrec.trainers.export.check import Checked, check_against_trainer
@@ -52,9 +51,8 @@ def export(request: ExportRequest, work: Path) -> ExportResult:
         comparison = _compare(request, scorer, manifest)
         model_uri = str(saved)
         if request.tracking_uri:
-            metrics = request.metrics | (_metrics(comparison.challenger) if comparison else {})
             model_uri = logged_model.log_model(
-                job, artifact, example, tracking_uri=request.tracking_uri, run_id=request.run_id, metrics=metrics
+                job, artifact, example, tracking_uri=request.tracking_uri, run_id=request.run_id
             )
         size = sum(file.stat().st_size for file in artifact.rglob("*") if file.is_file())
     result = ExportResult(
@@ -110,13 +108,3 @@ def _compare(request: ExportRequest, scorer: Scorer, manifest: DataManifest | No
             log.warning("champion_not_loaded", reason=problem)
     compared = compare_on(manifest, scorer, champion)
     return compared if not problem else Comparison(compared.challenger, None, problem)
-
-
-def _metrics(result: EvaluationResult) -> dict[str, float]:
-    figures = {
-        "auc": result.auc,
-        "normalized_entropy": result.normalized_entropy,
-        "log_loss": result.log_loss,
-        "evaluation_samples": float(result.samples),
-    }
-    return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}

@@ -220,9 +220,20 @@ def test_a_model_is_registered_once_gated_and_promoted(
     champion = history.champion("click-model")
     assert champion is not None
     assert (champion.version, champion.model_uri, champion.run_id) == ("1", "models:/click-model/1", run_id)
+    training = [
+        Point(names.AUC, 0.5, 100, 1.0),
+        Point(names.AUC, 0.7, 200, 2.0),
+        Point(names.SAMPLES_TRAINED, 200, 200, 2.0),
+    ]
+    history.log_series(run_id, training)
     history.log_gate(run_id, gate)
     record = history.record(run_id)
     assert (record.auc, record.metrics[names.CHAMPION_AUC]) == (0.75, 0.74)
+    assert history.series(run_id, names.AUC) == [(100, 0.5), (200, 0.7)], "the training curve is left alone"
+    assert history.series(run_id, names.EVALUATION_AUC) == [(200, 0.75)]
+    of_model = {metric.key: metric.value for metric in client.get_logged_model(model.model_id).metrics}
+    assert of_model[names.EVALUATION_AUC] == 0.75
+    assert names.CHAMPION_AUC not in of_model
     assert client.get_run(run_id).data.tags["elastrec.gate"] == "passed"
     assert client.get_model_version("click-model", "1").tags["elastrec.gate"] == "passed"
 
@@ -235,6 +246,36 @@ def test_links_lead_to_pages_of_the_machine_learning_view(tracking_server, histo
     assert f"/runs?searchFilter={wanted}&workflowType=machine_learning" in history.job_url("clicks-1")
     shown = History(tracking_server.uri, history._experiment, ui_url="https://mlflow.example/")
     assert shown.run_url("abc").startswith("https://mlflow.example/#/")
+
+
+def test_a_run_is_named_by_job_and_days_and_leads_back_to_what_started_it(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    page = "https://airflow.example/team/dags/daily/runs/scheduled__2026-01-03"
+    prepared = msgspec.structs.replace(make_prepared(), run_tags={"airflow.dag_id": "daily", "airflow.url": page})
+    first = history.start_run(prepared, allocation)
+    run = client.get_run(first)
+    assert run.info.run_name == "clicks 2026-01-01"
+    assert run.data.tags["airflow.dag_id"] == "daily" and run.data.tags["airflow.url"] == page
+    assert f"({page})" in run.data.tags["mlflow.note.content"]
+    history.finish_run(first, Phase.FAILED)
+    assert client.get_run(history.start_run(prepared, allocation)).info.run_name == "clicks 2026-01-01 (attempt 2)"
+
+
+def test_a_password_in_the_tracking_uri_is_in_no_link_and_nowhere_in_the_run(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation, tmp_path: Path
+) -> None:
+    uri = client.tracking_uri.replace("//", "//user:s3cret@")
+    guarded = History(uri, history._experiment)
+    run_id = guarded.start_run(make_prepared(), allocation)
+    assert guarded.run_url(run_id) == history.run_url(run_id)
+    guarded.finish_run(run_id, Phase.SUCCEEDED)
+    assert "s3cret" not in str(client.get_run(run_id).to_dictionary())
+    files = Path(client.download_artifacts(run_id, "", str(tmp_path)))
+    assert [file for file in files.rglob("*") if file.is_file() and b"s3cret" in file.read_bytes()] == []
+    with pytest.raises(HistoryError, match=r"user:\*\*\*@") as caught:
+        guarded.record("nowhere")
+    assert "s3cret" not in str(caught.value)
 
 
 def test_a_database_file_serves_as_tracking_uri_too(
