@@ -127,6 +127,7 @@ def convert(
 ) -> None:
     """Convert SOURCE (a file or folder of CSV, Criteo TSV or Parquet) to daily Parquet partitions under DESTINATION.
 
+    Text may be compressed: the names of such files end with .gz, .bz2, .zst or .lz4.
     Writes DESTINATION/job.yaml as well. Nothing is left behind when the conversion fails; an equal conversion that is
     already there is kept.
     """

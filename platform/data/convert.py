@@ -115,6 +115,7 @@ def convert(
     """Convert a click log; a destination that holds the same conversion already is left as it is.
 
     Args:
+        source: text files may be compressed (.gz, .bz2, .zst, .lz4).
         label_rule: makes the label out of a column, for example `rating >= 4`.
 
     Raises:
@@ -125,7 +126,7 @@ def convert(
     # The rule's column takes the label's place while reading.
     reading = source if rule is None else source.model_copy(update={"label": rule.column})
     # Every row is looked at anyway, with the label that the rule makes.
-    manifest = build_manifest(reading, try_rows=False)
+    manifest = build_manifest(reading, try_rows=False, allow_compressed_text=True)
     existing = _existing(destination)
     if existing is not None:
         same = (manifest.digest, manifest.schema_fingerprint, layout, label_rule)

@@ -16,6 +16,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
+from elastrec.platform.data.compressed_text import codec_of
 from elastrec.platform.data.encode import RowEncoder
 from elastrec.platform.data.entries import MANIFEST_VERSION, DataFile, DataManifest
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
@@ -36,7 +37,11 @@ Columns = list[tuple[str, str]]
 
 
 def build_manifest(
-    data: TrainingData, partitions: Sequence[Partition] | None = None, *, try_rows: bool = True
+    data: TrainingData,
+    partitions: Sequence[Partition] | None = None,
+    *,
+    try_rows: bool = True,
+    allow_compressed_text: bool = False,
 ) -> DataManifest:
     """List, validate and count every file of the partitions (default: all that exist).
 
@@ -45,6 +50,8 @@ def build_manifest(
 
     Args:
         try_rows: whether to encode first rows.
+        allow_compressed_text: for a caller that reads every file once, from front to back. Jobs do not: they read
+            shards in any order.
 
     Raises:
         DataError: a partition is missing or holds no rows, a file is empty or broken, or a column is missing or has
@@ -74,8 +81,12 @@ def build_manifest(
         if not files:
             raise DataError(f"{root}: the folder holds no files; expected {data.format} files")
         found += [(partition, uri, info) for uri, info in files]
+
+    def describe(item: tuple[str, str, pafs.FileInfo]) -> tuple[DataFile, Columns]:
+        return _describe(data, *item, allow_compressed_text=allow_compressed_text)
+
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        described = list(pool.map(lambda item: _describe(data, *item), found))
+        described = list(pool.map(describe, found))
     _check_kinds(described)
     digest = xxhash.xxh3_128()
     root_uri = join(data.path)
@@ -146,7 +157,9 @@ def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
     raw.close()
 
 
-def _describe(data: TrainingData, partition: str, uri: str, info: pafs.FileInfo) -> tuple[DataFile, Columns]:
+def _describe(
+    data: TrainingData, partition: str, uri: str, info: pafs.FileInfo, *, allow_compressed_text: bool
+) -> tuple[DataFile, Columns]:
     """The entry of one file and the types of the columns that are read."""
     if not info.size:
         raise DataError(f"{uri}: the file is empty; remove it or write its rows")
@@ -154,7 +167,7 @@ def _describe(data: TrainingData, partition: str, uri: str, info: pafs.FileInfo)
     if data.format is FileFormat.PARQUET:
         file, names, types = _describe_parquet(data, partition, uri, info, needed)
     else:
-        if uri.endswith((".gz", ".bz2", ".zst", ".lz4")):
+        if codec_of(uri) and not allow_compressed_text:
             raise DataError(
                 f"{uri}: compressed text has no random access; unpack it, or turn it into Parquet with "
                 "`elastrec data convert`"

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from elastrec.platform.data.compressed_text import CompressedText
 from elastrec.platform.data.encode import BadRow, EncodedRows, RowEncoder
 from elastrec.platform.data.entries import DataFile, DataManifest
 from elastrec.platform.data.numbers import as_float64
 from elastrec.platform.data.planned_file import PlannedFile
 from elastrec.platform.data.stored_groups import StoredRows, columns_to_read, stored_names
-from elastrec.platform.data.text import INDEX_ROWS, TextLayout, parse_strings, parse_typed, row_starts
+from elastrec.platform.data.text import INDEX_ROWS, TextLayout, opened_text, parse_strings, parse_typed, row_starts
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
@@ -58,6 +59,8 @@ class RawReader:
     Numbers of text files come as float64 where every field of the piece is a number, else as text, so that the encoder
     can tell which row is bad. With a user's transform, label and dense columns of text files are always float64 (NaN
     where the field is no number) and the others text.
+
+    Of compressed text, each read unpacks what lies before its rows in the file: for readers from front to back only.
 
     Args:
         extra: further columns to read.
@@ -200,7 +203,7 @@ class RawReader:
         columns = layout.columns if self._transform is not None else list(self._columns)
         try:
             planned = PlannedFile(file)
-            with planned.stream as stream:
+            with opened_text(planned.stream, layout.codec) as stream:
                 while count:
                     taken = min(count, _PIECE_ROWS - first % _PIECE_ROWS)
                     block = _lines(stream, layout, first, taken, file)
@@ -236,7 +239,9 @@ class RawReader:
         return table, ragged
 
 
-def _lines(stream: pa.NativeFile, layout: TextLayout, first: int, rows: int, file: DataFile) -> memoryview:
+def _lines(
+    stream: pa.NativeFile | CompressedText, layout: TextLayout, first: int, rows: int, file: DataFile
+) -> memoryview:
     """Exactly the lines of `rows` rows from row `first` on."""
     low, high = first // INDEX_ROWS, -(-(first + rows) // INDEX_ROWS)
     begin = layout.row_offsets[low]

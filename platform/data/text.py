@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from elastrec.platform.data.compressed_text import CompressedText, codec_of
 from elastrec.platform.data.files import locate
 from elastrec.platform.specs.data import FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -35,12 +36,14 @@ class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
         columns: names in file order; the label of a Criteo file bears the name that the job file gives it.
         row_offsets: byte position of the rows 0, INDEX_ROWS, 2 * INDEX_ROWS, ...
         end: byte position after the last row.
+        codec: of compressed text, see `codec_of`; positions count plain bytes.
     """
 
     delimiter: str
     columns: list[str]
     row_offsets: list[int]
     end: int
+    codec: str = ""
 
 
 def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
@@ -50,15 +53,15 @@ def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
         DataError: the file is empty, or its first line is no header where one is promised.
     """
     filesystem, path = locate(uri)
+    codec = codec_of(uri)
     try:
-        with filesystem.open_input_file(path) as file:
+        with opened_text(filesystem.open_input_file(path), codec) as file:
             head = file.read(_LONGEST_HEADER_BYTES)
             delimiter, columns, position = _header(data, uri, head)
             offsets: list[int] = []
             rows = 0
             pending_start = position
-            file.seek(position)
-            tail = b""
+            tail = head[position:]  # not a seek: compressed text is read from front to back
             while True:
                 chunk = file.read(_SCAN_BYTES)
                 block = tail + chunk
@@ -74,8 +77,14 @@ def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
                 if not chunk:
                     break
     except OSError as error:
-        raise DataError(f"{uri}: cannot be read ({error})") from error
-    return TextLayout(delimiter=delimiter, columns=columns, row_offsets=offsets, end=pending_start), rows
+        mend = "; compress or copy it again" if codec else ""
+        raise DataError(f"{uri}: cannot be read ({error}){mend}") from error
+    return TextLayout(delimiter=delimiter, columns=columns, row_offsets=offsets, end=pending_start, codec=codec), rows
+
+
+def opened_text(stream: pa.NativeFile, codec: str) -> pa.NativeFile | CompressedText:
+    """The plain bytes of an open file; closed with it."""
+    return CompressedText(stream, codec) if codec else stream
 
 
 def row_starts(block: bytes | memoryview) -> NDArray[np.int64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 from tests.bad_input.case import DAYS, Arguments, Case, Place, call
 
 DATES = "Dates"
@@ -40,6 +42,15 @@ def convert(description: str, *arguments: str) -> Arguments:
         return call("data", "convert", "CLICKS", "NEW", "--description", str(file), *arguments)(place)
 
     return prepare
+
+
+def _cut_off(place: Place) -> list[str]:
+    body = gzip.compress(("label,C1\n" + "0,1\n" * 1000).encode())
+    (place.log / "part-0.csv.gz").write_bytes(body[:-20])
+    return [
+        part if part != str(place.log) else f"{part}/part-0.csv.gz"
+        for part in convert("{format: csv, sparse: [{name: C1}]}\n", "--rows-per-day", "4")(place)
+    ]
 
 
 DESCRIBED = "{format: parquet, sparse: [{name: C1}]}\n"
@@ -107,6 +118,8 @@ CASES = [
          ("label rule", "'I1'", ">=")),
     Case(MAKING, "converting by time without times", convert(DESCRIBED, "--by-time"),
          ("data.timestamp", "needed to split by time", "name the column")),
+    Case(MAKING, "converting compressed text that was cut off", _cut_off,
+         ("part-0.csv.gz", "cannot be read", "copy it again")),
     Case(MAKING, "fractions that are no numbers", convert(DESCRIBED, "--fractions", "most,rest"),
          ("fractions", "'most'", "number")),
     Case(MAKING, "fractions below zero", convert(DESCRIBED, "--fractions", "1.2,-0.2"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 from datetime import date
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +20,8 @@ from elastrec.platform.data import (
     build_manifest,
     convert,
     generate,
+    raw,
+    text,
     training_data_for,
 )
 from elastrec.platform.specs.data import TrainingData
@@ -86,6 +91,67 @@ def test_batches_from_the_result_are_those_from_the_source(tmp_path: Path) -> No
             for of in (report.data, source)
         )
         assert ours == theirs
+
+
+def _compress(file: Path, codec: str, suffix: str) -> None:
+    if codec == "members":  # as `cat` of two files, and programs that compress with several threads, write it
+        half = file.stat().st_size // 2
+        body = gzip.compress(file.read_bytes()[:half]) + gzip.compress(file.read_bytes()[half:])
+    elif codec == "bz2":
+        body = bz2.compress(file.read_bytes())
+    else:
+        body = pa.Codec(codec).compress(file.read_bytes(), asbytes=True)
+    file.with_name(file.name + suffix).write_bytes(body)
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("codec", "suffix"), [("gzip", ".gz"), ("members", ".gz"), ("bz2", ".bz2"), ("zstd", ".zst"), ("lz4", ".lz4")]
+)
+@pytest.mark.parametrize("format", ["csv", "criteo_tsv"])
+def test_compressed_text_is_converted_to_the_rows_of_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, suffix: str, format: str
+) -> None:
+    # Several pieces per file, and a header that ends inside what is looked at first.
+    monkeypatch.setattr(text, "INDEX_ROWS", 64)
+    monkeypatch.setattr(raw, "INDEX_ROWS", 64)
+    monkeypatch.setattr(raw, "_PIECE_ROWS", 64)
+    monkeypatch.setattr(text, "_SCAN_BYTES", 10_000)
+    criteo = {"dense": 13, "sparse": 26, "lists": 0} if format == "criteo_tsv" else {"dense": 2, "sparse": 3}
+    spec = GenerateSpec.model_validate(
+        {"path": str(tmp_path / "log"), "format": format, "days": 2, "rows_per_day": 300, **criteo}
+    )
+    generate(spec)
+    source = training_data_for(spec)
+    plain = convert(source, str(tmp_path / "plain"), layout=ByRows(rows=200))
+    for file in list((tmp_path / "log").rglob("part-*")):
+        _compress(file, codec, suffix)
+    with pytest.raises(DataError, match="or turn it into Parquet with `elastrec data convert`"):
+        build_manifest(source)
+    report = convert(source, str(tmp_path / "out"), layout=ByRows(rows=200))
+    assert report.partitions == plain.partitions
+    for folder in plain.partitions:
+        file = Path(folder) / "part-00000.parquet"
+        assert pq.read_table(tmp_path / "out" / file) == pq.read_table(tmp_path / "plain" / file)
+
+
+def test_compressed_text_is_cut_by_time_in_two_passes(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,500", "2,b,4,100", "3,c,4,400", "4,d,4,200", "5,e,4,300")
+    _compress(tmp_path / "r.csv", "gzip", ".gz")
+    source = source.model_copy(update={"path": f"{source.path}.gz"})
+    convert(source, str(tmp_path / "out"), layout=ByFractions(by_time=True), label_rule="stars >= 4")
+    assert _users(tmp_path / "out", "day=2026-01-02") == [1]
+
+
+def test_compressed_text_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "in" / "r.csv", *(f"{i},a,4,{i}" for i in range(1000)))
+    _compress(tmp_path / "in" / "r.csv", "gzip", ".gz")
+    file = tmp_path / "in" / "r.csv.gz"
+    file.write_bytes(file.read_bytes()[:-200])
+    source = source.model_copy(update={"path": str(file)})
+    with pytest.raises(DataError, match=r"r\.csv\.gz: cannot be read .*; compress or copy it again"):
+        convert(source, str(tmp_path / "out"), layout=ByRows(rows=2), label_rule="stars>=4")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_converting_again_changes_nothing_and_other_data_is_not_overwritten(tmp_path: Path) -> None:
