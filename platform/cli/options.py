@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.loading import parse_value
 
 _WIDE_COLUMNS = 500
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -64,7 +66,10 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
         try:
             if not sign or not path:
                 raise ValueError
-            values[path] = yaml.safe_load(text)
+            values[path] = parse_value(text)
+        except SpecError as error:
+            problems = [replace(problem, path=f"--set {path}") for problem in error.problems]
+            raise SpecError(problems, "the command line") from None
         except (ValueError, yaml.YAMLError):
             problem = FieldProblem("--set", repr(pair), "PATH=VALUE", "for example spec.training.batch_size=256")
             raise SpecError([problem], "the command line") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.written_size import MAXIMUM_CHARACTERS, oversized_node, oversized_value
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 _LONGEST_VALUE = 80
@@ -30,6 +32,7 @@ def load_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
     """
     content, name = _read(source)
     for path, value in (overrides or {}).items():
+        _check_size(f"override {path}", value, "the overrides")
         _override(content, path, value)
     return validate(TrainingJob, content, name)
 
@@ -70,6 +73,7 @@ def job_to_json(job: TrainingJob) -> str:
 
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     if isinstance(source, Mapping):
+        _check_size("job", source, "the inline job")
         return _copy(source), "the inline job"
     name = "the inline job"
     text = str(source)
@@ -84,12 +88,20 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping: YAML itself would take the last without a word."""
+    """Refuses values too large, and a key that stands twice in one mapping: YAML itself would take the last one."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        oversized = None if node is None else oversized_node(node)
+        if oversized is not None:
+            part, characters = oversized
+            raise _too_large("file", f"the value in line {part.start_mark.line + 1}", characters)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            if isinstance(key.value, str) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 line = key.start_mark.line + 1
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} stands twice, again in line {line}; every key only once"
@@ -103,10 +115,13 @@ def parse_mapping(text: str, source: str) -> dict[str, Any]:
     """The mapping in a YAML text.
 
     Raises:
-        SpecError: the text is no YAML, is empty or holds something else, or a key stands twice.
+        SpecError: the text is no YAML, is empty or holds something else, is too large with its aliases written out, or
+            a key stands twice.
     """
     try:
-        content = yaml.load(text, _OnceLoader)  # noqa: S506 - a SafeLoader
+        content = parse_value(text)
+    except SpecError as error:
+        raise SpecError(error.problems, source) from None
     except yaml.YAMLError as error:
         line = " ".join(str(error).replace("<unicode string>", source).split())
         raise SpecError([FieldProblem("file", line, "YAML", "check indentation and quotes")], source) from None
@@ -115,6 +130,41 @@ def parse_mapping(text: str, source: str) -> dict[str, Any]:
         allowed = "a mapping with apiVersion, kind, ..."
         raise SpecError([FieldProblem("file", found, allowed, "begin with an example of the docs")], source)
     return content
+
+
+def parse_value(text: str) -> Any:
+    """Any value in a YAML text.
+
+    Raises:
+        YAMLError: the text is no YAML, or a key stands twice.
+        SpecError: the value is too large with its aliases written out, or nested too deeply.
+    """
+    try:
+        return yaml.load(text, _OnceLoader)  # noqa: S506 - a SafeLoader
+    except RecursionError:
+        raise SpecError([FieldProblem("file", "a value nested that deeply", "a few dozen levels")]) from None
+
+
+def _check_size(path: str, value: Any, source: str) -> None:
+    oversized = oversized_value(value)
+    if oversized is not None:
+        raise SpecError(_too_large(path, "a value", oversized[1]).problems, source)
+
+
+def _too_large(path: str, what: str, characters: float) -> SpecError:
+    size = (
+        "that holds itself" if math.isinf(characters) else f"of {characters:,.0f} characters with aliases written out"
+    )
+    return SpecError(
+        [
+            FieldProblem(
+                path,
+                f"{what} {size}",
+                f"at most {MAXIMUM_CHARACTERS:,} characters",
+                "remove aliases (*name) of values that hold aliases",
+            )
+        ]
+    )
 
 
 def _copy(content: Any) -> Any:

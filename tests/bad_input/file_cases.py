@@ -34,6 +34,13 @@ def several(**changes: Any) -> Arguments:
     return prepare
 
 
+def _bomb() -> str:
+    """Ten levels of nine aliases each."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    return "\n".join(lines) + "\n"
+
+
 CASES = [
     Case(FILE, "the file does not exist", call("run", "nowhere.yaml"), ("file", "nowhere.yaml", "readable YAML")),
     Case(FILE, "a folder in the file's place", call("run", "CLICKS"), ("FILE", "clicks", "is a directory")),
@@ -45,6 +52,10 @@ CASES = [
          ("file", "python/object", "YAML")),
     Case(FILE, "a key that stands twice", raw("kind: TrainingJob\nkind: TrainingJob\n"),
          ("file", "'kind'", "once", "line 2")),
+    Case(FILE, "aliases that stand for gigabytes", raw(_bomb()),
+         ("file", "line 7", "at most 10,000,000 characters", "remove aliases")),
+    Case(FILE, "an alias that holds itself", raw("kind: &a [*a]\n"), ("line 1", "holds itself", "remove aliases")),
+    Case(FILE, "ten thousand brackets", raw("kind: " + "[" * 10_000 + "]" * 10_000 + "\n"), ("nested", "levels")),
     Case(FILE, "another version", with_field("apiVersion", "elastrec.io/v2"), ("apiVersion", "v2", "v1alpha1")),
     Case(FILE, "another kind", with_field("kind", "Job"), ("kind", "'Job'", "TrainingJob")),
     Case(FILE, "no spec", with_field("spec", ...), ("spec", "absent", "add the field")),

@@ -10,8 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrec.platform.cli.options import parse_overrides
 from elastrec.platform.specs import dump_job, job_from_json, job_to_json, load_job
 from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.loading import parse_mapping
 from elastrec.platform.specs.quantities import format_bytes, parse_bytes, parse_cores, parse_seconds
 
 
@@ -147,3 +149,61 @@ def test_durations_and_cores_have_units() -> None:
     for wrong in ("5 minutes", "5x", True):
         with pytest.raises(ValueError):
             parse_seconds(wrong)
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [xxxxxxxxxx]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+def merging_bomb(levels: int) -> str:
+    lines = ["a0: &a0 {x: xxxxxxxxxx}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("text", [bomb(10), merging_bomb(10)])
+def test_aliases_that_stand_for_gigabytes_are_refused_with_their_line(text: str) -> None:
+    with pytest.raises(
+        SpecError, match=r"file: the value in line 8 of .* written out .* at most 10,000,000 characters; remove"
+    ):
+        load_job(text)
+
+
+def test_every_way_in_refuses_what_aliases_make_too_large(tmp_path: Path) -> None:
+    inline: Any = "x" * 100
+    for _ in range(10):
+        inline = [inline] * 9
+    for refused in (
+        lambda: load_job(job(model={"architecture": "dlrm", "options": {"a": inline}})),
+        lambda: load_job(job(), {"spec.model.options": {"a": inline}}),
+        lambda: parse_overrides((f"spec.model.options={{{bomb(10)[:-1].replace(chr(10), ', ')}}}",)),
+        lambda: parse_mapping(bomb(10), "scaling.yaml"),
+    ):
+        with pytest.raises(SpecError, match="at most 10,000,000 characters"):
+            refused()
+
+
+def test_a_value_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    endless: dict[str, Any] = {}
+    endless["a"] = [endless]
+    with pytest.raises(SpecError, match="a value that holds itself"):
+        load_job(job(model={"architecture": "dlrm", "options": endless}))
+    with pytest.raises(SpecError, match="the value in line 2 that holds itself"):
+        load_job("kind: x\nspec: &a {b: *a}\n")
+
+
+def test_aliases_of_a_usual_file_are_written_out() -> None:
+    features = "".join(f"      - {{<<: *base, name: C{i}}}\n" for i in range(3000))
+    text = "base: &base {is_list: true, max_length: 50}\nfeatures:\n" + features
+    content = parse_mapping(text, "file")
+    assert len(content["features"]) == 3000
+    assert content["features"][-1] == {"is_list": True, "max_length": 50, "name": "C2999"}
+
+
+def test_text_nested_too_deeply_and_keys_that_are_lists_are_refused() -> None:
+    with pytest.raises(SpecError, match="nested that deeply"):
+        parse_mapping("a: " + "[" * 10_000 + "]" * 10_000, "file")
+    with pytest.raises(SpecError, match="unhashable key"):
+        parse_mapping("? [a]\n: 1\n", "file")
