@@ -15,6 +15,7 @@ from elastrec.platform.specs.uris import mask_event
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
 _LAZY = {
     "validate": "job_commands",
     "render": "job_commands",
@@ -107,9 +108,10 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_BAD_INPUT)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
         click.echo("stopped", err=True)
-        sys.exit(130)
+        # click puts an Abort in the place of what interrupted it.
+        sys.exit(getattr(error.__cause__ or error, "exit_code", EXIT_INTERRUPTED))
     except (SpecError, DataError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 import uuid
+from pathlib import Path
 
 import click
 import structlog
@@ -11,6 +13,7 @@ import structlog
 from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, job_options, output_option, parse_interval, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
+from elastrec.platform.cli.run_claim import RunClaim, interrupted_by_signals
 from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError, TransportError
 from elastrec.platform.specs.loading import load_job
 from elastrec.platform.specs.metrics import Phase
@@ -41,15 +44,17 @@ def run(
 
     Progress goes to standard error. With --output json the last line of standard output is one object with run_id,
     model_uri, auc, normalized_entropy, samples_total, samples_trained, shards_total, shards_done, seconds and pods.
-    Ctrl-C stops the job and removes its pods. A run that gave up waiting for MLflow names the key with which the same
-    job goes on later, without training again.
+    Ctrl-C, SIGTERM and a closed terminal (SIGHUP) stop the job and remove its pods, unless another `run` with the same
+    key goes on with it. The first line names the key. With it a job is found again whose `run` was killed, or gave up
+    waiting for MLflow: what is trained is not trained again.
     """
     job = load_job(file, parse_overrides(overrides))
     interval = parse_interval(since, until, evaluate_until)
     platform = jobs.Platform.from_environment()
     key = run_key or uuid.uuid4().hex[:12]
     job_id = jobs.job_id_for(job.metadata.name, key)
-    with JobProgress() as progress:
+    with interrupted_by_signals(), JobProgress() as progress:
+        progress.say(f"To take it up again: {_command(file, overrides, since, until, evaluate_until, key)}")
         progress.say("Checking job, data and model")
         prepared = jobs.prepare(platform, job, job_id, interval)
         if prepared.adaptation:
@@ -57,7 +62,8 @@ def run(
         progress.say(
             f"Job {job_id}: {prepared.training_rows:,} training rows, {prepared.evaluation_rows:,} to evaluate"
         )
-        outcome = _train_and_publish(platform, prepared, key, keep, progress)
+        with RunClaim(Path(platform.work_uri), job_id) as claim:
+            outcome = _train_and_publish(platform, prepared, claim, key, keep, progress)
     if output == "json":
         echo_json(outcome)
         return
@@ -71,14 +77,31 @@ def run(
     click.echo(f"MLflow run {outcome.run_url or outcome.run_id}")
 
 
+def _command(
+    file: str,
+    overrides: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    evaluate_until: str | None,
+    key: str,
+) -> str:
+    """The command line that finds the same job again."""
+    words = ["elastrec", "run", file]
+    for option, value in (("--from", since), ("--until", until), ("--evaluate-until", evaluate_until)):
+        words += [option, value] if value else []
+    for override in overrides:
+        words += ["--set", override]
+    return shlex.join([*words, "--run-key", key])
+
+
 def _train_and_publish(
-    platform: jobs.Platform, prepared: jobs.Prepared, key: str, keep: bool, progress: JobProgress
+    platform: jobs.Platform, prepared: jobs.Prepared, claim: RunClaim, key: str, keep: bool, progress: JobProgress
 ) -> jobs.Result:
     job_id = prepared.job_id
     is_kept = keep
     ended = False
     try:
-        launched = _trained(platform, prepared, progress)
+        launched = _trained(platform, prepared, claim.owner, progress)
         progress.say("Exporting and checking the model, scoring the champion on the same rows")
         decision = jobs.evaluate_and_gate(platform, prepared, launched, progress.say)
         registered = jobs.with_tracking(
@@ -96,17 +119,28 @@ def _train_and_publish(
             jobs.finish_job(platform, prepared)
             jobs.forget(platform, prepared)
         elif not is_kept:
-            jobs.stop(platform, job_id, "the caller ended")
+            _stop(platform, job_id, claim, progress)
     return outcome
 
 
-def _trained(platform: jobs.Platform, prepared: jobs.Prepared, progress: JobProgress) -> jobs.Launched:
-    """Launches the job, or finds the one that runs or has run under this id, and waits for its end."""
+def _stop(platform: jobs.Platform, job_id: str, claim: RunClaim, progress: JobProgress) -> None:
+    if not claim.acquire():
+        progress.say(f"Job {job_id} is left to the other `elastrec run` with this key")
+    elif not jobs.stop(platform, job_id, "the caller ended", owner=claim.owner) and platform.cluster.list(job_id):
+        progress.say(f"Job {job_id} goes on: somebody else has taken it over")
+
+
+def _trained(platform: jobs.Platform, prepared: jobs.Prepared, owner: str, progress: JobProgress) -> jobs.Launched:
+    """Launches the job, or finds the one that runs or has run under this id, and waits for its end.
+
+    Args:
+        owner: takes the job over; empty: it is left to whom it belongs.
+    """
     allocation = jobs.warm_start(platform, prepared)
     if jobs.is_trained(platform, prepared):
         progress.say(f"Job {prepared.job_id} is trained already; going on with what it has left")
         return jobs.Launched(job_id=prepared.job_id, master_pod="", run_id="", run_url="", allocation=allocation)
-    launched = jobs.launch(platform, prepared, allocation)
+    launched = jobs.launch(platform, prepared, allocation, owner)
     if launched.run_id:
         _say_run(launched, progress)
     else:

@@ -1,0 +1,112 @@
+"""`elastrec run` that is ended from outside, or shares its job: what becomes of the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform.data.generator import GenerateReport
+from tests.e2e.conftest import write_job
+from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
+
+_LONG = ("--from", "2026-01-01", "--set", "spec.training.epochs=200")
+
+
+class Terminal:
+    """`elastrec run` as in a terminal of its own: signals have their defaults, output goes into a file."""
+
+    def __init__(self, elastrec: Elastrec, name: str, *arguments: str) -> None:
+        self._file = elastrec.home / f"{name}.txt"
+        with self._file.open("wb") as output:
+            self.process = subprocess.Popen(
+                ["env", "--default-signal", sys.executable, "-m", "elastrec.platform.cli", "run", *arguments],
+                env=elastrec.environment, cwd=elastrec.home, stdout=output, stderr=output,
+            )  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        return self._file.read_text()
+
+    def end(self, number: signal.Signals, seconds: float = 120.0) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+
+@pytest.fixture(scope="module")
+def elastrec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastrec]:
+    with elastrec_at(tmp_path_factory.mktemp("home")) as command_line:
+        yield command_line
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        if terminal.process.poll() is None:
+            terminal.process.terminate()
+            terminal.process.wait(120)
+
+
+def started(elastrec: Elastrec) -> str:
+    """The id of the job, as soon as its master has created pods."""
+    return wait_for(lambda: next((job for job in elastrec.jobs() if job.pods), None), 180, "the job's pods").job
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_sighup_stop_the_job_as_ctrl_c_does(
+    elastrec: Elastrec, click_log: GenerateReport, terminals: list[Terminal], number: signal.Signals
+) -> None:
+    terminal = Terminal(elastrec, number.name, str(write_job(elastrec.home, click_log)), *_LONG)
+    terminals.append(terminal)
+    job = started(elastrec)
+    assert terminal.end(number) == 128 + number, terminal.said
+    assert elastrec.jobs() == [] and pod_processes(job, "", elastrec.home) == []
+    assert "Traceback" not in terminal.said
+    again = next(line for line in terminal.said.splitlines() if line.startswith("To take it up again: elastrec run "))
+    assert " --from 2026-01-01 --run-key " in again and "--set spec.training.epochs=200" in again
+
+
+def test_a_second_terminal_with_the_same_key_leaves_the_job_alone_while_the_first_one_lives(
+    elastrec: Elastrec, click_log: GenerateReport, terminals: list[Terminal]
+) -> None:
+    arguments = (str(write_job(elastrec.home, click_log)), *_LONG, "--run-key", "shared")
+    for name in ("first", "second", "third"):
+        terminals.append(Terminal(elastrec, name, *arguments))
+        job = started(elastrec)
+        wait_for(lambda: "workers " in terminals[-1].said, 120, "its own look at the job")
+    first, second, third = terminals
+    assert second.end(signal.SIGINT) == 130
+    assert f"Job {job} is left to the other `elastrec run` with this key" in second.said
+    assert [one.job for one in elastrec.jobs()] == [job] and first.process.poll() is None
+    # The first one dies without a word: the third is the only one that can end the job.
+    first.process.kill()
+    first.process.wait()
+    assert third.end(signal.SIGINT) == 130
+    assert "is left to" not in third.said and elastrec.jobs() == []
+
+
+def test_a_run_whose_master_cannot_start_again_fails_soon_with_the_reason(
+    elastrec: Elastrec, click_log: GenerateReport, terminals: list[Terminal]
+) -> None:
+    terminal = Terminal(elastrec, "damaged", str(write_job(elastrec.home, click_log)), *_LONG)
+    terminals.append(terminal)
+    job = started(elastrec)
+    master = pod_processes(job, "master", elastrec.home)[0]
+    master.suspend()
+    journal = Path(master.environ()["ELASTREC_WORK"]) / "journal.sqlite"
+    with journal.open("r+b") as file:
+        file.write(bytes(4096))
+    journal.with_name("journal.sqlite-wal").unlink()
+    os.kill(master.pid, signal.SIGKILL)
+    assert terminal.process.wait(100) == 1
+    assert "file is not a database" in terminal.said
+    kept = elastrec.home / "work" / "logs" / f"{job}-master.log"
+    assert str(kept) in terminal.said and "file is not a database" in kept.read_text()
+    assert elastrec.jobs() == [] and pod_processes(job, "", elastrec.home) == []
