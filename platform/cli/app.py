@@ -34,6 +34,10 @@ _LAZY = {
 }
 
 
+_PRIVATE = frozenset({"validate", "render", "run", "stop", "plan", "agent"})
+"""Commands that write nothing but the platform's own files: only their owner may read those."""
+
+
 class _Root(click.Group):
     """Imports a command's module when it is asked for: `--help` and completion stay quick."""
 
@@ -85,6 +89,11 @@ def root(verbose: bool) -> None:
     Exit codes: 0 done, 1 the job failed, 2 bad input; the reason stands on standard error.
     """
     configure_logs(verbose)
+    context = click.get_current_context()
+    if context.invoked_subcommand in _PRIVATE:
+        # The home may be a folder that others can enter; MLflow makes files there with whatever rights it is given.
+        before = os.umask(0o077)
+        context.call_on_close(lambda: os.umask(before))
 
 
 def configure_logs(verbose: bool) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from elastrec.platform.history.database import (
-    artifacts_folder,
     database_file,
     ensure_database,
     explained_database_errors,
+    make_artifacts_folder,
 )
 from elastrec.platform.history.records import TAG_JOB_ID
 from elastrec.platform.specs.errors import HistoryError
@@ -141,7 +141,7 @@ class Connection:
 
     def _artifacts(self) -> str | None:
         """Where a new experiment keeps its files: beside a database file; a server chooses itself."""
-        return artifacts_folder(self._database) if self._database else None
+        return make_artifacts_folder(self._database) if self._database else None
 
     def run_url(self, run_id: str) -> str:
         """Page of a run; empty when nobody serves MLflow's pages (a database file as tracking URI)."""

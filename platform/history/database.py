@@ -28,9 +28,12 @@ def database_file(tracking_uri: str) -> Path | None:
     return Path(tracking_uri.removeprefix(_SCHEME).partition("?")[0]).absolute()
 
 
-def artifacts_folder(database: Path) -> str:
-    """Where runs of a database file keep their files: beside it. MLflow's own choice is the current folder."""
-    return (database.parent / "artifacts").as_uri()
+def make_artifacts_folder(database: Path) -> str:
+    """Where runs of a database file keep their files: beside it, for its owner alone; as a URI."""
+    # MLflow's own choice is a folder in the current one, with whatever rights that gives.
+    folder = database.parent / "artifacts"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder.as_uri()
 
 
 def ensure_database(database: Path) -> None:
@@ -81,7 +84,7 @@ def _make(database: Path) -> None:
         left.unlink()
     os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with explained_database_errors(database):
-        store = SqlAlchemyStore(f"{_SCHEME}{unfinished}", artifacts_folder(database))
+        store = SqlAlchemyStore(f"{_SCHEME}{unfinished}", make_artifacts_folder(database))
         store.engine.dispose()
     unfinished.replace(database)
 

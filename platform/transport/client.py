@@ -49,6 +49,11 @@ class RpcClient:
     )
 
     def __init__(self, address: str, token: str, tls: TlsConfig | None = None) -> None:
+        if not (token.isascii() and token.isprintable()):
+            # gRPC ends the whole process when it is given such a header.
+            raise AuthenticationError(
+                f"the token for {address} is not allowed: it holds characters other than printable ASCII; copy it again"
+            )
         self.address = address
         self._token = token
         self._tls = tls

@@ -40,7 +40,9 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def elastrec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastrec]:
-    with elastrec_at(tmp_path_factory.mktemp("home")) as command_line:
+    home = tmp_path_factory.mktemp("home")
+    home.chmod(0o755)
+    with elastrec_at(home) as command_line:
         yield command_line
 
 
@@ -69,6 +71,9 @@ def test_sigterm_and_sighup_stop_the_job_as_ctrl_c_does(
     assert terminal.end(number) == 128 + number, terminal.said
     assert elastrec.jobs() == [] and pod_processes(job, "", elastrec.home) == []
     assert "Traceback" not in terminal.said
+    own = [file for folder in ("agent", "artifacts", "work") for file in (elastrec.home / folder).rglob("*")]
+    own += [elastrec.home / "mlflow.db", elastrec.home / "artifacts"]
+    assert [file for file in own if not file.is_symlink() and file.stat().st_mode & 0o077] == []
     again = next(line for line in terminal.said.splitlines() if line.startswith("To take it up again: elastrec run "))
     assert " --from 2026-01-01 --run-key " in again and "--set spec.training.epochs=200" in again
 
