@@ -16,7 +16,7 @@ from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 @click.option("--tail", type=click.IntRange(min=1), help="Only the last lines.")
 def logs(pod: str, follow: bool, tail: int | None) -> None:
     """Print the log of a POD; the name of a job stands for its master."""
-    platform = jobs.Platform.from_environment()
+    platform = jobs.Platform.from_environment(start=False)
     name = pod if platform.cluster.get(pod) else f"{pod}-master"
     if platform.cluster.get(name) is None:
         known = ", ".join(status.name for status in platform.cluster.list()) or "none: the cluster has no pods"
@@ -47,9 +47,11 @@ def agent() -> None:
 
 @agent.command("start")
 @click.option(
-    "--cores", type=click.FloatRange(min=0, min_open=True), help="Capacity to offer; default: what the machine has."
+    "--cores",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Capacity to offer; default: as last time, at first what the machine has.",
 )
-@click.option("--memory", help="Capacity to offer, for example 8Gi; default: what the machine has.")
+@click.option("--memory", help="Capacity to offer, for example 8Gi; default: as with --cores.")
 def agent_start(cores: float | None, memory: str | None) -> None:
     """Start the node agent in the background; does nothing when it runs."""
     from elastrec.platform.clusters.local import start_agent

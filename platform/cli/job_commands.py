@@ -7,7 +7,14 @@ from typing import Any
 import click
 import yaml
 
-from elastrec.platform.cli.options import echo_json, job_options, output_option, parse_interval, parse_overrides
+from elastrec.platform.cli.options import (
+    echo_json,
+    job_options,
+    output_option,
+    parse_interval,
+    parse_overrides,
+    platform_to_look,
+)
 from elastrec.platform.specs.crd import custom_resource_definition, job_json_schema
 from elastrec.platform.specs.loading import dump_job, load_job
 
@@ -43,10 +50,10 @@ def validate(
     job = load_job(file, parse_overrides(overrides))
     facts: dict[str, Any] = {"file": file, "valid": True, "name": job.metadata.name}
     if data:
-        from elastrec.platform.jobs import Platform, job_id_for, prepare
+        from elastrec.platform.jobs import job_id_for, prepare
 
         interval = parse_interval(since, until, evaluate_until)
-        prepared = prepare(Platform.from_environment(), job, job_id_for(job.metadata.name, "validate"), interval)
+        prepared = prepare(platform_to_look(), job, job_id_for(job.metadata.name, "validate"), interval)
         facts |= {
             "training_rows": prepared.training_rows,
             "evaluation_rows": prepared.evaluation_rows,
@@ -79,12 +86,12 @@ def render(
     output: str,
 ) -> None:
     """Dry run: print exactly the pods that `run` would create, secrets masked."""
-    from elastrec.platform.jobs import Platform, job_id_for, launch_request, prepare, warm_start
+    from elastrec.platform.jobs import job_id_for, launch_request, prepare, warm_start
     from elastrec.platform.master.launch import master_pod, parameter_server_pod, worker_pod
 
     job = load_job(file, parse_overrides(overrides))
     interval = parse_interval(since, until, evaluate_until)
-    platform = Platform.from_environment()
+    platform = platform_to_look()
     prepared = prepare(platform, job, job_id_for(job.metadata.name, "render"), interval)
     allocation = warm_start(platform, prepared)
     request = launch_request(prepared, allocation)

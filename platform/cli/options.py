@@ -12,6 +12,8 @@ import msgspec
 import yaml
 from rich.console import Console
 
+from elastrec.platform.clusters.local.absent import AbsentCluster
+from elastrec.platform.jobs.surroundings import Platform, home_folder
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.loading import parse_value
@@ -52,6 +54,14 @@ def job_options(function: Function) -> Function:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def platform_to_look() -> Platform:
+    """The platform for a command that starts nothing; says so where no node agent runs."""
+    platform = Platform.for_looking()
+    if isinstance(platform.cluster, AbsentCluster):
+        click.echo(f"no node agent runs for {home_folder()}, and none is started", err=True)
+    return platform
 
 
 def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 from rich.table import Table
 
 from elastrec.platform import jobs
-from elastrec.platform.cli.options import echo_json, output_option, wide_console
+from elastrec.platform.cli.options import echo_json, output_option, platform_to_look, wide_console
 from elastrec.platform.specs.errors import ElastrecError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def explain(job: str, store: str, output: str) -> None:
     """
     from elastrec.platform.master.explanation import as_text
 
-    told = jobs.explanation(jobs.Platform.from_environment(), job, store)
+    told = jobs.explanation(platform_to_look(), job, store)
     if output == "json":
         echo_json({name: value for name, value in msgspec.to_builtins(told).items() if name != "type"})
     else:
@@ -55,7 +55,7 @@ def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: 
     """
     import pyarrow.compute as pc
 
-    table = jobs.ledger(jobs.Platform.from_environment(), job, store)
+    table = jobs.ledger(platform_to_look(), job, store)
     if kind:
         table = table.filter(pc.equal(table.column("kind").cast("string"), kind))
     if parquet:

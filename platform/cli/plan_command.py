@@ -40,7 +40,7 @@ def plan(job: tuple[str, ...], file: str | None, policy: str | None, explain: bo
     settings = load_scaling(Path(file)) if file else ScalingSettings()
     if policy:
         settings = settings.model_copy(update={"policy": policy})
-    platform = jobs.Platform.from_environment()
+    platform = jobs.Platform.from_environment(start=False)
     decided, left_alone = scaling.plan(platform, settings, list(job) or None)
     applied = [scaling.apply(platform, each) for each in decided.plans] if applies else []
     for each, done in zip(decided.plans, applied, strict=False):

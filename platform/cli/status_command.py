@@ -39,7 +39,7 @@ def status(job: str | None, watch: bool, output: str) -> None:
     With --watch a terminal shows the table anew every second; without a terminal there are plain lines, one for each
     job when its phase changes and else every few seconds; with --output json one object a second.
     """
-    platform = jobs.Platform.from_environment()
+    platform = jobs.Platform.from_environment(start=False)
     looks = _looks(platform, job, watch)
     try:
         if output == "json":

@@ -12,6 +12,7 @@ import msgspec
 
 from elastrec.platform.clusters import ClusterConfig, config_of, connect_cluster
 from elastrec.platform.clusters.local import find_agent, start_agent
+from elastrec.platform.clusters.local.absent import AbsentCluster
 from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.specs.environment import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
@@ -21,6 +22,10 @@ HOME_VARIABLE = "ELASTREC_HOME"
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 CLUSTER_VARIABLE = "ELASTREC_CLUSTER"
 TLS_VARIABLE = "ELASTREC_TLS"
+
+
+class NoAgentError(ClusterError):
+    """The local cluster's node agent does not run."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,11 @@ class Platform:
             start: start the local node agent when none runs.
 
         Raises:
-            ClusterError: no node agent runs and `start` is false, or it cannot be started.
+            ClusterError: no node agent runs and `start` is false (NoAgentError), or it cannot be started.
             SpecError: the file that `ELASTREC_CLUSTER` or the folder that `ELASTREC_TLS` names cannot be read.
         """
         home, tls = home_folder(), tls_folder()
-        work = home / "work"
-        # The home may be an older folder that others can enter; what is made in it is the owner's alone.
-        work.mkdir(mode=0o700, exist_ok=True)
+        work = _make_folder(home / "work")
         tracking = tracking_uri()
         config_file = os.environ.get(CLUSTER_VARIABLE)
         if config_file:
@@ -93,9 +96,19 @@ class Platform:
             state = home / "agent"
             cluster = start_agent(state, tls_folder=tls) if start else find_agent(state, tls)
             if cluster is None:
-                raise ClusterError(f"no node agent runs for {home}; start one with `elastrec agent start`")
+                raise NoAgentError(f"no node agent runs for {home}; start one with `elastrec agent start`")
             config = config_of(cluster)
         return Platform.connect(config, tracking, str(work), pod_tls=read_tls(tls) if tls else None)
+
+    @staticmethod
+    def for_looking() -> Platform:
+        """As `from_environment`, but starts nothing: where no node agent runs, the cluster is an `AbsentCluster`."""
+        try:
+            return Platform.from_environment(start=False)
+        except NoAgentError:
+            home = home_folder()
+            config = ClusterConfig(backend="local", address="", token="")
+            return Platform(AbsentCluster(home / "agent"), config, tracking_uri(), str(home / "work"), Path.cwd())
 
     @property
     def tls(self) -> TlsConfig | None:
@@ -111,16 +124,23 @@ def home_folder() -> Path:
     """The user's folder, created with the owner's rights alone.
 
     Raises:
-        SpecError: it cannot be made.
+        SpecError: it cannot be made, or this user cannot write it.
     """
-    home = Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".elastrec").absolute()
+    return _make_folder(Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".elastrec").absolute())
+
+
+def _make_folder(folder: Path) -> Path:
+    # The home may be an older folder that others can enter; what is made in it is the owner's alone.
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        problem = "" if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else f"belongs to user {folder.stat().st_uid}"
     except OSError as error:
-        value = f"{str(home)!r} ({error.strerror})"
-        problem = FieldProblem(HOME_VARIABLE, value, "a folder that can be made and written", "correct the variable")
-        raise SpecError([problem], "the environment") from None
-    return home
+        problem = str(error.strerror)
+    if problem:
+        allowed = "a folder that can be made and written"
+        wrong = FieldProblem(HOME_VARIABLE, f"{str(folder)!r} ({problem})", allowed, "correct the variable")
+        raise SpecError([wrong], "the environment")
+    return folder
 
 
 def tracking_uri() -> str:
@@ -176,4 +196,6 @@ def read_cluster_config(file: Path) -> ClusterConfig:
         raise SpecError([problem], str(file)) from None
     if config.backend != "local":
         raise SpecError([FieldProblem("backend", repr(config.backend), "local")], str(file))
+    if not (config.token.isascii() and config.token.isprintable()):
+        raise SpecError([FieldProblem("token", "this one", "printable ASCII characters", "copy it again")], str(file))
     return config

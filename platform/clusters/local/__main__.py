@@ -23,8 +23,8 @@ from elastrec.platform.clusters.local.agent import NodeAgent
 from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.limits import Limits, ThreadLimits, probe_limits
 from elastrec.platform.clusters.local.ports import choose_port, is_free
+from elastrec.platform.clusters.local.sizes import keep_size
 from elastrec.platform.clusters.local.state_folder import StateFolder
-from elastrec.platform.clusters.protocol import PodSize
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.quantities import parse_bytes
 from elastrec.platform.transport.security import TlsConfig, new_token, write_secret
@@ -34,7 +34,9 @@ log = structlog.get_logger(__name__)
 _LOOK_SECONDS = 2.0
 
 
-def _memory(context: click.Context, parameter: click.Parameter, value: str) -> int:
+def _memory(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
     try:
         return int(value) if value.isdigit() else parse_bytes(value)
     except ValueError as error:
@@ -43,13 +45,15 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str) -> i
 
 @click.command()
 @click.option("--state", type=click.Path(path_type=Path), required=True, help="Folder of the agent's state.")
-@click.option("--cores", type=float, required=True, help="Cores that pods may be granted together.")
-@click.option("--memory", callback=_memory, required=True, help="Memory for pods: bytes, or 8Gi.")
+@click.option("--cores", type=float, help="Cores that pods may be granted together; default: as last time.")
+@click.option("--memory", callback=_memory, help="Memory for pods: bytes, or 8Gi; default: as last time.")
 @click.option("--port", type=int, default=0, help="Where to listen; 0: the port of last time, or a free one.")
 @click.option("--node", default=socket.gethostname(), help="Name of this machine.")
 @click.option("--limits", "kind", type=click.Choice(["auto", "threads"]), default="auto", help="threads: no cgroups.")
 @click.option("--tls", type=click.Path(path_type=Path), help="Folder with ca.pem, tls.crt and tls.key.")
-def main(state: Path, cores: float, memory: int, port: int, node: str, kind: str, tls: Path | None) -> None:
+def main(
+    state: Path, cores: float | None, memory: int | None, port: int, node: str, kind: str, tls: Path | None
+) -> None:
     """Runs the node agent of a local cluster until it is told to stop."""
     structlog.configure(
         processors=[
@@ -61,12 +65,20 @@ def main(state: Path, cores: float, memory: int, port: int, node: str, kind: str
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
     try:
-        _serve(StateFolder(state), PodSize(cores, memory), port, node, kind, tls)
+        _serve(StateFolder(state), cores, memory, port, node, kind, tls)
     except ClusterError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _serve(state: StateFolder, total: PodSize, port: int, node: str, kind: str, tls_folder: Path | None) -> None:
+def _serve(
+    state: StateFolder,
+    cores: float | None,
+    memory_bytes: int | None,
+    port: int,
+    node: str,
+    kind: str,
+    tls_folder: Path | None,
+) -> None:
     # Blocked before any thread exists, so that the main thread alone gets them, by waiting for them.
     awaited = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -81,6 +93,7 @@ def _serve(state: StateFolder, total: PodSize, port: int, node: str, kind: str, 
         agent_id = journal.fact("agent_id") or uuid.uuid4().hex[:12]
         journal.set_fact("agent_id", agent_id)
         limits = _limits(agent_id, kind)
+        total = keep_size(journal, cores, memory_bytes)
         agent = NodeAgent(state.folder, journal, limits, total, node, os.environ)
         port = _port(journal, port)
         if not state.token.exists():

@@ -80,7 +80,10 @@ class NodeAgent(LongPolls):
             for record in self._journal.records():
                 self._pods[record.uid] = record
             for uid in self._runner.unknown(set(self._pods)):
-                self._runner.remove(uid)
+                if self._runner.end_unknown(uid):
+                    self._runner.remove(uid)
+                else:
+                    log.warning("unknown_pod_still_dying", uid=uid, consequence="the next agent tries again")
             self._runner.forget_groups(set(self._pods))
             for record in list(self._pods.values()):
                 self._resume(record)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ import structlog
 
 from elastrec.platform.clusters.local.pod_life import PodRecord
 from elastrec.platform.clusters.protocol import PodEvent
+from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
 KEPT_EVENTS = 10_000
@@ -26,18 +29,47 @@ CREATE TABLE IF NOT EXISTS events (version INTEGER PRIMARY KEY, job TEXT NOT NUL
 """
 
 
+class DamagedJournalError(ClusterError):
+    """The file is no journal any more."""
+
+
 class Journal:
-    """One file; the caller serialises the calls. A change and its event are one transaction."""
+    """One file; the caller serialises the calls. A change and its event are one transaction.
+
+    Raises:
+        ClusterError: the file cannot be opened; DamagedJournalError: it is no journal.
+    """
 
     def __init__(self, path: Path) -> None:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        # Survives the death of every process; a power cut ends the pods anyway.
-        self._database.execute("PRAGMA synchronous=NORMAL")
-        self._database.executescript(_SCHEMA)
-        row = self._database.execute("SELECT max(version) FROM events").fetchone()
+        self._path = path
+        with self._explained():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            # Survives the death of every process; a power cut ends the pods anyway.
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(_SCHEMA)
+            row = self._database.execute("SELECT max(version) FROM events").fetchone()
         self.version: int = row[0] or 0
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.OperationalError) as error:
+            raise ClusterError(f"{self._path}: the node agent's journal cannot be opened: {error}") from error
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+            raise DamagedJournalError(
+                f"{self._path}: the node agent's journal is damaged ({error}); `elastrec agent stop` ends the pods "
+                "that still run and puts the file aside, then `elastrec agent start` begins anew"
+            ) from error
+
+    @staticmethod
+    def put_aside(path: Path) -> None:
+        """Renames a damaged journal, for people who want to look at it."""
+        for name in (f"{path.name}-wal", f"{path.name}-shm"):
+            path.with_name(name).unlink(missing_ok=True)
+        path.replace(path.with_name(f"{path.name}.damaged"))
 
     def fact(self, name: str) -> str | None:
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -48,8 +80,9 @@ class Journal:
 
     def records(self) -> list[PodRecord]:
         """In the order in which the pods were created."""
-        rows = self._database.execute("SELECT record FROM pods ORDER BY position")
-        return [msgspec.json.decode(row[0], type=PodRecord) for row in rows]
+        with self._explained():
+            rows = self._database.execute("SELECT record FROM pods ORDER BY position")
+            return [msgspec.json.decode(row[0], type=PodRecord) for row in rows]
 
     def write(self, record: PodRecord | None, event: PodEvent) -> None:
         """Keeps a changed record with its event; `record` None forgets the pod of the event.

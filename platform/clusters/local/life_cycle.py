@@ -10,12 +10,9 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
-
 from elastrec.platform.clusters.local.client import LocalCluster
-from elastrec.platform.clusters.local.journal import Journal
+from elastrec.platform.clusters.local.journal import DamagedJournalError, Journal
 from elastrec.platform.clusters.local.state_folder import StateFolder
-from elastrec.platform.clusters.protocol import PodSize
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.transport.security import TlsConfig
 
@@ -24,7 +21,6 @@ _STOP_SECONDS = 30.0
 _ANSWER_SECONDS = 2.0
 _FIND_SECONDS = 15.0
 _TICK_SECONDS = 0.02
-_MEMORY_SHARE = 0.9
 
 
 def start_agent(
@@ -40,8 +36,8 @@ def start_agent(
     """The cluster of a folder; its agent is started in a session of its own when none is running there.
 
     Args:
-        cores: of the cluster; default: those that this process may use.
-        memory_bytes: of the cluster; default: 90 % of the machine's.
+        cores: of the cluster; default: as many as were last asked for here, at first those that this process may use.
+        memory_bytes: of the cluster; default: as much as was last asked for here, at first 90 % of the machine's.
         port: 0: the one of last time, or a free one.
         limits: `auto`, or `threads` for no cgroups.
         tls_folder: with ca.pem, tls.crt and tls.key.
@@ -59,13 +55,10 @@ def start_agent(
                     raise _silent(state)
                 time.sleep(_TICK_SECONDS)
                 continue
-            total = PodSize(
-                float(len(os.sched_getaffinity(0))) if cores is None else cores,
-                int(psutil.virtual_memory().total * _MEMORY_SHARE) if memory_bytes is None else memory_bytes,
-            )
             command = [sys.executable, "-m", "elastrec.platform.clusters.local", "--state", str(state.folder)]
-            command += ["--cores", str(total.cores), "--memory", str(total.memory_bytes), "--port", str(port)]
-            command += ["--limits", limits]
+            command += ["--port", str(port), "--limits", limits]
+            command += ["--cores", str(cores)] if cores is not None else []
+            command += ["--memory", str(memory_bytes)] if memory_bytes is not None else []
             command += ["--node", node] if node else []
             command += ["--tls", str(tls_folder.absolute())] if tls_folder else []
             _spawn(state, command)
@@ -74,7 +67,7 @@ def start_agent(
         if asked is not None and asked != there:
             raise ClusterError(
                 f"{name}: {asked} is not what the running cluster in {state.folder} has ({there}); "
-                "leave it out or stop that cluster first"
+                "leave it out, or end that cluster and its pods first: elastrec agent stop"
             )
     return cluster
 
@@ -100,10 +93,14 @@ def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> Loca
 
 
 def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> None:
-    """Deletes all pods and ends the agent; an agent that died before is started once more, to end its pods."""
+    """Deletes all pods and ends the agent; an agent that died before is started once more, to end its pods.
+
+    A damaged journal of an agent that died is put aside; the pods that it knew are ended all the same.
+    """
     state = StateFolder(Path(state_folder))
-    if not state.is_owned() and not _left_pods(state):
-        return
+    with state.starting():
+        if not state.is_owned() and not _left_pods(state):
+            return
     cluster = start_agent(state_folder, tls_folder=tls_folder)
     with state.starting():
         agent = os.pidfd_open(cluster.agent().pid)
@@ -122,13 +119,19 @@ def _silent(state: StateFolder) -> ClusterError:
 
 
 def _left_pods(state: StateFolder) -> bool:
+    # A folder is left also of a pod that the journal, being lost, does not name.
+    found = state.pods.is_dir() and any(entry.name != "trash" for entry in state.pods.iterdir())
     if not state.journal.exists():
-        return False
-    journal = Journal(state.journal)
+        return found
     try:
-        return bool(journal.records())
-    finally:
-        journal.close()
+        journal = Journal(state.journal)
+        try:
+            return found or bool(journal.records())
+        finally:
+            journal.close()
+    except DamagedJournalError:
+        Journal.put_aside(state.journal)
+        return found
 
 
 def _environment() -> dict[str, str]:
@@ -182,7 +185,14 @@ def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster | None
         )
         raise ClusterError(f"the node agent in {state.folder} {problem}")
     tls = TlsConfig.from_folder(tls_folder) if tls_folder else None
-    cluster = LocalCluster(info.address, state.token.read_text(), tls)
+    try:
+        token = state.token.read_text()
+    except OSError as error:
+        raise ClusterError(
+            f"{state.token}: the node agent's token cannot be read ({error.strerror}); end the agent with "
+            f"`kill {info.pid}` and start it again: its pods run on, and it makes a new one"
+        ) from error
+    cluster = LocalCluster(info.address, token, tls)
     try:
         cluster.agent(timeout_seconds=_ANSWER_SECONDS)
     except ClusterError:

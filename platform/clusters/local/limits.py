@@ -6,6 +6,7 @@ container) with one group per pod below it. Pods join it between fork and exec; 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -22,6 +23,7 @@ _LEAST_QUOTA_MICROSECONDS = 1_000
 LEAST_CORES = _LEAST_QUOTA_MICROSECONDS / _PERIOD_MICROSECONDS
 _V1_SHARES, _V2_WEIGHT = 1024, 100
 """The kernel's own defaults."""
+_AGENT_PREFIX = "elastrec-"
 _STARTING_PART = 16
 """A pod that starts weighs so much less than one that works: it gets what the others leave."""
 
@@ -73,6 +75,13 @@ class Limits(Protocol):
     def uids(self) -> list[str]:
         """Of the pods that have a group."""
 
+    def remove_foreign(self, join_files: list[str]) -> None:
+        """Removes the group of a pod without processes, and that of its agent unless it is this one.
+
+        Args:
+            join_files: as `join_files` of an agent whose id is lost has named them.
+        """
+
     def close(self) -> None:
         """Removes the agent's own group."""
 
@@ -106,6 +115,9 @@ class ThreadLimits:
 
     def uids(self) -> list[str]:
         return []
+
+    def remove_foreign(self, join_files: list[str]) -> None:
+        _remove_foreign(join_files, set())
 
     def close(self) -> None:
         pass
@@ -184,6 +196,9 @@ class CgroupV1Limits:
     def uids(self) -> list[str]:
         return sorted({uid for folder in self._folders.values() for uid in _groups_in(folder)})
 
+    def remove_foreign(self, join_files: list[str]) -> None:
+        _remove_foreign(join_files, {folder.name for folder in self._folders.values()})
+
     def close(self) -> None:
         for folder in self._folders.values():
             _remove_group(folder)
@@ -255,6 +270,9 @@ class CgroupV2Limits:
     def uids(self) -> list[str]:
         return _groups_in(self._folder)
 
+    def remove_foreign(self, join_files: list[str]) -> None:
+        _remove_foreign(join_files, {self._folder.name})
+
     def close(self) -> None:
         _remove_group(self._folder)
 
@@ -268,7 +286,7 @@ def probe_limits(agent_id: str, mounts_text: str | None = None) -> tuple[Limits,
         agent_id: names the agent's group.
         mounts_text: content of /proc/self/mounts; None reads it.
     """
-    group = f"elastrec-{agent_id}"
+    group = f"{_AGENT_PREFIX}{agent_id}"
     v1, v2 = _mounts(Path("/proc/self/mounts").read_text() if mounts_text is None else mounts_text)
     reasons = []
     if "cpu" in v1 and "memory" in v1:
@@ -363,6 +381,14 @@ def _read_key(path: Path, key: str) -> int:
 
 def _groups_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+
+
+def _remove_foreign(join_files: list[str], own: set[str]) -> None:
+    for group in (Path(file).parent for file in join_files):
+        if group.parent.name.startswith(_AGENT_PREFIX) and _remove_group(group) and group.parent.name not in own:
+            # Other pods of that agent may have groups in it still.
+            with contextlib.suppress(OSError):
+                group.parent.rmdir()
 
 
 def _remove_group(folder: Path) -> bool:

@@ -36,6 +36,7 @@ _SHIM = Path(__file__).with_name("shim.py")
 _BLOCKED_AT_START = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _KILLED = 128 + signal.SIGKILL
 _DYING_SECONDS = 0.3
+_SURVIVORS_SECONDS = 10.0
 
 
 class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +64,12 @@ class _Claim(msgspec.Struct, frozen=True):
     pid: int
     start_ticks: int
     boot_id: str
+
+
+class _Joined(msgspec.Struct, frozen=True):
+    """What is read of a plan again."""
+
+    join_files: list[str]
 
 
 class RunningPod:
@@ -116,8 +123,9 @@ class PodRunner:
 
     def prepare(self, uid: str, files: Mapping[str, str]) -> None:
         """Makes the pod's folders and writes its files."""
+        self._pod(uid).mkdir(mode=0o700)
         for name in ("files", "work", "log"):
-            (self._pod(uid) / name).mkdir(mode=0o700, parents=True)
+            (self._pod(uid) / name).mkdir(mode=0o700)
         for name, text in files.items():
             write_secret(self._pod(uid) / "files" / name, text)
 
@@ -308,8 +316,32 @@ class PodRunner:
         for folder in self._trash.iterdir():
             shutil.rmtree(folder, ignore_errors=True)
 
+    def end_unknown(self, uid: str) -> bool:
+        """Kills what still runs of a pod that no record names, and removes its groups: the agent's journal was lost.
+
+        Returns whether nothing is left of it.
+        """
+        plans = [int(path.name.split(".")[1]) for path in self._pod(uid).glob("plan.*.json")]
+        try:
+            for attempt in plans:
+                # A claim that is damaged, too, names no supervisor: that one ends once its process has.
+                with contextlib.suppress(msgspec.MsgspecError):
+                    found = self.adopt(uid, attempt)
+                    if isinstance(found, RunningPod):
+                        found.send(signal.SIGKILL)
+                        found.release()
+            if plans:
+                self._kill_survivors(uid, _SURVIVORS_SECONDS)
+        except StillDyingError:
+            return False
+        for attempt in plans:
+            with contextlib.suppress(msgspec.MsgspecError):
+                plan = msgspec.json.decode((self._pod(uid) / f"plan.{attempt}.json").read_bytes(), type=_Joined)
+                self._limits.remove_foreign(plan.join_files)
+        return True
+
     def unknown(self, known: set[str]) -> list[str]:
-        """Uids of folders that no record names: their creation was never answered."""
+        """Uids of folders that no record names: their creation was never answered, or the journal was lost."""
         return [path.name for path in self._folder.iterdir() if path.name not in known and path != self._trash]
 
 

@@ -20,21 +20,38 @@ _TICK_SECONDS = 0.02
 
 
 class StateFolder:
-    """Names of the files in an agent's folder, which only its owner may enter."""
+    """Names of the files in an agent's folder, which only its owner may enter.
+
+    Raises:
+        ClusterError: the folder cannot be made or used, also by any of the methods.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
+        except OSError as error:
+            raise self._unusable(error) from error
+        self.pods = self.folder / "pods"
         self.token = self.folder / "token"
         self.info = self.folder / "agent.json"
         self.journal = self.folder / "journal.sqlite"
         self.log = self.folder / "agent.log"
 
+    def _unusable(self, error: OSError) -> ClusterError:
+        return ClusterError(
+            f"{error.filename or self.folder}: {error.strerror}; the folder of a node agent has to belong to the user "
+            "who runs it: correct its owner, or name another folder (ELASTREC_HOME)"
+        )
+
     @contextmanager
     def _locked(self, name: str, kind: int, wait_seconds: float | None) -> Iterator[None]:
         """Holds a lock; raises BlockingIOError when it is not to be had in time (None: waits for ever)."""
-        descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from error
         try:
             deadline = time.monotonic() + (wait_seconds or 0.0)
             while True:

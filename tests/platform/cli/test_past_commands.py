@@ -38,7 +38,7 @@ def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The id of a job that has succeeded and left its ledger in the default store."""
     config = ClusterConfig(backend="local", address="", token="secret")
     platform = jobs.Platform(FakeCluster(), config, "", str(tmp_path), tmp_path)  # type: ignore[arg-type]
-    monkeypatch.setattr(jobs.Platform, "from_environment", staticmethod(lambda: platform))
+    monkeypatch.setattr(jobs.Platform, "from_environment", staticmethod(lambda **_: platform))
     world = Noting(plan())
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED

@@ -1,0 +1,34 @@
+"""How large a local cluster is: what was asked for, the last time or now, else what the machine has."""
+
+from __future__ import annotations
+
+import os
+
+from elastrec.platform.clusters.local.journal import Journal
+from elastrec.platform.clusters.protocol import PodSize
+
+_MEMORY_SHARE = 0.9
+_CORES, _MEMORY = "cores", "memory_bytes"
+
+
+def machine_size() -> PodSize:
+    """The cores that this process may use, and 90 % of the machine's memory."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return PodSize(float(len(os.sched_getaffinity(0))), int(memory_bytes * _MEMORY_SHARE))
+
+
+def kept_size(journal: Journal) -> PodSize:
+    """The size with which the agent of a journal starts: what was last asked for, else the machine's."""
+    cores, memory_bytes, machine = journal.fact(_CORES), journal.fact(_MEMORY), machine_size()
+    return PodSize(
+        machine.cores if cores is None else float(cores),
+        machine.memory_bytes if memory_bytes is None else int(memory_bytes),
+    )
+
+
+def keep_size(journal: Journal, cores: float | None, memory_bytes: int | None) -> PodSize:
+    """Keeps what is asked for now (None: nothing); returns the size with which the agent starts."""
+    for name, amount in ((_CORES, cores), (_MEMORY, memory_bytes)):
+        if amount is not None:
+            journal.set_fact(name, str(amount))
+    return kept_size(journal)

@@ -1,0 +1,62 @@
+"""Commands that only look start no node agent, and say that none runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from elastrec.platform.cli.app import root
+from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.jobs import Platform
+from elastrec.platform.specs.errors import ClusterError, ElastrecError
+from tests.platform.master.fakes import job
+
+_JOB = "job.yaml"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home; the current folder has a job file whose data does not exist."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("ELASTREC_HOME", str(home))
+    for variable in ("ELASTREC_TLS", "ELASTREC_CLUSTER", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path(_JOB).write_text(yaml.safe_dump(job().model_dump(mode="json", by_alias=True, exclude_none=True)))
+    return home
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["status", "a-job"],
+        ["logs", "a-job"],
+        ["plan"],
+        ["explain", "a-job"],
+        ["ledger", "a-job"],
+        ["render", _JOB],
+        ["validate", _JOB, "--data"],
+    ],
+    ids=" ".join,
+)
+def test_without_an_agent_none_is_started_and_the_command_says_so(home: Path, arguments: list[str]) -> None:
+    done = CliRunner().invoke(root, arguments)
+    assert isinstance(done.exception, ElastrecError), done.output
+    assert f"no node agent runs for {home}" in f"{done.output}{done.exception}"
+    assert not (home / "agent").exists()
+
+
+def test_a_job_is_compared_with_the_size_that_the_agent_would_have(home: Path) -> None:
+    for size in ({"cores": 7.0, "memory_bytes": 3 << 30}, {"cores": 5.0}):
+        start_agent(home / "agent", **size, limits="threads").close()
+        stop_agent(home / "agent")
+        cluster = Platform.for_looking().cluster
+        total = cluster.capacity().total
+        assert (total.cores, total.memory_bytes) == (size["cores"], 3 << 30)
+        assert cluster.list() == [] and cluster.get("a-pod") is None
+        with pytest.raises(ClusterError, match="no node agent runs"):
+            cluster.delete("a-pod")
