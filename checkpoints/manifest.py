@@ -106,8 +106,10 @@ def decode_manifest(data: bytes, where: str) -> RecordManifest:
         raise DamagedRecordError(f"{where}: the manifest cannot be read: {error}") from error
 
 
-def check_parts(parts: list[PartManifest], virtual_buckets: int, where: str) -> list[DenseSummary]:
-    """That the parts together are one model: nothing twice, no hole in a dense parameter. Returns the dense layout.
+def check_parts(parts: list[PartManifest], virtual_buckets: int, generation: int, where: str) -> list[DenseSummary]:
+    """That the parts together are one model of one generation: nothing missing, nothing twice.
+
+    Returns the dense layout.
 
     Raises:
         CheckpointError: names the first contradiction.
@@ -117,24 +119,61 @@ def check_parts(parts: list[PartManifest], virtual_buckets: int, where: str) -> 
         raise CheckpointError(f"{where}: a record needs at least one part")
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise CheckpointError(f"{where}: the parts {doubled} came more than once")
-    owners: dict[tuple[str, int], str] = {}
+    if others := {part.name: part.generation for part in parts if part.generation != generation}:
+        raise CheckpointError(f"{where}: the record is of generation {generation}, but the parts are of {others}")
+    _check_buckets(parts, virtual_buckets, where)
     slices: dict[str, list[tuple[DenseSlice, str]]] = {}
     for part in parts:
-        for table in part.tables:
-            for bucket in table.buckets:
-                if not 0 <= bucket < virtual_buckets:
-                    raise CheckpointError(
-                        f"{where}: part {part.name} has bucket {bucket} of table {table.name}; "
-                        f"allowed: 0 to {virtual_buckets - 1}"
-                    )
-                other = owners.setdefault((table.name, bucket), part.name)
-                if other != part.name:
-                    raise CheckpointError(
-                        f"{where}: bucket {bucket} of table {table.name} is in part {other} and in part {part.name}"
-                    )
         for dense in part.dense:
             slices.setdefault(dense.name, []).append((dense, part.name))
-    return [_whole(name, found, where) for name, found in slices.items()]
+    layout = [_whole(name, found, where) for name, found in slices.items()]
+    _check_dense_ranges(parts, sum(math.prod(dense.shape) for dense in layout), where)
+    return layout
+
+
+def _check_buckets(parts: list[PartManifest], virtual_buckets: int, where: str) -> None:
+    """Each bucket is answered for by exactly one part, which alone may hold rows of it."""
+    owners: dict[int, str] = {}
+    for part in parts:
+        for bucket in part.buckets or ():
+            if not 0 <= bucket < virtual_buckets:
+                raise CheckpointError(
+                    f"{where}: part {part.name} has bucket {bucket}; allowed: 0 to {virtual_buckets - 1}"
+                )
+            other = owners.setdefault(bucket, part.name)
+            if other != part.name:
+                raise CheckpointError(f"{where}: bucket {bucket} is in part {other} and in part {part.name}")
+        for table in part.tables:
+            if strange := [bucket for bucket in table.buckets if owners.get(bucket) != part.name]:
+                raise CheckpointError(
+                    f"{where}: part {part.name} has rows of table {table.name} in bucket {strange[0]}, for which it "
+                    "does not answer"
+                )
+    missing = [bucket for bucket in range(virtual_buckets) if bucket not in owners]
+    if missing:
+        raise CheckpointError(
+            f"{where}: no part answers for {len(missing)} of {virtual_buckets} buckets, first: {missing[0]}; parts: "
+            f"{[part.name for part in parts]}"
+        )
+
+
+def _check_dense_ranges(parts: list[PartManifest], elements: int, where: str) -> None:
+    """Each element of the dense parameters is answered for by exactly one part."""
+    ranges = [(part.dense_range, part.name) for part in parts if part.dense_range is not None]
+    if not ranges and not elements:
+        return
+    position = 0
+    for (start, end), name in sorted(ranges):
+        if start != position or end < start:
+            raise CheckpointError(
+                f"{where}: part {name} answers for the dense elements {start} to {end}, but the parts before it end "
+                f"at {position}"
+            )
+        position = end
+    if position != elements:
+        raise CheckpointError(
+            f"{where}: the parts answer for {position} of {elements} elements of the dense parameters"
+        )
 
 
 def _whole(name: str, found: list[tuple[DenseSlice, str]], where: str) -> DenseSummary:

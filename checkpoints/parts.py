@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import struct
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
@@ -108,7 +108,15 @@ class DenseSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the record must know to find and trust a part. Small: it rides on a heartbeat."""
+    """What the record must know to find and trust a part. Small: it rides on a heartbeat.
+
+    Attributes:
+        buckets: virtual buckets that the part answers for, those without any row included; None: written before parts
+            said so.
+        dense_range: first element and one past the last of the job's dense parameters, one after the other in the
+            order of their layout, that the part answers for; None: its server had no dense parameters.
+        generation: of the job, counted in rollbacks, when the part was written.
+    """
 
     name: str
     file: str
@@ -119,6 +127,9 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[TablePart]
     dense: list[DenseSlice]
     attributes: dict[str, Attribute] = {}
+    buckets: list[int] | None = None
+    dense_range: tuple[int, int] | None = None
+    generation: int = 0
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
@@ -158,7 +169,7 @@ class PartWriter:
 
     As a context manager it aborts when the block raised or `finish` was not called. Not thread-safe.
 
-        with PartWriter(save_order.uri, pod_name) as writer:
+        with PartWriter(save_order.uri, pod_name, buckets=owned, dense_range=(0, 3400)) as writer:
             writer.write_table("ad", bucket, {"ids": ids_N, "values": rows_ND, "accumulator": sums_N})
             writer.write_dense("over.0.weight", (256, 13), start, {"value": slice_E, "moment1": slice_E})
             manifest = writer.finish()
@@ -167,12 +178,25 @@ class PartWriter:
         record: URI of the record's folder (SaveOrder.uri), or a store rooted there.
         name: unique among the record's parts, for example the pod's name.
         attributes: small facts kept in the part's manifest.
+        buckets, dense_range, generation: see PartManifest.
     """
 
-    def __init__(self, record: str | Store, name: str, attributes: Mapping[str, Attribute] | None = None) -> None:
+    def __init__(
+        self,
+        record: str | Store,
+        name: str,
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        buckets: Iterable[int] = (),
+        dense_range: tuple[int, int] | None = None,
+        generation: int = 0,
+    ) -> None:
         store = open_store(record) if isinstance(record, str) else record
         self._name = name
         self._attributes = dict(attributes or {})
+        self._buckets = sorted(buckets)
+        self._dense_range = dense_range
+        self._generation = generation
         # A server that was killed and told to save again must not meet the file it left behind.
         self._file = checked_key(f"parts/{name}-{uuid.uuid4().hex[:8]}.bin")
         self._writer = store.open_write(self._file)
@@ -301,6 +325,9 @@ class PartWriter:
             tables=list(self._tables.values()),
             dense=self._dense,
             attributes=self._attributes,
+            buckets=self._buckets,
+            dense_range=self._dense_range,
+            generation=self._generation,
         )
         return self._manifest
 

@@ -115,7 +115,7 @@ def commit_record(
     """
     store = open_store(uri)
     found = list(parts)
-    dense = check_parts(found, job.spec.resources.virtual_buckets, uri)
+    dense = check_parts(found, job.spec.resources.virtual_buckets, generation, uri)
     for part in found:
         size = store.size(part.file)
         if size != part.size_bytes:

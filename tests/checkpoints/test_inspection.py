@@ -24,7 +24,7 @@ def written(folder: Path, make_job: MakeJob) -> Record:
     """A record with rows 1 to 40 of `ad`; 50 is a candidate."""
     job = make_job(resources={"virtual_buckets": BUCKETS})
     uri = new_record_uri(str(folder), "clicks", "clicks-1", 7)
-    with PartWriter(uri, "ps-0") as writer:
+    with PartWriter(uri, "ps-0", buckets=range(BUCKETS), dense_range=(0, 10)) as writer:
         ids = np.arange(1, 41)
         for bucket in range(BUCKETS):
             mine = ids[buckets_of(ids, "ad", BUCKETS) == bucket]

@@ -28,6 +28,7 @@ from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
 
 BUCKETS = range(6)
+VIRTUAL_BUCKETS = 256
 DIMENSION = 4
 
 
@@ -46,12 +47,13 @@ DENSE = np.arange(10, dtype=np.float32)
 
 
 def write_part(uri: str, server: int, servers: int) -> PartManifest:
-    with PartWriter(uri, f"ps-{server}") as writer:
+    lower, upper = 10 * server // servers, 10 * (server + 1) // servers
+    mine = range(server, VIRTUAL_BUCKETS, servers)
+    with PartWriter(uri, f"ps-{server}", buckets=mine, dense_range=(lower, upper), generation=2) as writer:
         for table in ("ad", "user"):
             for bucket in BUCKETS:
                 if bucket % servers == server:
                     writer.write_table(table, bucket, rows_of(bucket), {"evicted": bucket})
-        lower, upper = 10 * server // servers, 10 * (server + 1) // servers
         slices = {"value": DENSE[lower:upper], "moment1": -DENSE[lower:upper], "step": np.array(7)}
         writer.write_dense("over.weight", (2, 5), lower, slices)
         return writer.finish()
@@ -243,7 +245,7 @@ def test_a_folder_becomes_a_record_once(store: Store, make_job: MakeJob) -> None
     part = write_part(uri, 0, 1)
 
     def commit() -> RecordManifest:
-        return commit_record(uri, [part], b"{}", job=make_job(), job_id="a", kind="final", step=1, generation=0)
+        return commit_record(uri, [part], b"{}", job=make_job(), job_id="a", kind="final", step=1, generation=2)
 
     commit()
     with pytest.raises(CheckpointError, match="already a record"):
@@ -257,12 +259,12 @@ def test_a_store_without_conditional_puts_still_commits_once(
     uri = save(open_store(s3_uri), make_job())
     parts = open_record(uri).manifest.parts
     with pytest.raises(CheckpointError, match="already a record"):
-        commit_record(uri, parts, b"{}", job=make_job(), job_id="a", kind="final", step=1, generation=0)
+        commit_record(uri, parts, b"{}", job=make_job(), job_id="a", kind="final", step=1, generation=2)
 
 
 def _commit_changed(tmp_path: Path, job: TrainingJob, parts: Callable[[str], list[PartManifest]]) -> None:
     uri = new_record_uri(str(tmp_path), "clicks", "a", 1)
-    commit_record(uri, parts(uri), b"{}", job=job, job_id="a", kind="final", step=1, generation=0)
+    commit_record(uri, parts(uri), b"{}", job=job, job_id="a", kind="final", step=1, generation=2)
 
 
 def test_parts_that_contradict_each_other_make_no_record(tmp_path: Path, make_job: MakeJob) -> None:
@@ -274,12 +276,68 @@ def test_parts_that_contradict_each_other_make_no_record(tmp_path: Path, make_jo
 
     commit("at least one part", lambda uri: [])
     commit(r"\['ps-0'\] came more than once", lambda uri: [write_part(uri, 0, 2), write_part(uri, 0, 2)])
-    commit("bucket 1 of table ad is in part ps-0 and", lambda uri: [write_part(uri, 0, 1), write_part(uri, 1, 2)])
-    commit("only 5 of 10 elements", lambda uri: [write_part(uri, 0, 2)])
-    commit("elements between 0 and 5 are missing", lambda uri: [write_part(uri, 1, 2)])
+    commit("bucket 1 is in part ps-0 and", lambda uri: [write_part(uri, 0, 1), write_part(uri, 1, 2)])
+    commit("no part answers for 128 of 256 buckets, first: 1", lambda uri: [write_part(uri, 0, 2)])
+    whole = {"buckets": list(range(VIRTUAL_BUCKETS))}
+    commit("only 5 of 10 elements", lambda uri: [msgspec.structs.replace(write_part(uri, 0, 2), **whole)])
+    missing = "elements between 0 and 5 are missing"
+    commit(missing, lambda uri: [msgspec.structs.replace(write_part(uri, 1, 2), **whole)])
+    old = lambda part: msgspec.structs.replace(part, generation=1)  # noqa: E731
+    commit(
+        "of generation 2, but the parts are of {'ps-1': 1}",
+        lambda uri: [write_part(uri, 0, 2), old(write_part(uri, 1, 2))],
+    )
     cut = lambda part: msgspec.structs.replace(part, size_bytes=part.size_bytes + 1)  # noqa: E731
     commit("its writer reported", lambda uri: [cut(write_part(uri, 0, 1))])
     assert list_records(str(tmp_path), "clicks") == []
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+def test_a_record_without_one_of_its_parts_is_refused_although_the_part_had_no_rows(
+    tmp_path: Path, make_job: MakeJob, servers: int
+) -> None:
+    """Only bucket and dense range tell a server that held nothing from one that did not write."""
+
+    def parts(uri: str) -> list[PartManifest]:
+        return [empty_part(uri, server, servers) for server in range(servers)]
+
+    _commit_changed(tmp_path, make_job(), parts)
+    for missing in range(servers):
+        with pytest.raises(CheckpointError, match=f"buckets, first: {missing}; parts: "):
+            _commit_changed(
+                tmp_path, make_job(), lambda uri, missing=missing: parts(uri)[:missing] + parts(uri)[missing + 1 :]
+            )
+
+
+def empty_part(uri: str, server: int, servers: int) -> PartManifest:
+    with PartWriter(uri, f"ps-{server}", buckets=range(server, VIRTUAL_BUCKETS, servers), generation=2) as writer:
+        return writer.finish()
+
+
+def test_dense_parameters_that_one_server_did_not_write_are_missed_where_they_end_with_its_range(
+    tmp_path: Path, make_job: MakeJob
+) -> None:
+    def parts(uri: str) -> list[PartManifest]:
+        with PartWriter(uri, "ps-0", buckets=range(0, VIRTUAL_BUCKETS, 2), dense_range=(0, 6), generation=2) as writer:
+            writer.write_dense("over.weight", (2, 3), 0, {"value": np.zeros(6, np.float32)})
+            first = writer.finish()
+        with PartWriter(uri, "ps-1", buckets=range(1, VIRTUAL_BUCKETS, 2), dense_range=(6, 12), generation=2) as writer:
+            return [first, writer.finish()]
+
+    with pytest.raises(CheckpointError, match="answer for 12 of 6 elements"):
+        _commit_changed(tmp_path, make_job(), parts)
+
+
+def test_rows_in_a_bucket_that_the_part_does_not_answer_for_make_no_record(tmp_path: Path, make_job: MakeJob) -> None:
+    def parts(uri: str) -> list[PartManifest]:
+        second = write_part(uri, 1, 2)
+        tables = [msgspec.structs.replace(table, buckets=[0]) for table in second.tables]
+        return [write_part(uri, 0, 2), msgspec.structs.replace(second, tables=tables)]
+
+    with pytest.raises(
+        CheckpointError, match="part ps-1 has rows of table ad in bucket 0, for which it does not answer"
+    ):
+        _commit_changed(tmp_path, make_job(), parts)
 
 
 def test_pruning_keeps_the_newest_periodic_every_final_and_other_jobs_records(store: Store, make_job: MakeJob) -> None:

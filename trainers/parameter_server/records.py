@@ -35,13 +35,18 @@ def save_part(server: ParameterServer, uri: str) -> PartManifest:
         if not server.ready or server.place is None:
             raise CheckpointError(f"server {server.name} has nothing to save: it has not restored yet")
         server.settle()
-        with PartWriter(uri, server.name, {"generation": server.generation}) as writer:
+        buckets = np.flatnonzero(server.place.owned).tolist()
+        dense = server.dense
+        dense_range = None if dense is None else (dense.start, dense.start + len(dense.values))
+        with PartWriter(
+            uri, server.name, buckets=buckets, dense_range=dense_range, generation=server.generation
+        ) as writer:
             for store in server.stores:
-                for bucket in np.flatnonzero(server.place.owned):
-                    for table, arrays in store.export_bucket(int(bucket)):
-                        writer.write_table(table, int(bucket), arrays)
-            if server.dense is not None:
-                for run in server.dense.runs():
+                for bucket in buckets:
+                    for table, arrays in store.export_bucket(bucket):
+                        writer.write_table(table, bucket, arrays)
+            if dense is not None:
+                for run in dense.runs():
                     writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
             manifest = writer.finish()
     log.info("part_saved", uri=uri, bytes=manifest.size_bytes, rows=sum(table.rows for table in manifest.tables))
@@ -58,7 +63,8 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
     Raises:
         CheckpointError: the record is missing or damaged; the server answers Stale from then on.
     """
-    server.suspend()
+    # Before anything is read: the old model and the new one together may be more than the pod's memory.
+    server.forget()
     if not uri:
         server.start_empty(routing, generation)
         log.info("restored_from_nothing", epoch=routing.epoch, generation=generation)

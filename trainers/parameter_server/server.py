@@ -169,6 +169,14 @@ class ParameterServer:
             self.ready = False
             self.changed.notify_all()
 
+    def forget(self) -> None:
+        """Frees the model and answers Stale until the next `become`."""
+        with self.changed:
+            self.ready, self.place = False, None
+            self.stores, self.dense, self._dense_source = [], None, None
+            self._forget_workers()
+            self.changed.notify_all()
+
     def adopt(self, routing: RoutingTable, generation: int, members: Sequence[str], version: int) -> None:
         """Takes a directive that orders no restore; another share of the rows suspends the server until one does.
 

@@ -26,7 +26,7 @@ def record(tmp_path: Path) -> str:
     sparse = [{"name": "user", "encoding": "hexadecimal"}, {"name": "age"}]
     made = job(data={"path": "data", "sparse": sparse})
     uri = new_record_uri(str(tmp_path), "clicks", "clicks-1", 5)
-    with PartWriter(uri, "ps-0") as writer:
+    with PartWriter(uri, "ps-0", buckets=range(64), dense_range=(0, 6)) as writer:
         for table, ids in (("user", [0x68FD1E64]), ("age", [7, MISSING_ID])):
             for row_id in ids:
                 arrays = {

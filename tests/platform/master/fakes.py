@@ -249,7 +249,11 @@ class ScriptedPod:
 
     def _write(self, directive: Any) -> SavedPart:
         rank = directive.routing.servers.index(self.name)
-        writer = PartWriter(directive.save.uri, self.name)
+        buckets = [bucket for bucket, owner in enumerate(directive.routing.owners) if owner == rank]
+        dense_range = (0, 4) if rank == 0 else (4, 4)
+        writer = PartWriter(
+            directive.save.uri, self.name, buckets=buckets, dense_range=dense_range, generation=directive.generation
+        )
         if rank == 0:
             writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
         return SavedPart(order_id=directive.save.order_id, manifest_json=writer.finish().to_json())

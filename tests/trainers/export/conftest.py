@@ -132,7 +132,10 @@ def trained(job: TrainingJob, folder: Path) -> tuple[str, MappedCollection, torc
     uri = new_record_uri(job.spec.checkpoint.store, job.metadata.name, "job-1", 1)
     manifests = []
     for part in range(2):
-        with PartWriter(uri, f"server-{part}") as writer:
+        elements = sum(value.numel() for value in dense.values())
+        dense_range = (0, elements // 2) if part == 0 else (elements // 2, elements)
+        buckets = range(part, job.spec.resources.virtual_buckets, 2)
+        with PartWriter(uri, f"server-{part}", buckets=buckets, dense_range=dense_range) as writer:
             for name, (ids, values) in rows.items():
                 for bucket in range(part, 6, 2):
                     mine = ids % 6 == bucket
