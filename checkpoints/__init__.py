@@ -4,7 +4,9 @@ Nothing of ours but `elastrec.platform.specs` may be imported here, and never to
 load this package.
 """
 
-from elastrec.checkpoints.catalog import discard, latest_record, list_records, prune
+from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune
+from elastrec.checkpoints.errors import DamagedRecordError, StoreError
+from elastrec.checkpoints.local_store import expect_existing_stores
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
 from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
@@ -14,6 +16,7 @@ from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummar
 
 __all__ = [
     "Adaptation",
+    "DamagedRecordError",
     "Decision",
     "DenseSummary",
     "ModelSummary",
@@ -25,14 +28,17 @@ __all__ = [
     "SectionKey",
     "SectionKind",
     "Store",
+    "StoreError",
     "TableSummary",
     "Verdict",
     "commit_record",
     "compare",
     "discard",
+    "expect_existing_stores",
     "latest_record",
     "list_records",
     "new_record_uri",
+    "newest_records",
     "open_record",
     "open_store",
     "prune",

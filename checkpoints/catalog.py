@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -69,7 +69,21 @@ def latest_record(
     job_id: str | None = None,
     interval_end_at_most: str | None = None,
 ) -> Record | None:
-    """The newest record that is complete, else None; order as in `list_records`. Damaged ones are skipped and logged.
+    """The newest record that is complete, else None; see `newest_records`."""
+    return next(newest_records(store, job_name, kind, job_id=job_id, interval_end_at_most=interval_end_at_most), None)
+
+
+def newest_records(
+    store: str | Store,
+    job_name: str,
+    kind: RecordKind | str | None = None,
+    *,
+    job_id: str | None = None,
+    interval_end_at_most: str | None = None,
+) -> Iterator[Record]:
+    """The complete records, newest first, in the order of `list_records`. Damaged ones are skipped and logged.
+
+    Manifest, sizes and indices are checked here; the arrays of a record are when they are read.
 
     Args:
         interval_end_at_most: ISO 8601, UTC without an offset; leaves out records trained on later data, so that a
@@ -85,18 +99,25 @@ def latest_record(
         if bound is not None and manifest.interval_end > bound:
             continue
         try:
-            return Record(open_store(uri), manifest)
+            yield Record(open_store(uri), manifest)
         except DamagedRecordError as error:
             _log.warning("checkpoint record skipped", record=uri, reason=str(error))
-    return None
 
 
-def prune(store: str | Store, job_name: str, job_id: str, keep: int, in_progress: Iterable[str] = ()) -> list[str]:
+def prune(
+    store: str | Store,
+    job_name: str,
+    job_id: str,
+    keep: int,
+    in_progress: Iterable[str] = (),
+    damaged: Iterable[str] = (),
+) -> list[str]:
     """Deletes a job's old periodic records and its torn folders; final records stay. Returns the deleted URIs.
 
     Args:
         keep: complete periodic records of this job that stay, the newest ones.
         in_progress: URIs of records that are being written, or were just now: they stay in any case.
+        damaged: URIs of records that are known to be damaged: they go, and do not count among those that stay.
 
     Raises:
         CheckpointError: the store failed; what was deleted until then is gone.
@@ -104,7 +125,8 @@ def prune(store: str | Store, job_name: str, job_id: str, keep: int, in_progress
     if keep < 0:
         raise CheckpointError(f"keep: {keep} is not allowed; allowed: 0 and above")
     opened = open_store(store) if isinstance(store, str) else store
-    complete = list_records(opened, job_name, job_id)
+    bad = {open_store(uri).uri for uri in damaged}
+    complete = [item for item in list_records(opened, job_name, job_id) if item[0] not in bad]
     periodic = [uri for uri, manifest in complete if manifest.kind is RecordKind.PERIODIC]
     spared = {uri for uri, _ in complete} - set(periodic[keep:])
     spared |= {open_store(uri).uri for uri in in_progress}
@@ -113,7 +135,8 @@ def prune(store: str | Store, job_name: str, job_id: str, keep: int, in_progress
         key = f"{records_folder(job_name)}/{name}"
         uri = opened.child_uri(key)
         # A manifest that cannot be read may be a newer format or a passing fault: not ours to throw away.
-        if uri in spared or (uri not in periodic and opened.exists(f"{key}/{MANIFEST}")):
+        known = uri in periodic or uri in bad
+        if uri in spared or (not known and opened.exists(f"{key}/{MANIFEST}")):
             continue
         # Without its manifest a half-deleted record is torn, never complete with parts missing.
         opened.delete(f"{key}/{MANIFEST}")

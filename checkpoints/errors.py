@@ -1,4 +1,4 @@
-"""The one error that this package tells apart from the rest: a record is bad, not the store."""
+"""What this package tells apart: a record that is bad, and a store that cannot be asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from elastrec.platform.specs.errors import CheckpointError
 
 
 class DamagedRecordError(CheckpointError):
-    """A record is incomplete or its bytes are not those that were written: skip it and use another.
+    """A record is incomplete or its bytes are not those that were written: skip it and use another."""
 
-    Every other CheckpointError means that the store could not be asked, which says nothing about the record.
-    """
+
+class StoreError(CheckpointError):
+    """The store could not be asked, or refused: that says nothing about its records, and a later try may succeed."""

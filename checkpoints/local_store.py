@@ -2,6 +2,10 @@
 
 Durable means: file synchronised, renamed into place, directory synchronised. A crash leaves at most a hidden
 temporary file, which no listing shows.
+
+A folder whose file system is not mounted looks like an empty one. So a store's root holds the file MARKER, and pods,
+which `expect_existing_stores`, take a store without it for one that cannot be asked: they do not make its folders anew
+under the mount point, and do not believe that a record is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +24,7 @@ from urllib.parse import quote
 
 import xxhash
 
+from elastrec.checkpoints.errors import StoreError
 from elastrec.checkpoints.store import Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
 
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _TEMPORARY = ".elastrec-"
+MARKER = f"{_TEMPORARY}store"
+"""Lies in the root of every store; no listing shows it."""
+_must_exist = False
 _GATHERED_BYTES = 2**20
 
 
@@ -35,9 +44,7 @@ def _explained(what: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CheckpointError(
-            f"{what} {path}: {reason}; check that the disk has room and the folder's rights"
-        ) from error
+        raise StoreError(f"{what} {path}: {reason}; check that the disk has room and the folder's rights") from error
 
 
 def _synchronise_folder(folder: Path) -> None:
@@ -48,11 +55,34 @@ def _synchronise_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def expect_existing_stores() -> None:
+    """From now on this process makes no store: one without a marker cannot be asked. For pods, before they do anything.
+
+    Whoever launches a job has made its store (`Store.create`).
+    """
+    global _must_exist
+    _must_exist = True
+
+
+def _check_is_there(path: Path) -> None:
+    """Raises StoreError where a store was to exist around a path and does not."""
+    if _must_exist and not any((folder / MARKER).exists() for folder in (path, *path.parents)):
+        raise StoreError(
+            f"{path}: no checkpoint store is there: the file {MARKER} is missing in every folder above; mount the "
+            "store's file system again"
+        )
+
+
 def _make_folder(folder: Path) -> None:
-    """Creates a folder and its parents so that they survive a power loss."""
+    """Creates a folder of a store, and its parents, so that they survive a power loss."""
+    _check_is_there(folder)
+    _make_parents_first(folder)
+
+
+def _make_parents_first(folder: Path) -> None:
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    _make_parents_first(folder.parent)
     folder.mkdir(exist_ok=True)
     _synchronise_folder(folder.parent)
 
@@ -111,6 +141,14 @@ class LocalStore(Store):
         self._root = Path(os.path.normpath(root))
         self.uri = f"file://{quote(str(self._root))}"
 
+    def create(self) -> None:
+        with _explained("could not make the checkpoint store", self._root):
+            _make_parents_first(self._root)
+            marker = self._root / MARKER
+            if not marker.exists():
+                marker.touch()
+                _synchronise_folder(self._root)
+
     def child_uri(self, key: str) -> str:
         return f"file://{quote(str(self._path(key)))}"
 
@@ -125,12 +163,20 @@ class LocalStore(Store):
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
-        with _explained("could not read", path):
+        with _explained("could not read", path), self._existing(path):
             return path.read_bytes()
+
+    @contextmanager
+    def _existing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            _check_is_there(path)
+            raise CheckpointError(f"{path}: there is no such file in the checkpoint store") from None
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         path = self._path(key)
-        with _explained("could not read", path), path.open("rb") as file:
+        with _explained("could not read", path), self._existing(path), path.open("rb") as file:
             file.seek(start)
             data = file.read(length)
         if len(data) != length:
@@ -139,14 +185,19 @@ class LocalStore(Store):
 
     def size(self, key: str) -> int | None:
         path = self._path(key)
-        try:
-            return path.stat().st_size if path.is_file() else None
-        except OSError as error:
-            raise CheckpointError(f"could not look at {path}: {error.strerror}") from error
+        with _explained("could not look at", path):
+            try:
+                found = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                _check_is_there(path)
+                return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def keys(self, prefix: str = "") -> list[str]:
         start = self._path(prefix) if prefix else self._root
         found = []
+        if not start.is_dir():
+            _check_is_there(start)
         for folder, _, names in os.walk(start):
             relative = Path(folder).relative_to(self._root)
             found += [(relative / name).as_posix() for name in names if not name.startswith(_TEMPORARY)]
@@ -159,6 +210,7 @@ class LocalStore(Store):
                 with os.scandir(start) as entries:
                     return sorted(entry.name for entry in entries if entry.is_dir())
             except (FileNotFoundError, NotADirectoryError):
+                _check_is_there(start)
                 return []
 
     def delete(self, key: str) -> None:
@@ -202,6 +254,7 @@ class LocalStore(Store):
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
+                _check_is_there(path)
                 return None
         return data, xxhash.xxh3_128_hexdigest(data)
 

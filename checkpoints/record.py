@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 import xxhash
 
-from elastrec.checkpoints.errors import DamagedRecordError
+from elastrec.checkpoints.errors import DamagedRecordError, StoreError
 from elastrec.checkpoints.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -292,8 +292,10 @@ class Record:
 def _mapped(path: Path, expected_bytes: int) -> np.ndarray[Any, Any]:
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise DamagedRecordError(f"{path}: the part cannot be read: {error}") from error
+    except OSError as error:
+        raise StoreError(f"could not read {path}: {error.strerror or error}") from error
     if len(data) != expected_bytes:
         raise DamagedRecordError(f"{path}: the part has {len(data)} bytes, the record says {expected_bytes}")
     return data.view(np.ndarray)

@@ -16,6 +16,7 @@ import structlog
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from elastrec.checkpoints.errors import StoreError
 from elastrec.checkpoints.store import Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
 
@@ -43,7 +44,9 @@ def _explained(what: str, where: str) -> Iterator[None]:
     try:
         yield
     except (ClientError, BotoCoreError) as error:
-        raise CheckpointError(
+        if isinstance(error, ClientError) and _code(error) == "NoSuchKey":
+            raise CheckpointError(f"{where}: there is no such object in the checkpoint store") from error
+        raise StoreError(
             f"{what} {where}: {error}; check bucket, AWS_ENDPOINT_URL_S3 and the credentials in the environment"
         ) from error
 

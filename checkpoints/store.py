@@ -54,7 +54,7 @@ class StoreWriter(abc.ABC):
 
 
 class Store(abc.ABC):
-    """Objects by key under one root. Every method raises CheckpointError with key and root when the store fails."""
+    """Objects by key under one root. Every method raises StoreError with key and root when the store fails."""
 
     uri: str
     """Canonical root, absolute, without a trailing slash: `file:///a/b` or `s3://bucket/a/b`."""
@@ -130,6 +130,13 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def conditional_writes(self) -> bool:
         """Whether the two conditional operations hold here; asks the store by trying, once per process and bucket."""
+
+    def create(self) -> None:  # noqa: B027 (not every store has to be made)
+        """Makes the store where there is none yet; what it holds stays. A bucket must exist.
+
+        Raises:
+            CheckpointError: the place refused.
+        """
 
     def local_path(self, key: str) -> Path | None:
         """Path for memory mapping where objects are local files, else None."""

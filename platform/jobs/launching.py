@@ -45,6 +45,7 @@ def launch_request(
         evaluation_rows=prepared.evaluation_rows,
         store=job.spec.checkpoint.store,
         start_record=prepared.start_record,
+        older_start_records=prepared.older_start_records,
         data_interval=(prepared.interval.start, prepared.interval.end),
         run_id=run_id,
         tracking_uri=tracking_uri,

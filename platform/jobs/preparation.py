@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
 import structlog
 
-from elastrec.checkpoints import compare, latest_record, open_record
+from elastrec.checkpoints import compare, newest_records, open_record, open_store
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.record import Record
 from elastrec.platform.data import (
@@ -34,6 +35,8 @@ from elastrec.platform.specs.quantities import format_bytes
 
 log = structlog.get_logger(__name__)
 _LONGEST_JOB_ID = 45
+_START_RECORDS = 3
+"""The newest records of other jobs that a job may continue from."""
 _SHOW: dict[str, Callable[[float], str]] = {
     "cores": lambda amount: f"{amount:g}",
     "memory": lambda amount: format_bytes(int(amount)),
@@ -76,12 +79,15 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         try:
             rows = _find_rows(job, interval)
             job, deduplication = with_groups(job, rows.training)
-            start_record, adaptation = _find_record(job, rows.interval)
+            start_records, adaptation = _find_records(job, rows.interval)
         except ElastrecError:
             # What is wrong with the model is told before what is wrong with the data.
             model.wait()
             raise
         model.wait()
+    # Pods find their store; only here is one made.
+    open_store(job.spec.checkpoint.store).create()
+    start_record, *older_start_records = start_records or [""]
     folder = f"{platform.work_uri}/manifests/{job_id}"
     training, evaluation = f"{folder}/training.json", f"{folder}/evaluation.json"
     write_manifest(rows.training, training)
@@ -95,6 +101,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         training_rows=rows.training.rows,
         evaluation_rows=rows.evaluation.rows,
         start_record=start_record,
+        older_start_records=older_start_records,
         adaptation=adaptation,
         deduplication=deduplication,
     )
@@ -234,30 +241,44 @@ def _newest_last(job: TrainingJob, partitions: list[Partition]) -> tuple[list[Pa
     return partitions[:-1], partitions[-1:]
 
 
-def _find_record(job: TrainingJob, interval: Interval) -> tuple[str, str]:
+def _find_records(job: TrainingJob, interval: Interval) -> tuple[list[str], str]:
+    """URIs of the record to continue from and of those to take where it is damaged, and what is kept of the first.
+
+    Arrays are checked when servers read them, not here: that would be reading the whole model once more.
+    """
     start_from = job.spec.continual.start_from
-    record: Record | None
     if start_from == "nothing":
-        return "", ""
+        return [], ""
     try:
         if start_from == "latest":
             bound = interval.moments()[0].astimezone(UTC).isoformat() if interval.start else None
-            record = latest_record(
+            found = newest_records(
                 job.spec.checkpoint.store, job.metadata.name, RecordKind.FINAL, interval_end_at_most=bound
             )
+            records = list(islice(found, _START_RECORDS))
         else:
-            record = open_record(start_from)
+            records = [open_record(start_from)]
     except CheckpointError as error:
         problem = FieldProblem(
             "spec.continual.start_from", f"{start_from!r} ({error})", "latest, nothing or the URI of a complete record"
         )
         raise SpecError([problem], "the checkpoint to continue from") from None
-    if record is None:
-        return "", ""
-    adaptation = compare(record.manifest.model, job)
+    if not records:
+        return [], ""
+    first, *older = records
+    adaptation = compare(first.manifest.model, job)
     adaptation.raise_if_refused()
-    log.info("continues_from", record=record.uri, exact=adaptation.is_exact)
-    return record.uri, str(adaptation)
+    usable = [record.uri for record in older if _fits(record, job)]
+    log.info("continues_from", record=first.uri, exact=adaptation.is_exact, else_from=usable)
+    return [first.uri, *usable], str(adaptation)
+
+
+def _fits(record: Record, job: TrainingJob) -> bool:
+    try:
+        compare(record.manifest.model, job).raise_if_refused()
+    except SpecError:
+        return False
+    return True
 
 
 def day_interval(day: datetime) -> Interval:

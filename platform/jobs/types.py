@@ -30,6 +30,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         job_json: the job file as it will run (overrides applied).
         start_record: URI of the checkpoint record to continue from, empty for a fresh start.
+        older_start_records: URIs of those to continue from, in this order, where that one turns out to be damaged.
         adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
         deduplication: which features are deduplicated and why, a table for people; empty where the job says off.
         page: where MLflow will show the job's run; empty where nobody looked, or nobody serves such pages.
@@ -44,6 +45,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     training_rows: int
     evaluation_rows: int
     start_record: str = ""
+    older_start_records: list[str] = []
     adaptation: str = ""
     deduplication: str = ""
     page: str = ""

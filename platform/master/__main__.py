@@ -15,6 +15,7 @@ from types import FrameType
 import msgspec
 import structlog
 
+from elastrec.checkpoints import expect_existing_stores
 from elastrec.platform.clusters import ClusterConfig, connect_cluster
 from elastrec.platform.clusters.protocol import BAD_INPUT_EXIT_CODE
 from elastrec.platform.master.history_sink import leave_points, open_history_sink
@@ -94,6 +95,7 @@ def run() -> int:
 def main() -> None:
     """Reads who this pod is, runs the job, and turns what cannot be mended into an exit code with a reason."""
     configure_logging()
+    expect_existing_stores()
     try:
         code = run()
     except (SpecError, JournalError) as error:

@@ -36,7 +36,7 @@ class ResizePod(_Effect, frozen=True, kw_only=True):
 
 
 class CommitRecord(_Effect, frozen=True, kw_only=True):
-    """Write the manifest of a record whose parts are all there."""
+    """Write the manifest of a record whose parts are all there. Records in `damaged` are deleted afterwards."""
 
     order_id: str
     uri: str
@@ -45,6 +45,7 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
     generation: int
     parts: list[SavedPart]
     positions: Positions
+    damaged: list[str] = []
 
 
 class DiscardRecord(_Effect, frozen=True, kw_only=True):

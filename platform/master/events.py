@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport.job_messages import SavedPart, ShardProgress
+from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart, ShardProgress
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -41,6 +41,7 @@ class PodReported(_Event, frozen=True, kw_only=True):
     progress: list[ShardProgress] = []
     saved: SavedPart | None = None
     restored_order_id: str = ""
+    damaged: RestoreProblem | None = None
 
 
 class ShardsAsked(_Event, frozen=True, kw_only=True):
@@ -107,6 +108,7 @@ class RecordFailed(_Event, frozen=True, kw_only=True):
 
     order_id: str
     reason: str
+    store_away: bool = False
 
 
 class StopAsked(_Event, frozen=True, kw_only=True):

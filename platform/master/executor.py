@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import msgspec
 import structlog
 
-from elastrec.checkpoints import PartManifest, commit_record, discard, open_record, prune
+from elastrec.checkpoints import PartManifest, StoreError, commit_record, discard, open_record, prune
 from elastrec.platform.clusters.protocol import Cluster, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.master import events
@@ -260,8 +260,10 @@ class Executor:
             )
         except Exception as error:
             if not self._is_committed(effect.uri):
-                reason = f"{type(error).__name__}: {error}"
-                self._submit(lambda now: events.RecordFailed(time=now, order_id=effect.order_id, reason=reason))
+                reason, away = f"{type(error).__name__}: {error}", isinstance(error, StoreError)
+                self._submit(
+                    lambda now: events.RecordFailed(time=now, order_id=effect.order_id, reason=reason, store_away=away)
+                )
                 return
         self._submit(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id))
         try:
@@ -271,6 +273,7 @@ class Executor:
                 self._request.job_id,
                 self._job.spec.checkpoint.keep,
                 in_progress=[effect.uri],
+                damaged=effect.damaged,
             )
         except CheckpointError as error:
             log.warning("records_not_pruned", reason=str(error))

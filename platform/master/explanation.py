@@ -52,6 +52,8 @@ def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
         case "rollback":
             place = of["record"] if "/" in of["record"] else "the beginning"
             return f"rolled back to {place}, generation {of['generation']}", of["reason"]
+        case "record_damaged":
+            return f"found {of['record']} damaged", of["reason"]
         case "shape_asked":
             return "rescaled: " + ", ".join(f"{k} {v}" for k, v in of.items() if k != "time"), "somebody asked for it"
         case "save_begun":

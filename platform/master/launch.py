@@ -42,6 +42,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         training_rows, evaluation_rows: rows of those manifests.
         store: URI of the checkpoint store; records go into `{store}/{job name}/records`.
         start_record: URI of the record to start from; empty: from nothing.
+        older_start_records: URIs of those to start from, in this order, where that one is damaged.
         data_interval: ISO start and end of the data, for people and for history.
         tracking_uri: MLflow's; empty: no history.
         run_id: the MLflow run to write into; empty: it is named later (`NameRun`).
@@ -56,6 +57,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     evaluation_manifest: str = ""
     evaluation_rows: int = 0
     start_record: str = ""
+    older_start_records: list[str] = []
     data_interval: tuple[str, str] = ("", "")
     run_id: str = ""
     tracking_uri: str = ""

@@ -16,6 +16,7 @@ from elastrec.platform.master.loss_causes import OOM_KILLED, is_taken_away
 from elastrec.platform.master.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.quantities import format_bytes
+from elastrec.platform.transport.job_messages import RestoreProblem
 
 if TYPE_CHECKING:
     from elastrec.platform.master.state import JobState
@@ -116,15 +117,54 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
 
 def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
     """Everybody back to the last complete record, in a new generation; the number of servers may change here."""
+    state.phases.move(Phase.RECOVERING, state.time)
+    _roll_back(state, reason, effects)
+
+
+def record_damaged(state: JobState, member: Member, problem: RestoreProblem, effects: list[Effect]) -> None:
+    """A server could not restore a record: everybody goes back to the one before it, with that one's positions.
+
+    After the job's own records come those that it may start from, with the positions of its beginning. A job that
+    started from nothing starts from nothing again; one that did not fails when no undamaged record is left.
+    """
+    phases = state.phases
+    if not is_restoring(state, problem.order_id):
+        return
+    phases.give_up_record(phases.restore.uri)
+    effects.append(
+        Decided(
+            decision="record_damaged",
+            inputs={"record": phases.restore.uri, "pod": member.name, "reason": problem.reason},
+        )
+    )
+    if phases.record is None and state.start_record is None:
+        state.fail(
+            f"no undamaged record is left to go back to; the last: {problem.reason}; set spec.continual.start_from to "
+            "another record, or to nothing to train from scratch",
+            effects,
+        )
+        return
+    _roll_back(state, f"the record {phases.restore.uri} is damaged", effects)
+
+
+def is_restoring(state: JobState, order_id: str) -> bool:
+    """Whether the job waits for that restore order to be carried out."""
+    return state.phase in (Phase.STARTING, Phase.RECOVERING) and state.phases.restore.order_id == order_id
+
+
+def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     phases = state.phases
     record = phases.record
     phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
-    phases.move(Phase.RECOVERING, state.time)
     # What was leased belongs to the generation that ends here.
     state.ledger(state.training.restore(record.positions if record else None), effects)
     for worker in state.membership.workers():
         state.ledger(state.evaluation.lose(worker.name, blame=False, outcome="rolled back"), effects)
-    order = phases.begin_restore(state.plan.start_record)
+    if phases.resume is Phase.TRAINING:
+        # What was evaluated of a final record that is damaged is not the model that will be final.
+        state.ledger(state.evaluation.restore(None), effects)
+        state.evaluation_sketch = b""
+    order = phases.begin_restore(record.uri if record else state.start_record or "")
     state.times.rolled_back()
     _reshape_servers(state, effects)
     state.reason = reason

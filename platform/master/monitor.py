@@ -20,7 +20,11 @@ _STEP_PHASES = ("wait", "pull", "compute", "push")
 
 
 class PodSample(msgspec.Struct):
-    """The last that is known of one pod. Seconds are means per step of the last window."""
+    """The last that is known of one pod. Seconds are means per step of the last window.
+
+    Attributes:
+        problem: why a server still waits with what it was ordered to restore; empty when it does not.
+    """
 
     samples: int = 0
     batch_seconds: float = 0.0
@@ -31,6 +35,7 @@ class PodSample(msgspec.Struct):
     tables: list[TableUsage] = []
     incarnation: str = ""
     window: int = 0
+    problem: str = ""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +82,7 @@ class Monitor:
         """
         pod = self.pods.setdefault(beat.pod, PodSample())
         pod.memory_bytes, pod.cpu_seconds, pod.dense_bytes = beat.memory_bytes, beat.cpu_seconds, beat.dense_bytes
+        pod.problem = beat.restore_problem.reason if beat.restore_problem else ""
         if beat.tables:
             pod.tables = beat.tables
         metrics = beat.metrics

@@ -48,8 +48,8 @@ class Save(msgspec.Struct, kw_only=True):
     parts: dict[str, SavedPart] = {}
 
 
-class LastRecord(msgspec.Struct, frozen=True):
-    """The complete record that a rollback returns to."""
+class CompleteRecord(msgspec.Struct, frozen=True):
+    """A record of this job that a rollback can return to."""
 
     uri: str
     positions: Positions
@@ -63,6 +63,8 @@ class Phases(msgspec.Struct, kw_only=True):
     Attributes:
         version: of the directives; grows with everything that changes one.
         resume: the phase that follows a recovery.
+        records: the newest complete ones of this job that are not known to be damaged, oldest first.
+        damaged: URIs of records that a server could not restore because of their bytes.
         record_template: URI of a record folder; those of this job differ from it in step and random part only.
         next_save: when the next record is due on the job's clock; None: when asked for, or at the end.
         failed_saves, final_failures: of all save orders; of the final one in a row.
@@ -78,7 +80,8 @@ class Phases(msgspec.Struct, kw_only=True):
     resume: Phase = Phase.TRAINING
     restore: RestoreOrder
     save: Save | None = None
-    record: LastRecord | None = None
+    records: list[CompleteRecord] = []
+    damaged: list[str] = []
     orders: int = 1
     next_save: float | None = None
     save_asked: bool = False
@@ -87,6 +90,20 @@ class Phases(msgspec.Struct, kw_only=True):
     final_failures: int = 0
     saved_rows: int = 0
     rollbacks: int = 0
+
+    @property
+    def record(self) -> CompleteRecord | None:
+        """The one that a rollback returns to."""
+        return self.records[-1] if self.records else None
+
+    def add_record(self, record: CompleteRecord, keep: int) -> None:
+        """A record is complete; so many are kept to go back to."""
+        self.records = [*self.records, record][-keep:]
+
+    def give_up_record(self, uri: str) -> None:
+        """A record is damaged: no rollback returns to it."""
+        self.damaged.append(uri)
+        self.records = [record for record in self.records if record.uri != uri]
 
     def move(self, to: Phase, time: float) -> None:
         """The only way to change the phase.
@@ -123,14 +140,14 @@ class Phases(msgspec.Struct, kw_only=True):
         self.next_save = None
         return self.save
 
-    def begin_restore(self, start_record: str) -> RestoreOrder:
-        """A new generation: every server forgets what it has and loads the last complete record."""
+    def begin_restore(self, uri: str) -> RestoreOrder:
+        """A new generation: every server forgets what it has and loads a record; `uri` empty: starts from nothing."""
         self.orders += 1
         self.version += 1
         self.generation += 1
         self.rollbacks += 1
         self.save = None
-        self.restore = RestoreOrder(f"restore-{self.orders}", self.record.uri if self.record else start_record)
+        self.restore = RestoreOrder(f"restore-{self.orders}", uri)
         return self.restore
 
 

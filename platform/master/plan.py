@@ -27,6 +27,9 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         shard_rows: B · M of AntDT §V-C.
         is_synchronous: bsp or ssp: the list of members matters.
+        start_record: empty: from nothing.
+        older_start_records: taken, in this order, where the start record is damaged.
+        kept_records: of this job, that a rollback can return to.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
         startup_cores: limit of a pod's cores until it has registered, where that is more than it was granted.
         exit_seconds: how long pods may take to leave by themselves at the end.
@@ -49,6 +52,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float
     shard_attempts: int
     pod_restarts: int
+    older_start_records: list[str] = []
+    kept_records: int = 3
     startup_cores: float = 0.0
     exit_seconds: float = 10.0
 
@@ -75,6 +80,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             virtual_buckets=spec.resources.virtual_buckets,
             is_synchronous=spec.training.consistency.mode != "async",
             start_record=request.start_record,
+            older_start_records=request.older_start_records,
+            kept_records=spec.checkpoint.keep,
             record_template=new_record_uri(request.store, job.metadata.name, request.job_id, 0),
             save_interval_seconds=spec.checkpoint.interval,
             lease_seconds=spec.faults.lease,

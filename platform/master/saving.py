@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from elastrec.platform.master import leasing, losses
 from elastrec.platform.master.effects import CommitRecord, Decided, DiscardRecord, Effect
-from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, LastRecord
+from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, CompleteRecord
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 FINAL_SAVE_ATTEMPTS = 3
 _FINAL_RETRY_SECONDS = 2.0
+_STORE_AWAY_SECONDS = 10.0
 
 
 def step(state: JobState, time: float, effects: list[Effect]) -> bool:
@@ -111,7 +112,8 @@ def _push_save(state: JobState, effects: list[Effect]) -> bool:
     if save.stage == WRITING:
         problems = [f"{pod}: {part.problem}" for pod, part in save.parts.items() if part.problem]
         if problems:
-            failed(state, "; ".join(problems), effects)
+            away = all(part.store_away for part in save.parts.values() if part.problem)
+            failed(state, "; ".join(problems), effects, store_away=away)
             return True
         if any(server.name not in save.parts for server in state.membership.servers()):
             return False
@@ -133,6 +135,7 @@ def commit_effect(state: JobState) -> CommitRecord:
         generation=state.phases.generation,
         parts=list(save.parts.values()),
         positions=save.positions,
+        damaged=state.phases.damaged,
     )
 
 
@@ -143,8 +146,10 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     if save is None or save.order_id != order_id or save.positions is None:
         return
     _count_progress(state)
-    phases.record = LastRecord(save.uri, save.positions, save.is_final, save.step)
+    record = CompleteRecord(save.uri, save.positions, save.is_final, save.step)
+    phases.add_record(record, state.plan.kept_records)
     phases.save = None
+    state.reason = ""
     phases.saves += 1
     state.times.saved()
     phases.final_failures = 0
@@ -174,8 +179,12 @@ def _count_progress(state: JobState) -> None:
         server.oom_bytes = 0
 
 
-def failed(state: JobState, reason: str, effects: list[Effect]) -> None:
-    """No record this time: training goes on and the next interval tries again; the final one is tried thrice."""
+def failed(state: JobState, reason: str, effects: list[Effect], *, store_away: bool = False) -> None:
+    """No record this time: training goes on and the next interval tries again; the final one is tried thrice.
+
+    Args:
+        store_away: the store could not be asked: the final record waits for it, however long that takes.
+    """
     phases = state.phases
     save = phases.save
     if save is None:
@@ -193,6 +202,10 @@ def failed(state: JobState, reason: str, effects: list[Effect]) -> None:
     effects.append(DiscardRecord(uri=save.uri))
     if not save.is_final:
         _schedule(state)
+        return
+    if store_away:
+        state.reason = f"the final record waits for the checkpoint store: {reason}"
+        phases.next_save = state.time + _STORE_AWAY_SECONDS
         return
     phases.final_failures += 1
     if phases.final_failures >= FINAL_SAVE_ATTEMPTS:

@@ -300,6 +300,7 @@ class JobService(ObserverCalls, TimedWork):
             if member is not None:
                 self._life_signs.heard(message.pod, self._clock())
                 self._seen.heartbeat(message, self.state, self.now())
+                problem = message.restore_problem
                 report = events.PodReported(
                     time=self.now(),
                     pod=message.pod,
@@ -309,6 +310,7 @@ class JobService(ObserverCalls, TimedWork):
                     progress=message.progress,
                     saved=message.saved,
                     restored_order_id=message.restored_order_id,
+                    damaged=problem if problem is not None and problem.is_damaged else None,
                 )
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)

@@ -124,6 +124,12 @@ class JobState(msgspec.Struct, kw_only=True):
     def phase(self) -> Phase:
         return self.phases.phase
 
+    @property
+    def start_record(self) -> str | None:
+        """What the job goes back to where it has no record: a URI, '' for nothing; None: all of them are damaged."""
+        candidates = [self.plan.start_record, *self.plan.older_start_records]
+        return next((uri for uri in candidates if uri not in self.phases.damaged), None)
+
     def handle(self, event: Event) -> list[Effect]:
         """Takes one event in; returns what is to be done because of it."""
         self.times.pass_time(self, event.time - self.time)
@@ -187,6 +193,7 @@ class JobState(msgspec.Struct, kw_only=True):
         return (
             report.reached_version > member.reached_version
             or (report.restored_order_id or member.restored_order_id) != member.restored_order_id
+            or (report.damaged is not None and losses.is_restoring(self, report.damaged.order_id))
             or (
                 report.saved is not None
                 and save is not None
@@ -331,6 +338,8 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
     save = state.phases.save
     if event.saved is not None and save is not None and event.saved.order_id == save.order_id:
         save.parts.setdefault(event.pod, event.saved)
+    if event.damaged is not None:
+        losses.record_damaged(state, member, event.damaged, effects)
 
 
 def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:
@@ -351,7 +360,7 @@ def _record_committed(state: JobState, event: RecordCommitted, effects: list[Eff
 def _record_failed(state: JobState, event: RecordFailed, effects: list[Effect]) -> None:
     save = state.phases.save
     if save is not None and save.order_id == event.order_id:
-        saving.failed(state, event.reason, effects)
+        saving.failed(state, event.reason, effects, store_away=event.store_away)
 
 
 def _stop(state: JobState, event: StopAsked, effects: list[Effect]) -> None:

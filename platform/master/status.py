@@ -40,7 +40,7 @@ def training_metrics(
     return TrainingMetrics(
         job=name,
         phase=state.phase,
-        reason=state.reason or _waiting_reason(state, cluster),
+        reason=_store_reason(state, samples) or state.reason or _waiting_reason(state, cluster),
         elapsed_seconds=elapsed_seconds,
         samples_total=state.training.rows * state.training.epochs,
         samples_trained=state.training.samples,
@@ -85,6 +85,16 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
         restarts=member.restart,
         reason=reason,
     )
+
+
+def _store_reason(state: JobState, samples: Mapping[str, PodSample]) -> str:
+    """Which server waits for the checkpoint store, and what the store said last."""
+    if state.phase not in (Phase.STARTING, Phase.RECOVERING):
+        return ""
+    for server in state.membership.servers():
+        if server.name in samples and (problem := samples[server.name].problem):
+            return f"{server.name} waits for the checkpoint store: {problem}"
+    return ""
 
 
 def _waiting_reason(state: JobState, cluster: Mapping[str, PodStatus]) -> str:

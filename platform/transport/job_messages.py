@@ -178,16 +178,33 @@ class TableUsage(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
+class RestoreProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a server has not carried a restore order out yet.
+
+    Attributes:
+        is_damaged: the record's bytes are not those that were written; else the store cannot be asked, and the server
+            tries again by itself.
+    """
+
+    order_id: str
+    reason: str
+    is_damaged: bool
+
+
 class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
     """A server has written its part of a record; `manifest_json` is what the checkpoints room needs to trust it.
 
     A server that could not write (store full or out of reach) says why in `problem` and lives on: the master gives
     the record up and tries again later.
+
+    Attributes:
+        store_away: the store could not be asked, so that another try makes sense however many failed.
     """
 
     order_id: str
     manifest_json: bytes
     problem: str = ""
+    store_away: bool = False
 
 
 class Heartbeat(Message, frozen=True):
@@ -202,6 +219,7 @@ class Heartbeat(Message, frozen=True):
     tables: list[TableUsage] = []
     saved: SavedPart | None = None
     restored_order_id: str = ""
+    restore_problem: RestoreProblem | None = None
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0  # of this server's slice of the dense parameters

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from elastrec.checkpoints import s3_store
+from elastrec.checkpoints import (
+    DamagedRecordError,
+    StoreError,
+    expect_existing_stores,
+    local_store,
+    open_record,
+    s3_store,
+)
+from elastrec.checkpoints.record import _mapped
 from elastrec.checkpoints.s3_store import UPLOAD_PART_BYTES, S3Store
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
@@ -186,3 +196,94 @@ def test_a_bucket_that_does_not_exist_is_named_with_what_to_check(s3_uri: str) -
     store = open_store("s3://no-such-bucket/x")
     with pytest.raises(CheckpointError, match=r"no-such-bucket.*AWS_ENDPOINT_URL_S3"):
         store.put("a", b"x")
+
+
+# A folder whose file system is not mounted
+
+
+@pytest.fixture
+def pod_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a pod: stores are found, never made."""
+    monkeypatch.setattr(local_store, "_must_exist", False)
+    expect_existing_stores()
+
+
+def made(folder: Path) -> Store:
+    store = open_store(folder)
+    store.create()
+    return store
+
+
+def test_a_new_store_is_marked_in_its_root_alone_and_listings_do_not_show_it(tmp_path: Path) -> None:
+    store = made(tmp_path / "deep" / "store")
+    store.put("a/b", b"x")
+    store.create()
+    assert [path.name for path in tmp_path.rglob(".*")] == [local_store.MARKER]
+    assert store.keys() == ["a/b"] and store.folders() == ["a"]
+
+
+@pytest.mark.usefixtures("pod_process")
+@pytest.mark.parametrize("leaves_a_folder", [True, False])
+def test_a_pod_never_makes_a_store_anew_under_its_mount_point(tmp_path: Path, leaves_a_folder: bool) -> None:
+    root = tmp_path / "store"
+    made(root).put("job/records/1/manifest.json", b"x")
+    root.rename(tmp_path / "away")
+    if leaves_a_folder:
+        root.mkdir()
+    record = open_store(root / "job/records/2")
+    for write in (
+        lambda: open_store(root).put("job/ledger/a.json", b"x"),
+        lambda: open_store(root).put("top.json", b"x"),
+        lambda: record.open_write("parts/0.bin"),
+        lambda: record.put_if_absent("manifest.json", b"x"),
+        lambda: record.compare_and_swap("manifest.json", b"x", "0"),
+    ):
+        with pytest.raises(StoreError, match=r"no checkpoint store is there: the file \.elastrec-store is missing"):
+            write()
+    assert not root.exists() or not list(root.iterdir())
+    assert root.exists() is leaves_a_folder
+
+
+@pytest.mark.usefixtures("pod_process")
+def test_what_a_store_that_is_away_does_not_show_is_not_missing(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    made(root).put("job/records/1/manifest.json", b"x")
+    there = open_store(root / "job/records/2")
+    asked = (
+        lambda: there.size("a"),
+        lambda: there.get("a"),
+        lambda: there.get_range("a", 0, 1),
+        lambda: there.get_versioned("a"),
+        lambda: there.keys("a"),
+        lambda: there.folders("a"),
+    )
+    assert asked[0]() is None and asked[3]() is None and asked[4]() == [] and asked[5]() == []
+    for ask in (asked[1], asked[2]):
+        with pytest.raises(CheckpointError, match="there is no such file") as caught:
+            ask()
+        assert not isinstance(caught.value, StoreError)
+    with pytest.raises(DamagedRecordError):
+        open_record(there.uri)
+    root.rename(tmp_path / "away")
+    root.mkdir()
+    for ask in (*asked, lambda: open_record(there.uri)):
+        with pytest.raises(StoreError, match="mount the store's file system again"):
+            ask()
+    root.rmdir()
+    (tmp_path / "away").rename(root)
+    assert there.size("a") is None
+
+
+def test_an_error_of_the_file_system_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = made(tmp_path)
+    store.put("a", b"x")
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(np, "memmap", stale)
+    with pytest.raises(StoreError, match="Stale file handle"):
+        _mapped(tmp_path / "a", 1)
+    monkeypatch.setattr(Path, "stat", stale)
+    with pytest.raises(StoreError, match="Stale file handle"):
+        store.size("a")

@@ -15,6 +15,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "A
 
 import structlog  # noqa: E402
 
+from elastrec.checkpoints import expect_existing_stores  # noqa: E402
 from elastrec.platform.specs import environment  # noqa: E402
 from elastrec.platform.specs.errors import ElastrecError  # noqa: E402
 from elastrec.platform.transport import TlsConfig  # noqa: E402
@@ -76,6 +77,7 @@ def keep_freed_memory() -> None:
 def main() -> int:
     keep_freed_memory()
     configure_logging()
+    expect_existing_stores()
     log = structlog.get_logger(__name__)
     try:
         pod = ServerPod(read_settings())

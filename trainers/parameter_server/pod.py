@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from elastrec.checkpoints.errors import DamagedRecordError
+from elastrec.checkpoints import DamagedRecordError, StoreError
 from elastrec.platform.specs.errors import AuthenticationError, CheckpointError, ElastrecError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
@@ -32,6 +32,8 @@ from elastrec.platform.transport.job_messages import (
     Mode,
     Register,
     Registered,
+    RestoreOrder,
+    RestoreProblem,
     SavedPart,
 )
 from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
@@ -43,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 _ATTEMPT_SECONDS = 5.0
 _EVICTION_SECONDS = 30.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+"""Between two tries to restore while the store is away."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class ServerPod:
         self._directive: Directive | None = None
         self._reached_version = 0
         self._restored_order_id = ""
+        self._restore_problem: RestoreProblem | None = None
         self._saved: SavedPart | None = None
         self._stopped = threading.Event()
         self._beat_now = threading.Event()
@@ -121,7 +126,7 @@ class ServerPod:
 
         Raises:
             AuthenticationError: the master refuses the token.
-            CheckpointError: a record that must be restored is unusable; the master has been told.
+            CheckpointError: a record that must be restored has another format; the master knows of it.
         """
         # The address is needed to register, the job file to serve, and registering is what brings the job file.
         handlers = _LateHandlers()
@@ -192,13 +197,8 @@ class ServerPod:
             return
         order = directive.restore
         if order is not None and order.order_id != self._restored_order_id:
-            try:
-                restore(self._server, order.uri, directive.routing, directive.generation)
-            except ElastrecError as error:
-                # A store may answer later, bytes that are wrong stay wrong.
-                damaged = isinstance(error, DamagedRecordError)
-                self._report_failure(f"the record {order.uri} could not be restored: {error}", retryable=not damaged)
-                raise
+            if not self._restore(order, directive):
+                return
             with self._changed:
                 self._restored_order_id, self._saved = order.order_id, None
         self._server.adopt(directive.routing, directive.generation, directive.members, directive.version)
@@ -210,13 +210,45 @@ class ServerPod:
             with self._changed:
                 self._saved = saved
 
+    def _restore(self, order: RestoreOrder, directive: Directive) -> bool:
+        """Restores, however long the store is away; false when the record is damaged or another directive came.
+
+        The master learns of both by heartbeats, for bytes that are wrong stay wrong, and names another record.
+        """
+        assert self._server is not None
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._stopped.is_set():
+            problem = None
+            try:
+                restore(self._server, order.uri, directive.routing, directive.generation)
+            except DamagedRecordError as error:
+                log.error("record_damaged", record=order.uri, reason=str(error))
+                problem = RestoreProblem(order_id=order.order_id, reason=str(error), is_damaged=True)
+            except (StoreError, OSError) as error:
+                log.warning("store_away", record=order.uri, reason=str(error), next_try_seconds=pause)
+                problem = RestoreProblem(order_id=order.order_id, reason=str(error), is_damaged=False)
+            except ElastrecError as error:
+                self._report_failure(f"the record {order.uri} could not be restored: {error}", retryable=True)
+                raise
+            with self._changed:
+                self._restore_problem = problem
+                if problem is None:
+                    return True
+                self._beat_now.set()
+                if problem.is_damaged or self._changed.wait_for(lambda: self._directive is not directive, pause):
+                    return False
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return False
+
     def _save(self, order_id: str, uri: str) -> SavedPart:
         assert self._server is not None
         try:
             return SavedPart(order_id=order_id, manifest_json=save_part(self._server, uri).to_json())
         except (CheckpointError, OSError) as error:
             log.warning("part_not_saved", uri=uri, reason=str(error))
-            return SavedPart(order_id=order_id, manifest_json=b"", problem=f"{type(error).__name__}: {error}")
+            away = isinstance(error, StoreError)
+            problem = f"{type(error).__name__}: {error}"
+            return SavedPart(order_id=order_id, manifest_json=b"", problem=problem, store_away=away)
 
     def _reached(self, directive: Directive) -> None:
         with self._changed:
@@ -303,6 +335,7 @@ class ServerPod:
                 tables=self._server.usage(),
                 saved=self._saved,
                 restored_order_id=self._restored_order_id,
+                restore_problem=self._restore_problem,
                 memory_bytes=self._memory_bytes(),
                 cpu_seconds=used.ru_utime + used.ru_stime,
                 dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,

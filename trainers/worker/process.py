@@ -10,6 +10,7 @@ import psutil
 import structlog
 import torch
 
+from elastrec.checkpoints import expect_existing_stores
 from elastrec.platform.specs.errors import (
     AuthenticationError,
     CheckpointError,
@@ -38,6 +39,7 @@ EXIT_DONE, EXIT_RETRY, EXIT_JOB_FAILS = 0, 1, 2
 def run_worker(identity: Identity) -> int:
     """Runs one worker until the master says EXIT or SIGTERM comes; returns the exit code."""
     configure_logging()
+    expect_existing_stores()
     torch.set_num_threads(granted_threads(os.environ))
     structlog.contextvars.bind_contextvars(pod=identity.pod)
     process = psutil.Process()

@@ -11,7 +11,7 @@ from elastrec.platform.master.journal import encode_state
 from elastrec.platform.master.plan import JobPlan, Places
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import Mode, SavedPart, Shard, ShardProgress
+from elastrec.platform.transport.job_messages import Mode, RestoreProblem, SavedPart, Shard, ShardProgress
 
 
 def plan(**changes: Any) -> JobPlan:
@@ -39,7 +39,11 @@ def plan(**changes: Any) -> JobPlan:
 
 
 class World:
-    """Everything around a master, without threads: pods that do what they are told, one act at a time."""
+    """Everything around a master, without threads: pods that do what they are told, one act at a time.
+
+    Attributes:
+        damaged: URIs of records that no server can restore.
+    """
 
     def __init__(self, job_plan: JobPlan) -> None:
         self.state = JobState.new(job_plan)
@@ -51,6 +55,7 @@ class World:
         self.commits: list[CommitRecord] = []
         self.phases = [Phase.PENDING]
         self.serial = 0
+        self.damaged: set[str] = set()
         self.tell(events.Begun(time=0.0))
 
     def tell(self, event: events.Event) -> list[Effect]:
@@ -112,9 +117,13 @@ class World:
             return
         if pod["generation"] != directive.generation:
             pod["generation"], pod["shards"] = directive.generation, []
-        saved, progress = None, []
+        saved, damaged, progress = None, None, []
         if pod["role"] is Role.PARAMETER_SERVER:
-            pod["restored"] = directive.restore.order_id if directive.restore else pod["restored"]
+            if directive.restore is not None and directive.restore.uri in self.damaged:
+                order_id = directive.restore.order_id
+                damaged = RestoreProblem(order_id=order_id, reason="checksum differs", is_damaged=True)
+            elif directive.restore is not None:
+                pod["restored"] = directive.restore.order_id
             if directive.save is not None and directive.save.order_id != pod["saved"]:
                 pod["saved"] = directive.save.order_id
                 saved = SavedPart(order_id=directive.save.order_id, manifest_json=b"{}")
@@ -153,6 +162,7 @@ class World:
                 progress=progress,
                 saved=saved,
                 restored_order_id=pod["restored"],
+                damaged=damaged,
             )
         )
 
@@ -225,8 +235,10 @@ def disturb(world: World, chance: random.Random) -> None:
         world.register(name)
     elif what < 0.89:
         world.commit(succeed=chance.random() < 0.7)
-    elif what < 0.91:
+    elif what < 0.905:
         world.tell(events.SaveAsked(time=world.time))
+    elif what < 0.91 and world.state.phases.record is not None:
+        world.damaged.add(world.state.phases.record.uri)
     elif what < 0.93:
         world.tell(events.Restarted(time=world.time))
         world.commits = world.commits[-1:]

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from elastrec.checkpoints import PartManifest, commit_record, new_record_uri
+from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, open_store
 from elastrec.platform.specs import environment
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Mode, RestoreOrder, SaveOrder
+from elastrec.platform.transport.job_messages import Mode, RestoreOrder, RestoreProblem, SaveOrder
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
 from elastrec.trainers.parameter_server.plan import plan_of_job
@@ -84,6 +85,7 @@ def test_two_server_processes_train_save_lose_one_and_go_on_from_the_record_as_t
     master = ScriptedMaster(job, servers=2)
     pods = ["ps-0", "ps-1"]
     try:
+        open_store(tmp_path / "store").create()
         with server_process(master, 0, tmp_path) as first, server_process(master, 1, tmp_path) as second:
             addresses = master.wait_for_registrations(2)
             directive = master.direct(generation=1, addresses=addresses, restore=RestoreOrder("r1", ""))
@@ -142,6 +144,75 @@ def test_two_server_processes_train_save_lose_one_and_go_on_from_the_record_as_t
             client.close()
             master.direct(mode=Mode.EXIT)
             assert third.wait(15) == 0
+    finally:
+        master.close()
+
+
+def saved_record(master: ScriptedMaster, job: TrainingJob, store: Path, step: int) -> str:
+    """Trains and saves by the one server of `master`."""
+    client = connected_client(master)
+    client.init_dense(np.linspace(-1, 1, 18).astype(np.float32))
+    push_steps(client, steps=2, seed=step)
+    client.close()
+    uri = new_record_uri(str(store), "clicks", "job-1", step=step)
+    master.direct(mode=Mode.PAUSE, save=SaveOrder(f"s{step}", uri))
+    master.wait(lambda: (part := master.heartbeats["ps-0"].saved) and part.order_id == f"s{step}", "a part")
+    saved = master.heartbeats["ps-0"].saved
+    assert saved is not None
+    part = PartManifest.from_json(saved.manifest_json)
+    commit_record(uri, [part], b"{}", job=job, job_id="job-1", kind="periodic", step=step, generation=1)
+    return uri
+
+
+def problem_of(master: ScriptedMaster, order_id: str) -> RestoreProblem:
+    def found() -> RestoreProblem | None:
+        problem = master.heartbeats["ps-0"].restore_problem
+        return problem if problem is not None and problem.order_id == order_id else None
+
+    master.wait(found, f"a problem with {order_id}")
+    problem = found()
+    assert problem is not None
+    return problem
+
+
+def test_a_server_process_outlives_a_store_that_is_away_and_a_damaged_record(tmp_path: Path) -> None:
+    job = training_job()
+    master = ScriptedMaster(job, servers=1)
+    root, away = tmp_path / "store", tmp_path / "away"
+    open_store(root).create()
+    try:
+        with server_process(master, 0, tmp_path) as server:
+            addresses = master.wait_for_registrations(1)
+            directive = master.direct(generation=1, addresses=addresses, restore=RestoreOrder("r1", ""))
+            master.wait_until_reached(directive, ["ps-0"])
+            older, newer = (saved_record(master, job, root, step) for step in (1, 2))
+
+            root.rename(away)
+            root.mkdir()  # as the mount point of a file system that went away
+            directive = master.direct(generation=2, restore=RestoreOrder("r2", newer))
+            problem = problem_of(master, "r2")
+            assert not problem.is_damaged and "no checkpoint store is there" in problem.reason
+            assert master.heartbeats["ps-0"].reached_version < directive.version
+            assert not list(root.iterdir())
+            root.rmdir()
+            away.rename(root)
+            master.wait_until_reached(directive, ["ps-0"])
+            assert master.heartbeats["ps-0"].restored_order_id == "r2"
+            assert master.heartbeats["ps-0"].restore_problem is None
+
+            (part,) = Path(newer.removeprefix("file://"), "parts").iterdir()
+            data = bytearray(part.read_bytes())
+            data[len(data) // 3 : len(data) // 3 + 64] = bytes(64)
+            part.write_bytes(data)
+            master.direct(generation=3, restore=RestoreOrder("r3", newer))
+            problem = problem_of(master, "r3")
+            assert problem.is_damaged and "checksum differs" in problem.reason
+            directive = master.direct(generation=4, restore=RestoreOrder("r4", older))
+            master.wait(lambda: master.heartbeats["ps-0"].restored_order_id == "r4", "the older record is restored")
+            assert master.heartbeats["ps-0"].restore_problem is None
+            assert not master.failures and server.poll() is None
+            master.direct(mode=Mode.EXIT)
+            assert server.wait(15) == 0
     finally:
         master.close()
 

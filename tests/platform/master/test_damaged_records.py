@@ -1,0 +1,217 @@
+"""What a job goes back to when the record that it wants to restore is damaged, and when the store is away."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrec.platform.master import events
+from elastrec.platform.master.effects import CommitRecord, Decided
+from elastrec.platform.master.explanation import timeline_entry
+from elastrec.platform.master.monitor import PodSample
+from elastrec.platform.master.status import training_metrics
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart
+from tests.platform.master.world import World, plan, running
+
+
+def act(world: World, rounds: int = 1) -> None:
+    for _ in range(rounds):
+        for name in list(world.up):
+            if name in world.up:
+                world.act(name)
+        world.commit()
+
+
+def trained(world: World) -> list[events.Event]:
+    """Trains a little and saves; returns the events of it."""
+    before = len(world.events)
+    act(world, 2)
+    world.tell(events.SaveAsked(time=world.time))
+    saves = world.state.phases.saves
+    for _ in range(20):
+        act(world)
+        if world.state.phases.saves > saves:
+            return world.events[before:]
+    raise AssertionError(world.state.phases.save)
+
+
+def lose_a_server(world: World) -> None:
+    world.kill(next(name for name, pod in world.up.items() if pod["role"] is Role.PARAMETER_SERVER))
+    world.start_pod()
+
+
+def decisions(world: World) -> list[Decided]:
+    """Everything decided, from the world's own events played again."""
+    other = World(world.state.plan)
+    return [effect for event in world.events[1:] for effect in other.state.handle(event) if isinstance(effect, Decided)]
+
+
+def test_a_damaged_newest_record_means_the_one_before_it_with_its_positions():
+    world = running(plan(save_interval_seconds=0.0))
+    trained(world)
+    first = world.state.phases.record
+    trained(world)
+    second = world.state.phases.record
+    assert first is not None and second is not None and first.positions != second.positions
+    world.damaged.add(second.uri)
+    lose_a_server(world)
+    assert world.state.phases.restore.uri == second.uri
+    act(world)
+    assert world.state.phases.restore.uri == first.uri and world.state.phase is Phase.RECOVERING
+    assert world.state.training.positions() == first.positions
+    assert world.state.phases.generation == 2
+    told = [timeline_entry(0.0, 0.0, line.decision, line.inputs) for line in decisions(world)]
+    assert (f"found {second.uri} damaged", "checksum differs") in [(entry.what, entry.cause) for entry in told]
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 130
+    # Servers that found damage live on: nobody is replaced for it.
+    assert world.state.membership.losses == {Role.PARAMETER_SERVER: 1}
+
+
+def test_a_report_of_damage_counts_once_however_many_servers_send_it():
+    world = running(plan(save_interval_seconds=0.0))
+    trained(world)
+    trained(world)
+    record = world.state.phases.record
+    assert record is not None
+    world.damaged.add(record.uri)
+    lose_a_server(world)
+    order = world.state.phases.restore.order_id
+    for name in ("j-ps-0-r1", "j-ps-1"):
+        problem = RestoreProblem(order_id=order, reason="checksum differs", is_damaged=True)
+        report = events.PodReported(
+            time=world.time, pod=name, incarnation=world.up[name]["incarnation"], generation=1, reached_version=0,
+            damaged=problem,
+        )  # fmt: skip
+        assert world.state.is_news(report) is (name == "j-ps-0-r1")
+        world.tell(report)
+    assert world.state.phases.generation == 2 and len(world.state.phases.records) == 1
+
+
+def test_a_job_without_an_undamaged_record_of_its_own_goes_back_to_where_it_started():
+    world = running(plan(save_interval_seconds=0.0, start_record="file:///store/yesterday"))
+    trained(world)
+    world.damaged.update(record.uri for record in world.state.phases.records)
+    lose_a_server(world)
+    act(world)
+    assert world.state.phases.restore.uri == "file:///store/yesterday"
+    assert world.state.training.cursor == 0 and not world.state.training.returned
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 130
+
+
+def test_a_job_that_started_from_nothing_starts_from_nothing_again():
+    world = running(plan(save_interval_seconds=0.0))
+    trained(world)
+    world.damaged.update(record.uri for record in world.state.phases.records)
+    lose_a_server(world)
+    act(world)
+    assert world.state.phases.restore.uri == "" and world.state.training.cursor == 0
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_a_damaged_start_record_means_the_one_before_it():
+    world = World(plan(start_record="file:///store/2", older_start_records=["file:///store/1"]))
+    world.damaged.add("file:///store/2")
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+    assert [line.inputs["record"] for line in decisions(world) if line.decision == "rollback"] == ["file:///store/1"]
+
+
+def test_a_job_whose_start_records_are_all_damaged_fails_and_never_starts_from_nothing():
+    world = World(plan(start_record="file:///store/2", older_start_records=["file:///store/1"]))
+    world.damaged.update(("file:///store/1", "file:///store/2"))
+    world.run_fairly()
+    assert world.state.phase is Phase.FAILED and world.state.training.samples == 0
+    assert "no undamaged record is left" in world.state.failure and "start_from" in world.state.failure
+
+
+def test_a_damaged_final_record_is_trained_and_evaluated_again():
+    world = running(plan(save_interval_seconds=0.0))
+    trained(world)
+    while world.state.phase is not Phase.EVALUATING:
+        act(world)
+    act(world, 2)
+    final = world.state.phases.record
+    assert final is not None and final.is_final and world.state.evaluation.cursor > 0
+    world.damaged.add(final.uri)
+    lose_a_server(world)
+    act(world)
+    assert world.state.phases.resume is Phase.TRAINING and world.state.evaluation.cursor == 0
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 130
+    assert world.state.phases.record is not None and world.state.phases.record.uri != final.uri
+
+
+def test_as_many_records_are_gone_back_to_as_the_store_keeps():
+    world = running(plan(save_interval_seconds=0.0, kept_records=2))
+    for _ in range(3):
+        trained(world)
+    assert len(world.state.phases.records) == 2 and world.state.phases.saves == 3
+
+
+def test_damaged_records_are_named_to_the_one_who_prunes():
+    world = running(plan(save_interval_seconds=0.0))
+    trained(world)
+    bad = world.state.phases.records[-1].uri
+    world.damaged.add(bad)
+    lose_a_server(world)
+    act(world, 3)
+    world.tell(events.SaveAsked(time=world.time))
+    while not world.commits:
+        for name in list(world.up):
+            world.act(name)
+    commit = world.commits[0]
+    assert isinstance(commit, CommitRecord) and commit.damaged == [bad]
+
+
+def test_the_final_record_waits_for_a_store_that_is_away_and_says_so():
+    world = running(plan(save_interval_seconds=0.0))
+    while world.state.phase is not Phase.SAVING:
+        act(world)
+    for _ in range(50):
+        save = world.state.phases.save
+        if save is not None:
+            for name in list(world.up):
+                if world.up[name]["role"] is Role.WORKER:
+                    world.act(name)
+            away = SavedPart(order_id=save.order_id, manifest_json=b"", problem="no store is there", store_away=True)
+            world.tell(
+                events.PodReported(
+                    time=world.time, pod="j-ps-0", incarnation=world.up["j-ps-0"]["incarnation"], generation=0,
+                    reached_version=1, saved=away,
+                )
+            )  # fmt: skip
+            assert "waits for the checkpoint store: j-ps-0: no store is there" in world.state.reason
+        world.time += 5.0
+        world.tick()
+    assert world.state.phase is Phase.SAVING and world.state.phases.failed_saves > 10
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("store_away", [True, False])
+def test_only_a_store_that_is_away_is_waited_for_with_the_final_record(store_away: bool):
+    world = running(plan(save_interval_seconds=0.0))
+    for _ in range(1000):
+        if world.state.phase.is_final or world.state.phases.failed_saves > 5:
+            break
+        for name in list(world.up):
+            world.act(name)
+        if world.commits:
+            order = world.commits.pop(0).order_id
+            world.tell(
+                events.RecordFailed(time=world.time, order_id=order, reason="no such folder", store_away=store_away)
+            )
+        world.time += 1.0
+        world.tick()
+    assert world.state.phase is (Phase.SAVING if store_away else Phase.FAILED)
+
+
+def test_the_status_of_a_job_names_the_server_that_waits_for_the_store():
+    world = running()
+    lose_a_server(world)
+    samples = {"j-ps-1": PodSample(problem="no checkpoint store is there")}
+    metrics = training_metrics(world.state, "j", 0.0, None, samples, {})
+    assert metrics.reason == "j-ps-1 waits for the checkpoint store: no checkpoint store is there"
