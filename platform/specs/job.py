@@ -225,7 +225,8 @@ class CheckpointSpec(Spec):
     interval: Seconds = 60.0
     """Between periodic records; 0 saves only at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Complete periodic records kept per job; the final one is always kept."""
+    """Complete periodic records kept per job; the final one is always kept. Where the newest is damaged, a job goes
+    back to one of them."""
 
 
 class Continual(Spec):

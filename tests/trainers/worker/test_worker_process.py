@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.checkpoints import PartManifest, commit_record, new_record_uri
+from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, open_store
 from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.export_messages import ExportRequest, predictions_folder
@@ -22,6 +22,7 @@ WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server
 @pytest.fixture
 def start(scripted_master: Callable[..., object], pods, tmp_path: Path) -> Callable[..., object]:
     def make(job: TrainingJob, servers: int) -> object:
+        open_store(job.spec.checkpoint.store).create()
         uri = str(tmp_path / "manifest.json")
         write_manifest(build_manifest(job.spec.data), uri)
         master = scripted_master(job, uri, uri, servers)
