@@ -34,6 +34,7 @@ from elastrec.operators.processes import (
     stop_sessions,
     wait_until,
 )
+from elastrec.platform.history.database import ensure_database
 from elastrec.platform.transport.security import new_token, write_secret
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ class ServiceStack:
     def _start_mlflow(self) -> None:
         artifacts = self.home / "artifacts"
         artifacts.mkdir(exist_ok=True)
+        # A server that is killed while it makes its tables would leave a home that never starts again.
+        ensure_database(self.home / "mlflow.db")
         command = [_tool("mlflow"), "server", "--host", _LOOPBACK, "--port", str(self._ports["mlflow"])]
         command += ["--workers", "1", "--x-frame-options", "NONE"]
         command += ["--backend-store-uri", f"sqlite:///{self.home}/mlflow.db"]

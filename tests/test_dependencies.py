@@ -20,7 +20,13 @@ MODULES = {
 # The lock installs torchrec without its own dependencies, of which one would be the CUDA build of fbgemm.
 IMPORTED_BY_TORCHREC = {"fbgemm_gpu", "torchmetrics", "tensordict", "pyre_extensions", "tqdm"}
 # Modules of a library's own dependency that are part of its interface.
-PART_OF = {"botocore": "boto3", "llvmlite": "numba", "py4j": "pyspark", "typing_extensions": "pydantic"}
+PART_OF = {
+    "botocore": "boto3",
+    "llvmlite": "numba",
+    "py4j": "pyspark",
+    "sqlalchemy": "mlflow",
+    "typing_extensions": "pydantic",
+}
 ONLY_FOR_TYPES = {"mypy_boto3_s3"}
 
 
