@@ -53,6 +53,7 @@ from elastrec.platform.transport.job_messages import (
     RoutingTable,
     SaveOrder,
     ShardProgress,
+    WorkerProcess,
 )
 
 _MODES = {Phase.TRAINING: Mode.TRAIN, Phase.SAVING: Mode.PAUSE, Phase.EVALUATING: Mode.EVALUATE}
@@ -156,10 +157,10 @@ class JobState(msgspec.Struct, kw_only=True):
         elif phases.save is not None:
             mode = Mode.PAUSE
         save = restore = None
-        members: list[str] = []
+        members: list[WorkerProcess] = []
         if member is not None and member.role is Role.PARAMETER_SERVER and mode is not Mode.EXIT:
-            # Servers keep the steps in time; to a thousand workers the list would be most of each answer.
-            members = self.synchronous_members()
+            # Servers refuse all others; to a thousand workers the list would be most of each answer.
+            members = self.training_members()
             restore = phases.restore
             if phases.save is not None and phases.save.stage != PAUSING:
                 save = SaveOrder(phases.save.order_id, phases.save.uri)
@@ -173,13 +174,13 @@ class JobState(msgspec.Struct, kw_only=True):
             restore=restore,
         )
 
-    def synchronous_members(self) -> list[str]:
-        """Workers that count in bsp and ssp: those that have, or may still get, something to train.
+    def training_members(self) -> list[WorkerProcess]:
+        """Workers whose pushes count; in bsp and ssp only those that have, or may still get, something to train.
 
         One that retires counts until it has gone: it finishes its round and leaves by itself.
         """
         return [
-            worker.name
+            WorkerProcess(worker.name, worker.incarnation)
             for worker in self.membership.workers()
             if worker.is_registered and not (self.plan.is_synchronous and worker.starved)
         ]

@@ -7,6 +7,7 @@ with a version. A pod that missed ten of them only needs the last. Units: second
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,6 +43,13 @@ class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):
     addresses: list[str]
 
 
+class WorkerProcess(NamedTuple):
+    """One process of a worker's pod; another process of the same pod has another incarnation."""
+
+    pod: str
+    incarnation: str
+
+
 class SaveOrder(msgspec.Struct, frozen=True):
     """Write your part of a checkpoint record into the folder `uri`, then report the part."""
 
@@ -62,14 +70,15 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: a pod reports the highest version that it has reached (see Heartbeat.reached_version).
         generation: grows with every rollback; leases and pushes of an older one are void.
-        members: names of the workers that count in bsp and ssp; told to servers only.
+        members: workers whose pushes count; without those that have nothing to train in bsp and ssp. Sent to
+            servers only.
     """
 
     version: int
     mode: Mode
     generation: int
     routing: RoutingTable
-    members: list[str] = []
+    members: list[WorkerProcess] = []
     save: SaveOrder | None = None
     restore: RestoreOrder | None = None
 

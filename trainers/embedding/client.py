@@ -7,7 +7,8 @@
     pulled = client.pull(client.router.route(...), dense=True)  # returns at once
     rows = pulled.rows()                                        # waits
     client.push(pulled, row_gradients, dense_gradient, samples, hold=True)  # leaves with the next pull, or `release`
-    client.flush()                                              # every push is applied
+    client.leave()                                              # nobody waits for this worker now
+    client.pushes_applied                                       # how many pushes are in the parameters
 
 Requests to one server are answered in the order in which they were made: a pull made after a push sees it. Errors of a
 push surface at the next `pull`, `push` or `flush`. `RoutingChangedError`: wait for a newer directive, then `connect`.
@@ -30,7 +31,18 @@ from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.embedding.lane import Lane, Reply, RoutingChangedError
 from elastrec.trainers.embedding.routing import RoutedIds, Router
 from elastrec.trainers.parameter_server.dense_slice import layout_size, slice_bounds
-from elastrec.trainers.parameter_server.messages import InitDense, Join, Leave, Parameter, Pull, Push, PushPull, Stamp
+from elastrec.trainers.parameter_server.messages import (
+    Applied,
+    InitDense,
+    Join,
+    Leave,
+    Parameter,
+    Pull,
+    Push,
+    PushPull,
+    Rows,
+    Stamp,
+)
 from elastrec.trainers.parameter_server.plan import TablePlan
 
 __all__ = ["ParameterClient", "Pulled", "RoutingChangedError"]
@@ -122,6 +134,8 @@ class ParameterClient:
         self._router: Router | None = None
         self._version = -1
         self._sequence = 0
+        self._first = 0  # the first sequence of this connection
+        self._applied: list[int] = []  # by server, the highest sequence that is in its parameters
         self._pushes: deque[list[Future[Reply]]] = deque()
         self._held: tuple[Push, list[list[Array | Joined]]] | None = None
 
@@ -138,6 +152,8 @@ class ParameterClient:
             raise RoutingChangedError(f"the routing of epoch {routing.epoch} has servers without an address")
         self._stamp = Stamp(self._worker, self._incarnation, routing.epoch, generation, self._version)
         self._router = Router(self.plan, routing.owners, len(routing.servers), routing.epoch, generation)
+        self._first = self._sequence
+        self._applied = [self._sequence - 1] * len(routing.servers)
         self._lanes = [
             Lane(server, address, self._token, self._tls, self._stamp, self._patience_seconds)
             for server, address in zip(routing.servers, routing.addresses, strict=True)
@@ -166,6 +182,7 @@ class ParameterClient:
             lane.close()
         self._lanes, self._router, self._stamp, self._held = [], None, None, None
         self._pushes.clear()
+        self._applied = []
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """`abort`, and waits for the threads."""
@@ -270,7 +287,7 @@ class ParameterClient:
             self._pushes.append(self._send(*held))
 
     def flush(self) -> None:
-        """Waits until every push is applied.
+        """Waits until every push is answered: applied, or with bsp waiting for a whole step (see `pushes_applied`).
 
         Raises:
             RoutingChangedError: wait for a newer directive, then connect; the pushes may or may not be applied.
@@ -278,29 +295,44 @@ class ParameterClient:
         """
         self.release()
         while self._pushes:
-            for reply in self._pushes[0]:
-                reply.result()
+            self._take_answers(self._pushes[0])
             self._pushes.popleft()
 
     @property
     def pushes_applied(self) -> int:
-        """How many of this client's pushes, counted from its first, every server has answered. Does not wait."""
+        """How many of this client's pushes, counted from its first, are known to be in the parameters. Does not wait.
+
+        Those of earlier connections, which may or may not be applied, are counted; without a connection it is 0.
+        """
         self._raise_failures()
-        return self._sequence - len(self._pushes) - (self._held is not None)
+        return min(self._applied, default=-1) + 1
 
     def join(self) -> None:
         """Takes part in bsp and ssp; needed only to make others wait for this worker before its first request."""
-        self._tell(Join(stamp=self._require_stamp()))
+        self._take_answers(self._tell(Join(stamp=self._require_stamp())))
 
     def leave(self) -> None:
-        """Flushes, and lets nobody wait for this worker: call it before pausing, and when there are no more shards."""
-        self.flush()
-        self._tell(Leave(stamp=self._require_stamp()))
+        """Flushes, and lets nobody wait for this worker: call it before pausing, and when there are no more shards.
 
-    def _tell(self, message: Join | Leave) -> None:
+        Pushes may still wait for a whole step of bsp; called again, it learns whether they were applied meanwhile.
+        Raises like `flush`; RoutingChangedError also when a server has dropped pushes of this worker.
+        """
+        self.flush()
+        last = self._sequence - 1 if self._sequence > self._first else -1
+        self._take_answers(self._tell(Leave(stamp=self._require_stamp(), sequence=last)))
+
+    def _tell(self, message: Join | Leave) -> list[Future[Reply]]:
         self.release()
-        for reply in [lane.send(message) for lane in self._lanes]:
-            reply.result()
+        return [lane.send(message) for lane in self._lanes]
+
+    def _take_answers(self, replies: Sequence[Future[Reply]]) -> None:
+        """Waits for all servers' answers to one request and notes what they have applied."""
+        for server, reply in enumerate(replies):
+            answer, _ = reply.result()
+            if isinstance(answer, Applied):
+                self._applied[server] = max(self._applied[server], answer.sequence)
+            elif isinstance(answer, Rows):
+                self._applied[server] = max(self._applied[server], answer.applied)
 
     def _send(self, message: msgspec.Struct, arrays: Sequence[Sequence[Array | Joined]]) -> list[Future[Reply]]:
         return [lane.send(message, share) for lane, share in zip(self._lanes, arrays, strict=True)]
@@ -317,8 +349,7 @@ class ParameterClient:
 
     def _raise_failures(self) -> None:
         while self._pushes and all(reply.done() for reply in self._pushes[0]):
-            for reply in self._pushes.popleft():
-                reply.result()
+            self._take_answers(self._pushes.popleft())
 
 
 def _run_of(parts: Sequence[Array], start: int, end: int) -> Joined:

@@ -7,9 +7,10 @@
   pull. Gradients of a round are averaged with the batches' sizes as weights, so W workers with batches of B rows take
   the step that one worker with a batch of W * B rows would take (see global_batch for rounds of fewer).
 
-Members join by their first request, leave when they run out of shards or pause, and are dropped when the master's list
-no longer names them. Lists and workers' directives carry the same version, so a list that is older than what a worker
-acts on says nothing about that worker. No clock and no input or output in here.
+Members are processes of workers. They join by their first request, leave when they run out of shards or pause, and are
+dropped when the master's list no longer names them. A process that the list omits is refused: the master has given it
+up and its shards are with others. Lists and workers' directives carry the same version, so a list that is older than
+the directive that a worker acts on says nothing about that worker. No clock and no input or output in here.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
+from elastrec.platform.transport.job_messages import WorkerProcess
+
 Mode = Literal["async", "bsp", "ssp"]
-Round = list[tuple[str, int]]
-"""Pushes applied together, as (worker, token), ordered by worker so that the sum does not depend on arrival."""
+Round = list[tuple[WorkerProcess, int]]
+"""Pushes that go together, as (worker, token), ordered by worker so that the sum does not depend on arrival."""
 
 
 class Consistency:
@@ -33,20 +36,20 @@ class Consistency:
     def __init__(self, mode: Mode, staleness: int = 0) -> None:
         self.mode = mode
         self.staleness = staleness
-        self._clocks: dict[str, int] = {}
-        self._pending: dict[str, deque[int]] = {}
-        self._joined_at: dict[str, int] = {}
-        self._named: frozenset[str] | None = None
+        self._clocks: dict[WorkerProcess, int] = {}
+        self._pending: dict[WorkerProcess, deque[int]] = {}
+        self._joined_at: dict[WorkerProcess, int] = {}
+        self._named: frozenset[WorkerProcess] | None = None
         self._named_at = -1
 
     @property
-    def members(self) -> list[str]:
+    def members(self) -> list[WorkerProcess]:
         return sorted(self._clocks)
 
-    def clock(self, worker: str) -> int:
+    def clock(self, worker: WorkerProcess) -> int:
         return self._clocks[worker]
 
-    def join(self, worker: str, version: int) -> bool:
+    def join(self, worker: WorkerProcess, version: int) -> bool:
         """Makes the worker a member; idempotent.
 
         Args:
@@ -58,25 +61,28 @@ class Consistency:
         if worker in self._clocks:
             return True
         is_omitted = self._named is not None and worker not in self._named
-        if self.mode != "async" and is_omitted and version <= self._named_at:
+        if is_omitted and version <= self._named_at:
             return False
         self._clocks[worker] = min(self._clocks.values(), default=0)
         self._joined_at[worker] = version
         return True
 
-    def leave(self, worker: str) -> list[Round]:
+    def leave(self, worker: WorkerProcess) -> list[Round]:
         """The worker stops of its own will: its pending pushes stay in their rounds. Returns rounds now complete."""
-        self._forget(worker)
+        self._clocks.pop(worker, None)
         return self._complete_rounds()
 
-    def drop(self, worker: str) -> tuple[list[int], list[Round]]:
+    def drop(self, worker: WorkerProcess) -> tuple[list[int], list[Round]]:
         """The worker is gone: its pending pushes are void. Returns their tokens, and rounds now complete."""
-        self._forget(worker)
+        self._clocks.pop(worker, None)
+        self._joined_at.pop(worker, None)
         void = list(self._pending.pop(worker, ()))
         return void, self._complete_rounds()
 
-    def confirm(self, named: Iterable[str], version: int) -> list[str]:
+    def confirm(self, named: Iterable[WorkerProcess], version: int) -> list[WorkerProcess]:
         """Takes the master's list of members; returns those to `drop`: the list knows of their joining and omits them.
+
+        A worker that has left is among them, for pushes of it may still wait.
 
         Args:
             version: of the directive that brought the list; an older one than the last is ignored.
@@ -85,9 +91,9 @@ class Consistency:
             return []
         names = frozenset(named)
         self._named, self._named_at = names, version
-        return [w for w in self.members if w not in names and self._joined_at[w] <= version]
+        return [w for w, joined_at in sorted(self._joined_at.items()) if w not in names and joined_at <= version]
 
-    def may_pull(self, worker: str) -> bool:
+    def may_pull(self, worker: WorkerProcess) -> bool:
         """Whether a member's pull may be answered now."""
         if self.mode == "bsp":
             return not self._pending.get(worker)
@@ -95,17 +101,13 @@ class Consistency:
             return self._clocks[worker] - min(self._clocks.values()) <= self.staleness
         return True
 
-    def push(self, worker: str, token: int) -> list[Round]:
-        """A member's push arrived; returns the rounds to apply now, in order."""
+    def push(self, worker: WorkerProcess, token: int) -> list[Round]:
+        """A member's push arrived; returns the rounds that are complete now, in order."""
         if self.mode != "bsp":
             self._clocks[worker] += 1
             return [[(worker, token)]]
         self._pending.setdefault(worker, deque()).append(token)
         return self._complete_rounds()
-
-    def _forget(self, worker: str) -> None:
-        self._clocks.pop(worker, None)
-        self._joined_at.pop(worker, None)
 
     def _complete_rounds(self) -> list[Round]:
         rounds: list[Round] = []

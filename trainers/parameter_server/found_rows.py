@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from elastrec.platform.transport.job_messages import WorkerProcess
 from elastrec.trainers.parameter_server.gradients import Gradient
 from elastrec.trainers.parameter_server.row_store import RowStore
 
@@ -32,17 +33,19 @@ class FoundRows:
     """The last pulls of each worker."""
 
     def __init__(self) -> None:
-        self._pulls: dict[str, deque[_Pull]] = {}
+        self._pulls: dict[WorkerProcess, deque[_Pull]] = {}
 
-    def remember(self, worker: str, counts: Array, ids: Array, rows: Array, stores: Sequence[RowStore]) -> None:
+    def remember(
+        self, worker: WorkerProcess, counts: Array, ids: Array, rows: Array, stores: Sequence[RowStore]
+    ) -> None:
         """A pull of ids [U] int64, counts [T] of them per table, found them in these rows [U] of their stores."""
         pull = _Pull(counts, ids, rows, [store.evictions for store in stores])
         self._pulls.setdefault(worker, deque(maxlen=_PULLS_AHEAD)).append(pull)
 
-    def forget(self, worker: str) -> None:
+    def forget(self, worker: WorkerProcess) -> None:
         self._pulls.pop(worker, None)
 
-    def of(self, worker: str, gradient: Gradient, stores: Sequence[RowStore]) -> list[Array] | None:
+    def of(self, worker: WorkerProcess, gradient: Gradient, stores: Sequence[RowStore]) -> list[Array] | None:
         """Per table group the rows that a pull of the worker found for the same ids, while they are still there."""
         for pull in self._pulls.get(worker, ()):
             known, at, table = [], 0, 0

@@ -8,12 +8,23 @@ batch has to stay fixed (AntDT §III-A). No lock, no clock and no parameters in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from elastrec.trainers.parameter_server.gradients import Gradient, average
+from elastrec.platform.transport.job_messages import WorkerProcess
+from elastrec.trainers.parameter_server.gradients import Gradient
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """One push of one worker."""
+
+    worker: WorkerProcess
+    sequence: int
+    gradient: Gradient
 
 
 class GlobalBatch:
-    """Gradients on their way to a step.
+    """Pushes whose rounds are complete and that wait for a step.
 
     Args:
         samples: of a whole step; a round of so many, or more, is a step of its own.
@@ -21,21 +32,25 @@ class GlobalBatch:
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
-        self._waiting: list[Gradient] = []
+        self._waiting: list[Pushed] = []
 
-    def add(self, pushes: Sequence[Gradient]) -> Gradient | None:
-        """Takes a round's gradients; returns their mean with those that waited, once they come nearest to a step.
+    def add(self, pushes: Sequence[Pushed]) -> list[Pushed]:
+        """Takes a round; returns all pushes that take a step together, once they come nearest to a whole one.
 
-        A push that makes a step alone is returned as it is.
+        Empty while they wait for more.
         """
         self._waiting.extend(pushes)
-        together = sum(gradient.samples for gradient in self._waiting)
-        next_round = sum(gradient.samples for gradient in pushes)
+        together = sum(push.gradient.samples for push in self._waiting)
+        next_round = sum(push.gradient.samples for push in pushes)
         if 2 * together + next_round < 2 * self._samples:
-            return None
+            return []
         return self.take()
 
-    def take(self) -> Gradient | None:
-        """The mean of what waits, however little that is; None when nothing does."""
+    def take(self) -> list[Pushed]:
+        """What waits, however little that is."""
         waiting, self._waiting = self._waiting, []
-        return average(waiting) if waiting else None
+        return waiting
+
+    def drop(self, worker: WorkerProcess) -> None:
+        """The worker's waiting pushes are void."""
+        self._waiting = [push for push in self._waiting if push.worker != worker]

@@ -6,7 +6,7 @@ Every request with arrays carries a `Stamp`. Rows of all tables travel in one fr
     Rows     ← rows [sum of U_g * D_g] float32 (group after group), dense [S] float32 or empty
     Push     → counts [T], ids [U], gradients [sum of U_g * D_g] float32, sightings [U] int32 or empty,
                dense gradient [S] float32 or empty
-    PushPull → the five arrays of a Push and the two of a Pull; answered as the Pull once the Push is applied
+    PushPull → the five arrays of a Push and the two of a Pull; the Pull is answered after the Push
     InitDense→ this server's slice [S] float32 of the initial dense vector
 
 A training pull changes nothing: a row that does not exist yet is answered with its first value (zero while its id is
@@ -40,11 +40,19 @@ class Pull(Message, frozen=True):
 
 
 class Rows(Message, frozen=True):
-    """Answer to Pull."""
+    """Answer to Pull, and to PushPull.
+
+    Attributes:
+        applied: as `Applied.sequence`, for a PushPull.
+    """
+
+    applied: int = -1
 
 
 class Push(Message, frozen=True):
-    """Gradients of one step. A repeated `sequence` of the same incarnation is applied once.
+    """Gradients of one step. A repeated `sequence` of the same incarnation counts once, applied or waiting.
+
+    Answered once the worker may go on: at once, or with bsp when the push's round is complete.
 
     Attributes:
         sequence: rises with every push of an incarnation.
@@ -57,7 +65,14 @@ class Push(Message, frozen=True):
 
 
 class Applied(Message, frozen=True):
-    """The push is in the parameters (with bsp: its whole round)."""
+    """Answer to Push and Leave: how many of the worker's pushes are in the parameters.
+
+    With bsp a round may be smaller than the job's global batch; its pushes wait for the rounds that complete the step.
+    So this may name an older push than the one that is answered.
+
+    Attributes:
+        sequence: the highest that is applied; -1: none yet.
+    """
 
     sequence: int
 
@@ -102,20 +117,28 @@ class Join(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The worker will neither pull nor push for a while: nobody waits for it. Its pending pushes stay valid."""
+    """The worker will neither pull nor push for a while: nobody waits for it. Its pushes that wait stay valid.
+
+    When the last member leaves, the server takes a step with what waits. Sent again, it asks for what is applied.
+
+    Attributes:
+        sequence: the last push that the worker wants applied, -1 for none; `Stale` when the server has dropped it.
+    """
 
     stamp: Stamp
+    sequence: int = -1
 
 
 class Accepted(Message, frozen=True):
-    """Answer to Join and Leave."""
+    """Answer to Join."""
 
 
 class Stale(Message, frozen=True):
     """The request cannot be taken under this stamp.
 
     It names another routing epoch or generation than the server's, or the server has not restored yet, or (`named` is
-    false) the master does not count the worker among those that take part in bsp and ssp.
+    false) the master's list of members omits the worker's process: it gave the process up, or has nothing for it to
+    train in bsp and ssp.
     """
 
     epoch: int

@@ -34,7 +34,6 @@ def save_part(server: ParameterServer, uri: str) -> PartManifest:
     with server.changed:
         if not server.ready or server.place is None:
             raise CheckpointError(f"server {server.name} has nothing to save: it has not restored yet")
-        server.settle()
         buckets = np.flatnonzero(server.place.owned).tolist()
         dense = server.dense
         dense_range = None if dense is None else (dense.start, dense.start + len(dense.values))

@@ -19,12 +19,12 @@ import structlog
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.specs.job import JobSpec
-from elastrec.platform.transport.job_messages import Message, RoutingTable, TableUsage
+from elastrec.platform.transport.job_messages import Message, RoutingTable, TableUsage, WorkerProcess
 from elastrec.trainers.parameter_server.consistency import Consistency, Round
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
 from elastrec.trainers.parameter_server.found_rows import FoundRows
-from elastrec.trainers.parameter_server.global_batch import GlobalBatch
-from elastrec.trainers.parameter_server.gradients import Gradient
+from elastrec.trainers.parameter_server.global_batch import GlobalBatch, Pushed
+from elastrec.trainers.parameter_server.gradients import Gradient, average
 from elastrec.trainers.parameter_server.messages import (
     Accepted,
     Applied,
@@ -57,11 +57,20 @@ _PATIENCE_SECONDS = 5.0
 
 @dataclass
 class _Sender:
-    """One worker process: which of its pushes are in the parameters, and which wait for their round."""
+    """The pushes of one worker process.
 
-    incarnation: str
+    Attributes:
+        taken: the highest sequence whose round is complete; `applied`: the highest that is in the parameters.
+        waiting: sequences that are not applied yet.
+    """
+
+    taken: int = -1
     applied: int = -1
-    waiting: dict[int, int] = field(default_factory=dict)  # sequence → token
+    waiting: set[int] = field(default_factory=set)
+
+
+def _process(stamp: Stamp) -> WorkerProcess:
+    return WorkerProcess(stamp.worker, stamp.incarnation)
 
 
 @dataclass(frozen=True)
@@ -120,8 +129,8 @@ class ParameterServer:
 
     def _forget_workers(self) -> None:
         self._consistency = Consistency(self.spec.training.consistency.mode, self.spec.training.consistency.staleness)
-        self._senders: dict[str, _Sender] = {}
-        self._held: dict[int, tuple[str, int, Gradient]] = {}
+        self._senders: dict[WorkerProcess, _Sender] = {}
+        self._held: dict[int, Pushed] = {}
         self._found = FoundRows()
         self._next_token = 0
         training = self.spec.training
@@ -177,7 +186,7 @@ class ParameterServer:
             self._forget_workers()
             self.changed.notify_all()
 
-    def adopt(self, routing: RoutingTable, generation: int, members: Sequence[str], version: int) -> None:
+    def adopt(self, routing: RoutingTable, generation: int, members: Sequence[WorkerProcess], version: int) -> None:
         """Takes a directive that orders no restore; another share of the rows suspends the server until one does.
 
         Args:
@@ -193,13 +202,19 @@ class ParameterServer:
             self.epoch, self.generation = routing.epoch, generation
             for worker in self._consistency.confirm(members, version):
                 void, rounds = self._consistency.drop(worker)
-                for token in void:
-                    name, sequence, _ = self._held.pop(token)
-                    self._senders[name].waiting.pop(sequence, None)
-                self._found.forget(worker)
-                log.info("member_dropped", worker=worker, pushes_void=len(void), members=self._consistency.members)
+                self._drop(worker, void)
                 self._apply(rounds)
             self.changed.notify_all()
+
+    def _drop(self, worker: WorkerProcess, void: list[int]) -> None:
+        """Voids what a worker has pushed and is not applied: the master has given its shards to others."""
+        for token in void:
+            del self._held[token]
+        self._batch.drop(worker)
+        self._found.forget(worker)
+        sender = self._senders.get(worker, _Sender())
+        log.info("member_dropped", worker=worker.pod, incarnation=worker.incarnation, pushes_void=len(sender.waiting))
+        sender.waiting.clear()
 
     def evict(self) -> None:
         """Drops what was not seen for long; cheap when no table evicts."""
@@ -245,20 +260,22 @@ class ParameterServer:
         answer, nothing = self._push(request.push, arrays[:PUSH_ARRAYS], deadline)
         if not isinstance(answer, Applied):
             return answer, nothing
-        return self._pull(request.pull, arrays[PUSH_ARRAYS:], deadline)
+        return self._pull(request.pull, arrays[PUSH_ARRAYS:], deadline, applied=answer.sequence)
 
-    def _pull(self, request: Pull, arrays: list[Array], deadline: float) -> tuple[Message, list[Array]]:
+    def _pull(
+        self, request: Pull, arrays: list[Array], deadline: float, applied: int = -1
+    ) -> tuple[Message, list[Array]]:
         counts, ids = check_ids(self.plan, arrays)
-        stamp = request.stamp
+        stamp, worker = request.stamp, _process(request.stamp)
         with self.changed:
             while True:
                 if stale := self._stale(stamp):
                     return stale, []
                 if request.read_only:
                     break
-                if not self._consistency.join(stamp.worker, stamp.version):
+                if not self._consistency.join(worker, stamp.version):
                     return self._not_named(), []
-                if self._consistency.may_pull(stamp.worker):
+                if self._consistency.may_pull(worker):
                     break
                 if not self.changed.wait(deadline - time.monotonic()):
                     return Blocked(), []
@@ -271,14 +288,14 @@ class ParameterServer:
                 parts.append(values.reshape(-1))
                 at = end
             if not request.read_only:
-                self._found.remember(stamp.worker, counts, ids, rows, self.stores)
+                self._found.remember(worker, counts, ids, rows, self.stores)
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
             if not request.dense:
-                return Rows(), [flat, np.empty(0, np.float32)]
+                return Rows(applied=applied), [flat, np.empty(0, np.float32)]
             if self.dense is None:
                 raise TransportError("the dense parameters were asked for before any worker sent them (InitDense)")
             # Sent after the lock is released, while others push: a step leaves this array alone (see DenseSlice).
-            return Rows(), [flat, self.dense.values]
+            return Rows(applied=applied), [flat, self.dense.values]
 
     def _push(self, request: Push, arrays: list[Array], deadline: float) -> tuple[Message, list[Array]]:
         gradient = check_push(self.plan, arrays, request.samples)
@@ -286,27 +303,28 @@ class ParameterServer:
         with self.changed:
             if stale := self._stale(stamp):
                 return stale, []
-            sender = self._senders.get(stamp.worker)
-            if sender is None or sender.incarnation != stamp.incarnation:
-                sender = self._senders[stamp.worker] = _Sender(stamp.incarnation)
+            worker = _process(stamp)
+            sender = self._senders.get(worker)
+            if sender is None:
+                sender = self._senders[worker] = _Sender()
             if sequence > sender.applied and sequence not in sender.waiting:
                 self._check_dense(gradient)
-                if not self._consistency.join(stamp.worker, stamp.version):
+                if not self._consistency.join(worker, stamp.version):
                     return self._not_named(), []
                 token = self._next_token
                 self._next_token += 1
-                self._held[token] = (stamp.worker, sequence, gradient)
-                sender.waiting[sequence] = token
+                self._held[token] = Pushed(worker, sequence, gradient)
+                sender.waiting.add(sequence)
                 self._pushes += 1
-                self._apply(self._consistency.push(stamp.worker, token))
-            while sequence > sender.applied:
+                self._apply(self._consistency.push(worker, token))
+            while sequence > sender.taken:
                 if not self.changed.wait(deadline - time.monotonic()):
                     return Blocked(), []
                 if stale := self._stale(stamp):
                     return stale, []
-                if sequence > sender.applied and sequence not in sender.waiting:
-                    return Blocked(), []  # dropped as a dead worker's: alive after all, it joins again
-            return Applied(sequence=sequence), []
+                if sequence > sender.taken and sequence not in sender.waiting:
+                    return Blocked(), []  # dropped: sent again, it is refused unless a newer list names the worker
+            return Applied(sequence=sender.applied), []
 
     def _check_dense(self, gradient: Gradient) -> None:
         expected = 0 if self.dense is None else len(self.dense.values)
@@ -316,29 +334,23 @@ class ParameterServer:
     def _apply(self, rounds: list[Round]) -> None:
         for pushes in rounds:
             held = [self._held.pop(token) for _, token in pushes]
-            gradient = self._batch.add([each for _, _, each in held])
-            if gradient is not None:
-                known = self._found.of(held[0][0], gradient, self.stores) if gradient is held[0][2] else None
-                self._step(gradient, known)
-            for worker, sequence, _ in held:
-                sender = self._senders[worker]
-                if sender.waiting.pop(sequence, None) is not None:
-                    sender.applied = max(sender.applied, sequence)
+            for push in held:
+                sender = self._senders[push.worker]
+                sender.taken = max(sender.taken, push.sequence)
+            self._step(self._batch.add(held))
             self._rounds += 1
         if self._consistency.mode == "bsp" and not self._consistency.members:
-            self.settle()  # nobody is left who could fill the step
+            self._step(self._batch.take())  # nobody is left who could fill the step
         # Async never waits, so nobody has to be woken.
         if rounds and self._consistency.mode != "async":
             self.changed.notify_all()
 
-    def settle(self) -> None:
-        """Takes a step with the gradients that wait for others to make a whole one, if there are any."""
-        with self.changed:
-            gradient = self._batch.take()
-            if gradient is not None:
-                self._step(gradient, None)
-
-    def _step(self, gradient: Gradient, known: list[Array] | None) -> None:
+    def _step(self, pushes: Sequence[Pushed]) -> None:
+        """One step of the optimisers with the mean of these pushes; without any, none."""
+        if not pushes:
+            return
+        gradient = average([push.gradient for push in pushes])
+        known = self._found.of(pushes[0].worker, gradient, self.stores) if len(pushes) == 1 else None
         now = self.now_seconds()
         for index, (store, group) in enumerate(zip(self.stores, gradient.groups, strict=True)):
             if len(group.ids):
@@ -347,6 +359,10 @@ class ParameterServer:
         if len(gradient.dense) and self.dense is not None:
             self.dense.apply(gradient.dense)
             self._dense_trained = True
+        for push in pushes:
+            sender = self._senders[push.worker]
+            sender.waiting.discard(push.sequence)
+            sender.applied = max(sender.applied, push.sequence)
 
     def init_dense(self, request: InitDense, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
@@ -375,7 +391,7 @@ class ParameterServer:
         with self.changed:
             if stale := self._stale(request.stamp):
                 return stale, []
-            if not self._consistency.join(request.stamp.worker, request.stamp.version):
+            if not self._consistency.join(_process(request.stamp), request.stamp.version):
                 return self._not_named(), []
             return Accepted(), []
 
@@ -383,9 +399,13 @@ class ParameterServer:
         with self.changed:
             if stale := self._stale(request.stamp):
                 return stale, []
-            self._apply(self._consistency.leave(request.stamp.worker))
+            worker = _process(request.stamp)
+            sender = self._senders.get(worker, _Sender())
+            if request.sequence > sender.applied and request.sequence not in sender.waiting:
+                return self._not_named(), []  # dropped with the worker
+            self._apply(self._consistency.leave(worker))
             self.changed.notify_all()
-            return Accepted(), []
+            return Applied(sequence=sender.applied), []
 
     # Accounting
 
@@ -403,5 +423,5 @@ class ParameterServer:
                 pulls=self._pulls,
                 pushes=self._pushes,
                 rounds=self._rounds,
-                members=self._consistency.members,
+                members=[worker.pod for worker in self._consistency.members],
             )

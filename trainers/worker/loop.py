@@ -27,6 +27,7 @@ from elastrec.trainers.worker.work import Worker
 log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS = 0.25
+_SETTLE_PAUSE_SECONDS, _LAST_SETTLE_SECONDS = 0.02, 2.0
 _REFUSALS, _APART_SECONDS = 100, 10.0
 """So many refusals of a server, none of them longer after the one before, are no passing fault."""
 
@@ -48,9 +49,11 @@ def run(worker: Worker) -> None:
             if directive.mode in (Mode.TRAIN, Mode.EVALUATE):
                 _work(worker, directive)
             else:
-                _settle(worker, directive)
-                session.reached(directive.version)
-                session.wait_for_change(directive, 1.0)
+                if _settle(worker, directive):
+                    session.reached(directive.version)
+                    session.wait_for_change(directive, 1.0)
+                else:
+                    session.wait_for_change(directive, _SETTLE_PAUSE_SECONDS)
         except (AuthenticationError, IncompatibleError):
             raise
         except TransportError as error:
@@ -93,7 +96,7 @@ def _work(worker: Worker, directive: Directive) -> None:
             ahead = None
         if isinstance(entry, Waiting | Finished):
             # Others must not wait for a worker that has nothing to do.
-            worker.rest()
+            worker.rest(directive)
         if isinstance(entry, Finished):
             session.wait_for_change(directive, float("inf"))
     if session.directive.generation == directive.generation:
@@ -102,17 +105,20 @@ def _work(worker: Worker, directive: Directive) -> None:
             worker.finish(ahead)
 
 
-def _settle(worker: Worker, directive: Directive) -> None:
-    """Nothing in flight any more: what this generation pushed is applied and told, what is older is dropped."""
+def _settle(worker: Worker, directive: Directive) -> bool:
+    """What this generation pushed is acknowledged if it is applied, what is older is dropped; true: nothing is left."""
     if worker.generation == directive.generation:
-        worker.rest()
-    else:
-        worker.abandon()
+        return worker.rest(directive)
+    worker.abandon()
+    return True
 
 
 def _leave(worker: Worker, directive: Directive) -> None:
+    deadline = time.monotonic() + _LAST_SETTLE_SECONDS
     try:
-        _settle(worker, directive)
+        # Others fill the step that pushes of this worker wait for; once it is gone, servers drop what still waits.
+        while not _settle(worker, directive) and time.monotonic() < deadline:
+            time.sleep(_SETTLE_PAUSE_SECONDS)
     except TransportError as error:
         log.warning("left_without_flush", reason=str(error))
         worker.drop()

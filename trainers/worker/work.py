@@ -88,14 +88,17 @@ class Worker:
             self._forget_feed()
         if directive.generation != self.generation or directive.routing != self._routing:
             self.drop()
-            self.step.client.connect(directive.routing, directive.generation)
-            self._steps_before = self.step.client.init_dense(self.step.initial_dense) - self._pushes
-            self._routing = directive.routing
+            self._connect(directive)
         self.generation, self._kind = directive.generation, kind
         self.step.mode(training=kind == "train")
         if self._feed is None:
             self._feed = self._new_feed(kind, directive.generation)
         return self._feed
+
+    def _connect(self, directive: Directive) -> None:
+        self.step.client.connect(directive.routing, directive.generation)
+        self._steps_before = self.step.client.init_dense(self.step.initial_dense) - self._pushes
+        self._routing = directive.routing
 
     def overlaps(self, directive: Directive) -> bool:
         """Whether the pull of the next minibatch goes out before this one's push.
@@ -115,7 +118,7 @@ class Worker:
 
     def pull(self, item: Item) -> InFlight:
         """Starts a minibatch."""
-        self._takes_part = self._kind == "train"
+        self._takes_part |= self._kind == "train"
         return self.step.pull(item)
 
     def finish(self, started: InFlight, *, hold: bool = False) -> None:
@@ -150,18 +153,24 @@ class Worker:
 
     # Settling
 
-    def rest(self) -> None:
-        """Waits until all pushes are applied, acknowledges them, and lets nobody wait for this worker.
+    def rest(self, directive: Directive) -> bool:
+        """Lets nobody wait for this worker, and acknowledges what is applied.
+
+        Returns:
+            Whether everything is. In bsp pushes may wait for others to fill the global batch, or to rest as well, which
+            makes the servers step with what there is: call it again.
 
         Raises:
             TransportError: a push was lost.
         """
-        self.step.client.flush()
-        self._acknowledge(self._pushes)
         if self._takes_part:
+            if self._routing is None:
+                self._connect(directive)  # servers count it in until it has left
             self.step.client.leave()
-            self._takes_part = False
+            self._acknowledge(self._applied())
+            self._takes_part = bool(self._unacknowledged)
         self.session.report_now()
+        return not self._takes_part
 
     def drop(self) -> None:
         """Forgets everything in flight; the feed begins again at the last acknowledged rows."""
@@ -169,14 +178,14 @@ class Worker:
         self._unacknowledged.clear()
         self._evaluation = None
         self._routing = None
-        self._takes_part = False
         if self._feed is not None:
             self._feed.rewind()
 
     def abandon(self) -> None:
-        """`drop`, and lets go of the shards: another generation gives new ones."""
+        """`drop`, and lets go of the shards: another generation gives new ones, and its servers know no workers yet."""
         self._forget_feed()
         self.drop()
+        self._takes_part = False
 
     def close(self) -> None:
         """Ends threads and connections."""

@@ -224,12 +224,12 @@ def test_a_server_process_that_kept_its_rows_costs_no_rollback():
 
 def test_in_bsp_a_worker_without_shards_is_not_waited_for():
     world = running(plan(is_synchronous=True, training_rows=20, save_interval_seconds=0.0), rounds=2)
-    members = world.state.synchronous_members()
+    members = [worker.pod for worker in world.state.training_members()]
     busy = [name for name in world.up if world.up[name]["role"] is Role.WORKER and world.up[name]["shards"]]
     idle = [name for name in members if name not in busy]
     for name in idle:
         world.act(name)
-    assert world.state.synchronous_members() == busy
+    assert [worker.pod for worker in world.state.training_members()] == busy
 
 
 def test_a_server_lost_while_evaluating_returns_to_the_final_record():

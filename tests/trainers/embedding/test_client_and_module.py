@@ -108,6 +108,33 @@ def test_a_pull_after_a_push_sees_it_and_evaluation_answers_zero_for_unknown_row
         client.close()
 
 
+def push_once(client: ParameterClient) -> None:
+    collection = RemoteEmbeddingBagCollection(configs(), client)
+    collection(features([1, 2], [3])).values().sum().backward()
+    left = collection.take_row_gradients()
+    client.push(left.pulled, left.gradients, [np.ones(3, np.float32), np.ones(4, np.float32)], 2)
+    client.flush()
+
+
+def test_a_push_counts_as_applied_once_it_is_in_the_parameters_of_every_server() -> None:
+    training = {"batch_size": 2, "consistency": {"mode": "bsp"}}
+    spec = job_spec(tables={"item": {"hash_size": 10}}, training=training, resources={"worker": {"count": 2}})
+    with running_servers(spec, 2) as (routing, servers):
+        client = client_of()
+        client.connect(routing, 1)
+        client.init_dense(np.zeros(7, np.float32))
+        push_once(client)
+        assert client.pushes_applied == 0 and not servers[0].dense.values.any()
+        servers[0]._step(servers[0]._batch.take())
+        push_once(client)
+        # The second push makes a whole step of one server, and waits at the other.
+        assert [server._senders["w", "i"].applied for server in servers] == [0, 1]
+        assert client.pushes_applied == 1
+        client.leave()
+        assert client.pushes_applied == 2
+        client.close()
+
+
 def test_a_held_push_travels_with_the_next_pull_to_every_server() -> None:
     with running_servers(SPEC, 2) as (routing, servers):
         client = client_of()

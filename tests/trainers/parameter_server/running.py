@@ -22,11 +22,14 @@ from elastrec.platform.transport.job_messages import (
     RestoreOrder,
     RoutingTable,
     SaveOrder,
+    WorkerProcess,
 )
 from elastrec.trainers.parameter_server.messages import GetStats
 from elastrec.trainers.parameter_server.server import ParameterServer
 
 TOKEN = "token-of-the-tests"
+WORKER = WorkerProcess("w-0", "a")
+"""The only one that the scripted master names unless a test says otherwise."""
 DIMENSION = 4
 
 
@@ -99,6 +102,7 @@ class ScriptedMaster:
             mode=Mode.IDLE,
             generation=0,
             routing=routing_of([""] * servers, buckets=job.spec.resources.virtual_buckets),
+            members=[WORKER],
         )
         handlers = {Register: self._register, Heartbeat: self._heartbeat, Failed: self._failed}
         self._rpc = RpcServer(handlers, often=OFTEN, token=TOKEN)
@@ -135,7 +139,7 @@ class ScriptedMaster:
             self.changed.notify_all()
         return Done()
 
-    def wait(self, fact: Any, what: str, seconds: float = 30.0) -> None:
+    def wait(self, fact: Any, what: str, seconds: float = 120.0) -> None:
         with self.changed:
             assert self.changed.wait_for(fact, seconds), f"not within {seconds} s: {what}"
 
@@ -151,7 +155,7 @@ class ScriptedMaster:
         addresses: list[str] | None = None,
         save: SaveOrder | None = None,
         restore: RestoreOrder | None = None,
-        members: list[str] | None = None,
+        members: list[WorkerProcess] | None = None,
     ) -> Directive:
         """The next directive; what is not named stays, save for a save order."""
         with self.changed:

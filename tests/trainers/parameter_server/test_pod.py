@@ -20,7 +20,7 @@ from elastrec.platform.transport.job_messages import Mode, RestoreOrder, Restore
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
 from elastrec.trainers.parameter_server.plan import plan_of_job
-from tests.trainers.parameter_server.running import DIMENSION, TOKEN, ScriptedMaster, training_job
+from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, training_job
 
 LAYOUT = [Parameter("over.weight", (3, 5)), Parameter("over.bias", (3,))]
 
@@ -51,7 +51,7 @@ def server_process(master: ScriptedMaster, index: int, folder: Path) -> Iterator
 
 def connected_client(master: ScriptedMaster) -> ParameterClient:
     client = ParameterClient(
-        plan_of_job(training_job().spec), worker="w-0", incarnation="a", token=TOKEN, layout=LAYOUT
+        plan_of_job(training_job().spec), worker=WORKER.pod, incarnation=WORKER.incarnation, token=TOKEN, layout=LAYOUT
     )
     client.connect(master.directive.routing, master.directive.generation)
     return client

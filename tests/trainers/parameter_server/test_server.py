@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.transport.job_messages import WorkerProcess
 from elastrec.trainers.parameter_server import server as server_module
 from elastrec.trainers.parameter_server.messages import (
     REQUESTS,
@@ -21,66 +22,12 @@ from elastrec.trainers.parameter_server.messages import (
     Parameter,
     Pull,
     Push,
-    PushPull,
     Rows,
     Stale,
-    Stamp,
 )
 from elastrec.trainers.parameter_server.server import ParameterServer
+from tests.trainers.parameter_server.calls import BATCH, LAYOUT, SGD, pull, push, push_pull, server_of, stamp
 from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
-
-SGD = {"rows": {"kind": "sgd", "learning_rate": 1.0}, "dense": {"kind": "sgd", "learning_rate": 1.0}}
-BATCH = 20
-LAYOUT = [Parameter("w", (2,))]
-
-
-def server_of(mode: str = "async", staleness: int = 0, workers: int = 1) -> ParameterServer:
-    training = {"batch_size": BATCH, "consistency": {"mode": mode, "staleness": staleness}}
-    spec = job_spec(optimizers=SGD, training=training, resources={"worker": {"count": workers}})
-    server = ParameterServer("ps-0", spec, capacity_rows=1000)
-    server.start_empty(routing_of(["here:1"]), 1)
-    server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
-    return server
-
-
-def stamp(worker: str, *, epoch: int = 1, generation: int = 1, incarnation: str = "i") -> Stamp:
-    return Stamp(worker, incarnation, epoch, generation)
-
-
-def pull(server: ParameterServer, worker: str, ids: list[int]) -> Any:
-    message = Pull(stamp=stamp(worker), dense=True)
-    return server.pull(message, [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)])
-
-
-def gradient(ids: list[int], value: float) -> list[np.ndarray]:
-    return [
-        np.array([len(ids), 0], np.int32),
-        np.array(ids, np.int64),
-        np.full(len(ids) * DIMENSION, value, np.float32),
-        np.empty(0, np.int32),
-        np.full(2, value, np.float32),
-    ]
-
-
-def push(
-    server: ParameterServer,
-    worker: str,
-    sequence: int,
-    ids: list[int],
-    value: float,
-    samples: int = BATCH,
-    **names: Any,
-) -> Any:
-    message = Push(stamp=stamp(worker, **names), sequence=sequence, samples=samples)
-    return server.push(message, gradient(ids, value))
-
-
-def push_pull(server: ParameterServer, worker: str, sequence: int, ids: list[int], value: float, **names: Any) -> Any:
-    """Pushes gradients of the ids and pulls the same rows."""
-    mine = stamp(worker, **names)
-    message = PushPull(push=Push(stamp=mine, sequence=sequence, samples=BATCH), pull=Pull(stamp=mine, dense=True))
-    asked = [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)]
-    return server.push_pull(message, gradient(ids, value) + asked)
 
 
 def test_every_request_has_a_handler() -> None:
@@ -102,7 +49,7 @@ def test_a_pull_that_travels_with_a_push_sees_it_and_repeating_both_applies_the_
     start = pull(server, "a", [5])[1][0]
     for _ in range(3):
         answer, (rows, dense) = push_pull(server, "a", 0, [5], 0.25)
-        assert answer == Rows()
+        assert answer == Rows(applied=0)
         np.testing.assert_allclose(rows, start - 0.25, atol=1e-6)
         np.testing.assert_allclose(dense, [-0.25, -0.25])
     assert server.stats(GetStats()).pushes == 1
@@ -181,21 +128,12 @@ def test_a_bsp_worker_alone_goes_on_at_once_but_its_steps_keep_the_size_of_the_j
     server = server_of("bsp", workers=3)
     start, dense = (part.copy() for part in pull(server, "a", [1])[1])
     for sequence, value in enumerate((1.0, 2.0)):
-        assert push(server, "a", sequence, [1], value, samples=BATCH) == (Applied(sequence=sequence), [])
+        assert push(server, "a", sequence, [1], value, samples=BATCH) == (Applied(sequence=-1), [])
         np.testing.assert_array_equal(pull(server, "a", [1])[1][1], dense)
-    push(server, "a", 2, [1], 6.0, samples=BATCH)
+    assert push(server, "a", 2, [1], 6.0, samples=BATCH) == (Applied(sequence=2), [])
     rows, dense = pull(server, "a", [1])[1]
     np.testing.assert_allclose(rows, start - 3.0, atol=1e-6)
     np.testing.assert_allclose(dense, [-3.0, -3.0])
-
-
-def test_gradients_that_wait_for_a_whole_step_are_applied_when_the_last_worker_leaves_or_the_server_saves() -> None:
-    for settle in (lambda server: server.leave(Leave(stamp=stamp("a")), []), lambda server: server.settle()):
-        server = server_of("bsp", workers=3)
-        pull(server, "a", [1])
-        push(server, "a", 0, [1], 1.0, samples=BATCH)
-        settle(server)
-        np.testing.assert_allclose(pull(server, "b", [1])[1][1], [-1.0, -1.0])
 
 
 def test_a_worker_that_leaves_or_dies_holds_nobody_up() -> None:
@@ -205,7 +143,7 @@ def test_a_worker_that_leaves_or_dies_holds_nobody_up() -> None:
     server.leave(Leave(stamp=stamp("c")), [])
     waiting = threading.Thread(target=push, args=(server, "a", 0, [1], 1.0))
     waiting.start()
-    server.adopt(routing_of(["here:1"]), 1, ["a"], version=2)
+    server.adopt(routing_of(["here:1"]), 1, [WorkerProcess("a", "i")], version=2)
     waiting.join(10)
     assert not waiting.is_alive()
     assert server.stats(GetStats()).members == ["a"]

@@ -52,6 +52,7 @@ from elastrec.platform.transport.job_messages import (
     SaveOrder,
     Shard,
     ShardProgress,
+    WorkerProcess,
 )
 
 # What the stand-in leaves out: journal, timeouts, replacements. It keeps the protocol's promises and no more.
@@ -186,7 +187,7 @@ class ScriptedMaster:
             mode=mode,
             generation=self.generation,
             routing=self.routing(),
-            members=sorted(self.workers),
+            members=[WorkerProcess(pod, self.incarnations[pod]) for pod in sorted(self.workers)],
             save=self.save if role is not Role.WORKER else None,
             restore=self.restore if role is not Role.WORKER else None,
         )

@@ -21,7 +21,7 @@ from elastrec.platform.specs.job import (
     TrainingJob,
 )
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import Mode
+from elastrec.platform.transport.job_messages import Mode, ShardProgress, WorkerProcess
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.messages import GetStats
@@ -219,11 +219,11 @@ def test_four_bsp_workers_take_the_steps_of_a_single_process_with_four_times_the
     here = setting(servers=servers, architecture="deepfm", batch=batch, workers=workers)
     here.master.finished = False
     names = [f"worker-{index}" for index in range(workers)]
-    for server in here.servers:
-        for name in names:
-            server._consistency.join(name, 0)  # else the first to come would go on alone
     for name in names:
         here.start_worker(name)
+    for server in here.servers:
+        for session in here.sessions:  # else the first to get a shard would go on alone
+            server._consistency.join(WorkerProcess(session.identity.pod, session.identity.incarnation), 0)
     here.master.add_shards("train", ROWS, length, seed=5, shuffle=True)
     here.master.wait_for(lambda: len(here.master.done) == workers)
     here.finish()
@@ -331,8 +331,24 @@ def test_a_rollback_drops_what_is_in_flight_and_trains_the_shards_again(setting)
     assert sum(server.stats(GetStats()).pushes for server in here.servers) - void == 2 * ROWS // BATCH
 
 
-def test_a_server_that_is_away_for_a_while_costs_a_step_and_no_sample(setting) -> None:
-    here = setting(mode="async")
+def acknowledged_and_applied(here: Setting) -> list[tuple[int, int]]:
+    """From now on, at each report of a worker: the rows acknowledged so far, and those in the parameters."""
+    taken: list[tuple[int, int]] = []
+    take = here.master._take
+
+    def recorded(progress: ShardProgress) -> None:
+        take(progress)
+        applied = sum(sum(sender.applied + 1 for sender in server._senders.values()) for server in here.servers)
+        taken.append((sum(here.master.offsets.values()), applied // len(here.servers) * BATCH))
+
+    here.master._take = recorded
+    return taken
+
+
+@pytest.mark.parametrize("mode", ["async", "bsp"])
+def test_a_server_that_is_away_for_a_while_costs_a_step_and_no_sample(setting, mode: str) -> None:
+    here = setting(mode=mode, workers=4)  # in bsp one worker alone waits for the pushes of four rounds
+    reports = acknowledged_and_applied(here)
     here.master.finished = False
     here.master.add_shards("train", ROWS, 100)
     here.start_worker()
@@ -344,6 +360,46 @@ def test_a_server_that_is_away_for_a_while_costs_a_step_and_no_sample(setting) -
     here.master.wait_for(lambda: len(here.master.done) == 9)
     here.finish()
     assert not here.errors
+    assert reports and all(acknowledged <= applied for acknowledged, applied in reports)
+    assert sum(here.master.offsets.values()) == ROWS <= here.servers[0].stats(GetStats()).pushes * BATCH
+
+
+def test_two_bsp_workers_pause_and_end_although_their_last_rounds_are_smaller_than_a_step(setting) -> None:
+    here = setting(servers=2, batch=25, workers=5)
+    here.master.finished = False
+    here.master.add_shards("train", ROWS, 150)
+    for name in ("worker-0", "worker-1"):
+        here.start_worker(name)
+    here.master.wait_for(lambda: sum(here.master.offsets.values()) > 0)
+    version = here.master.command(Mode.PAUSE)
+    here.master.wait_for(lambda: list(here.master.reached.values()) == [version, version])
+    for session in here.sessions:
+        session.flush(5)
+    pushes = [server.stats(GetStats()).pushes for server in here.servers]
+    assert pushes == [sum(here.master.offsets.values()) // 25] * 2
+    assert all(not sender.waiting for server in here.servers for sender in server._senders.values())
+    here.master.command(Mode.TRAIN)
+    here.master.wait_for(lambda: len(here.master.done) == 6)
+    here.finish()
+    assert not here.errors
+    assert [server.stats(GetStats()).pushes for server in here.servers] == [ROWS // 25] * 2
+
+
+def test_evaluation_takes_the_dense_parameters_that_the_servers_have_then(setting) -> None:
+    here = setting(mode="async")
+    here.master.add_shards("train", ROWS, SHARD)
+    worker = here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    # Others have trained on since this worker's last pull. With zeros everywhere a logit is 0.
+    here.servers[0].dense.values = np.zeros_like(here.servers[0].dense.values)
+    here.master.done.clear()
+    here.master.add_shards("evaluate", ROWS, SHARD)
+    here.master.command(Mode.EVALUATE)
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    here.finish()
+    assert not here.errors
+    predictions = np.concatenate([item.prediction for item in read_predictions(worker._predictions_uri)])
+    np.testing.assert_array_equal(predictions, np.full(ROWS, 0.5, np.float32))
 
 
 def test_bfloat16_trains_the_dense_layers_and_evaluates_in_float32(setting) -> None:

@@ -1,0 +1,68 @@
+"""A server of tests and its handlers, called as the transport calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from elastrec.trainers.parameter_server.messages import InitDense, Leave, Parameter, Pull, Push, PushPull, Stamp
+from elastrec.trainers.parameter_server.server import ParameterServer
+from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
+
+SGD = {"rows": {"kind": "sgd", "learning_rate": 1.0}, "dense": {"kind": "sgd", "learning_rate": 1.0}}
+BATCH = 20
+LAYOUT = [Parameter("w", (2,))]
+
+
+def server_of(mode: str = "async", staleness: int = 0, workers: int = 1) -> ParameterServer:
+    training = {"batch_size": BATCH, "consistency": {"mode": mode, "staleness": staleness}}
+    spec = job_spec(optimizers=SGD, training=training, resources={"worker": {"count": workers}})
+    server = ParameterServer("ps-0", spec, capacity_rows=1000)
+    server.start_empty(routing_of(["here:1"]), 1)
+    server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
+    return server
+
+
+def stamp(worker: str, *, epoch: int = 1, generation: int = 1, incarnation: str = "i", version: int = -1) -> Stamp:
+    return Stamp(worker, incarnation, epoch, generation, version)
+
+
+def pull(server: ParameterServer, worker: str, ids: list[int], **names: Any) -> Any:
+    message = Pull(stamp=stamp(worker, **names), dense=True)
+    return server.pull(message, [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)])
+
+
+def gradient(ids: list[int], value: float) -> list[np.ndarray]:
+    return [
+        np.array([len(ids), 0], np.int32),
+        np.array(ids, np.int64),
+        np.full(len(ids) * DIMENSION, value, np.float32),
+        np.empty(0, np.int32),
+        np.full(2, value, np.float32),
+    ]
+
+
+def push(
+    server: ParameterServer,
+    worker: str,
+    sequence: int,
+    ids: list[int],
+    value: float,
+    samples: int = BATCH,
+    **names: Any,
+) -> Any:
+    message = Push(stamp=stamp(worker, **names), sequence=sequence, samples=samples)
+    return server.push(message, gradient(ids, value))
+
+
+def push_pull(server: ParameterServer, worker: str, sequence: int, ids: list[int], value: float, **names: Any) -> Any:
+    """Pushes gradients of the ids and pulls the same rows."""
+    mine = stamp(worker, **names)
+    message = PushPull(push=Push(stamp=mine, sequence=sequence, samples=BATCH), pull=Pull(stamp=mine, dense=True))
+    asked = [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)]
+    return server.push_pull(message, gradient(ids, value) + asked)
+
+
+def leave(server: ParameterServer, worker: str, sequence: int = -1, **names: Any) -> Any:
+    return server.leave(Leave(stamp=stamp(worker, **names), sequence=sequence), [])[0]

@@ -1,0 +1,173 @@
+"""What a worker acknowledges, and when, with a parameter client that does what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.transport.job_messages import (
+    Directive,
+    Leased,
+    LeaseState,
+    Mode,
+    Registered,
+    RoutingTable,
+    Shard,
+    ShardProgress,
+)
+from elastrec.trainers.embedding.lane import RoutingChangedError
+from elastrec.trainers.worker.feed import Item
+from elastrec.trainers.worker.identity import Identity
+from elastrec.trainers.worker.step import InFlight
+from elastrec.trainers.worker.window import Window
+from elastrec.trainers.worker.work import Worker
+
+BATCH = 10
+SHARD = Shard(kind="train", epoch=0, index=0, start=0, length=100, offset=0, attempt=1, seed=0, shuffle=False)
+
+
+class ScriptedClient:
+    """A parameter client whose servers have applied what the test says."""
+
+    def __init__(self) -> None:
+        self.pushes_applied = 0
+        self.calls: list[str] = []
+        self.on_leave: Callable[[], None] = lambda: None
+
+    def follow(self, version: int) -> None:
+        pass
+
+    def connect(self, routing: RoutingTable, generation: int) -> None:
+        self.calls.append("connect")
+
+    def init_dense(self, values: Any) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+    def leave(self) -> None:
+        self.calls.append("leave")
+        self.on_leave()
+
+    def close(self) -> None:
+        pass
+
+
+class RecordingSession:
+    """A session that keeps what is reported, and leases nothing."""
+
+    def __init__(self) -> None:
+        self.identity = Identity("job-1", "worker-0", "", "nowhere:1", "token", None)
+        self.window = Window()
+        self.reported: list[int] = []
+
+    def report(self, generation: int, progress: ShardProgress) -> None:
+        self.reported.append(progress.offset)
+
+    def report_now(self) -> None:
+        pass
+
+    def lease(self, *_: Any) -> Leased:
+        return Leased(state=LeaseState.WAIT, wait_seconds=0.01)
+
+
+def directive(mode: Mode = Mode.TRAIN) -> Directive:
+    routing = RoutingTable(epoch=1, owners=[0], servers=["ps-0"], addresses=["nowhere:1"])
+    return Directive(version=1, mode=mode, generation=0, routing=routing)
+
+
+@pytest.fixture
+def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    session: Any = RecordingSession()
+    job = tiny_job(mode="async").model_dump_json(by_alias=True).encode()
+    registered = Registered(
+        job_json=job, rank=0, training_manifest="", evaluation_manifest="", directive=directive(Mode.IDLE)
+    )
+    made = Worker(session, registered)
+    made.step.client = ScriptedClient()  # type: ignore[assignment]
+    monkeypatch.setattr(made.step, "train", lambda started, *, hold: None)
+    pulled: Any = object()
+    monkeypatch.setattr(made.step, "pull", lambda item: InFlight(item, None, pulled))
+    made.follow(directive())
+    yield made
+    made.close()
+
+
+def step(worker: Worker, end_offset: int) -> None:
+    rows = pa.RecordBatch.from_pydict({"label": np.zeros(BATCH)})
+    worker.finish(worker.pull(Item(SHARD, rows, end_offset, 0)))
+
+
+def client_of(worker: Worker) -> Any:
+    return worker.step.client
+
+
+def reported(worker: Worker) -> list[int]:
+    return worker.session.reported  # type: ignore[attr-defined,no-any-return]
+
+
+def test_no_sample_is_acknowledged_before_its_push_is_applied(worker: Worker) -> None:
+    for number in (1, 2, 3):
+        step(worker, number * BATCH)
+    assert reported(worker) == []
+    client_of(worker).pushes_applied = 2
+    step(worker, 4 * BATCH)
+    assert reported(worker) == [10, 20]
+    client_of(worker).pushes_applied = 4
+    assert worker.rest(directive(Mode.PAUSE))
+    assert reported(worker) == [10, 20, 30, 40]
+
+
+def test_a_worker_does_not_rest_while_a_push_of_it_waits_for_a_step(worker: Worker) -> None:
+    step(worker, 10)
+    step(worker, 20)
+    client_of(worker).pushes_applied = 1
+    assert not worker.rest(directive(Mode.PAUSE))
+    assert reported(worker) == [10]
+    client_of(worker).pushes_applied = 2
+    assert worker.rest(directive(Mode.PAUSE))
+    assert reported(worker) == [10, 20]
+    assert client_of(worker).calls.count("leave") == 2
+    assert worker.rest(directive(Mode.PAUSE))
+    assert client_of(worker).calls.count("leave") == 2
+
+
+def test_steps_that_were_dropped_are_never_acknowledged(worker: Worker) -> None:
+    step(worker, 10)
+    step(worker, 20)
+    worker.drop()
+    client_of(worker).pushes_applied = 2  # the client counts the lost ones: nobody waits for them any more
+    step(worker, 10)
+    assert reported(worker) == []
+    client_of(worker).pushes_applied = 3
+    worker.rest(directive(Mode.PAUSE))
+    assert reported(worker) == [10]
+
+
+def test_a_worker_that_lost_its_connections_leaves_all_the_same(worker: Worker) -> None:
+    """Servers count it in until then, and others would wait for its push in bsp."""
+    step(worker, 10)
+    worker.drop()
+    calls = client_of(worker).calls
+    calls.clear()
+    assert worker.rest(directive(Mode.PAUSE))
+    assert calls == ["connect", "leave"]
+    assert reported(worker) == []
+
+
+def test_a_push_that_a_server_has_dropped_is_not_acknowledged(worker: Worker) -> None:
+    step(worker, 10)
+
+    def refuse() -> None:
+        raise RoutingChangedError("the master does not count this worker in")
+
+    client_of(worker).on_leave = refuse
+    with pytest.raises(RoutingChangedError):
+        worker.rest(directive(Mode.PAUSE))
+    assert reported(worker) == []
