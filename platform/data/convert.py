@@ -1,8 +1,10 @@
 """convert: any readable click log becomes Parquet partitions, checked row by row.
 
 Labels, dense values (before their transform) and final 64-bit ids are written, so that a job reads the result without
-parsing or hashing; `ConvertReport.data` is the data section for it. The destination appears as a whole or not at all on
-a local file system; elsewhere `_converted.json` is written last.
+parsing or hashing; `ConvertReport.data` is the data section for it, and keeps how texts become ids, for rows that a
+model of the job is to score. A user's transform is behind the rows already, and must be behind such rows, too.
+
+The destination appears as a whole or not at all on a local file system; elsewhere `_converted.json` is written last.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from elastrec.platform.data.raw import RawReader, RawRows
 from elastrec.platform.data.reader import BadRowLedger
 from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
+from elastrec.platform.specs.data import FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 RECORD_NAME = "_converted.json"
@@ -349,10 +351,17 @@ def converted_data(source: TrainingData, destination: str, layout: Layout) -> Tr
             "evaluation_path": None,
             "format": FileFormat.PARQUET,
             "partitioning": Partitioning.HOUR if hourly else Partitioning.DAY,
-            "sparse": tuple(feature.model_copy(update={"encoding": "integer"}) for feature in source.sparse),
+            "sparse": tuple(_converted_feature(feature) for feature in source.sparse),
             "transform": None,
         }
     )
+
+
+def _converted_feature(feature: SparseFeature) -> SparseFeature:
+    """The files hold ids; rows to be scored may come as the source had them."""
+    if feature.encoding == "integer":
+        return feature
+    return feature.model_copy(update={"encoding": "integer", "raw_encoding": feature.encoding})
 
 
 def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:

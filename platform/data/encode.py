@@ -15,12 +15,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from elastrec.platform.data.ids import encode_ids, integer_ids
-from elastrec.platform.data.numbers import as_float64, combined, plain_numbers, usable_numbers
+from elastrec.platform.data.numbers import as_float64, combined, is_text, plain_numbers, usable_numbers
 from elastrec.platform.specs.data import DenseFeature, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError, FieldProblem, SpecError
 
 MISSING_ID = int.from_bytes(b"missing")
 """The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""
+
+_EXPECTED = {"integer": "64-bit integers", "hexadecimal": "1 to 16 hexadecimal digits", "string": "text"}
 
 LABEL = "label"
 DENSE = "dense"
@@ -150,25 +152,22 @@ class RowEncoder:
 
     def _sparse(self, values: pa.Array, feature: SparseFeature, mark: Mark) -> pa.Array:
         hash_size = self._hash_sizes.get(feature.table_name)
-        if feature.encoding == "integer" and not feature.is_list:
+        encoding = encoding_of(feature, values.type)
+        if encoding == "integer" and not feature.is_list:
             if pa.types.is_int64(values.type) and not values.null_count and hash_size is None:
                 return values
             plain_B = integer_ids(values, MISSING_ID)
             if plain_B is not None:
                 return pa.array(_modulo(plain_B, hash_size))
-        expected = {
-            "integer": "64-bit integers",
-            "hexadecimal": "1 to 16 hexadecimal digits",
-            "string": "text",
-        }[feature.encoding]
         if feature.is_list:
             offsets, elements = _list_parts(values, feature, self._data.csv.list_separator)
-            id_L, missing_L, wrong_L = encode_ids(elements, feature.encoding, feature.name)
+            encoding = encoding_of(feature, elements.type)
+            id_L, missing_L, wrong_L = encode_ids(elements, encoding, feature.name)
             length_B = np.diff(offsets)
             row_L = np.repeat(np.arange(len(values)), length_B)
             wrong_B = np.zeros(len(values), np.bool_)
             wrong_B[row_L[wrong_L]] = True
-            mark(feature.name, values, wrong_B, f"a list of {expected}")
+            mark(feature.name, values, wrong_B, f"a list of {_EXPECTED[encoding]}")
             keep_L = ~missing_L
             # Position counted from the list's end, over ids that exist.
             kept = np.concatenate(([0], np.cumsum(keep_L)))
@@ -177,11 +176,21 @@ class RowEncoder:
             id_L = _modulo(id_L[keep_L], hash_size)
             kept_offsets = np.concatenate(([0], np.cumsum(length_B))).astype(np.int32)
             return pa.ListArray.from_arrays(pa.array(kept_offsets), pa.array(id_L))
-        id_B, missing_B, wrong_B = encode_ids(values, feature.encoding, feature.name)
-        mark(feature.name, values, wrong_B, f"{expected}, or empty")
+        id_B, missing_B, wrong_B = encode_ids(values, encoding, feature.name)
+        mark(feature.name, values, wrong_B, f"{_EXPECTED[encoding]}, or empty")
         if missing_B.any():
             id_B = np.where(missing_B, np.int64(MISSING_ID), id_B)
         return pa.array(_modulo(id_B, hash_size))
+
+
+def encoding_of(feature: SparseFeature, type_: pa.DataType) -> str:
+    """How ids come out of single values of this type."""
+    if feature.raw_encoding is not None:
+        if pa.types.is_dictionary(type_):
+            type_ = type_.value_type
+        if is_text(type_):
+            return feature.raw_encoding
+    return feature.encoding
 
 
 def usable_label(values: pa.Array) -> NDArray[np.float32] | None:

@@ -259,6 +259,8 @@ def _kind(type_: str) -> str:
 
 
 def _fingerprint(data: TrainingData, types: Columns) -> str:
-    spec = data.model_dump_json(include={"label", "dense", "sparse", "transform"})
+    # How raw rows are scored changes nothing of what is read.
+    unread = {"sparse": {"__all__": {"raw_encoding"}}}
+    spec = data.model_dump_json(include={"label", "dense", "sparse", "transform"}, exclude=unread)
     described = sorted(f"{name}:{kind}" for name, kind in types)
     return xxhash.xxh3_64_hexdigest(f"{spec}\n{described}".encode())

@@ -66,6 +66,9 @@ class SparseFeature(Spec):
     """The column; also the feature's name."""
     encoding: Literal["integer", "hexadecimal", "string"] = "integer"
     """How the column's values become 64-bit ids; strings are hashed with xxh3-64."""
+    raw_encoding: Literal["hexadecimal", "string"] | None = None
+    """How text becomes ids in a column of integers. `elastrec data convert` sets it: its files hold ids, and rows to be
+    scored may hold the text of the original log."""
     is_list: bool = False
     """The column holds a list per row (Parquet list; in text files separated by `list_separator`)."""
     max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 100
@@ -74,6 +77,12 @@ class SparseFeature(Spec):
     """How the rows of a list become one vector."""
     table: ColumnName | None = None
     """Embedding table; the feature's own name when absent. Features that name the same table share its rows."""
+
+    @model_validator(mode="after")
+    def _raw_encoding_fits(self) -> SparseFeature:
+        if self.raw_encoding is not None and self.encoding != "integer":
+            raise ValueError(f"raw_encoding has a meaning only with encoding: integer, not {self.encoding}; remove it")
+        return self
 
     @property
     def table_name(self) -> str:

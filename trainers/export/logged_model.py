@@ -97,7 +97,7 @@ def _contents(job: TrainingJob, artifact: Path, example: pa.Table | None) -> dic
     contents: dict[str, Any] = {
         "loader_module": LOADER_MODULE,
         "data_path": str(artifact),
-        "signature": signature(job.spec.data, example),
+        "signature": signature(job.spec.data),
         # Named here: inferring them would load the model in yet another process.
         "pip_requirements": [f"{name}=={version(name)}" for name in _REQUIREMENTS],
     }

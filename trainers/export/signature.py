@@ -9,32 +9,28 @@ import pyarrow.compute as pc
 from mlflow.models import ModelSignature
 from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Schema
 
-from elastrec.platform.data.encode import MISSING_ID
+from elastrec.platform.data.encode import MISSING_ID, encoding_of
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 
 PROBABILITY = "probability"
 
 
-def signature(data: TrainingData, rows: pa.Table | None) -> ModelSignature | None:
-    """Types of the raw columns: as loose as pandas makes them, as strict as they can be told.
+def signature(data: TrainingData) -> ModelSignature | None:
+    """Types of the raw columns: as loose as pandas makes them, as strict as they are known.
 
     A pandas column of whole numbers is int64 or float64 depending on whether a value is missing in this very frame,
-    and MLflow converts neither into the other: such columns are `any`, and the encoder judges each value. Ids above
-    2^53 must not go through float64: use the nullable type Int64. With a user's transform only that transform knows
-    the raw columns: no signature.
-
-    Args:
-        rows: some raw rows, for the types in which numbers are stored.
+    and MLflow converts neither into the other: such columns are `any`, and the encoder judges each value. So are those
+    with a `raw_encoding`, which hold text or ids. Ids above 2^53 must not go through float64: use the nullable type
+    Int64. With a user's transform only that transform knows the raw columns: no signature.
     """
     if data.transform:
         return None
-    columns = []
-    for feature in data.dense:
-        is_float = rows is not None and pa.types.is_floating(rows.schema.field(feature.name).type)
-        columns.append(ColSpec(DataType.double if is_float else AnyType(), feature.name))
+    columns = [ColSpec(AnyType(), feature.name) for feature in data.dense]
     for sparse in data.sparse:
         element = DataType.long if sparse.encoding == "integer" else DataType.string
-        if sparse.is_list:
+        if sparse.raw_encoding is not None:
+            columns.append(ColSpec(AnyType(), sparse.name, required=not sparse.is_list))
+        elif sparse.is_list:
             columns.append(ColSpec(Array(element), sparse.name, required=False))
         else:
             columns.append(ColSpec(AnyType() if sparse.encoding == "integer" else element, sparse.name))
@@ -68,11 +64,12 @@ def _ids(column: pa.Array, feature: SparseFeature, separator: str) -> object:
     if feature.is_list:
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             column = pc.split_pattern(column, separator)
-        kind = np.int64 if feature.encoding == "integer" else object
+        element = column.type.value_type if pa.types.is_nested(column.type) else column.type
+        kind = np.int64 if encoding_of(feature, element) == "integer" else object
         return [
             np.array([value for value in (row or []) if value not in (None, "")], kind) for row in column.to_pylist()
         ]
-    if feature.encoding == "integer":
+    if encoding_of(feature, column.type) == "integer":
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             column = pc.replace_with_mask(column, pc.equal(column, ""), pa.scalar(None, column.type))
         return np.asarray(pc.fill_null(column.cast(pa.int64()), MISSING_ID), np.int64)

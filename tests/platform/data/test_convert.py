@@ -226,3 +226,15 @@ def test_a_time_or_session_column_that_is_not_there_is_named_with_those_that_are
     source = _ratings(tmp_path / "r.csv", "1,a,4,1767229200").model_copy(update={field: "visit"})
     with pytest.raises(DataError, match=rf"data\.{field}: 'visit' is not in .* there are: user, item"):
         convert(source, str(tmp_path / "out"), layout=ByRows(rows=1), label_rule="stars>=4")
+
+
+def test_the_job_of_a_conversion_keeps_how_the_log_wrote_its_ids(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,1", "2,b,3,2")
+    report = convert(source, str(tmp_path / "out"), layout=ByRows(rows=2), label_rule="stars>=4")
+    user, item = report.data.sparse
+    assert (user.encoding, user.raw_encoding) == ("integer", None)
+    assert (item.encoding, item.raw_encoding) == ("integer", "string")
+    again = convert(report.data, str(tmp_path / "again"), layout=ByRows(rows=1))
+    assert again.data.sparse == report.data.sparse
+    plain = report.data.model_copy(update={"sparse": (user, item.model_copy(update={"raw_encoding": None}))})
+    assert build_manifest(plain).schema_fingerprint == build_manifest(report.data).schema_fingerprint

@@ -66,23 +66,12 @@ class MappedCollection(EmbeddingBagCollection):
         )
 
 
-def build(folder: Path, architecture: str = "dlrm", name: str = "tiny") -> FinishedJob:
-    data_folder = folder / "data"
-    data_folder.mkdir(parents=True)
+def build(
+    folder: Path, architecture: str = "dlrm", name: str = "tiny", data: TrainingData | None = None
+) -> FinishedJob:
+    """A finished job on `data`, which has ROWS rows and the features of `raw_rows`; default: Parquet of those rows."""
     raw = raw_rows(1, ROWS)
-    pq.write_table(raw, data_folder / "part-0.parquet", row_group_size=70)
-    data = TrainingData(
-        path=str(data_folder),
-        format=FileFormat.PARQUET,
-        partitioning=Partitioning.NONE,
-        dense=(DenseFeature(name="price"),),
-        sparse=(
-            SparseFeature(name="user", table="goods", pooling="mean"),
-            SparseFeature(name="city", encoding="string"),
-            SparseFeature(name="device", encoding="hexadecimal"),
-            SparseFeature(name="history", table="goods", pooling="mean", is_list=True),
-        ),
-    )
+    data = data or parquet_log(folder, raw)
     job = TrainingJob(
         metadata=Metadata(name=name),
         spec=JobSpec(
@@ -106,6 +95,24 @@ def build(folder: Path, architecture: str = "dlrm", name: str = "tiny") -> Finis
         evaluation_manifest_uri=manifest_uri,
     )
     return FinishedJob(job, request, manifest_uri, raw)
+
+
+def parquet_log(folder: Path, raw: pa.Table) -> TrainingData:
+    data_folder = folder / "data"
+    data_folder.mkdir(parents=True)
+    pq.write_table(raw, data_folder / "part-0.parquet", row_group_size=70)
+    return TrainingData(
+        path=str(data_folder),
+        format=FileFormat.PARQUET,
+        partitioning=Partitioning.NONE,
+        dense=(DenseFeature(name="price"),),
+        sparse=(
+            SparseFeature(name="user", table="goods", pooling="mean"),
+            SparseFeature(name="city", encoding="string"),
+            SparseFeature(name="device", encoding="hexadecimal"),
+            SparseFeature(name="history", table="goods", pooling="mean", is_list=True),
+        ),
+    )
 
 
 def trained(job: TrainingJob, folder: Path) -> tuple[str, MappedCollection, torch.nn.Module]:

@@ -8,9 +8,14 @@ import mlflow
 import msgspec
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 from elastrec.checkpoints import open_record
+from elastrec.platform.data import ByRows, convert
+from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError, JobFailedError
 from elastrec.platform.transport.export_messages import parse_result, result_line
 from elastrec.trainers.export.artifact import Artifact, write_artifact
@@ -18,6 +23,7 @@ from elastrec.trainers.export.process import export
 from elastrec.trainers.export.scorer import Scorer
 from elastrec.trainers.export.signature import raw_frame
 from elastrec.trainers.worker.predictions import read_predictions, write_predictions
+from tests.trainers.export.conftest import ROWS, build, raw_rows
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +143,68 @@ def test_a_row_that_cannot_be_scored_is_named(finished, tmp_path: Path) -> None:
     ):
         PyfuncModel(scorer).predict(frame)
     assert isinstance(PyfuncModel(scorer).predict(frame[:2]), pd.DataFrame)
+
+
+@pytest.fixture(scope="module")
+def text_log(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    """The rows of `raw_rows` as text, items of the history with names instead of numbers."""
+    folder = tmp_path_factory.mktemp("text")
+    rows = raw_rows(1, ROWS).to_pylist()
+    lines = [
+        ",".join(
+            "" if value is None else "|".join(f"item {one}" for one in value) if isinstance(value, list) else str(value)
+            for value in row.values()
+        )
+        for row in rows
+    ]
+    (folder / "log.csv").write_text("\n".join([",".join(rows[0]), *lines]) + "\n")
+    return TrainingData.model_validate(
+        {
+            "path": str(folder / "log.csv"),
+            "format": "csv",
+            "partitioning": "none",
+            "dense": [{"name": "price"}],
+            "sparse": [
+                {"name": "user"},
+                {"name": "city", "encoding": "string"},
+                {"name": "device", "encoding": "hexadecimal"},
+                {"name": "history", "encoding": "string", "is_list": True},
+            ],
+        }
+    )
+
+
+def test_a_model_of_a_converted_log_scores_rows_as_the_log_had_them(
+    text_log: TrainingData, tracking: tuple[str, str], tmp_path: Path
+) -> None:
+    converted = convert(text_log, str(tmp_path / "converted"), layout=ByRows(rows=ROWS)).data
+    finished = build(tmp_path, data=converted)
+    uri, run_id = tracking
+    work = tmp_path / "work"
+    work.mkdir()
+    first = export(msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id), work)
+    assert first.checked_rows == ROWS and first.largest_difference < 1e-6
+
+    loaded = mlflow.pyfunc.load_model(first.model_uri)
+    scorer = loaded.get_raw_model()
+    ids = pq.read_table(next((tmp_path / "converted").rglob("*.parquet")))
+    text = pa.csv.read_csv(
+        text_log.path,
+        convert_options=pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(("city", "device", "history"), pa.string()), strings_can_be_null=True
+        ),
+    )
+    from_ids, from_text = scorer.score(ids), scorer.score(text)
+    assert not from_text.bad.any()
+    assert from_text.batch == from_ids.batch
+    np.testing.assert_array_equal(from_text.probability, from_ids.probability)
+    assert len(np.unique(from_ids.probability)) > ROWS // 2
+
+    as_text = pd.read_csv(text_log.path, dtype=dict.fromkeys(("city", "device", "history"), str))
+    as_lists = as_text.assign(history=as_text["history"].fillna("").str.split("|"))
+    whole_prices = as_text.assign(price=3)
+    for frame in (as_text, as_lists, raw_frame(converted, ids), raw_frame(converted, text)):
+        np.testing.assert_allclose(loaded.predict(frame)["probability"], from_ids.probability, atol=1e-6)
+    assert loaded.predict(whole_prices)["probability"].notna().all()
+    with pytest.raises(DataError, match=r"row 0 cannot be scored: column 'device': found 'no id', .* hexadecimal"):
+        loaded.predict(as_text[:2].assign(device="no id"))
