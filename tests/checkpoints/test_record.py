@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from elastrec.checkpoints import record as record_module
-from elastrec.checkpoints.catalog import discard, latest_record, list_records, prune
+from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
 from elastrec.checkpoints.record import (
@@ -354,6 +354,19 @@ def test_pruning_keeps_the_newest_periodic_every_final_and_other_jobs_records(st
     assert {uri for uri, _ in list_records(store, "clicks")} == {*periodic[2:], final, other}
     assert open_store(running).keys() and open_store(others_torn).keys() and not open_store(torn).keys()
     assert prune(store, "clicks", "clicks-1", keep=2, in_progress=[running]) == []
+
+
+def test_records_known_to_be_damaged_are_pruned_and_do_not_count(store: Store, make_job: MakeJob) -> None:
+    uris = [save(store, make_job(), step=step) for step in (1, 2, 3, 4)]
+    prune(store, "clicks", "clicks-1", 2, in_progress=[uris[3]], damaged=[uris[2]])
+    assert [uri for uri, _ in list_records(store, "clicks")] == [uris[3], uris[1]]
+
+
+def test_the_records_to_start_from_come_newest_first(store: Store, make_job: MakeJob) -> None:
+    uris = [save(store, make_job(), step=step, kind="final") for step in (1, 2, 3)]
+    save(store, make_job(), step=4)
+    open_store(uris[1]).delete("manifest.json")
+    assert [record.uri for record in newest_records(store, "clicks", "final")] == [uris[2], uris[0]]
 
 
 def test_a_clock_that_is_set_back_makes_no_record_old(store: Store, make_job: MakeJob) -> None:
