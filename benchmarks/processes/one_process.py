@@ -30,6 +30,7 @@ from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.shards import shard_order, shard_seed
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.trainers.models import FeatureSchema, build_model
+from elastrec.trainers.parameter_server.plan import plan_of_job
 
 _READ_ROWS, _SCORED_ROWS = 65_536, 8_192
 Rows = tuple[Any, Any, Any]
@@ -97,10 +98,12 @@ def train_and_score(spec: JobSpec) -> dict[str, Any]:
     torch.set_num_threads(1)
     names = [feature.name for feature in spec.data.sparse]
     train, scored, sizes = numbered(read(spec, last=False), read(spec, last=True))
-    width = spec.model.row_dimension
+    plan = plan_of_job(spec)
     collection = FusedEmbeddingBagCollection(
         [
-            EmbeddingBagConfig(name=name, embedding_dim=width, num_embeddings=size, feature_names=[name])
+            EmbeddingBagConfig(
+                name=name, embedding_dim=spec.model.row_dimension, num_embeddings=size, feature_names=[name]
+            )
             for name, size in zip(names, sizes, strict=True)
         ],
         optimizer_type=RowWiseAdagrad,
@@ -109,9 +112,9 @@ def train_and_score(spec: JobSpec) -> dict[str, Any]:
     )
     # As rows start on our servers; torchrec's fused tables pass over their configs' init_fn.
     for name, table in zip(names, collection.state_dict().values(), strict=True):
-        reach = spec.table(name).initial_range or width**-0.5
-        table.uniform_(-reach, reach)
-        table[:, : spec.model.first_order_columns] = 0.0
+        entry = plan.by_name[name]
+        table.uniform_(-entry.initial_range, entry.initial_range)
+        table[:, : entry.zero_columns] = 0.0
     schema = FeatureSchema(
         tuple(feature.name for feature in spec.data.dense), tuple(names), spec.model.embedding_dimension
     )

@@ -66,6 +66,7 @@ def make_plan(
     dimensions: Mapping[str, int],
     *,
     settings: Mapping[str, TableSpec] | None = None,
+    initial_range: float = 0.01,
     zero_columns: int = 0,
     virtual_buckets: int = 256,
     seed: int = 0,
@@ -74,6 +75,7 @@ def make_plan(
 
     Args:
         settings: what is not default, by table.
+        initial_range: of the tables whose settings name none.
         zero_columns: leading numbers of the rows of every table that start at zero.
     """
     settings = settings or {}
@@ -93,7 +95,7 @@ def make_plan(
                     index=len(tables),
                     dimension=dimension,
                     hash_size=spec.hash_size or 0,
-                    initial_range=spec.initial_range or dimension**-0.5,
+                    initial_range=spec.initial_range or initial_range,
                     zero_columns=zero_columns,
                     salt=table_salt(name),
                 )
@@ -107,6 +109,7 @@ def plan_of_job(spec: JobSpec) -> TablePlan:
     return make_plan(
         dict.fromkeys(spec.data.tables, spec.model.row_dimension),
         settings=spec.tables,
+        initial_range=spec.model.row_range,
         zero_columns=spec.model.first_order_columns,
         virtual_buckets=spec.resources.virtual_buckets,
         seed=spec.training.seed,

@@ -111,8 +111,10 @@ def dense_names(model: nn.Module) -> list[nn.Parameter]:
 def train_with_torchrec(rows: OptimizerSpec, dense: OptimizerSpec, steps: int) -> list[float]:
     collection = EmbeddingBagCollection(tables=configs())
     model = network(collection)
+    plan = plan_of_job(job_spec(rows, dense))
     for name, bag in collection.embedding_bags.items():
-        values = initial_rows(np.arange(VOCABULARY), name, seed=5, initial_range=DIMENSION**-0.5, dimension=DIMENSION)
+        reach = plan.by_name[name].initial_range
+        values = initial_rows(np.arange(VOCABULARY), name, seed=5, initial_range=reach, dimension=DIMENSION)
         bag.weight.data.copy_(torch.from_numpy(values))
     tables = [bag.weight for bag in collection.embedding_bags.values()]
     if rows.kind is OptimizerKind.ADAGRAD:

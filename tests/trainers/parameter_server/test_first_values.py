@@ -84,6 +84,25 @@ def test_servers_answer_the_first_values_of_the_formula(architecture: str, serve
         client.close()
 
 
+def test_the_range_of_the_job_reaches_every_server_and_that_of_a_table_wins() -> None:
+    spec = job_spec(
+        model={"architecture": "deepfm", "embedding_dimension": DIMENSION, "initial_range": 0.5},
+        tables={"item": {"initial_range": 0.001}},
+        optimizers=SGD,
+    )
+    assert [table.initial_range for table in plan_of_job(spec).tables] == [0.5, 0.001]
+    with running_servers(spec, 2) as (routing, _):
+        client = connected(spec, routing)
+        first = values(client)
+        np.testing.assert_array_equal(first, oracle(spec))
+        user, item = np.abs(first[: len(IDS), 1:]), np.abs(first[len(IDS) :, 1:])
+        assert 0.4 < user.max() <= 0.5
+        assert 0.0008 < item.max() <= 0.001
+        push(client, 0.25)
+        np.testing.assert_allclose(values(client), first - 0.25, atol=1e-6)
+        client.close()
+
+
 def test_a_row_admitted_late_begins_with_a_zero_weight() -> None:
     spec = job_spec(
         model={"architecture": "deepfm", "embedding_dimension": DIMENSION},

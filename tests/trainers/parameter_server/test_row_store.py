@@ -21,7 +21,7 @@ SGD = OptimizerSpec(kind=OptimizerKind.SGD, learning_rate=1.0)
 
 def store_of(table: TableSpec | None = None, optimizer: OptimizerSpec = SGD, **arguments: object) -> RowStore:
     named = {"t": table} if table else {}
-    plan = make_plan({"t": 3}, settings=named, virtual_buckets=64, seed=9)
+    plan = make_plan({"t": 3}, settings=named, initial_range=3**-0.5, virtual_buckets=64, seed=9)
     owned = arguments.pop("owned", np.ones(64, np.bool_))
     capacity = arguments.pop("capacity_rows", 10_000)
     return RowStore(plan, plan.groups[0], optimizer, owned, capacity)  # type: ignore[arg-type]
