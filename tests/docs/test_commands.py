@@ -12,6 +12,7 @@ from tests.processes import Elastrec, processes_of, wait_for
 RUN_PAGES = [DOCS / "security.md", DOCS / "tutorial.md"]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
 def test_a_reader_who_follows_a_page_sees_what_it_shows(page: Path, tmp_path: Path) -> None:
     home, folder = tmp_path / "reader", tmp_path / "here"
