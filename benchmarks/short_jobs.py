@@ -8,7 +8,7 @@ minibatches in the same order says what is right. Compared is the normalised ent
     python -m benchmarks.short_jobs [--rounds 5] [--output json]
     python -m benchmarks.short_jobs --choose    # the same cost, in one process, by the step where overlapping begins
 
-The seeds of `--choose`, from which the default was chosen, are not those of the figures.
+The seeds of `--choose`, by which the default can be judged, are not those of the figures.
 """
 
 from __future__ import annotations
