@@ -107,8 +107,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
                     _lose(state, worker, "did not stand still for a save", effects, delete=True)
         return
     running = {Phase.TRAINING: state.training, Phase.EVALUATING: state.evaluation}.get(phases.phase)
-    late = [pod for pod, deadline in running.deadlines.items() if deadline <= state.time] if running else []
-    for pod in late:
+    for pod in running.late(state.time) if running else []:
         holder = state.membership.members.get(pod)
         if holder is not None and not phases.phase.is_final:
             seconds = state.plan.lease_seconds

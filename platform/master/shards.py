@@ -62,7 +62,7 @@ class Ended(msgspec.Struct, frozen=True):
     pod: str
     begin: int
     end: int
-    outcome: str  # done | lost | expired | rolled back
+    outcome: str  # done | lost | rolled back
     granted: float = 0.0
 
 
@@ -216,10 +216,9 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         self.grants.pop(pod, None)
         return ended
 
-    def expire(self, time: float) -> dict[str, list[Ended]]:
-        """Takes the shards of every pod back that showed no progress until its deadline."""
-        late = [pod for pod, deadline in self.deadlines.items() if deadline <= time]
-        return {pod: self.lose(pod, blame=True, outcome="expired") for pod in late}
+    def late(self, time: float) -> list[str]:
+        """Pods that hold shards and showed no progress until their deadline."""
+        return [pod for pod, deadline in self.deadlines.items() if deadline <= time]
 
     def rearm(self, time: float) -> None:
         """Gives every lease its full time again, after a pause that was not the workers' fault."""

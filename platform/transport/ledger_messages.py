@@ -18,7 +18,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kind: `train` or `evaluate`.
-        outcome: `done`, `lost`, `expired`, `rolled back`; `running` while the pod still has the shard, `unfinished`
+        outcome: `done`, `lost`, `rolled back`; `running` while the pod still has the shard, `unfinished`
             when the job ended before the attempt did.
         began, ended: on the job's clock; `unix_seconds` is when the end was written down.
     """

@@ -135,6 +135,16 @@ def test_a_missing_section_or_parameter_is_named(store: Store, make_job: MakeJob
         record.dense("bias")
 
 
+def test_one_flipped_bit_in_the_positions_is_found_and_named(store: Store, make_job: MakeJob) -> None:
+    record = open_record(save(store, make_job()))
+    folder, name = open_store(record.uri), record.manifest.positions_file
+    data = bytearray(folder.get(name))
+    data[-2] ^= 0b1  # another offset, and JSON still
+    folder.put(name, bytes(data))
+    with pytest.raises(DamagedRecordError, match=f"{name}: damaged"):
+        open_record(record.uri).positions()
+
+
 def test_one_flipped_bit_in_an_array_is_found_and_named(tmp_path: Path, make_job: MakeJob) -> None:
     record = open_record(save(open_store(tmp_path), make_job(), servers=1))
     part, entry = record._sections[SectionKey(SectionKind.TABLE, "user", 4)]

@@ -13,7 +13,8 @@ gives it too, for every j < k. What this cannot see, snapshots and deletions in 
 shows: it makes snapshots all the time, is loaded by a reader at random moments (a random prefix each time), and
 whenever the world restarts the master, the job goes on with the state that `Journal.load` returns.
 
-After every event the invariants of `check` hold, and a job that ended well has every row exactly once in its ledger.
+After every event the invariants of `check` hold, no record lacks the positions of rows that its parameters have seen
+(see `World`), and a job that ended well has every row exactly once in its ledger.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ def proceed(world: JournalledWorld, chance: random.Random) -> None:
     if world.waiting:
         world.start_pod()
     elif what < 0.9 and world.up:
-        world.act(chance.choice(sorted(world.up)))
+        world.act(chance.choice(sorted(world.up)), late=chance.random() < 0.1)
     elif what < 0.95:
         world.commit()
     else:

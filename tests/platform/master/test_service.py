@@ -12,13 +12,18 @@ import pytest
 
 from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
+from elastrec.platform.master.journal import Journal
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
     FinishJob,
     GetStatus,
+    Heartbeat,
+    LeaseShards,
+    Register,
     SaveNow,
+    ShardProgress,
     Status,
     StopJob,
     TakeOver,
@@ -275,3 +280,68 @@ def test_a_master_that_has_begun_ends_its_own_cores_at_start(stage: Callable[...
 def _starting_with(cores: float) -> TrainingJob:
     pods = {"count": 2, "cores": 1.0}
     return job(resources={"worker": pods, "parameter_server": pods, "startup_cores": cores})
+
+
+def test_nothing_is_answered_or_done_before_its_event_is_on_disk(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    may_commit, commit = threading.Event(), Journal._commit
+
+    def held(journal: Journal, *batch: Any) -> None:
+        assert may_commit.wait(60)
+        commit(journal, *batch)
+
+    monkeypatch.setattr(Journal, "_commit", held)
+    s = stage(begin=False)
+    s.cluster.on_create = lambda spec: None
+
+    def is_held(*calls: Callable[[], Any]) -> None:
+        """None of the calls returns until the journal has what they caused; then all do."""
+        may_commit.clear()
+        threads = [threading.Thread(target=call, daemon=True) for call in calls]
+        try:
+            for thread in threads:
+                thread.start()
+            threads[-1].join(0.5)
+            assert [thread.is_alive() for thread in threads] == [True] * len(threads)
+        finally:
+            may_commit.set()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def created() -> None:
+        s.start()
+        assert may_commit.is_set()
+
+    is_held(created)
+    s.wait(lambda: len(s.cluster.specs) == 4)
+    servers, workers = ([f"clicks-1-{role}-{index}" for index in range(2)] for role in ("ps", "worker"))
+    service = s.service
+
+    def registration(pod: str, role: Role, incarnation: str = "1") -> Register:
+        return Register(pod=pod, role=role, incarnation=incarnation, address=f"{pod}:1")
+
+    def heartbeat(pod: str, **fields: Any) -> Heartbeat:
+        return Heartbeat(pod=pod, incarnation="1", generation=0, reached_version=0, **fields)
+
+    def request(pod: str, name: str) -> LeaseShards:
+        return LeaseShards(pod=pod, incarnation="1", generation=0, request_id=name, count=1, kind="train")
+
+    for pod in servers:
+        order = service.register(registration(pod, Role.PARAMETER_SERVER)).directive.restore
+        assert order is not None
+        service.heartbeat(heartbeat(pod, restored_order_id=order.order_id))
+    for pod in workers:
+        service.register(registration(pod, Role.WORKER))
+    assert service.state.phase is Phase.TRAINING
+    (shard,) = service.lease(request(workers[0], "first")).shards
+    progress = ShardProgress(kind="train", epoch=0, index=shard.index, attempt=1, offset=10)
+    is_held(
+        lambda: service.register(registration(workers[1], Role.WORKER, "2")),
+        lambda: service.lease(request(workers[0], "second")),
+        lambda: service.heartbeat(heartbeat(workers[0], progress=[progress])),
+        lambda: service.save_now(SaveNow()),
+    )
+    assert service.state.training.samples == 10
+    is_held(lambda: service.stop_job(StopJob(reason="test")))

@@ -76,7 +76,8 @@ class Queue(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 12))
     def expire(self, seconds: float) -> None:
         self.time += seconds
-        for pod in self.queue.expire(self.time):
+        for pod in self.queue.late(self.time):
+            self.queue.lose(pod, blame=True)
             self.held = {key: entry for key, entry in self.held.items() if entry[0] != pod}
         assert all(deadline > self.time for deadline in self.queue.deadlines.values())
 
@@ -189,8 +190,9 @@ def test_progress_extends_all_leases_of_a_pod():
     shard, _ = q.lease("a", "1", 2, 0.0)
     q.lease("b", "1", 1, 0.0)
     q.advance("a", progress(shard, 1), 9.0)
-    assert set(q.expire(10.0)) == {"b"}
-    assert set(q.expire(19.0)) == {"a"}
+    assert q.late(10.0) == ["b"]
+    q.lose("b", blame=True)
+    assert q.late(19.0) == ["a"]
 
 
 def test_a_lost_evaluation_shard_begins_again():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import CreatePod, DiscardRecord, Effect, ResizePod
+from elastrec.platform.master.effects import AnswerLease, CreatePod, DiscardRecord, Effect, ResizePod
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
@@ -110,6 +110,33 @@ def test_a_lost_server_voids_the_progress_of_the_old_generation():
     assert world.state.phase is Phase.SUCCEEDED
 
 
+def test_progress_of_the_old_generation_is_void_even_if_its_attempt_is_leased_again():
+    world = running()
+    name, pod = next((n, p) for n, p in world.up.items() if p["shards"])
+    shard = pod["shards"][0][0]
+    number = shard.epoch * world.state.training.per_epoch + shard.index
+    world.kill("j-ps-0")
+    for _ in range(8):
+        world.start_pod()
+        for other in sorted(world.up, key=lambda other: other != name):
+            world.act(other)
+        if number in world.state.training.doing:
+            break
+    lease, trained = world.state.training.doing[number], world.state.training.samples
+    assert (lease.pod, lease.attempt) == (name, shard.attempt) and lease.offset < shard.length
+    world.tell(
+        events.PodReported(
+            time=world.time,
+            pod=name,
+            incarnation=pod["incarnation"],
+            generation=0,
+            reached_version=0,
+            progress=[world.progress(shard, shard.length)],
+        )
+    )
+    assert world.state.training.doing[number] == lease and world.state.training.samples == trained
+
+
 def test_a_worker_dying_during_a_pause_does_not_block_the_save():
     world = running()
     world.tell(events.SaveAsked(time=world.time))
@@ -142,6 +169,56 @@ def test_a_save_does_not_wait_for_a_worker_that_has_nothing_to_train_and_does_no
     world.time += 61.0
     world.tick()
     assert "j-worker-1-r1" in world.state.membership.members
+
+
+def save_until_written(world: World) -> str:
+    """Asks for a record; workers pause, servers write. Returns the order's name."""
+    world.tell(events.SaveAsked(time=world.time))
+    for _ in range(2):
+        for name in sorted(world.up, reverse=True):
+            world.act(name)
+    save = world.state.phases.save
+    assert save is not None and len(save.parts) == 2
+    return save.order_id
+
+
+def test_the_end_of_an_older_save_says_nothing_about_the_one_under_way():
+    world = running()
+    older = save_until_written(world)
+    world.tell(events.RecordFailed(time=world.time, order_id=older, reason="the store did not answer"))
+    newer = save_until_written(world)
+    world.tell(events.RecordCommitted(time=world.time, order_id=older))
+    assert world.state.phases.record is None
+    world.tell(events.RecordFailed(time=world.time, order_id=older, reason="again"))
+    assert world.state.phases.save is not None and world.state.phases.save.order_id == newer
+    world.tell(events.RecordCommitted(time=world.time, order_id=newer))
+    assert world.state.phases.record is not None
+
+
+def test_nothing_is_leased_while_a_record_is_written():
+    world = running()
+    name = next(n for n, p in world.up.items() if p["shards"])
+    save_until_written(world)
+    asked = events.ShardsAsked(
+        time=world.time, pod=name, incarnation=world.up[name]["incarnation"], generation=0, request_id="late",
+        count=1, kind="train",
+    )  # fmt: skip
+    before = dict(world.state.training.doing)
+    (answer,) = [effect for effect in world.tell(asked) if isinstance(effect, AnswerLease)]
+    assert not answer.shards and world.state.training.doing == before
+
+
+@pytest.mark.parametrize("succeed", [True, False])
+def test_a_save_that_took_longer_than_a_lease_costs_no_worker(succeed: bool):
+    world = running()
+    save_until_written(world)
+    world.time += 2 * world.state.plan.lease_seconds
+    world.tick()
+    world.commit(succeed=succeed)
+    deadlines = world.state.training.deadlines.values()
+    assert deadlines and min(deadlines) == world.time + world.state.plan.lease_seconds
+    world.tick()
+    assert {"j-worker-0", "j-worker-1"} <= world.state.membership.members.keys()
 
 
 def test_a_failed_record_does_not_stop_the_training():
@@ -240,8 +317,11 @@ def test_a_server_lost_while_evaluating_returns_to_the_final_record():
         world.commit()
     for name in list(world.up):
         world.act(name)
+    assert world.state.evaluation.doing
     world.kill("j-ps-1")
     assert world.state.phases.resume is Phase.EVALUATING
+    # A prediction needs rows of the servers: what was leased begins again, as a lease of the new generation.
+    assert not world.state.evaluation.doing and not world.state.evaluation.held
     record = world.state.phases.record
     assert record is not None and world.state.phases.restore.uri == record.uri
     world.run_fairly()

@@ -41,6 +41,10 @@ def plan(**changes: Any) -> JobPlan:
 class World:
     """Everything around a master, without threads: pods that do what they are told, one act at a time.
 
+    A worker pushes rows before it reports them, and may still act on the directive that it had before the last one. The
+    parameters of a record are those of the time at which its servers write; what workers have pushed until then has to
+    be what its positions count (`_push`, `_check_record`).
+
     Attributes:
         damaged: URIs of records that no server can restore.
     """
@@ -102,10 +106,18 @@ class World:
             )
         )
 
-    def act(self, name: str) -> None:
-        """One heartbeat or lease of a pod that obeys."""
+    def act(self, name: str, *, late: bool = False) -> None:
+        """One heartbeat or lease of a pod that obeys.
+
+        Args:
+            late: a worker goes on under the directive that it knows and pushes; its heartbeat is still to come.
+        """
         pod = self.up[name]
         directive = self.state.directive(name)
+        if late and pod["role"] is Role.WORKER and directive.mode is not Mode.EXIT:
+            directive = pod.get("directive", directive)
+        else:
+            late, pod["directive"] = False, directive
         if directive.mode is Mode.EXIT:
             del self.up[name]
             self.tell(events.PodGone(time=self.time, pod=name, reason="Completed", exit_code=0))
@@ -125,6 +137,7 @@ class World:
             elif directive.restore is not None:
                 pod["restored"] = directive.restore.order_id
             if directive.save is not None and directive.save.order_id != pod["saved"]:
+                self._check_record()
                 pod["saved"] = directive.save.order_id
                 saved = SavedPart(order_id=directive.save.order_id, manifest_json=b"{}")
         elif directive.mode in (Mode.TRAIN, Mode.EVALUATE):
@@ -148,10 +161,18 @@ class World:
                 return
             shard, offset = pod["shards"][0]
             end = min(shard.length, offset + 6)
+            self._push(pod, shard, offset, end)
             pod["shards"][0][1] = end
+            if late:
+                return
             if end == shard.length:
                 pod["shards"].pop(0)
             progress = [self.progress(shard, end)]
+        elif late:
+            return
+        else:
+            progress = [self.progress(shard, offset) for shard, offset in pod["shards"] if offset > shard.offset]
+            pod["shards"] = [entry for entry in pod["shards"] if entry[1] < entry[0].length]
         self.tell(
             events.PodReported(
                 time=self.time,
@@ -165,6 +186,24 @@ class World:
                 damaged=damaged,
             )
         )
+
+    def _push(self, pod: dict[str, Any], shard: Shard, start: int, end: int) -> None:
+        """Servers of another generation refuse a push."""
+        save = self.state.phases.save
+        if shard.kind == "train" and start < end and pod["generation"] == self.state.phases.generation:
+            assert save is None or save.positions is None, "rows are pushed under a record whose positions are taken"
+
+    def _check_record(self) -> None:
+        save = self.state.phases.save
+        assert save is not None and save.positions is not None
+        queue, begun = self.state.training, {number: offset for number, offset, _ in save.positions.begun}
+        for pod in self.up.values():
+            if pod["role"] is not Role.WORKER or pod["generation"] != self.state.phases.generation:
+                continue
+            for shard, offset in pod["shards"]:
+                number = shard.epoch * queue.per_epoch + shard.index
+                counted = begun.get(number, shard.length if number < save.positions.cursor else 0)
+                assert shard.kind != "train" or offset <= counted, "a record without the positions of pushed rows"
 
     @staticmethod
     def progress(shard: Shard, offset: int) -> ShardProgress:
@@ -211,7 +250,7 @@ def disturb(world: World, chance: random.Random) -> None:
     if what < 0.15:
         world.start_pod()
     elif what < 0.75 and name:
-        world.act(name)
+        world.act(name, late=chance.random() < 0.2)
     elif what < 0.79 and name:
         world.kill(name, **chance.choice([{"exit_code": 137}, {"exit_code": 139}, {"reason": "Preempted"}]))
     elif what < 0.80:

@@ -46,6 +46,13 @@ def test_who_borrows_gives_back_as_much_as_is_asked_for_by_right() -> None:
     assert "search asks for 4 cores" in plan.reason and found.rightful["search"].cores == 4.0
 
 
+def test_of_two_teams_that_borrow_neither_gives_more_than_it_has_borrowed() -> None:
+    jobs = [holder("ads-1", "ads", 6), holder("guest-1", "guest", 5), holder("search-1", "search", 1)]
+    found = reclaim(jobs, standing(jobs, ads=0.25, guest=0.25, search=0.5), {"search": [WORKER] * 6})
+    # One of 16 cores is free. Ads has 7 and a share of 4, guest 6 and a share of 4: five are to come from both.
+    assert {plan.job_id: plan.allocation.workers for plan in found.plans} == {"ads-1": 3, "guest-1": 3}
+
+
 def test_nobody_gives_back_what_is_idle_anyway() -> None:
     jobs = [holder("ads-1", "ads", 9), holder("search-1", "search", 1)]
     assert not reclaim(jobs, standing(jobs, ads=0.5, search=0.5), {"search": [WORKER] * 4}).plans

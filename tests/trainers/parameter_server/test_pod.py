@@ -16,11 +16,12 @@ from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, op
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Mode, RestoreOrder, RestoreProblem, SaveOrder
+from elastrec.platform.transport.job_messages import Directive, Mode, RestoreOrder, RestoreProblem, SaveOrder
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
 from elastrec.trainers.parameter_server.plan import plan_of_job
-from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, training_job
+from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
+from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, routing_of, training_job
 
 LAYOUT = [Parameter("over.weight", (3, 5)), Parameter("over.bias", (3,))]
 
@@ -215,6 +216,18 @@ def test_a_server_process_outlives_a_store_that_is_away_and_a_damaged_record(tmp
             assert server.wait(15) == 0
     finally:
         master.close()
+
+
+def test_a_directive_that_an_answer_brings_late_does_not_replace_a_newer_one() -> None:
+    pod = ServerPod(PodSettings("ps-0", "node", "127.0.0.1:1", "127.0.0.1", 0, TOKEN))
+    routing = routing_of(["here:1"])
+    older, newer = (Directive(version=n, mode=Mode.TRAIN, generation=n, routing=routing) for n in (4, 5))
+    for directive in (newer, older):
+        pod._take(directive)
+        assert pod._directive == newer
+    newest = Directive(version=6, mode=Mode.PAUSE, generation=5, routing=routing)
+    pod._take(newest)
+    assert pod._directive == newest
 
 
 def test_a_server_without_its_environment_says_what_is_missing() -> None:

@@ -148,6 +148,20 @@ def test_moved_rows_keep_values_state_and_counters() -> None:
         assert part.evict(651) == len(mine)
 
 
+def test_moved_rows_are_evicted_when_they_would_have_been_where_they_came_from() -> None:
+    table = TableSpec(evict_after=100.0)
+    one, other = store_of(table), store_of(table)
+    push(one, list(range(60)), now=500)
+    push(one, list(range(40, 100)), now=550)
+    for bucket in range(64):
+        for name, arrays in one.export_bucket(bucket):
+            other.import_rows(name, arrays, keep_state=True, now_seconds=590)
+    assert one.evict(601) == other.evict(601) == 40
+    np.testing.assert_array_equal(pull(other, list(range(100))), pull(one, list(range(100))))
+    assert pull(other, list(range(40, 100))).any(axis=1).all()
+    assert one.evict(651) == other.evict(651) == 60
+
+
 def test_bytes_are_those_of_rows_and_index() -> None:
     plan = make_plan({"a": 4, "b": 4}, virtual_buckets=64)
     store = RowStore(plan, plan.groups[0], OptimizerSpec(), np.ones(64, np.bool_), 10_000)
