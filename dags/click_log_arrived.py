@@ -15,7 +15,8 @@ a producing DAG does it by naming the asset as an outlet, everything else by the
 (`POST /api/v2/assets/events` with `asset_id` and `partition_key`).
 
 The day before it is trained on, the announced day is evaluated on. The run gets the logical date of the scheduled run
-for the same days, so that a day is trained once, whichever comes first.
+for the same days, so that a day is trained once, whichever comes first. Like the scheduled run it trains the job file
+that the Airflow variable `elastrec_job_file` names.
 """
 
 with DAG(

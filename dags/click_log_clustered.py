@@ -7,9 +7,16 @@ from pathlib import Path
 from airflow.sdk import DAG, Asset, Param, PartitionedAssetTimetable
 
 from elastrec.operators.clustering import ClusterPartitionOperator, InspectPartitionOperator
-from elastrec.operators.settings import CLICK_LOG_ASSET, CLUSTERED_CLICK_LOG_ASSET
+from elastrec.operators.settings import (
+    CLICK_LOG_ASSET,
+    CLUSTERED_CLICK_LOG_ASSET,
+    CLUSTERED_LOG_VARIABLE,
+    JOB_FILE_VARIABLE,
+)
 
 JOBS = Path(__file__).parent / "jobs"
+JOB_FILE = f"{{{{ params.job_file or var.value.get('{JOB_FILE_VARIABLE}', '') }}}}"
+DESTINATION = f"{{{{ params.destination or var.value.get('{CLUSTERED_LOG_VARIABLE}', '') }}}}"
 PARTITION = "{{ dag_run.partition_key or params.partition or '' }}"
 
 DOCUMENTATION = """
@@ -21,8 +28,9 @@ DOCUMENTATION = """
 | `inspect` | measures what repeats in it and what deduplication saves; figures and a picture go to an MLflow run |
 
 Runs when the asset `click_log` gets a day (see `click_log_arrived`). By hand: *Trigger*, with the day in `partition`.
-`job_file` is a job on the log as it comes, `destination` is where the clustered log goes; a job that trains on that
-path with `deduplication: auto` computes each repeated row once.
+`job_file` is a job on the log as it comes, `destination` is where the clustered log goes; the Airflow variables
+`elastrec_job_file` and `elastrec_clustered_log` give them for runs that are not started by hand. A job that trains on
+that path with `deduplication: auto` computes each repeated row once.
 """
 
 with DAG(
@@ -32,8 +40,18 @@ with DAG(
     schedule=PartitionedAssetTimetable(assets=Asset(CLICK_LOG_ASSET)),
     catchup=False,
     params={
-        "job_file": Param("demo.yaml", title="Job file", type="string", description_md="A job on the log as it comes."),
-        "destination": Param("demo_data/clustered_clicks", title="Clustered log", type="string"),
+        "job_file": Param(
+            None,
+            title="Job file",
+            type=["string", "null"],
+            description_md=f"A job on the log as it comes. Empty: what the variable `{JOB_FILE_VARIABLE}` names.",
+        ),
+        "destination": Param(
+            None,
+            title="Clustered log",
+            type=["string", "null"],
+            description_md=f"Folder or URI. Empty: what the variable `{CLUSTERED_LOG_VARIABLE}` names.",
+        ),
         "partition": Param(None, title="Day", type=["string", "null"], description_md="Only for a run by hand."),
     },
     tags=["elastrec", "data"],
@@ -41,16 +59,16 @@ with DAG(
     cluster = ClusterPartitionOperator(
         task_id="cluster",
         jobs_folder=JOBS,
-        job_file="{{ params.job_file }}",
-        path="{{ params.destination }}",
+        job_file=JOB_FILE,
+        path=DESTINATION,
         partition=PARTITION,
         outlets=[Asset(CLUSTERED_CLICK_LOG_ASSET)],
     )
     inspect = InspectPartitionOperator(
         task_id="inspect",
         jobs_folder=JOBS,
-        job_file="{{ params.job_file }}",
-        path="{{ params.destination }}",
+        job_file=JOB_FILE,
+        path=DESTINATION,
         partition=PARTITION,
     )
     cluster >> inspect

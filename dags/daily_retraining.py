@@ -9,6 +9,7 @@ from airflow.sdk import DAG, CronTriggerTimetable
 
 from elastrec.operators.params import training_params
 from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
+from elastrec.operators.settings import JOB_FILE_VARIABLE
 from elastrec.operators.training import (
     LaunchJobOperator,
     OfflinePhaseOperator,
@@ -33,7 +34,13 @@ DOCUMENTATION = """
 | `register` | registers the model in MLflow; it becomes champion if it passed |
 | `finish` | removes the job from the cluster, also after a failure |
 
-**Start it by hand:** *Trigger*, choose a job file, and leave the rest empty to train on the data that is there.
+**Which job:** the schedule trains the job file that the Airflow variable `elastrec_job_file` names, a file of `jobs/`
+or an absolute path; without it the first task fails and says so. A run by hand may name another one in its form.
+
+**Which days:** the logical date decides. The run of January 3rd, 02:00, evaluates on January 2nd, the newest complete
+day, and trains on January 1st; a run by hand with the same logical date trains on the same rows. Days in the form go
+before it. To train on all data that is there, empty the field *Logical Date*.
+
 Each task has a button to its **MLflow run**. A failed job's last lines are in the log of the task that waited for it.
 *Clear* and retries attach to the running job; there is never a second one for the same logical date.
 
@@ -45,18 +52,19 @@ with DAG(
     dag_id="daily_retraining",
     description="Train on yesterday, evaluate on the newest day, publish what passes the gate.",
     doc_md=DOCUMENTATION,
-    schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", interval=timedelta(days=2), run_immediately=NEVER_LATE),
+    # Without an interval, the logical date of a scheduled run is the time it starts at, as that of a run by hand is.
+    schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", run_immediately=NEVER_LATE),
     catchup=False,
     # A day continues from the checkpoint of the day before, so days are trained one after the other.
     max_active_runs=1,
     render_template_as_native_obj=True,
-    params=training_params(JOBS, default="demo.yaml"),
+    params=training_params(JOBS),
     tags=["elastrec", "training"],
 ):
     prepare_data = PrepareDataOperator(
         task_id="prepare_data",
         jobs_folder=JOBS,
-        job_file="{{ params.job_file }}",
+        job_file=f"{{{{ params.job_file or var.value.get('{JOB_FILE_VARIABLE}', '') }}}}",
         job="{{ params.job }}",
         overrides="{{ params.overrides }}",
         start_from="{{ params.start_from }}",

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
+from elastrec.operators import settings
 from elastrec.operators.base import ElastrecOperator, give, no_retry_for_bad_input
 from elastrec.operators.links import push_link
 from elastrec.operators.params import read_job
+from elastrec.platform.specs.errors import FieldProblem, SpecError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -55,6 +57,10 @@ class ClusterPartitionOperator(_LogOperator):
         from elastrec.platform.jobs.clustering import cluster_partition
 
         with no_retry_for_bad_input():
+            if not self.path:
+                advice = f"fill in the field, or set the Airflow variable {settings.CLUSTERED_LOG_VARIABLE}"
+                problem = FieldProblem("destination", "empty", "where the clustered log goes", advice)
+                raise SpecError([problem], "the form")
             found = cluster_partition(self.platform, self._job(), self.path, self.partition)
         self.log.info(
             "%s %s: %s rows, %s sessions; %s bytes became %s",

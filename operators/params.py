@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
 
+from elastrec.operators import settings
 from elastrec.platform.specs.crd import job_json_schema
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.loading import load_job
@@ -18,14 +20,16 @@ if TYPE_CHECKING:
     from elastrec.platform.specs.job import TrainingJob
 
 _MOMENT: dict[str, Any] = {"type": ["string", "null"], "format": "date-time"}
+_DAY = timedelta(days=1)
+_AIRFLOWS_OWN = "airflow/"
 
 
-def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:
+def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, Param]:
     """The fields of the form, in order.
 
     Args:
         jobs_folder: its `*.yaml` files are offered; any other path can be typed.
-        default: the file that is filled in.
+        default: the file that is filled in; None: the field is empty.
     """
     files = sorted(file.name for file in jobs_folder.glob("*.yaml"))
     inline = {key: part for key, part in job_json_schema().items() if key not in ("title", "description", "required")}
@@ -36,7 +40,8 @@ def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:
             type=["string", "null"],
             minLength=1,
             examples=files,
-            description_md=f"A ready file of `{jobs_folder.name}/`, or the path of your own.",
+            description_md=f"A file of `{jobs_folder.name}/`, or the path of your own. Empty: what the variable "
+            f"`{settings.JOB_FILE_VARIABLE}` of Airflow names.",
         ),
         "job": Param(
             None,
@@ -48,17 +53,17 @@ def training_params(jobs_folder: Path, default: str) -> dict[str, Param]:
         "interval_start": Param(
             None,
             title="First moment to train on",
-            description_md="Empty: a scheduled run trains on the day before the newest complete day and is evaluated "
-            "on the newest; a run started by hand takes the newest partition of the data for evaluation and all "
-            "others for training.",
-            section="Data interval",
+            description_md="Empty: the run's logical date decides, as for a scheduled run: the day before it is "
+            "evaluated on, the day before that one is trained on. A run without a logical date evaluates on the newest "
+            "partition of the data and trains on all others.",
+            section="Days to train on",
             **_MOMENT,
         ),
         "interval_end": Param(
             None,
             title="End of training, begin of evaluation",
             description_md="The day that begins here is evaluated on. Empty: one day after the first moment.",
-            section="Data interval",
+            section="Days to train on",
             **_MOMENT,
         ),
         "overrides": Param(
@@ -100,42 +105,79 @@ def read_job(
     if job:
         return load_job(job, changes)
     if not job_file:
-        problem = FieldProblem("job_file", "empty", "the name of a job file", "choose one, or fill in an inline job")
+        problem = FieldProblem(
+            "job_file",
+            "empty",
+            "the name of a job file",
+            "choose one in the form or fill in an inline job; for scheduled runs set the Airflow variable "
+            f"{settings.JOB_FILE_VARIABLE} (or the environment variable "
+            f"AIRFLOW_VAR_{settings.JOB_FILE_VARIABLE.upper()})",
+        )
         raise SpecError([problem], "the form")
     file = Path(job_file)
     return load_job(file if file.is_absolute() else jobs_folder / file, changes)
 
 
+def refuse_unknown(conf: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuses keys of a run's `conf` that are no fields of its DAG's form; Airflow itself ignores them.
+
+    Raises:
+        SpecError: names every unknown key, the known ones and the nearest of these.
+    """
+    problems = []
+    for key in conf:
+        if key in known or key.startswith(_AIRFLOWS_OWN):
+            continue
+        near = difflib.get_close_matches(key, known, n=1)
+        allowed = ", ".join(sorted(known)) or "nothing: the DAG has no params"
+        problems.append(FieldProblem(f"conf.{key}", "an unknown key", allowed, _advice(near)))
+    if problems:
+        raise SpecError(problems, "the run's configuration")
+
+
+def _advice(near: list[str]) -> str:
+    return f"did you mean {near[0]!r}?" if near else "remove it"
+
+
 def read_interval(
-    interval_start: str | None, interval_end: str | None, run_end: datetime | None, *, by_hand: bool
+    interval_start: str | None, interval_end: str | None, run_interval: tuple[datetime, datetime] | None
 ) -> Interval | None:
     """The days that a filled-in form means; None: the newest partitions of the data.
 
+    Without days in the form, those of the run's data interval count: the last one that is complete is evaluated on,
+    the others are trained on, at least one. So a run started by hand with the logical date of a scheduled run trains on
+    the same rows.
+
     Args:
         interval_start, interval_end: ISO 8601, or empty.
-        run_end: end of the DAG run's data interval.
-        by_hand: a person started the run.
+        run_interval: start and end of the DAG run's data interval; None for a run without a logical date.
 
     Raises:
         SpecError: an end without a start, or an end that is not after the start.
     """
-    from elastrec.platform.jobs import Interval, day_interval
+    from elastrec.platform.jobs import Interval
 
     if not interval_start:
         if interval_end:
             raise SpecError(
                 [FieldProblem("interval_start", "empty", "a moment, since interval_end is given")], "the form"
             )
-        if by_hand or run_end is None:
+        if run_interval is None:
             return None
-        newest_complete_day = run_end.astimezone(UTC) - timedelta(days=1)
-        return day_interval(newest_complete_day - timedelta(days=1))
-    start = _moment(interval_start, "interval_start")
-    end = _moment(interval_end, "interval_end") if interval_end else start + timedelta(days=1)
-    if end <= start:
-        problem = FieldProblem("interval_end", end.isoformat(), f"a moment after interval_start {start.isoformat()}")
-        raise SpecError([problem], "the form")
-    return Interval(start.isoformat(), end.isoformat(), (end + timedelta(days=1)).isoformat())
+        first, after_last = (_day_of(moment) for moment in run_interval)
+        start, end = min(first, after_last - 2 * _DAY), after_last - _DAY
+    else:
+        start = _moment(interval_start, "interval_start")
+        end = _moment(interval_end, "interval_end") if interval_end else start + _DAY
+        if end <= start:
+            allowed = f"a moment after interval_start {start.isoformat()}"
+            raise SpecError([FieldProblem("interval_end", end.isoformat(), allowed)], "the form")
+    return Interval(start.isoformat(), end.isoformat(), (end + _DAY).isoformat())
+
+
+def _day_of(moment: datetime) -> datetime:
+    """The beginning of a moment's day in UTC."""
+    return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def _moment(text: str, field: str) -> datetime:

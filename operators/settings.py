@@ -7,6 +7,10 @@ from datetime import timedelta
 CONNECTION_TYPE = "elastrec"
 DEFAULT_CONNECTION_ID = "elastrec_default"
 DAG_ID = "daily_retraining"
+JOB_FILE_VARIABLE = "elastrec_job_file"
+"""Airflow variable: the job file of scheduled runs."""
+CLUSTERED_LOG_VARIABLE = "elastrec_clustered_log"
+"""Airflow variable: where the clustered click log goes."""
 CLICK_LOG_ASSET = "click_log"
 CLUSTERED_CLICK_LOG_ASSET = "clustered_click_log"
 

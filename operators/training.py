@@ -22,14 +22,17 @@ from elastrec.operators.base import (
     watched,
 )
 from elastrec.operators.links import push_link
-from elastrec.operators.params import read_interval, read_job
+from elastrec.operators.params import read_interval, read_job, refuse_unknown
 from elastrec.operators.progress import progress_line
 from elastrec.operators.triggers import JobPhaseTrigger
 from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Phase
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from airflow.sdk import Context
+    from airflow.sdk.types import DagRunProtocol
 
     from elastrec.platform.jobs import Allocation, Launched, Platform, Prepared
 
@@ -40,6 +43,8 @@ class PrepareDataOperator(ElastrecOperator):
     Args:
         jobs_folder: relative job files are taken from here.
         job_file, job, overrides, start_from, interval_start, interval_end: see `params.training_params`.
+
+    A run's `conf` may hold the DAG's params and nothing else.
 
     Output: `Prepared`.
     """
@@ -82,10 +87,15 @@ class PrepareDataOperator(ElastrecOperator):
 
         run = context["dag_run"]
         with no_retry_for_bad_input(), client_loaded_beside():
+            refuse_unknown(run.conf or {}, {*self.params, *(self.dag.params if self.has_dag() else ())})
             job = read_job(Path(self.jobs_folder), self.job_file, self.job, self.overrides, self.start_from)
-            interval = read_interval(
-                self.interval_start, self.interval_end, run.data_interval_end, by_hand=run.run_type == "manual"
-            )
+            interval = read_interval(self.interval_start, self.interval_end, _data_interval(run))
+            if interval is not None and not self.interval_start:
+                self.log.info(
+                    "the days are those of the run's logical date %s: training on %s to %s, evaluation to %s",
+                    run.logical_date,
+                    *interval.moments(),
+                )
             job_id = job_id_for(job.metadata.name, owner_key(context))
             prepared = prepare(self.platform, job, job_id, interval)
         prepared = msgspec.structs.replace(prepared, page=job_page(self.platform, prepared), run_tags=run_tags(context))
@@ -223,6 +233,13 @@ class OfflinePhaseOperator(ElastrecOperator):
     def on_kill(self) -> None:
         """Stops the job; while the task is deferred the trigger does it."""
         _stop_owned(self.platform, self.prepared, self._owner, self.task_id)
+
+
+def _data_interval(run: DagRunProtocol) -> tuple[datetime, datetime] | None:
+    """Start and end of a run's data interval; a run without a logical date has none."""
+    if run.data_interval_start is None or run.data_interval_end is None:
+        return None
+    return run.data_interval_start, run.data_interval_end
 
 
 def _attach(platform: Platform, prepared: Prepared, allocation: Allocation, owner: str) -> Launched:

@@ -25,7 +25,7 @@ from elastrec.platform.jobs.launching import (
 from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
 from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, is_trained, ledger, result_of
-from elastrec.platform.jobs.preparation import day_interval, job_id_for, prepare
+from elastrec.platform.jobs.preparation import job_id_for, prepare
 from elastrec.platform.jobs.publishing import (
     away_message,
     finish_job,
@@ -52,7 +52,6 @@ __all__ = [
     "Registered",
     "Result",
     "away_message",
-    "day_interval",
     "evaluate_and_gate",
     "evaluator_pod",
     "evaluator_state",

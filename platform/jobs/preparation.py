@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC
 from itertools import islice
 from pathlib import Path
 
@@ -279,9 +279,3 @@ def _fits(record: Record, job: TrainingJob) -> bool:
     except SpecError:
         return False
     return True
-
-
-def day_interval(day: datetime) -> Interval:
-    """Train on the day that begins at `day` (UTC), evaluate on the next."""
-    start = day.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=UTC)
-    return Interval(*(moment.isoformat() for moment in (start, start + timedelta(days=1), start + timedelta(days=2))))

@@ -59,7 +59,7 @@ class TaskInstance:
         self.pushed[key] = value
 
 
-def context(**fields: Any) -> dict[str, Any]:
+def context(conf: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     """A context of the scheduled run of 2026-01-03 02:00."""
     task = TaskInstance(**fields)
     moment = datetime(2026, 1, 3, 2, tzinfo=UTC)
@@ -67,8 +67,9 @@ def context(**fields: Any) -> dict[str, Any]:
         dag_id=task.dag_id,
         run_id=task.run_id,
         logical_date=moment,
+        data_interval_start=moment,
         data_interval_end=moment,
-        run_type="scheduled",
+        conf=conf or {},
     )
     return {"ti": task, "dag_run": run}
 

@@ -49,9 +49,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def cluster(folder: Path, partition: str = DAY) -> tuple[dict[str, Any], OutletEventAccessors]:
+def cluster(folder: Path, partition: str = DAY, path: str = "clustered") -> tuple[dict[str, Any], OutletEventAccessors]:
     operator = ClusterPartitionOperator(
-        task_id="cluster", jobs_folder=folder, job_file="job.yaml", path="clustered", partition=partition,
+        task_id="cluster", jobs_folder=folder, job_file="job.yaml", path=path, partition=partition,
         outlets=[CLUSTERED],
     )  # fmt: skip
     events = OutletEventAccessors()
@@ -95,6 +95,11 @@ def test_what_repeats_goes_to_mlflow_with_a_picture(folder: Path) -> None:
 def test_a_day_that_is_not_there_fails_without_a_retry(folder: Path, partition: str) -> None:
     with pytest.raises(AirflowFailException, match=partition):
         cluster(folder, partition)
+
+
+def test_without_a_destination_nothing_is_clustered(folder: Path) -> None:
+    with pytest.raises(AirflowFailException, match=r"destination: empty.*elastrec_clustered_log"):
+        cluster(folder, path="")
 
 
 def test_the_dag_clusters_an_announced_day_and_then_inspects_it() -> None:

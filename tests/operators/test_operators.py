@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from structlog.testing import capture_logs
 
 from elastrec.operators.base import ElastrecOperator, run_tags
 from elastrec.operators.doubt import Doubt
 from elastrec.operators.links import RUN_URL_KEY
+from elastrec.operators.params import training_params
 from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
 from elastrec.operators.services import default_dags_folder
 from elastrec.operators.training import (
@@ -84,6 +86,13 @@ def test_a_bad_job_fails_without_a_retry_and_names_every_problem(platform: Platf
     operator = PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml", overrides=overrides)
     with pytest.raises(AirflowFailException, match=r"(?s)batch_size.*epochs"):
         operator.execute(context())
+
+
+def test_a_mistyped_key_of_conf_fails_without_a_retry_before_anything_is_read(platform: Platform) -> None:
+    with DAG(dag_id="form", schedule=None, params=training_params(JOBS)):
+        operator = PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml")
+    with pytest.raises(AirflowFailException, match=r"conf\.jobfile.*did you mean 'job_file'"):
+        operator.execute(context(conf={"jobfile": "mine.yaml"}))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
 
-from elastrec.operators.params import read_interval, read_job, training_params
+from elastrec.operators.params import read_interval, read_job, refuse_unknown, training_params
 from elastrec.operators.services import default_dags_folder
 from elastrec.platform.specs.errors import SpecError
 
@@ -25,19 +25,19 @@ INLINE = {
 
 
 def test_the_form_offers_every_ready_job_file() -> None:
-    field = training_params(JOBS, "demo.yaml")["job_file"]
+    field = training_params(JOBS)["job_file"]
     assert set(field.schema["examples"]) == {file.name for file in JOBS.glob("*.yaml")}
     assert field.resolve("/elsewhere/mine.yaml") == "/elsewhere/mine.yaml"
 
 
 def test_the_empty_form_is_valid() -> None:
-    for field in training_params(JOBS, "demo.yaml").values():
+    for field in training_params(JOBS).values():
         field.resolve()
 
 
 @pytest.mark.parametrize("value", [None, {}, INLINE])
 def test_the_inline_job_may_be_empty_or_whole(value: object) -> None:
-    assert training_params(JOBS, "demo.yaml")["job"].resolve(value) == value
+    assert training_params(JOBS)["job"].resolve(value) == value
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_inline_job_may_be_empty_or_whole(value: object) -> None:
 )
 def test_the_form_refuses_a_wrong_field_in_words(field: str, value: object, said: str) -> None:
     with pytest.raises(ParamValidationError, match=said):
-        training_params(JOBS, "demo.yaml")[field].resolve(value)
+        training_params(JOBS)[field].resolve(value)
 
 
 def test_a_job_file_is_read_with_its_overrides() -> None:
@@ -73,7 +73,7 @@ def test_all_problems_of_a_job_are_named_at_once() -> None:
 
 
 def test_no_job_at_all_is_refused() -> None:
-    with pytest.raises(SpecError, match="job_file: empty"):
+    with pytest.raises(SpecError, match=r"job_file: empty.*elastrec_job_file .*AIRFLOW_VAR_ELASTREC_JOB_FILE"):
         read_job(JOBS, None, {}, None, None)
 
 
@@ -82,18 +82,33 @@ def test_every_ready_job_file_is_valid(file: Path) -> None:
     assert read_job(JOBS, file.name, None, None, None).metadata.name
 
 
-def test_a_scheduled_run_evaluates_on_the_newest_complete_day_and_trains_on_the_day_before() -> None:
-    interval = read_interval(None, None, datetime(2026, 1, 3, 2, tzinfo=UTC), by_hand=False)
+def at(day: int, hour: int = 2) -> datetime:
+    return datetime(2026, 1, day, hour, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "days"),
+    [
+        (at(3), at(3), [1, 2, 3]),
+        (at(1), at(3), [1, 2, 3]),
+        (at(2, 0), at(3, 0), [1, 2, 3]),
+        (at(1, 0), at(5, 0), [1, 4, 5]),
+    ],
+)
+def test_the_last_complete_day_of_a_runs_data_interval_is_evaluated_on(
+    start: datetime, end: datetime, days: list[int]
+) -> None:
+    interval = read_interval(None, None, (start, end))
     assert interval is not None
-    assert [moment.day for moment in interval.moments()] == [1, 2, 3]
+    assert [moment.day for moment in interval.moments()] == days
 
 
-def test_a_run_by_hand_without_days_takes_what_the_data_holds() -> None:
-    assert read_interval(None, None, datetime(2026, 1, 3, 2, tzinfo=UTC), by_hand=True) is None
+def test_a_run_without_a_logical_date_and_without_days_takes_what_the_data_holds() -> None:
+    assert read_interval(None, None, None) is None
 
 
-def test_given_days_are_taken_as_they_are_and_the_next_is_evaluated_on() -> None:
-    interval = read_interval("2026-01-01T00:00:00+00:00", "2026-01-04", None, by_hand=True)
+def test_days_in_the_form_go_before_the_data_interval_and_the_next_day_is_evaluated_on() -> None:
+    interval = read_interval("2026-01-01T00:00:00+00:00", "2026-01-04", (at(20), at(21)))
     assert interval is not None
     assert [moment.day for moment in interval.moments()] == [1, 4, 5]
 
@@ -101,4 +116,13 @@ def test_given_days_are_taken_as_they_are_and_the_next_is_evaluated_on() -> None
 @pytest.mark.parametrize(("start", "end"), [(None, "2026-01-02"), ("2026-01-02", "2026-01-01"), ("soon", None)])
 def test_impossible_days_are_refused(start: str | None, end: str | None) -> None:
     with pytest.raises(SpecError):
-        read_interval(start, end, None, by_hand=True)
+        read_interval(start, end, None)
+
+
+def test_an_unknown_key_is_refused_with_the_known_ones_and_the_nearest() -> None:
+    known = training_params(JOBS)
+    with pytest.raises(SpecError, match=r"(?s)conf\.jobfile.*allowed: .*start_from.*did you mean 'job_file'.*conf\.x:"):
+        refuse_unknown({"jobfile": "mine.yaml", "x": 1, "job": None}, known)
+    with pytest.raises(SpecError, match="the DAG has no params"):
+        refuse_unknown({"job_file": "mine.yaml"}, ())
+    refuse_unknown({"job_file": "mine.yaml", "airflow/task_span_detail_level": 1}, known)

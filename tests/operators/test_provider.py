@@ -9,17 +9,22 @@ from datetime import timedelta
 from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import jinja2
 import jsonschema
 import pendulum
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk._shared.secrets_masker import redact
+from airflow.sdk.execution_time import macros
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import DataInterval
 
 from elastrec.operators import settings
 from elastrec.operators.hook import ElastrecHook
+from elastrec.operators.params import read_interval
 from elastrec.operators.provider_info import get_provider_info
 from elastrec.operators.services import default_dags_folder
 from elastrec.platform.clusters.local.life_cycle import start_agent, stop_agent
@@ -118,6 +123,51 @@ def test_the_daily_dag_reads_as_the_life_of_a_job(dags: DagBag) -> None:
     assert dag.get_task("launch").is_setup
     assert not dag.catchup
     assert all(dag.get_task(step).retries >= 2 for step in steps)
+
+
+def test_a_run_by_hand_with_the_logical_date_of_a_scheduled_one_trains_on_the_same_rows(dags: DagBag) -> None:
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(dags.dags["daily_retraining"]))
+    last = DataInterval.exact(pendulum.datetime(2026, 1, 2, 2))
+    restriction = dag._time_restriction._replace(catchup=True)
+    scheduled = dag.timetable.next_dagrun_info(last_automated_data_interval=last, restriction=restriction)
+    assert scheduled is not None and scheduled.logical_date is not None and scheduled.data_interval is not None
+    by_hand = dag.timetable.infer_manual_data_interval(run_after=scheduled.logical_date)
+    days = read_interval(None, None, scheduled.data_interval)
+    assert days is not None and [moment.day for moment in days.moments()] == [1, 2, 3]
+    assert read_interval(None, None, by_hand) == days
+    # The run that an announced day starts has this logical date too, so that there are not two of them.
+    started = dags.dags["click_log_arrived"].get_task("retrain")
+    announced = SimpleNamespace(partition_key="2026-01-02")
+    template = jinja2.Template(started.logical_date)
+    assert pendulum.parse(template.render(macros=macros, dag_run=announced)) == scheduled.logical_date
+
+
+def test_no_dag_has_a_job_of_its_own(dags: DagBag) -> None:
+    for dag_id in ("daily_retraining", "click_log_clustered"):
+        params = dags.dags[dag_id].params
+        assert all(params.get_param(name).resolve() in (None, {}) for name in params), dag_id
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "task_id", "field", "param", "variable"),
+    [
+        ("daily_retraining", "prepare_data", "job_file", "job_file", "elastrec_job_file"),
+        ("click_log_clustered", "cluster", "job_file", "job_file", "elastrec_job_file"),
+        ("click_log_clustered", "inspect", "path", "destination", "elastrec_clustered_log"),
+    ],
+)
+def test_an_empty_field_takes_its_value_from_an_airflow_variable(
+    dags: DagBag, dag_id: str, task_id: str, field: str, param: str, variable: str
+) -> None:
+    task = dags.dags[dag_id].get_task(task_id)
+
+    def render(value: str | None, variables: dict[str, str]) -> Any:
+        values = {"params": {param: value}, "var": {"value": variables}}
+        return task.get_template_env().from_string(getattr(task, field)).render(values)
+
+    assert render(None, {variable: "/jobs/daily.yaml"}) == "/jobs/daily.yaml"
+    assert render("/jobs/mine.yaml", {variable: "/jobs/daily.yaml"}) == "/jobs/mine.yaml"
+    assert render(None, {}) == ""
 
 
 def test_scaling_runs_one_round_at_a_time_with_one_task_per_job(dags: DagBag) -> None:
