@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from playwright.sync_api import expect
 
 from elastrec.operators.rest import AirflowApiError, AirflowClient
 from elastrec.operators.services import ServiceStack, answers
-from elastrec.operators.settings import DAG_ID
+from elastrec.operators.settings import DAG_ID, JOB_FILE_VARIABLE
 from elastrec.platform.clusters.protocol import Cluster, PodStatus
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
@@ -242,7 +243,12 @@ def test_a_job_that_cannot_run_is_refused_before_anything_starts(
     assert tasks["launch"]["state"] == "upstream_failed"
 
 
-def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once(airflow: AirflowClient) -> None:
+def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once_with_the_job_of_the_variable(
+    airflow: AirflowClient, click_log: GenerateReport, tmp_path: Path
+) -> None:
+    file = tmp_path / "arrived.yaml"
+    file.write_text(yaml.safe_dump(job(click_log, "arrived")))
+    airflow.call("POST", "/variables", {"key": JOB_FILE_VARIABLE, "value": str(file)})
     airflow.unpause("click_log_arrived")
     asset = airflow.call("GET", "/assets?name_pattern=click_log")["assets"][0]["id"]
     for _ in range(2):
@@ -255,4 +261,14 @@ def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once(airflow: Air
     (run,) = wait(runs, "the run of the new day")
     assert run["conf"]["interval_start"].startswith("2026-01-02")
     assert run["conf"]["interval_end"].startswith("2026-01-03")
-    assert finished(airflow, DAG_ID, run["dag_run_id"]) == "failed", "there is no log of these days"
+    assert finished(airflow, DAG_ID, run["dag_run_id"]) == "success", logs(airflow, run["dag_run_id"], "offline_phase")
+    trained = airflow.xcom(DAG_ID, run["dag_run_id"], "offline_phase")
+    assert (trained["samples_trained"], trained["evaluation_samples"]) == tuple(day.rows for day in click_log.days[1:])
+
+
+def test_a_run_without_a_job_or_with_a_mistyped_key_fails_at_once_and_says_what_to_do(airflow: AirflowClient) -> None:
+    for conf, words in (({}, JOB_FILE_VARIABLE), ({"jobfile": "mine.yaml"}, "did you mean 'job_file'")):
+        run_id = airflow.trigger(DAG_ID, conf)
+        assert finished(airflow, DAG_ID, run_id) == "failed"
+        assert words in logs(airflow, run_id, "prepare_data")
+        assert airflow.tasks(DAG_ID, run_id)["prepare_data"]["try_number"] == 1
