@@ -116,7 +116,7 @@ class AirflowClient:
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             with self._opener.open(request, timeout=self._timeout_seconds) as answer:
-                content: dict[str, Any] = json.load(answer)
+                content: dict[str, Any] = json.loads(answer.read() or b"{}")
                 return content
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")

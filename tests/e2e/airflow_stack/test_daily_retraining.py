@@ -243,12 +243,20 @@ def test_a_job_that_cannot_run_is_refused_before_anything_starts(
     assert tasks["launch"]["state"] == "upstream_failed"
 
 
-def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once_with_the_job_of_the_variable(
-    airflow: AirflowClient, click_log: GenerateReport, tmp_path: Path
-) -> None:
+@pytest.fixture
+def job_of_the_variable(airflow: AirflowClient, click_log: GenerateReport, tmp_path: Path) -> Iterator[None]:
+    """The job file of runs that name none."""
     file = tmp_path / "arrived.yaml"
     file.write_text(yaml.safe_dump(job(click_log, "arrived")))
     airflow.call("POST", "/variables", {"key": JOB_FILE_VARIABLE, "value": str(file)})
+    yield
+    airflow.call("DELETE", f"/variables/{JOB_FILE_VARIABLE}")
+
+
+@pytest.mark.usefixtures("job_of_the_variable")
+def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once_with_the_job_of_the_variable(
+    airflow: AirflowClient, click_log: GenerateReport
+) -> None:
     airflow.unpause("click_log_arrived")
     asset = airflow.call("GET", "/assets?name_pattern=click_log")["assets"][0]["id"]
     for _ in range(2):
