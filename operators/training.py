@@ -87,7 +87,8 @@ class PrepareDataOperator(ElastrecOperator):
 
         run = context["dag_run"]
         with no_retry_for_bad_input(), client_loaded_beside():
-            refuse_unknown(run.conf or {}, {*self.params, *(self.dag.params if self.has_dag() else ())})
+            of_dag = self.dag.params if self.has_dag() else {}  # type: ignore[no-untyped-call]
+            refuse_unknown(run.conf or {}, {*self.params, *of_dag})
             job = read_job(Path(self.jobs_folder), self.job_file, self.job, self.overrides, self.start_from)
             interval = read_interval(self.interval_start, self.interval_end, _data_interval(run))
             if interval is not None and not self.interval_start:
