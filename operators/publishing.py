@@ -12,6 +12,7 @@ from elastrec.operators.base import (
     ElastrecOperator,
     give,
     no_retry_for_bad_input,
+    owner_token,
     take,
     watched,
 )
@@ -36,19 +37,26 @@ class _PublishingOperator(ElastrecOperator):
 
     def _wait_for_tracking(self, context: Context) -> None:
         """Defers when MLflow does not answer; `tracking_is_back` then begins the try anew."""
-        from elastrec.platform.jobs import Launched, Prepared, publish_patience_seconds, tracking_answers
+        from elastrec.platform.jobs import Prepared, publish_patience_seconds, tracking_answers
 
         if tracking_answers(self.platform):
             return
-        prepared, launched = take(Prepared, self.prepared), take(Launched, self.launched)
+        prepared = take(Prepared, self.prepared)
         patience = publish_patience_seconds(prepared)
         server = masked(self.platform.tracking_uri)
         self.log.warning("MLflow at %s does not answer; waiting up to %.0f s", server, patience)
-        told = watched(self, context, prepared.job_id, launched.owner)
         self.defer(
-            trigger=TrackingTrigger(patience_seconds=patience, **told),
+            trigger=TrackingTrigger(patience_seconds=patience, **self._watched(context, prepared)),
             method_name="tracking_is_back",
         )
+
+    def _watched(self, context: Context, prepared: Prepared) -> dict[str, Any]:
+        """Arguments of a trigger that may stop the job: this try takes it over from the task before it."""
+        from elastrec.platform.jobs import take_over
+
+        owner = owner_token(context)
+        take_over(self.platform, prepared.job_id, owner)
+        return watched(self, context, prepared.job_id, owner)
 
     def tracking_is_back(self, context: Context, event: Mapping[str, str]) -> Any:
         """Called with the trigger's event; fails, without another try, when MLflow stayed away."""
@@ -91,7 +99,7 @@ class EvaluateAndGateOperator(_PublishingOperator):
         with no_retry_for_bad_input():
             start_evaluator(self.platform, prepared, launched)
         self.defer(
-            trigger=EvaluatorTrigger(**watched(self, context, prepared.job_id, launched.owner)),
+            trigger=EvaluatorTrigger(**self._watched(context, prepared)),
             method_name="resume",
             timeout=self.execution_timeout,
         )

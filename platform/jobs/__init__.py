@@ -21,6 +21,7 @@ from elastrec.platform.jobs.launching import (
     launch_request,
     remove_pods,
     stop,
+    take_over,
 )
 from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
@@ -79,6 +80,7 @@ __all__ = [
     "result_of",
     "start_evaluator",
     "stop",
+    "take_over",
     "tls_folder",
     "tracking_answers",
     "wait_for_master",

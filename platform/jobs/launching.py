@@ -12,7 +12,7 @@ from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.last_words import ending_of, keep_log
-from elastrec.platform.jobs.masters import ask_pod, pod_of_master, wait_for_master
+from elastrec.platform.jobs.masters import ask_pod, live_master, pod_of_master, wait_for_master
 from elastrec.platform.jobs.preparation import allocated
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
@@ -123,6 +123,17 @@ def job_page(platform: Platform, prepared: Prepared) -> str:
         return ""
     experiment = job_from_json(prepared.job_json).spec.history.experiment
     return History(platform.tracking_uri, experiment, platform.ui_url).job_url(prepared.job_id)
+
+
+def take_over(platform: Platform, job_id: str, owner: str) -> None:
+    """From now on only `owner` may stop the job by `stop(owner=...)`. Nothing to do once its master has ended.
+
+    Raises:
+        ClusterError: the cluster or the master does not answer.
+    """
+    with live_master(platform, job_id) as master:
+        if master is not None:
+            master.call(TakeOver(owner=owner), Done, timeout_seconds=15)
 
 
 def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:

@@ -96,6 +96,9 @@ class Platform:
         self.phase = self.phase or Phase.STARTING
         return LAUNCHED
 
+    def take_over(self, platform: Any, job_id: str, owner: str) -> None:
+        self.calls.append(f"take over as {owner}")
+
     def job_page(self, platform: Any, prepared: Prepared) -> str:
         return f"http://mlflow/list/{prepared.job_id}"
 

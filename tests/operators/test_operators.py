@@ -37,7 +37,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     made = Platform()
     monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: made))
     names = ("observe", "launch", "finish", "stop", "failure_report", "job_page", "tracking_answers", "with_run")
-    for name in (*names, "publish_patience_seconds", "away_message", "is_trained", "finish_job"):
+    for name in (*names, "publish_patience_seconds", "away_message", "is_trained", "finish_job", "take_over"):
         monkeypatch.setattr(f"elastrec.platform.jobs.{name}", getattr(made, name))
     return made
 
@@ -227,6 +227,18 @@ def test_evaluation_starts_its_pod_and_defers(platform: Platform, monkeypatch: p
         evaluate().execute(context())
     assert started == [(PREPARED, LAUNCHED)]
     assert isinstance(deferred.value.trigger, EvaluatorTrigger)
+
+
+def test_a_try_of_the_evaluation_owns_the_job_so_that_its_kill_is_not_refused(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastrec.platform.jobs.start_evaluator", lambda *values: None)
+    for try_number in (1, 2):
+        with pytest.raises(TaskDeferred) as deferred:
+            evaluate().execute(context(try_number=try_number))
+        assert platform.calls[-1] == f"take over as {OWNER}/{try_number}"
+        assert isinstance(deferred.value.trigger, EvaluatorTrigger)
+        assert deferred.value.trigger.owner == f"{OWNER}/{try_number}"
 
 
 def test_the_gates_decision_is_handed_on(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
