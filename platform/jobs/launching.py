@@ -83,10 +83,15 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
     else:
         log.info("job_reattached", job_id=prepared.job_id, run_id=run_id, owner=owner, phase=existing.phase)
     with contextlib.closing(wait_for_master(platform, prepared.job_id)) as client:
-        if owner:
-            client.call(TakeOver(owner=owner), Done, timeout_seconds=15)
-        if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
-            client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
+        try:
+            if owner:
+                client.call(TakeOver(owner=owner), Done, timeout_seconds=15)
+            if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
+                client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
+        except TransportError:
+            # A master that has failed meanwhile says why in its log, which is the better reason.
+            wait_for_master(platform, prepared.job_id, timeout_seconds=0.0).close()
+            raise
     return Launched(
         job_id=prepared.job_id,
         master_pod=name,
