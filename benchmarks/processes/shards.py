@@ -31,7 +31,6 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient, RpcServer
 from elastrec.platform.transport.job_messages import (
-    OFTEN,
     Answer,
     Directive,
     Heartbeat,
@@ -116,18 +115,13 @@ def run_master(workers: int, rows: int, batch: int, batches_per_shard: int) -> N
             job, job_id="benchmark-1", training_manifest="none", training_rows=rows, store=f"{folder}/store"
         )
         service = JobService(request, RememberingCluster(), Path(folder), token=_TOKEN)
-        server = RpcServer(service.handlers(), often=OFTEN, token=_TOKEN)
+        server = RpcServer(service.handlers(), token=_TOKEN)
         server.serve_in_background()
         service.start(server.address)
         serve(lambda _: {"done": service.state.training.done}, {"address": server.address})
         server.shutdown()
         service.close()
     end_process(0)
-
-
-class _OwnConnection(RpcClient):
-    # gRPC lets all clients of a process share one connection to an address; workers are processes of their own.
-    channel_options = (*RpcClient.channel_options, ("grpc.use_local_subchannel_pool", 1))
 
 
 class PlayedPod:
@@ -137,7 +131,7 @@ class PlayedPod:
         self.name, self.role = name, role
         self.beat_seconds = 0.0
         self._incarnation = uuid.uuid4().hex
-        self._client = _OwnConnection(master, _TOKEN)
+        self._client = RpcClient(master, _TOKEN)
         address = f"{name}:1" if role is Role.PARAMETER_SERVER else ""
         message = Register(pod=name, role=role, incarnation=self._incarnation, address=address)
         registered = self._client.call(message, Registered, timeout_seconds=_START_SECONDS)
@@ -158,7 +152,7 @@ class PlayedPod:
             memory_bytes=2**30,
             cpu_seconds=1.0,
         )
-        answer = self._client.call_often(message, Answer, timeout_seconds=10.0)
+        answer = self._client.call(message, Answer, timeout_seconds=10.0)
         assert answer.directive is not None
         self.directive, self.beat_seconds = answer.directive, answer.heartbeat_seconds
 

@@ -14,7 +14,7 @@ from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, job_options, output_option, parse_interval, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.cli.run_claim import RunClaim, interrupted_by_signals
-from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError, TransportError
+from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError
 from elastrec.platform.specs.loading import load_job
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.uris import masked
@@ -167,9 +167,7 @@ def _wait(
             observation = jobs.observe(platform, job_id)
         except ClusterError as error:
             # A node agent that is being started again is no reason to stop a job that goes on training without it.
-            cause = error.__cause__
-            is_away = isinstance(cause, TransportError) and cause.retryable
-            if not is_away or time.monotonic() - heard_at > _SILENCE_SECONDS:
+            if not error.retryable or time.monotonic() - heard_at > _SILENCE_SECONDS:
                 raise
             continue
         if observation.reachable:

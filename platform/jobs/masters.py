@@ -79,7 +79,8 @@ def live_master(platform: Platform, job_id: str) -> Iterator[RpcClient | None]:
         try:
             yield client
         except TransportError as error:
-            raise ClusterError(f"job {job_id}: its master does not answer: {error}") from error
+            problem = f"job {job_id}: its master does not answer: {error}"
+            raise ClusterError(problem, retryable=error.retryable) from error
 
 
 def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _START_SECONDS) -> RpcClient:

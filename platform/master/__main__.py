@@ -26,7 +26,6 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
-from elastrec.platform.transport.job_messages import OFTEN
 from elastrec.platform.transport.logs import configure_logging
 
 log = structlog.get_logger(__name__)
@@ -73,7 +72,13 @@ def run() -> int:
     # A pod of a real cluster is reached by its own address, a local one by the loopback alone.
     listen = host if host in ("127.0.0.1", "localhost") else "0.0.0.0"
     server = RpcServer(
-        service.handlers(), often=OFTEN, token=token, host=listen, port=port, tls=tls, advertised_host=host
+        service.handlers(),
+        token=token,
+        host=listen,
+        port=port,
+        tls=tls,
+        advertised_host=host,
+        maximum_connections=service.maximum_connections,
     )
     server.serve_in_background()
     log.info("master_started", job=request.job_id, address=server.address, continued=service.is_continued)
@@ -106,7 +111,7 @@ def main() -> None:
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Flight's and the history's threads must not keep a finished master alive.
+    # The history's threads must not keep a finished master alive.
     os._exit(code)
 
 

@@ -17,7 +17,7 @@ from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, DiscardRecord, Effect, ResizePod
 from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, pod_name, worker_pod
 from elastrec.platform.master.membership import Member
-from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError, TransportError
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.security import TlsConfig
 
@@ -179,8 +179,7 @@ class Executor:
                 call()
                 return ""
             except ClusterError as error:
-                cause = error.__cause__
-                if not (isinstance(cause, TransportError) and cause.retryable):
+                if not error.retryable:
                     return str(error)
                 log.warning("cluster_out_of_reach", reason=str(error), next_try_seconds=pause)
             self._stopping.wait(pause)

@@ -33,7 +33,7 @@ from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.timed_work import TimedWork
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport import Handler, TlsConfig
+from elastrec.platform.transport import Handler, TlsConfig, connections_for
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
     Done,
@@ -182,6 +182,10 @@ class JobService(ObserverCalls, TimedWork):
         deadline = self._clock() + self.state.plan.exit_seconds + 5.0
         while not stopped() and not self.state.is_swept() and self._clock() < deadline:
             self._stopping.wait(poll_seconds)
+
+    def maximum_connections(self) -> int:
+        """For an RpcServer."""
+        return connections_for(len(self.state.membership.members))
 
     def handlers(self) -> Mapping[type[msgspec.Struct], Handler]:
         """For an RpcServer."""

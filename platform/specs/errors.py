@@ -8,7 +8,17 @@ from elastrec.platform.specs.uris import masked
 
 
 class ElastrecError(Exception):
-    """Base of every error that elastrec raises on purpose."""
+    """Base of every error that elastrec raises on purpose.
+
+    Attributes:
+        retryable: whether the same request may succeed later.
+        field: of the input that is wrong; empty: no single one.
+        remedy: what to do; empty: the message says it, or nothing is known.
+    """
+
+    retryable: bool = False
+    field: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,13 +46,18 @@ class SpecError(ElastrecError):
     def __init__(self, problems: list[FieldProblem], source: str = "") -> None:
         self.problems = problems
         self.source = source
+        self.field, self.remedy = problems[0].path, problems[0].mend
         where = f" in {source}" if source else ""
         lines = "\n".join(f"  - {problem}" for problem in problems)
         super().__init__(f"{len(problems)} problem(s){where}:\n{lines}")
 
 
 class ClusterError(ElastrecError):
-    """A cluster refused or could not do what was asked."""
+    """A cluster refused (not `retryable`), or could not be reached."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class JobNotFoundError(ClusterError):
@@ -50,7 +65,7 @@ class JobNotFoundError(ClusterError):
 
 
 class TransportError(ElastrecError):
-    """A call over the network failed; `retryable` tells whether the same call may be sent again."""
+    """A call over the network failed."""
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
@@ -63,6 +78,8 @@ class AuthenticationError(TransportError):
 
 class IncompatibleError(TransportError):
     """One side cannot understand the other, and never will: another process of the same code would not either."""
+
+    remedy = "install the same version on every node and start the job again"
 
 
 class DataError(ElastrecError):
@@ -85,6 +102,8 @@ class HistoryError(ElastrecError):
 
 class HistoryAwayError(HistoryError):
     """The tracking server did not come back in time; what was trained is kept, and a later try goes on from there."""
+
+    retryable = True
 
 
 class ScalingError(ElastrecError):

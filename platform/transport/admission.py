@@ -1,8 +1,9 @@
-"""Admission: how many connections a port of streams holds, before and after they have sent the token.
+"""Admission: how many connections a port holds, before and after they have sent the token, and how it lets go of them.
 
 Anybody who reaches the port can open connections. Those that have not sent the token are few and can be cut at any
 time: when one more arrives, the oldest of them goes. A client needs milliseconds for its greeting, so connections that
-stay silent never keep it out. Connections that have sent the token have a limit of their own and are never cut.
+stay silent never keep it out. Connections that have sent the token have a limit of their own and are never cut before
+the port closes; then those whose call is being executed stay until it is answered.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 
 import structlog
 
@@ -21,6 +23,7 @@ class Visitor:
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
+        self.is_calling = False
 
     def cut(self) -> None:
         """Ends what any thread does on the connection; for any thread."""
@@ -34,16 +37,18 @@ class Admission:
 
     Args:
         maximum_greeting: connections that have not sent the token.
-        maximum_streams: connections that have.
+        maximum_connections: connections that have; asked whenever another one arrives.
     """
 
-    def __init__(self, maximum_greeting: int, maximum_streams: int) -> None:
-        self.maximum_streams = maximum_streams
+    def __init__(self, maximum_greeting: int, maximum_connections: Callable[[], int]) -> None:
         self._maximum_greeting = maximum_greeting
+        self._maximum_connections = maximum_connections
         self._lock = threading.Lock()
+        self._all_answered = threading.Condition(self._lock)
         self._greeting: dict[Visitor, None] = {}  # oldest first
-        self._streams: set[Visitor] = set()
-        self._is_closed = self._greeting_is_full = self._streams_are_full = False
+        self._admitted: set[Visitor] = set()
+        self._calls = 0
+        self._is_closed = self._greeting_is_full = self._is_full = False
 
     def enter(self, link: socket.socket) -> Visitor:
         """Counts a connection that was just accepted; the oldest one without a token is cut if there are too many."""
@@ -70,34 +75,62 @@ class Admission:
             del self._greeting[oldest]
             oldest.cut()
 
-    def greet(self, visitor: Visitor) -> bool:
-        """Counts a connection that has sent the token as a stream; False if there are too many streams."""
+    def admit(self, visitor: Visitor) -> int:
+        """Counts a connection that has sent the token; 0, or the limit when there are too many of them."""
+        maximum = self._maximum_connections()
         with self._lock:
             self._greeting.pop(visitor, None)
             if self._is_closed:
                 visitor.cut()
-            if len(self._streams) < self.maximum_streams:
-                self._streams.add(visitor)
-                return True
-            if not self._streams_are_full:
-                self._streams_are_full = True
-                log.warning("streams_refused", reason="too many streams", maximum=self.maximum_streams)
-            return False
+            if len(self._admitted) < maximum:
+                self._admitted.add(visitor)
+                return 0
+            if not self._is_full:
+                self._is_full = True
+                log.warning("connections_refused", reason="too many connections", maximum=maximum)
+            return maximum
+
+    def begin_call(self, visitor: Visitor) -> bool:
+        """Keeps the connection while a call is executed; False when the port is closed, and the call must not be."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            visitor.is_calling = True
+            self._calls += 1
+            return True
+
+    def end_call(self, visitor: Visitor) -> None:
+        """The call was answered, if there was one."""
+        if not visitor.is_calling:
+            return
+        with self._lock:
+            visitor.is_calling = False
+            self._calls -= 1
+            if self._is_closed:
+                visitor.cut()
+                self._all_answered.notify_all()
 
     def leave(self, visitor: Visitor) -> None:
         """Safe to repeat."""
+        self.end_call(visitor)
         with self._lock:
             self._greeting.pop(visitor, None)
-            self._streams.discard(visitor)
+            self._admitted.discard(visitor)
             # Half, so that a count that moves around the limit is logged once and not at each crossing.
             if len(self._greeting) <= self._maximum_greeting // 2:
                 self._greeting_is_full = False
-            if len(self._streams) <= self.maximum_streams // 2:
-                self._streams_are_full = False
+            if self._is_full and len(self._admitted) <= self._maximum_connections() // 2:
+                self._is_full = False
 
     def close(self) -> None:
-        """Cuts all connections, and those that enter from now on."""
+        """Cuts all connections but those whose calls are executed, and those that enter from now on."""
         with self._lock:
             self._is_closed = True
-            for visitor in (*self._greeting, *self._streams):
-                visitor.cut()
+            for visitor in (*self._greeting, *self._admitted):
+                if not visitor.is_calling:
+                    visitor.cut()
+
+    def wait(self) -> None:
+        """Returns when no call is executed any more, after `close`."""
+        with self._lock:
+            self._all_answered.wait_for(lambda: not self._calls)

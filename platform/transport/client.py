@@ -1,4 +1,4 @@
-"""The client half of the RPC stack: deadlines, retries with idempotency keys, and streams."""
+"""The client: calls with deadlines, retries and idempotency keys, and streams of requests with arrays."""
 
 from __future__ import annotations
 
@@ -7,46 +7,32 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import msgspec
-import pyarrow.flight as flight
 
-from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
+from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
+from elastrec.platform.transport.channel import Channel, Dialer, LostError
+from elastrec.platform.transport.frames import Array, Joined, Layout, encode_frame, kind_of
+from elastrec.platform.transport.problems import Problem, error_of
 from elastrec.platform.transport.security import TlsConfig
-from elastrec.platform.transport.server import Envelope, too_large
-from elastrec.platform.transport.streams import MEND, ArrayStream, FindStreams, StreamsAt
 from elastrec.platform.transport.versions import code_version
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-_FIND_SECONDS = 2.0
-_RETRYABLE = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)
-
-
-def _translate(error: Exception, address: str) -> TransportError:
-    text = str(error).split(". gRPC client debug context")[0].split(". Detail:")[0]
-    # A refusal that meets a write arrives as another kind of error with the refusal in its text.
-    if isinstance(error, flight.FlightUnauthenticatedError) or "Unauthenticated" in str(error):
-        return AuthenticationError(f"{address} refused the token: {text}")
-    if f"{IncompatibleError.__name__}:" in text:
-        return IncompatibleError(f"{address}: {text}; this process runs elastrec {code_version()}; {MEND}")
-    return TransportError(f"{address}: {text}", retryable=isinstance(error, _RETRYABLE))
+_OPEN_SECONDS = 5.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
+_IDLE_SECONDS = 30.0
 
 
 class RpcClient:
-    """Calls one server; safe to use from several threads.
+    """Calls one server; safe to use from several threads, each of which has a connection while it calls.
 
     Args:
         address: `host:port`.
-        token: sent with every call.
+        token: every connection begins with it.
         tls: the root to trust, or None for plain TCP.
     """
-
-    # A server that comes back must be found at once, not after gRPC's two-minute back-off.
-    channel_options: ClassVar[tuple[tuple[str, int], ...]] = (
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.max_reconnect_backoff_ms", 500),
-    )
 
     def __init__(self, address: str, token: str, tls: TlsConfig | None = None) -> None:
         if not (token.isascii() and token.isprintable()):
@@ -55,22 +41,8 @@ class RpcClient:
                 f"the token for {address} is not allowed: it holds characters other than printable ASCII; copy it again"
             )
         self.address = address
-        self._token = token
-        self._tls = tls
-        self._headers = [(b"authorization", f"Bearer {token}".encode())]
-        self._flight: flight.FlightClient | None = None
-        self._lock = threading.Lock()
-        self._standing: ArrayStream | None = None
-        self._one_at_a_time = threading.Lock()
-
-    def _connection(self) -> flight.FlightClient:
-        with self._lock:
-            if self._flight is None:
-                scheme = "grpc+tls" if self._tls else "grpc+tcp"
-                options: dict[str, Any] = {"tls_root_certs": self._tls.root_pem} if self._tls else {}
-                channel_options = list(self.channel_options)
-                self._flight = flight.connect(f"{scheme}://{self.address}", generic_options=channel_options, **options)
-            return self._flight
+        self._dialer = Dialer(address, token, tls)
+        self._idle = _IdleChannels()
 
     def call(
         self,
@@ -91,72 +63,49 @@ class RpcClient:
 
         Raises:
             AuthenticationError: wrong token.
-            TransportError: the server answered with an error, or did not answer in time.
+            TransportError: the server did not answer in time, or failed.
+            ElastrecError: the error that the server answered with, as an object of the same class (see `problems`).
         """
-        key = uuid.uuid4().hex if remember else ""
-        body = msgspec.msgpack.encode(Envelope(key, msgspec.Raw(msgspec.msgpack.encode(message))))
-        refusal = too_large(type(message).__name__, len(body))
-        if refusal:
-            raise TransportError(refusal)
-        action = flight.Action(type(message).__name__, body)
-        deadline = time.monotonic() + timeout_seconds
-        pause = 0.05
+        frame = encode_frame(message, key=uuid.uuid4().hex if remember else "")
+        reader = _Reader(self.address, [answer])
+        began = time.monotonic()
+        left, pause = timeout_seconds, _FIRST_PAUSE_SECONDS
         while True:
-            left = deadline - time.monotonic()
-            options = flight.FlightCallOptions(
-                timeout=max(0.001, min(left, attempt_seconds or left)), headers=self._headers
-            )
             try:
-                results = list(self._connection().do_action(action, options))
-                return msgspec.msgpack.decode(memoryview(results[0].body), type=answer)
-            except (msgspec.MsgspecError, IndexError) as error:
-                raise TransportError(f"{self.address}: the answer is no {answer.__name__}: {error}") from error
-            except flight.FlightError as error:
-                problem = _translate(error, self.address)
-            except (OSError, ValueError) as error:
-                problem = TransportError(f"{self.address}: {error}", retryable=isinstance(error, OSError))
-            pause = _pause_or_raise(problem, deadline, pause)
+                found: Answer = self._attempt(frame, max(0.001, min(left, attempt_seconds or left)), reader)
+                return found
+            except ElastrecError as error:
+                left = timeout_seconds - (time.monotonic() - began)
+                if not error.retryable or left <= pause:
+                    raise
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            left = timeout_seconds - (time.monotonic() - began)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
-    def call_often(self, message: msgspec.Struct, answer: type[Answer], *, timeout_seconds: float) -> Answer:
-        """As `call`, over a stream that stays open: for what is asked every second, at a third of a call's CPU.
+    def _attempt(self, frame: tuple[bytes, list[Any]], seconds: float, reader: _Reader) -> Any:
+        deadline = time.monotonic() + seconds
+        channel = self._idle.take()
+        if channel is not None:
+            try:
+                return self._exchange(channel, frame, seconds, reader)
+            except LostError:
+                # It may have been lost long ago, and the server be back: a new connection tells.
+                self._idle.close_all()
+        channel = self._dialer.open(max(0.001, deadline - time.monotonic()))
+        return self._exchange(channel, frame, max(0.001, deadline - time.monotonic()), reader)
 
-        The server must have named the message in `often`. Calls of several threads wait for each other.
-
-        Args:
-            answer: always the same for one client.
-            timeout_seconds: over all attempts.
-
-        Raises:
-            AuthenticationError: wrong token.
-            TransportError: the server answered with an error, or did not answer in time.
-        """
-        deadline = time.monotonic() + timeout_seconds
-        if not self._one_at_a_time.acquire(timeout=timeout_seconds):
-            raise TransportError(f"{self.address} did not answer within {timeout_seconds} s", retryable=True)
+    def _exchange(self, channel: Channel, frame: tuple[bytes, list[Any]], seconds: float, reader: _Reader) -> Any:
+        began = self._idle.closings
         try:
-            pause = 0.05
-            while True:
-                left = max(0.001, deadline - time.monotonic())
-                try:
-                    if self._standing is None:
-                        self._standing = self.open_stream([answer], left)
-                    self._standing.limit(left)
-                    found: Answer = self._standing.request(message)[0]
-                    return found
-                except TransportError as error:
-                    self._drop_standing()
-                    problem = error
-                pause = _pause_or_raise(problem, deadline, pause)
-        finally:
-            self._one_at_a_time.release()
-
-    def _drop_standing(self) -> None:
-        standing, self._standing = self._standing, None
-        if standing is not None:
-            standing.close()
+            layout, body = channel.request(frame, seconds)
+        except BaseException:
+            channel.close()
+            raise
+        self._idle.put(channel, began)
+        return reader.read(layout, body, channel.version)[0]
 
     def open_stream(self, answers: Sequence[type[msgspec.Struct]], timeout_seconds: float = 30.0) -> ArrayStream:
-        """A stream of request/answer frames on its own connection; used by one thread at a time.
+        """Requests with arrays on a connection of their own; used by one thread at a time.
 
         Args:
             answers: the types that may come back.
@@ -164,25 +113,112 @@ class RpcClient:
 
         Raises:
             AuthenticationError: wrong token.
-            TransportError: the server cannot be reached; told within seconds, for who opens streams tries again.
+            TransportError: the server cannot be reached; raised within seconds.
         """
-        found = self.call(FindStreams(), StreamsAt, timeout_seconds=min(timeout_seconds, _FIND_SECONDS))
-        host = self.address.rsplit(":", 1)[0]
-        return ArrayStream(host, found, self._token, self._tls, answers, timeout_seconds)
+        # Now: an upgrade may put other files in place while this process runs.
+        code_version()
+        channel = self._dialer.open(min(timeout_seconds, _OPEN_SECONDS))
+        return ArrayStream(channel, answers, timeout_seconds)
 
     def close(self) -> None:
-        """Waits for a `call_often` under way."""
-        with self._one_at_a_time:
-            self._drop_standing()
+        """Closes the connections; those of calls under way when these end."""
+        self._idle.close_all()
+
+
+class ArrayStream:
+    """Requests with arrays, answered one after the other. See `RpcClient.open_stream`."""
+
+    def __init__(self, channel: Channel, answers: Sequence[type[msgspec.Struct]], timeout_seconds: float) -> None:
+        self._channel = channel
+        self._reader = _Reader(channel.address, answers)
+        self._timeout_seconds = timeout_seconds
+
+    def request(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> tuple[Any, list[Array]]:
+        """Answer and its arrays, read-only views of received memory.
+
+        Raises:
+            IncompatibleError: one side cannot read what the other one sends.
+            TransportError: the server is gone, or did not answer in time; the stream is unusable afterwards.
+            ElastrecError: the error that the server answered with, as an object of the same class.
+        """
+        layout, body = self._channel.request(encode_frame(message, arrays), self._timeout_seconds)
+        return self._reader.read(layout, body, self._channel.version)
+
+    def cut(self) -> None:
+        """Makes the request under way fail; for any thread."""
+        self._channel.cut()
+
+    def close(self) -> None:
+        """Safe to repeat."""
+        self._channel.close()
+
+
+class _Reader:
+    """Reads answers of some types."""
+
+    def __init__(self, address: str, answers: Sequence[type[msgspec.Struct]]) -> None:
+        self._address = address
+        self._decoders = {kind_of(answer): _decoder(answer) for answer in answers}
+
+    def read(self, layout: Layout, body: Array, version: str) -> tuple[Any, list[Array]]:
+        """The message and its arrays; raises what it says if it is a Problem.
+
+        Args:
+            version: of the server's code.
+        """
+        decoder = self._decoders.get(layout.kind)
+        try:
+            if decoder is not None:
+                return layout.decode(decoder), layout.views(body)
+            if layout.kind != kind_of(Problem):
+                raise TransportError(f"the answer is no {' or '.join(self._decoders)}, but a {layout.kind!r}")
+            problem: Problem = layout.decode(_decoder(Problem))
+        except TransportError as error:
+            raise IncompatibleError(
+                f"{self._address}, which runs elastrec {version}, answers what this process, which runs elastrec "
+                f"{code_version()}, cannot read: {error}; {IncompatibleError.remedy}"
+            ) from error
+        raise error_of(problem, self._address, version)
+
+
+@cache
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
+
+
+class _IdleChannels:
+    """Open channels that no call uses; safe to use from several threads.
+
+    Attributes:
+        closings: how often all of them were closed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channels: list[tuple[float, Channel]] = []
+        self.closings = 0
+
+    def take(self) -> Channel | None:
+        """The one that was used last."""
         with self._lock:
-            if self._flight is not None:
-                self._flight.close()
-                self._flight = None
+            return self._channels.pop()[1] if self._channels else None
 
+    def put(self, channel: Channel, closings: int) -> None:
+        """Keeps a channel, unless all were closed since there were so many `closings`."""
+        now, surplus = time.monotonic(), None
+        with self._lock:
+            if closings != self.closings:
+                surplus = channel
+            else:
+                if self._channels and now - self._channels[0][0] > _IDLE_SECONDS:
+                    surplus = self._channels.pop(0)[1]
+                self._channels.append((now, channel))
+        if surplus is not None:
+            surplus.close()
 
-def _pause_or_raise(problem: TransportError, deadline: float, pause: float) -> float:
-    """Waits before another attempt, and says how long the next wait will be; raises what will not pass in time."""
-    if not problem.retryable or deadline - time.monotonic() <= pause:
-        raise problem
-    time.sleep(pause * random.uniform(0.5, 1.0))
-    return min(pause * 2, 1.0)
+    def close_all(self) -> None:
+        with self._lock:
+            channels, self._channels = self._channels, []
+            self.closings += 1
+        for _, channel in channels:
+            channel.close()

@@ -1,7 +1,7 @@
-"""One socket that carries frames, from either side. Who may speak, and about what, is decided in `streams`.
+"""One socket that carries frames, from either side. Who may speak, and about what, is decided elsewhere.
 
-A frame is a header, metadata and a body (see `frames`). Where both sides lend memory the header also names the segment
-that the body lies in, and those that its sender gives back (see `lending`).
+A frame is a header, metadata and a body (see `frames`). Where both sides lend memory the header names the segment that
+the body lies in, and those that its sender gives back (see `lending`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.frames import MAXIMUM_FRAME_BYTES, Array, empty_body
-from elastrec.platform.transport.lending import Borrower, Lender
+from elastrec.platform.transport.frames import MAXIMUM_CALL_BYTES, MAXIMUM_FRAME_BYTES, Array, empty_body
+from elastrec.platform.transport.lending import Borrower, Lender, may_lend
 
-_HEADER = struct.Struct("<4sIQ")
-_LENDING_HEADER = struct.Struct("<4sIQBH")  # and the body's segment, and the segments given back
-_MAGIC, _LENDING_MAGIC = b"elf1", b"elm1"
+# Bytes of metadata and body, the segment that the body lies in, and the segments given back.
+_HEADER = struct.Struct("<4sIQBH")
+_MAGIC = b"elf2"
 _NO_SEGMENT = 255
 _DESCRIPTOR = struct.Struct("i")
-_MAXIMUM_METADATA_BYTES = 2**24
 _LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
 _MOST_PARTS = 1024  # what one call takes, on every Linux
-_FIRST_BYTES = 4096  # a header with the metadata of a step: one call instead of two
+_FIRST_BYTES = 4096  # a call, or a header with the metadata of a step: one system call instead of three
+
+
+class OversizedError(TransportError):
+    """A frame above the limits, which was refused by its header and not read."""
 
 
 class Connection:
@@ -44,50 +47,43 @@ class Connection:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
+    def may_lend(self) -> bool:
+        """Whether both ends can use memory of each other (see `lending.may_lend`)."""
+        return may_lend(self._link)
+
     def lend(self) -> None:
         """From now on both sides send frames that may lie in lent memory; only where `may_lend` says so."""
         self._lender = Lender()
 
-    def limit(self, send_seconds: float, receive_seconds: float | None) -> None:
-        """How long one send and one receive may take without progress; None: for ever."""
+    def limit(self, send_seconds: float, receive_seconds: float) -> None:
+        """How long one send and one receive may take without progress."""
         if not self._is_plain:
             self._link.settimeout(receive_seconds)
             return
         # The kernel's own limits: a Python timeout would poll before every call and return short reads.
         self._link.settimeout(None)
-        for option, seconds in ((socket.SO_SNDTIMEO, send_seconds), (socket.SO_RCVTIMEO, receive_seconds or 0.0)):
+        for option, seconds in ((socket.SO_SNDTIMEO, send_seconds), (socket.SO_RCVTIMEO, receive_seconds)):
             whole = int(seconds)
             self._link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
 
     def send(self, metadata: bytes, buffers: Sequence[Any]) -> None:
         """Raises OSError."""
         size_bytes = sum(len(buffer) for buffer in buffers)
-        if self._lender is not None:
-            self._send_lending(self._lender, metadata, buffers, size_bytes)
-            return
-        parts: list[Any] = [_HEADER.pack(_MAGIC, len(metadata), size_bytes) + metadata, *buffers]
-        if not self._is_plain:
-            for part in parts:
+        number = self._lender.lend(buffers, size_bytes) if self._lender is not None else None
+        segment = _NO_SEGMENT
+        along: list[tuple[int, int, bytes]] = []
+        if self._lender is not None and number is not None:
+            segment, buffers = number, ()
+            if (descriptor := self._lender.descriptor(number)) >= 0:
+                along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
+        header = _HEADER.pack(_MAGIC, len(metadata), size_bytes, segment, self._borrower.give_back())
+        if self._is_plain:
+            self._send_parts([header + metadata, *buffers], along)
+        else:
+            for part in (header + metadata, *buffers):
                 self._link.sendall(part)
-            return
-        self._send_parts(parts, [])
-
-    def _send_lending(self, lender: Lender, metadata: bytes, buffers: Sequence[Any], size_bytes: int) -> None:
-        number = lender.lend(buffers, size_bytes)
-        header = _LENDING_HEADER.pack(
-            _LENDING_MAGIC,
-            len(metadata),
-            size_bytes,
-            _NO_SEGMENT if number is None else number,
-            self._borrower.give_back(),
-        )
-        if number is None:
-            self._send_parts([header + metadata, *buffers], [])
-            return
-        descriptor = lender.descriptor(number)
-        along = [] if descriptor < 0 else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
-        self._send_parts([header + metadata], along)
-        lender.sent(number)
+        if self._lender is not None and number is not None:
+            self._lender.sent(number)
 
     def _send_parts(self, parts: list[Any], along: list[tuple[int, int, bytes]]) -> None:
         while parts:
@@ -98,59 +94,57 @@ class Connection:
             if sent:
                 parts[0] = memoryview(parts[0])[sent:]
 
-    def receive(self) -> tuple[bytes, Array]:
+    def receive(self) -> tuple[bytes | bytearray, Array]:
         """Metadata and body of the next frame.
 
         Raises:
             EOFError: the other side has closed the connection.
             OSError: it is gone, or too slow.
+            OversizedError: the frame is larger than allowed; only its header was read.
             TransportError: what came is no frame.
         """
-        if self._lender is not None:
-            return self._receive_lending(self._lender)
-        magic, metadata_bytes, body_bytes = _HEADER.unpack(self.receive_bytes(_HEADER.size))
-        _check_header(magic, _MAGIC, metadata_bytes, body_bytes)
-        metadata = self.receive_bytes(metadata_bytes)
-        body = empty_body(body_bytes)
-        self._fill(body.data)
-        return metadata, body
-
-    def _receive_lending(self, lender: Lender) -> tuple[bytes, Array]:
         # Requests and answers take turns: behind this frame there is nothing yet that belongs to another one.
-        first, ancillary, _, _ = self._link.recvmsg(
-            _FIRST_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
-        )
-        descriptors = [_DESCRIPTOR.unpack(data)[0] for _, _, data in ancillary if len(data) == _DESCRIPTOR.size]
+        descriptors: list[int] = []
+        if self._lender is None:
+            first = self._link.recv(_FIRST_BYTES)
+        else:
+            first, ancillary, _, _ = self._link.recvmsg(
+                _FIRST_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+            )
+            descriptors = [_DESCRIPTOR.unpack(data)[0] for _, _, data in ancillary if len(data) == _DESCRIPTOR.size]
         try:
             if not first:
                 raise EOFError
-            if len(first) < _LENDING_HEADER.size:
-                first += self.receive_bytes(_LENDING_HEADER.size - len(first))
-            magic, metadata_bytes, body_bytes, number, given_back = _LENDING_HEADER.unpack_from(first)
-            _check_header(magic, _LENDING_MAGIC, metadata_bytes, body_bytes)
-            lender.take_back(given_back)
+            if len(first) < _HEADER.size:
+                first += self._receive_bytes(_HEADER.size - len(first))
+            magic, metadata_bytes, body_bytes, number, given_back = _HEADER.unpack_from(first)
+            _check_header(magic, metadata_bytes, body_bytes)
+            if self._lender is not None:
+                self._lender.take_back(given_back)
             for descriptor in descriptors:
                 self._borrower.map(number, descriptor)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        end = _LENDING_HEADER.size + metadata_bytes
+        end = _HEADER.size + metadata_bytes
+        metadata: bytes | bytearray = first[_HEADER.size : end]
         if len(first) < end:
-            first += self.receive_bytes(end - len(first))
+            begun = metadata
+            metadata = bytearray(metadata_bytes)
+            metadata[: len(begun)] = begun
+            self._fill(memoryview(metadata)[len(begun) :])
+        on_socket = body_bytes if number == _NO_SEGMENT else 0
+        begun = first[end:]
+        if len(begun) > on_socket:
+            raise TransportError(f"{len(begun) - on_socket} bytes too many behind a frame")
         if number != _NO_SEGMENT:
-            if len(first) > end:
-                raise TransportError(f"{len(first) - end} bytes too many behind a frame")
-            return first[_LENDING_HEADER.size : end], self._borrower.body(number, body_bytes)
+            return metadata, self._borrower.body(number, body_bytes)
         body = empty_body(body_bytes)
-        begun = len(first) - end
-        if begun > body_bytes:
-            raise TransportError(f"{begun - body_bytes} bytes too many behind a frame")
-        body.data[:begun] = first[end:]
-        self._fill(body.data[begun:])
-        return first[_LENDING_HEADER.size : end], body
+        body.data[: len(begun)] = begun
+        self._fill(body.data[len(begun) :])
+        return metadata, body
 
-    def receive_bytes(self, count: int) -> bytes:
-        """Exactly this many; raises like `receive`."""
+    def _receive_bytes(self, count: int) -> bytes:
         taken = bytearray(count)
         self._fill(memoryview(taken))
         return bytes(taken)
@@ -186,6 +180,15 @@ class Connection:
     def send_bytes(self, data: bytes) -> None:
         self._link.sendall(data)
 
+    def discard(self, seconds: float) -> None:
+        """Reads and forgets what comes, until the other side closes or the time is over."""
+        deadline, room = time.monotonic() + seconds, bytearray(2**16)
+        with contextlib.suppress(OSError):
+            while (left := deadline - time.monotonic()) > 0:
+                self._link.settimeout(left)
+                if not self._link.recv_into(room):
+                    return
+
     def cut(self) -> None:
         """Ends what any thread does on the connection; for any thread."""
         # Not SSLSocket.shutdown: that takes the TLS state away from under the thread that reads.
@@ -199,9 +202,11 @@ class Connection:
             self._lender.close()
 
 
-def _check_header(magic: bytes, expected: bytes, metadata_bytes: int, body_bytes: int) -> None:
-    if magic != expected or metadata_bytes > _MAXIMUM_METADATA_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
-        raise TransportError(
-            f"no frame: {magic!r} with {metadata_bytes} and {body_bytes} bytes; allowed: {expected!r} with at "
-            f"most {_MAXIMUM_METADATA_BYTES} and {MAXIMUM_FRAME_BYTES} bytes"
+def _check_header(magic: bytes, metadata_bytes: int, body_bytes: int) -> None:
+    if magic != _MAGIC:
+        raise TransportError(f"no frame: it begins with {magic!r}; allowed: {_MAGIC!r}")
+    if metadata_bytes > MAXIMUM_CALL_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
+        raise OversizedError(
+            f"a message of {metadata_bytes} bytes with arrays of {body_bytes} bytes is not allowed; allowed: at most "
+            f"{MAXIMUM_CALL_BYTES} bytes with arrays of at most {MAXIMUM_FRAME_BYTES} bytes"
         )

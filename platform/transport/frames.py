@@ -1,7 +1,7 @@
-"""How a message with arrays becomes bytes on a connection, without copying the arrays.
+"""How a message becomes bytes on a connection, without copying the arrays that it may carry.
 
-A frame is a header, metadata (the message, and the arrays' dtypes and shapes), and a body: the arrays' own bytes, each
-beginning at a multiple of 64. Nothing here touches a socket.
+A frame is a header, metadata (the message, its kind and key, the arrays' dtypes and shapes), and a body: the arrays'
+own bytes, each beginning at a multiple of 64. A call is a frame without arrays. Nothing here touches a socket.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ import numpy as np
 from elastrec.platform.specs.errors import TransportError
 
 MAXIMUM_ARRAYS = 12
+MAXIMUM_CALL_BYTES = 2**26
+"""Of a frame's metadata, so of a call; larger ones are refused by both sides."""
 MAXIMUM_FRAME_BYTES = 2**29
 """Of all arrays of one frame together; larger ones are refused by both sides."""
 ALIGNMENT_BYTES = 64
@@ -41,22 +44,81 @@ class Joined:
         return sum(part.nbytes for part in self.parts)
 
 
-class _Layout(msgspec.Struct, array_like=True):
+class Layout(msgspec.Struct, array_like=True):
+    """A frame's metadata.
+
+    Attributes:
+        kind: of the message (see `kind_of`).
+        key: of a call that must not be executed twice; empty: it may be.
+        arrays: dtype and shape of each.
+    """
+
+    kind: str
+    key: str
     message: msgspec.Raw
     arrays: list[tuple[str, list[int]]]
 
+    def decode(self, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
+        """The message. Raises TransportError when it is not what the decoder reads."""
+        try:
+            return decoder.decode(self.message)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise TransportError(f"message {self.kind!r} could not be decoded: {error}") from error
+
+    def views(self, body: Array) -> list[Array]:
+        """Read-only views of the arrays, which live as long as the body (see `empty_body`).
+
+        Raises:
+            TransportError: the layout does not describe the body, or a dtype is not numeric.
+        """
+        if len(self.arrays) > MAXIMUM_ARRAYS:
+            raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(self.arrays)}")
+        body.flags.writeable = False
+        arrays, at = [], 0
+        for dtype, shape in self.arrays:
+            if dtype not in _ALLOWED_DTYPES:
+                raise TransportError(f"a frame names the dtype {dtype!r}; allowed: {sorted(_ALLOWED_DTYPES)}")
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            if any(extent < 0 for extent in shape) or at + size > body.nbytes:
+                raise TransportError(f"a frame's body of {body.nbytes} bytes cannot have the shape {shape} of {dtype}")
+            try:
+                arrays.append(np.ndarray(shape, dtype, body, at))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise TransportError(f"a frame names the shape {shape}, which no array has: {error}") from error
+            at += size + -size % ALIGNMENT_BYTES
+        if at != body.nbytes:
+            raise TransportError(f"a frame's arrays take {at} bytes of its body of {body.nbytes}")
+        return arrays
+
 
 _encoder = msgspec.msgpack.Encoder()
-_layout_decoder = msgspec.msgpack.Decoder(_Layout)
+_layout_decoder = msgspec.msgpack.Decoder(Layout)
 
 
-def encode_frame(message: msgspec.Struct, arrays: Sequence[Array | Joined]) -> tuple[bytes, list[Any]]:
+@cache
+def kind_of(message: type[msgspec.Struct]) -> str:
+    """What frames call a type of message: its tag, or the name of the class."""
+    return str(message.__struct_config__.tag or message.__name__)
+
+
+def read_layout(metadata: bytes | bytearray) -> Layout:
+    """Raises TransportError when it is none."""
+    try:
+        return _layout_decoder.decode(metadata)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise TransportError(f"a frame could not be decoded: {error}") from error
+
+
+def encode_frame(
+    message: msgspec.Struct, arrays: Sequence[Array | Joined] = (), *, key: str = ""
+) -> tuple[bytes, list[Any]]:
     """Metadata and the buffers that make up the body, views of the arrays among them.
 
     Arrays must be C-contiguous numeric numpy arrays, at most 12.
 
     Raises:
-        TransportError: too many arrays, or an array that is not contiguous or not numeric, or parts that do not fit.
+        TransportError: the message or the arrays are too large, there are too many arrays, one is not contiguous or not
+            numeric, or parts do not fit.
     """
     if len(arrays) > MAXIMUM_ARRAYS:
         raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(arrays)}")
@@ -83,7 +145,13 @@ def encode_frame(message: msgspec.Struct, arrays: Sequence[Array | Joined]) -> t
             f"a frame of {size_bytes} bytes is not allowed; allowed: at most {MAXIMUM_FRAME_BYTES}; make the batch "
             "smaller or use more parameter servers"
         )
-    return _encoder.encode(_Layout(msgspec.Raw(_encoder.encode(message)), layout)), buffers
+    kind = kind_of(type(message))
+    metadata = _encoder.encode(Layout(kind, key, msgspec.Raw(_encoder.encode(message)), layout))
+    if len(metadata) > MAXIMUM_CALL_BYTES:
+        raise TransportError(
+            f"message {kind!r} of {len(metadata)} bytes is not allowed; allowed: at most {MAXIMUM_CALL_BYTES} bytes"
+        )
+    return metadata, buffers
 
 
 def empty_body(size_bytes: int) -> Array:
@@ -91,34 +159,3 @@ def empty_body(size_bytes: int) -> Array:
     room = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
     start = -room.ctypes.data % ALIGNMENT_BYTES
     return room[start : start + size_bytes]
-
-
-def decode_frame(metadata: bytes, body: Array, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, list[Array]]:
-    """The message and read-only views of the arrays, which live as long as the body (see `empty_body`).
-
-    Raises:
-        TransportError: the metadata does not describe the body, or a dtype is not numeric.
-    """
-    try:
-        layout = _layout_decoder.decode(metadata)
-        message = decoder.decode(layout.message)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise TransportError(f"a frame could not be decoded: {error}") from error
-    if len(layout.arrays) > MAXIMUM_ARRAYS:
-        raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(layout.arrays)}")
-    body.flags.writeable = False
-    arrays, at = [], 0
-    for dtype, shape in layout.arrays:
-        if dtype not in _ALLOWED_DTYPES:
-            raise TransportError(f"a frame names the dtype {dtype!r}; allowed: {sorted(_ALLOWED_DTYPES)}")
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if any(extent < 0 for extent in shape) or at + size > body.nbytes:
-            raise TransportError(f"a frame's body of {body.nbytes} bytes cannot have the shape {shape} of {dtype}")
-        try:
-            arrays.append(np.ndarray(shape, dtype, body, at))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise TransportError(f"a frame names the shape {shape}, which no array has: {error}") from error
-        at += size + -size % ALIGNMENT_BYTES
-    if at != body.nbytes:
-        raise TransportError(f"a frame's arrays take {at} bytes of its body of {body.nbytes}")
-    return message, arrays

@@ -234,10 +234,6 @@ class Heartbeat(Message, frozen=True):
     dense_bytes: int = 0  # of this server's slice of the dense parameters
 
 
-OFTEN = (Heartbeat,)
-"""What pods send again and again: over a stream that stays open (`RpcClient.call_often`)."""
-
-
 class Answer(Message, frozen=True):
     """Answer to a heartbeat.
 

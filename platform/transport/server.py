@@ -1,27 +1,22 @@
-"""The server half of the RPC stack: handlers by message type, over Arrow Flight.
-
-Plain calls are Arrow Flight actions; requests with arrays travel on streams, one request after the other per stream,
-to a port of their own that the client asks for. Every call and every stream must carry the token.
-"""
+"""The server: handlers by type of message, at one port, for calls and for requests with arrays."""
 
 from __future__ import annotations
 
-import hmac
 import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import msgspec
-import pyarrow.flight as flight
 import structlog
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
-from elastrec.platform.transport.frames import Array, decode_frame, encode_frame
+from elastrec.platform.transport.frames import Array, encode_frame, kind_of, read_layout
+from elastrec.platform.transport.port import Answer, Port, PortClosedError
+from elastrec.platform.transport.problems import problem_of
 from elastrec.platform.transport.security import TlsConfig
-from elastrec.platform.transport.streams import FindStreams, Problem, StreamPort
 from elastrec.platform.transport.versions import code_version
 
 Handler = Callable[[Any], msgspec.Struct]
@@ -29,56 +24,30 @@ ArrayHandler = Callable[[Any, list[Array]], tuple[msgspec.Struct, Sequence[Array
 
 log = structlog.get_logger(__name__)
 _REMEMBERED_ANSWERS = 4096
-MAXIMUM_CALL_BYTES = 64 * 2**20
-"""Of one plain call; larger ones are refused by both sides."""
+_CONNECTIONS_PER_POD = 4
 
 
-def too_large(name: str, size_bytes: int) -> str:
-    """What is said about a plain call above the limit; empty below it."""
-    if size_bytes <= MAXIMUM_CALL_BYTES:
-        return ""
-    return f"message {name!r} of {size_bytes} bytes is not allowed; allowed: at most {MAXIMUM_CALL_BYTES} bytes"
+def connections_for(pods: int) -> int:
+    """How many connections the server of a job with so many pods takes: theirs, and 1,024 of others."""
+    return 1024 + _CONNECTIONS_PER_POD * pods
 
 
-class Envelope(msgspec.Struct, array_like=True):
-    """A plain call. An equal non-empty key gets the first call's answer again."""
-
-    idempotency_key: str
-    message: msgspec.Raw
-
-
-class _TokenCheck(flight.ServerMiddlewareFactory):
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-        self._refused = 0
-
-    def start_call(self, info: Any, headers: Mapping[str, list[Any]]) -> None:
-        given = headers.get("authorization") or [""]
-        value = given[0] if isinstance(given[0], bytes) else given[0].encode()
-        if hmac.compare_digest(value, self._expected):
-            return
-        self.count_refusal()
-        raise flight.FlightUnauthenticatedError("missing or wrong token")
-
-    def count_refusal(self) -> None:
-        self._refused += 1
-        # Powers of two: an attacker cannot fill the disk with this line.
-        if self._refused & (self._refused - 1) == 0:
-            log.warning("call_refused", reason="missing or wrong token", refused_total=self._refused)
-
-
-class RpcServer(flight.FlightServerBase):
-    """Serves typed messages.
+class RpcServer:
+    """Serves typed messages; listens from the beginning, answers from `serve_in_background` on.
 
     Args:
-        handlers: plain calls; message type → function of the message.
-        array_handlers: stream requests; message type → function of message and arrays.
-        often: those of `handlers` that may also be asked over a stream (`RpcClient.call_often`).
+        handlers: calls; message type → function of the message.
+        array_handlers: requests with arrays; message type → function of message and arrays.
         host, port: where to listen; port 0 lets the system choose (see `address`).
-        token: every call must carry it.
+        token: every connection must begin with it.
         tls: certificate and key, or None for plain TCP.
         advertised_host: the host part of `address`.
-        local_streams: whether clients of this machine may use a Unix socket for arrays.
+        local_streams: whether clients of this machine may use a Unix socket.
+        maximum_connections: how many clients that have the token may be connected; asked whenever one arrives, so that
+            it may follow the size of a job.
+
+    Attributes:
+        address: `host:port`, for `RpcClient`.
     """
 
     def __init__(
@@ -87,80 +56,102 @@ class RpcServer(flight.FlightServerBase):
         *,
         token: str,
         array_handlers: Mapping[type[msgspec.Struct], ArrayHandler] | None = None,
-        often: Collection[type[msgspec.Struct]] = (),
         host: str = "127.0.0.1",
         port: int = 0,
         tls: TlsConfig | None = None,
         advertised_host: str | None = None,
         local_streams: bool = True,
+        maximum_connections: Callable[[], int] = lambda: connections_for(0),
     ) -> None:
         if not token:
             raise ValueError("a server needs a token")
-        self._handlers = {kind.__name__: (handler, msgspec.msgpack.Decoder(kind)) for kind, handler in handlers.items()}
-        self._array_handlers = {**(array_handlers or {}), **{kind: _without_arrays(handlers[kind]) for kind in often}}
-        if self._array_handlers:
-            self._array_decoder = msgspec.msgpack.Decoder(Union[tuple(self._array_handlers)])  # noqa: UP007
-        self._answers: OrderedDict[str, bytes] = OrderedDict()
-        self._in_progress: dict[str, threading.Event] = {}
-        self._answers_lock = threading.Lock()
-        scheme = "grpc+tls" if tls else "grpc+tcp"
-        certificates = [(tls.certificate_pem, tls.key_pem)] if tls else None
-        check = _TokenCheck(token)
-        super().__init__(f"{scheme}://{host}:{port}", middleware={"token": check}, tls_certificates=certificates)
-        self._streams: StreamPort | None = None
+        both = [*handlers, *(array_handlers or {})]
+        if len({kind_of(kind) for kind in both}) < len(both):
+            raise ValueError(f"two handlers for one kind of message among {[kind_of(kind) for kind in both]}")
+        self._decoders = {kind_of(kind): msgspec.msgpack.Decoder(kind) for kind in both}
+        self._handlers = {kind_of(kind): handler for kind, handler in handlers.items()}
+        self._array_handlers = {kind_of(kind): handler for kind, handler in (array_handlers or {}).items()}
+        self._remembered = _RememberedAnswers()
         # Now: an upgrade may put other files in place while this process runs.
         self._version = code_version()
-        if self._array_handlers:
-            self._streams = StreamPort(
-                self._answer_frame,
-                host=host,
-                token=token,
-                tls=tls,
-                on_refused=check.count_refusal,
-                is_local=local_streams,
-            )
-            found = self._streams.found
-            self._handlers[FindStreams.__name__] = (lambda _: found, msgspec.msgpack.Decoder(FindStreams))
+        self._port = Port(
+            self._answer,
+            host=host,
+            port=port,
+            token=token,
+            tls=tls,
+            version=self._version,
+            maximum_connections=maximum_connections,
+            is_local=local_streams,
+        )
+        self.port = self._port.number
         self.address = f"{advertised_host or host}:{self.port}"
-        self._stopped = False
-        self._serving: threading.Thread | None = None
+        self._stopping: threading.Thread | None = None
 
-    def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
-        entry = self._handlers.get(action.type)
-        if entry is None:
-            raise flight.FlightServerError(f"unknown message {action.type!r}; known: {sorted(self._handlers)}")
-        handler, decoder = entry
-        refusal = too_large(action.type, action.body.size)
-        if refusal:
-            log.warning("call_refused", reason=refusal)
-            raise flight.FlightServerError(refusal)
-        try:
-            envelope = msgspec.msgpack.decode(memoryview(action.body), type=Envelope)
-            message = decoder.decode(envelope.message)
-        except (msgspec.MsgspecError, ValueError) as error:
-            # The class's name travels in the text; see the client.
-            reader = f"elastrec {self._version}"
-            raise flight.FlightServerError(
-                f"{IncompatibleError.__name__}: message {action.type!r} cannot be read by {reader}: {error}"
-            ) from None
-        if not envelope.idempotency_key:
-            return iter([self._run(handler, message)])
-        return iter([self._run_once(envelope.idempotency_key, handler, message)])
+    def serve_in_background(self) -> None:
+        """Serves on daemon threads until `shutdown`."""
+        self._port.start()
 
-    def _run(self, handler: Handler, message: Any) -> bytes:
+    def shutdown(self) -> None:
+        """Cuts requests with arrays off, waits for the calls under way. Safe to repeat."""
+        self._port.close()
+
+    def stop(self, grace_seconds: float = 2.0) -> bool:
+        """Stops serving; true when all calls have ended.
+
+        A call whose handler does not return cannot be ended from here: after the grace it is given up, and the process
+        must then end by `end_process`.
+        """
+        if self._stopping is None:
+            self._stopping = threading.Thread(target=self.shutdown, name="rpc-stop", daemon=True)
+            self._stopping.start()
+        self._stopping.join(grace_seconds)
+        return not self._stopping.is_alive()
+
+    def _answer(self, metadata: bytes | bytearray, body: Array, begin_call: Callable[[], None]) -> Answer:
         try:
-            return msgspec.msgpack.encode(handler(message))
+            return self._result(metadata, body, begin_call)
+        except PortClosedError:
+            raise
         except ElastrecError as error:
-            if _may_pass(error):
-                raise flight.FlightUnavailableError(str(error)) from None
-            raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
+            return encode_frame(problem_of(error))
         except Exception as error:
-            log.exception("handler_failed", message=type(message).__name__)
-            raise flight.FlightServerError(f"internal error: {type(error).__name__}: {error}") from None
+            log.exception("handler_failed")
+            return encode_frame(problem_of(error))
 
-    def _run_once(self, key: str, handler: Handler, message: Any) -> bytes:
+    def _result(self, metadata: bytes | bytearray, body: Array, begin_call: Callable[[], None]) -> Answer:
+        try:
+            layout = read_layout(metadata)
+            decoder = self._decoders.get(layout.kind)
+            if decoder is None:
+                raise TransportError(f"unknown message {layout.kind!r}; known: {sorted(self._decoders)}")
+            message, arrays = layout.decode(decoder), layout.views(body)
+            handler = self._handlers.get(layout.kind)
+            if handler is not None and arrays:
+                raise TransportError(f"message {layout.kind!r} carries no arrays, but came with {len(arrays)}")
+        except TransportError as error:
+            raise IncompatibleError(str(error)) from None
+        if handler is None:
+            answer, answer_arrays = self._array_handlers[layout.kind](message, arrays)
+            return encode_frame(answer, answer_arrays)
+        begin_call()
+        if not layout.key:
+            return encode_frame(handler(message))
+        return self._remembered.of(layout.key, lambda: encode_frame(handler(message)))
+
+
+class _RememberedAnswers:
+    """The last answers to calls with a key, so that a call which comes again is not executed again."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._in_progress: dict[str, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    def of(self, key: str, execute: Callable[[], Answer]) -> Answer:
+        """The answer to the call with this key; waits while it is being executed. What raises is not remembered."""
         while True:
-            with self._answers_lock:
+            with self._lock:
                 if key in self._answers:
                     return self._answers[key]
                 running = self._in_progress.get(key)
@@ -169,72 +160,20 @@ class RpcServer(flight.FlightServerBase):
                     break
             running.wait()
         try:
-            answer = self._run(handler, message)
-            with self._answers_lock:
+            answer = execute()
+            with self._lock:
                 self._answers[key] = answer
                 while len(self._answers) > _REMEMBERED_ANSWERS:
                     self._answers.popitem(last=False)
             return answer
         finally:
-            with self._answers_lock:
+            with self._lock:
                 del self._in_progress[key]
             running.set()
 
-    def _answer_frame(self, metadata: bytes, body: Array) -> tuple[bytes, list[Any]]:
-        try:
-            message, arrays = decode_frame(metadata, body, self._array_decoder)
-        except TransportError as error:
-            return self._problem(IncompatibleError.__name__, str(error))
-        try:
-            answer, answer_arrays = self._array_handlers[type(message)](message, arrays)
-            return encode_frame(answer, answer_arrays)
-        except ElastrecError as error:
-            return self._problem(type(error).__name__, str(error), retryable=_may_pass(error))
-        except Exception as error:
-            log.exception("stream_handler_failed")
-            return self._problem("InternalError", f"{type(error).__name__}: {error}")
-
-    def _problem(self, kind: str, text: str, *, retryable: bool = False) -> tuple[bytes, list[Any]]:
-        return encode_frame(Problem(kind, text, self._version, retryable), [])
-
-    def serve_in_background(self) -> None:
-        """Serves on a daemon thread until `shutdown`."""
-        self._serving = threading.Thread(target=self.serve, name="rpc-server", daemon=True)
-        self._serving.start()
-
-    def shutdown(self) -> None:
-        """Cuts all streams and waits for the plain calls under way."""
-        if self._streams is not None:
-            self._streams.close()
-        super().shutdown()
-        # Flight's serve puts signal handling back as it ends, and would close a server that was started meanwhile.
-        if self._serving is not None and self._serving is not threading.current_thread():
-            self._serving.join()
-
-    def stop(self, grace_seconds: float = 2.0) -> bool:
-        """Stops serving; true when all calls have ended.
-
-        A call whose handler does not return cannot be ended from here: after the grace it is given up, and the process
-        must then end by `end_process`.
-        """
-        if not self._stopped:
-            self._stopped = True
-            self._stopping = threading.Thread(target=self.shutdown, name="rpc-server-stop", daemon=True)
-            self._stopping.start()
-        self._stopping.join(grace_seconds)
-        return not self._stopping.is_alive()
-
-
-def _without_arrays(handler: Handler) -> ArrayHandler:
-    return lambda message, _: (handler(message), ())
-
-
-def _may_pass(error: ElastrecError) -> bool:
-    return isinstance(error, TransportError) and error.retryable
-
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends the process now, output flushed, without waiting for streams that clients keep open."""
+    """Ends the process now, output flushed, without waiting for calls that are being executed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

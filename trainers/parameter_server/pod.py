@@ -21,7 +21,7 @@ from elastrec.checkpoints import DamagedRecordError, StoreError
 from elastrec.platform.specs.errors import AuthenticationError, CheckpointError, ElastrecError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig
+from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, connections_for
 from elastrec.platform.transport.job_messages import (
     Answer,
     Directive,
@@ -139,6 +139,7 @@ class ServerPod:
             tls=self._settings.tls,
             advertised_host=self._settings.host,
             local_streams=self._settings.local_streams,
+            maximum_connections=lambda: connections_for(len(self._directive.members) if self._directive else 0),
         )
         self._address = rpc.address
         warm_kernels()
@@ -299,7 +300,7 @@ class ServerPod:
                 self._beat_now.clear()
                 stopping = self._stopped.is_set()
                 try:
-                    answer = self._master.call_often(
+                    answer = self._master.call(
                         self._heartbeat(), Answer, timeout_seconds=1.0 if stopping else _ATTEMPT_SECONDS
                     )
                     quiet = False

@@ -251,7 +251,7 @@ class Session:
             memory_bytes=self._memory_bytes(),
             cpu_seconds=usage.ru_utime + usage.ru_stime,
         )
-        answer = self._client.call_often(message, Answer, timeout_seconds=timeout_seconds)
+        answer = self._client.call(message, Answer, timeout_seconds=timeout_seconds)
         if not answer.known:
             self._register()
             return

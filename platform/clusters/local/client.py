@@ -44,8 +44,7 @@ class LocalCluster:
         try:
             return self._client.call(message, answer, timeout_seconds=timeout_seconds)
         except TransportError as error:
-            _, marked, said = str(error).partition("ClusterError: ")
-            raise ClusterError(said if marked else f"local cluster {error}") from error
+            raise ClusterError(f"local cluster {error}", retryable=error.retryable) from error
 
     def create(self, pod: PodSpec) -> PodStatus:
         """See `Cluster.create`."""

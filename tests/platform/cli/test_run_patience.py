@@ -10,16 +10,14 @@ import pytest
 from elastrec.platform import jobs
 from elastrec.platform.cli import run_command
 from elastrec.platform.cli.progress import JobProgress
-from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 
 SUCCEEDED = jobs.Observation(TrainingMetrics(job="j", phase=Phase.SUCCEEDED))
 
 
 def cluster_error(*, retryable: bool) -> ClusterError:
-    error = ClusterError("local cluster 127.0.0.1:1: no answer")
-    error.__cause__ = TransportError("no answer", retryable=retryable)
-    return error
+    return ClusterError("local cluster 127.0.0.1:1: no answer", retryable=retryable)
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *sequence: jobs.Observation | ClusterError) -> Callable[[], None]:

@@ -21,7 +21,6 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import (
-    OFTEN,
     Answer,
     Done,
     Failed,
@@ -187,11 +186,10 @@ class ScriptedPod:
         self._cluster.end(self.name, "Error", 137)
 
     def _call(self, message: msgspec.Struct, answer: Any) -> Any:
-        call = self._client.call_often if isinstance(message, OFTEN) else self._client.call
         while not self.killed.is_set():
             try:
                 # Registering may wait for a resize; of the others, longer attempts would be long silences.
-                return call(message, answer, timeout_seconds=2.0 if isinstance(message, Register) else 1.0)
+                return self._client.call(message, answer, timeout_seconds=2.0 if isinstance(message, Register) else 1.0)
             except TransportError as error:
                 if not error.retryable:
                     raise

@@ -15,7 +15,6 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient, RpcServer
 from elastrec.platform.transport.job_messages import (
-    OFTEN,
     Done,
     GetStatus,
     Status,
@@ -50,7 +49,7 @@ class Stage:
     def start(self) -> None:
         port = int(self.address.rpartition(":")[2] or 0)
         self.service = JobService(self.request, self.cluster, self.folder, token="secret")
-        self.server = RpcServer(self.service.handlers(), often=OFTEN, token="secret", port=port)
+        self.server = RpcServer(self.service.handlers(), token="secret", port=port)
         self.server.serve_in_background()
         self.address = self.server.address
         self.service.start(self.address)

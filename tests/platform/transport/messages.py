@@ -1,4 +1,4 @@
-"""A question and its answer, for tests that only need some."""
+"""What the tests of the wire say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import msgspec
 
 
 class Ask(msgspec.Struct, tag=True):
+    """A call."""
+
+    number: int
+
+
+class AskArrays(msgspec.Struct, tag=True):
+    """A request with arrays."""
+
     number: int
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pyarrow.flight as flight
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,15 +24,13 @@ from elastrec.platform.clusters.protocol import PodSize, PodSpec
 from elastrec.platform.jobs import home_folder
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport import RpcClient, RpcServer, new_token, streams
-from elastrec.platform.transport.frames import MAXIMUM_FRAME_BYTES, encode_frame
-from elastrec.platform.transport.server import MAXIMUM_CALL_BYTES
-from elastrec.platform.transport.streams import FindStreams, StreamsAt
+from elastrec.platform.transport import RpcClient, RpcServer, connection, new_token, port
+from elastrec.platform.transport.frames import MAXIMUM_CALL_BYTES, MAXIMUM_FRAME_BYTES, encode_frame
+from tests.platform.transport.wire import frame, greeting, header, read_reply
 
 TOKEN = new_token()
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS = PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-IDLE = 500
+HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+IDLE = 1000
 FUZZ = settings(
     max_examples=60,
     deadline=None,
@@ -41,6 +39,10 @@ FUZZ = settings(
 
 
 class Ask(msgspec.Struct, tag=True):
+    text: str
+
+
+class AskArrays(msgspec.Struct, tag=True):
     text: str
 
 
@@ -53,19 +55,11 @@ def server() -> Iterator[RpcServer]:
     server = RpcServer(
         {Ask: lambda message: Told(message.text)},
         token=TOKEN,
-        array_handlers={Ask: lambda message, arrays: (Told(message.text), arrays)},
+        array_handlers={AskArrays: lambda message, arrays: (Told(message.text), arrays)},
     )
     server.serve_in_background()
     yield server
     server.stop()
-
-
-@pytest.fixture(scope="module")
-def stream_port(server: RpcServer) -> int:
-    client = RpcClient(server.address, TOKEN)
-    port = client.call(FindStreams(), StreamsAt).port
-    client.close()
-    return port
 
 
 def assert_serves(server: RpcServer) -> None:
@@ -73,31 +67,21 @@ def assert_serves(server: RpcServer) -> None:
     client = RpcClient(server.address, TOKEN)
     assert client.call(Ask("call"), Told) == Told("call")
     stream = client.open_stream([Told])
-    answer, arrays = stream.request(Ask("stream"), [np.arange(3)])
+    answer, arrays = stream.request(AskArrays("stream"), [np.arange(3)])
     assert answer == Told("stream") and arrays[0].tolist() == [0, 1, 2]
     stream.close()
     client.close()
 
 
-def throw(port: int, *pieces: bytes, listen_seconds: float = 0.05) -> bytes:
+def throw(to: int, *pieces: bytes, listen_seconds: float = 0.05) -> bytes:
     """Sends bytes, hears what comes back for a moment, and hangs up."""
     heard = b""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as link:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", to), 5) as link:
         for piece in pieces:
             link.sendall(piece)
         link.settimeout(listen_seconds)
         heard = link.recv(4096)
     return heard
-
-
-def greeting(token: str = TOKEN) -> bytes:
-    return struct.pack("<4sI", b"els1", len(token)) + token.encode()
-
-
-def frame(message: Ask, arrays: list[np.ndarray]) -> bytes:
-    metadata, buffers = encode_frame(message, arrays)
-    body = b"".join(bytes(buffer) for buffer in buffers)
-    return struct.pack("<4sIQ", b"elf1", len(metadata), len(body)) + metadata + body
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "x" * 4000])
@@ -112,46 +96,40 @@ def test_refusals_are_logged_a_few_times_and_never_with_a_token(server: RpcServe
     assert_serves(server)
 
 
-def test_a_stream_with_a_wrong_token_is_refused_and_counted(server: RpcServer, stream_port: int) -> None:
+def test_a_stream_with_a_wrong_token_is_refused_and_counted(server: RpcServer) -> None:
     with capture_logs() as logs:
-        assert throw(stream_port, greeting("wrong"), listen_seconds=2) == b"\x00"
-        assert throw(stream_port, greeting(TOKEN[:-1]), listen_seconds=2) == b"\x00"
-        assert throw(stream_port, struct.pack("<4sI", b"els1", 2**32 - 1), listen_seconds=2) == b"\x00"
+        assert throw(server.port, greeting("wrong"), listen_seconds=2) == b"\x00"
+        assert throw(server.port, greeting(TOKEN[:-1]), listen_seconds=2) == b"\x00"
+        assert throw(server.port, struct.pack("<4sI", b"elg1", 2**32 - 1), listen_seconds=2) == b"\x00"
     assert TOKEN not in str(logs)
     assert_serves(server)
 
 
 @FUZZ
 @given(st.binary(max_size=300))
-def test_garbage_at_the_port_of_calls_is_survived(server: RpcServer, garbage: bytes) -> None:
+def test_garbage_before_and_behind_the_token_is_survived(server: RpcServer, garbage: bytes) -> None:
     throw(server.port, garbage, listen_seconds=0.001)
-    throw(server.port, SETTINGS, garbage, listen_seconds=0.001)
+    throw(server.port, greeting(TOKEN), garbage, listen_seconds=0.001)
+    throw(server.port, greeting(TOKEN), header(len(garbage), 0), garbage, listen_seconds=0.001)
 
 
-@pytest.mark.parametrize("length", range(0, len(SETTINGS), 5))
-def test_an_http2_beginning_that_is_cut_off_is_survived(server: RpcServer, length: int) -> None:
-    throw(server.port, SETTINGS[:length])
+@pytest.mark.parametrize("length", range(0, len(HTTP_2), 5))
+def test_another_protocol_is_survived(server: RpcServer, length: int) -> None:
+    throw(server.port, HTTP_2[:length])
     assert RpcClient(server.address, TOKEN).call(Ask("x"), Told) == Told("x")
-
-
-@FUZZ
-@given(st.binary(max_size=300))
-def test_garbage_at_the_port_of_streams_is_survived(server: RpcServer, stream_port: int, garbage: bytes) -> None:
-    throw(stream_port, garbage, listen_seconds=0.001)
-    throw(stream_port, greeting(), garbage, listen_seconds=0.001)
 
 
 @FUZZ
 @given(data=st.data())
 def test_a_frame_with_wrong_bytes_gets_an_answer_or_an_end_and_harms_nobody(
-    server: RpcServer, stream_port: int, data: st.DataObject
+    server: RpcServer, data: st.DataObject
 ) -> None:
-    good = frame(Ask("x"), [np.arange(6, dtype=np.float32), np.zeros((0, 3), np.int64)])
+    good = frame(AskArrays("x"), [np.arange(6, dtype=np.float32), np.zeros((0, 3), np.int64)])
     position = data.draw(st.integers(0, len(good) - 1))
     spoiled = bytearray(good)
     spoiled[position] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(1, len(good)))
-    throw(stream_port, greeting(), bytes(spoiled[:cut]), listen_seconds=0.005)
+    throw(server.port, greeting(TOKEN), bytes(spoiled[:cut]), listen_seconds=0.005)
 
 
 def test_after_all_the_garbage_everybody_who_belongs_is_served(server: RpcServer) -> None:
@@ -159,44 +137,83 @@ def test_after_all_the_garbage_everybody_who_belongs_is_served(server: RpcServer
 
 
 @pytest.mark.parametrize("shape", [[0, 2**70], [-1], [2**40], [2**62, 4], [0, 2**62, 2**62]])
-def test_a_shape_that_no_array_has_is_refused_by_name(server: RpcServer, stream_port: int, shape: list[int]) -> None:
+def test_a_shape_that_no_array_has_is_refused_by_name(server: RpcServer, shape: list[int]) -> None:
+    sizes = [min(extent, 2**63 - 1) for extent in shape]
     metadata = msgspec.msgpack.encode(
-        [msgspec.Raw(msgspec.msgpack.encode(Ask("x"))), [["f4", [min(extent, 2**63 - 1) for extent in shape]]]]
+        ["AskArrays", "", msgspec.Raw(msgspec.msgpack.encode(AskArrays("x"))), [["f4", sizes]]]
     )
-    with socket.create_connection(("127.0.0.1", stream_port), 5) as link, link.makefile("rb") as heard:
-        link.sendall(greeting() + struct.pack("<4sIQ", b"elf1", len(metadata), 0) + metadata)
+    with socket.create_connection(("127.0.0.1", server.port), 5) as link, link.makefile("rb") as heard:
+        link.sendall(greeting(TOKEN) + header(len(metadata), 0) + metadata)
         assert heard.read(1) == b"\x01"
-        _, length, _ = struct.unpack("<4sIQ", heard.read(16))
-        assert b"IncompatibleError" in heard.read(length)
+        assert read_reply(heard).kind == "Welcome"
+        assert read_reply(heard).message["code"] == "IncompatibleError"
     assert_serves(server)
 
 
-def test_a_frame_of_a_gigabyte_is_refused_before_it_is_read(server: RpcServer, stream_port: int) -> None:
-    with capture_logs() as logs, socket.create_connection(("127.0.0.1", stream_port), 5) as link:
-        link.sendall(greeting() + struct.pack("<4sIQ", b"elf1", 10, 2**30))
-        assert link.recv(1) == b"\x01"
-        assert link.recv(1) == b"", "the stream is closed"
+@pytest.mark.parametrize(("metadata_bytes", "body_bytes"), [(MAXIMUM_CALL_BYTES + 1, 0), (2**32 - 1, 0), (10, 2**30)])
+def test_a_frame_above_the_limits_is_refused_in_words_before_it_is_read(
+    server: RpcServer, metadata_bytes: int, body_bytes: int
+) -> None:
+    with (
+        capture_logs() as logs,
+        socket.create_connection(("127.0.0.1", server.port), 5) as link,
+        link.makefile("rb") as heard,
+    ):
+        link.sendall(greeting(TOKEN) + header(metadata_bytes, body_bytes))
+        assert heard.read(1) == b"\x01"
+        assert read_reply(heard).kind == "Welcome"
+        refusal = read_reply(heard)
+        assert refusal.message["code"] == "TransportError" and "retryable" not in refusal.message
+        assert f"at most {MAXIMUM_CALL_BYTES} bytes with arrays of at most" in refusal.message["text"]
+        link.shutdown(socket.SHUT_WR)
+        assert heard.read(1) == b"", "the connection is closed"
     assert str(MAXIMUM_FRAME_BYTES) in str(logs)
     assert_serves(server)
+
+
+def test_while_a_call_above_the_limit_arrives_the_servers_memory_does_not_grow(server: RpcServer) -> None:
+    megabyte = bytes(2**20)
+    with socket.create_connection(("127.0.0.1", server.port), 5) as link, link.makefile("rb") as heard:
+        before = psutil.Process().memory_info().rss
+        link.sendall(greeting(TOKEN) + header(2**31, 0))
+        with contextlib.suppress(OSError):  # closed when the server has heard enough
+            for _ in range(200):
+                link.sendall(megabyte)
+        assert psutil.Process().memory_info().rss - before < 32 * 2**20
+        assert heard.read(1) == b"\x01"
+
+
+def test_a_client_that_is_refused_while_it_sends_learns_why(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAXIMUM_CALL_BYTES", 2**20)  # of the receiving sides
+    with pytest.raises(TransportError, match=f"at most {2**20} bytes") as refusal:
+        RpcClient(server.address, TOKEN).call(Ask("x" * 2**23), Told, timeout_seconds=30)
+    assert not refusal.value.retryable
+
+
+def test_an_answer_above_the_limit_is_refused_by_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = RpcServer({Ask: lambda message: Told("x" * int(message.text))}, token=TOKEN)
+    server.serve_in_background()
+    client = RpcClient(server.address, TOKEN)
+    with pytest.raises(TransportError, match=f"'Told' of .* at most {MAXIMUM_CALL_BYTES} bytes") as refusal:
+        client.call(Ask(str(MAXIMUM_CALL_BYTES)), Told)
+    assert not refusal.value.retryable
+    monkeypatch.setattr(connection, "MAXIMUM_CALL_BYTES", 2**20)
+    with pytest.raises(TransportError, match="answers with a frame that is too large") as refusal:
+        client.call(Ask(str(2**21)), Told)
+    assert not refusal.value.retryable
+    client.close()
+    server.stop()
 
 
 def test_a_frame_above_the_limit_is_not_even_sent() -> None:
     many = [np.empty(MAXIMUM_FRAME_BYTES // 8, np.float64), np.zeros(1, np.uint8)]
     with pytest.raises(TransportError, match=f"at most {MAXIMUM_FRAME_BYTES}"):
-        encode_frame(Ask("x"), many)
+        encode_frame(AskArrays("x"), many)
 
 
-def test_a_call_above_the_limit_is_refused_by_both_sides(server: RpcServer) -> None:
-    text = "x" * (MAXIMUM_CALL_BYTES + 1)
+def test_a_call_above_the_limit_is_not_even_sent(server: RpcServer) -> None:
     with pytest.raises(TransportError, match=f"'Ask' of .* at most {MAXIMUM_CALL_BYTES} bytes"):
-        RpcClient(server.address, TOKEN).call(Ask(text), Told)
-    body = msgspec.msgpack.encode(["", msgspec.Raw(msgspec.msgpack.encode(Ask(text)))])
-    options = flight.FlightCallOptions(timeout=30, headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    raw = flight.connect(f"grpc+tcp://{server.address}")
-    with pytest.raises(flight.FlightServerError, match=f"at most {MAXIMUM_CALL_BYTES} bytes"):
-        list(raw.do_action(flight.Action("Ask", body), options))
-    raw.close()
-    assert_serves(server)
+        RpcClient(server.address, TOKEN).call(Ask("x" * (MAXIMUM_CALL_BYTES + 1)), Told)
 
 
 @pytest.fixture
@@ -207,26 +224,34 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_thousand_idle_connections_keep_nobody_from_being_served(
-    server: RpcServer, stream_port: int, many_descriptors: None
-) -> None:
+def test_a_thousand_idle_connections_keep_nobody_from_being_served(server: RpcServer, many_descriptors: None) -> None:
     with contextlib.ExitStack() as idle:
-        for port in (server.port, stream_port):
-            for _ in range(IDLE):
-                idle.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+        for _ in range(IDLE):
+            idle.enter_context(socket.create_connection(("127.0.0.1", server.port), 5))
         assert_serves(server)
     assert_serves(server)
 
 
-def test_who_does_not_greet_in_time_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_GREETING_SECONDS", 0.2)
-    port = streams.StreamPort(
-        lambda metadata, body: (b"", []), host="127.0.0.1", token=TOKEN, tls=None, on_refused=lambda: None
-    )
-    with socket.create_connection(("127.0.0.1", port.found.port), 5) as link:
-        link.sendall(b"els1")
+def test_a_connection_that_does_not_greet_in_time_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "_GREETING_SECONDS", 0.2)
+    server = RpcServer({}, token=TOKEN)
+    server.serve_in_background()
+    with socket.create_connection(("127.0.0.1", server.port), 5) as link:
+        link.sendall(b"elg1")
         assert link.recv(1) == b"", "closed by the server"
-    port.close()
+    server.stop()
+
+
+def test_a_frame_that_stops_in_the_middle_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "_SILENCE_SECONDS", 0.2)
+    server = RpcServer({Ask: lambda message: Told(message.text)}, token=TOKEN)
+    server.serve_in_background()
+    with socket.create_connection(("127.0.0.1", server.port), 5) as link, link.makefile("rb") as heard:
+        link.sendall(greeting(TOKEN) + frame(Ask("x"))[:-1])
+        assert heard.read(1) == b"\x01"
+        assert read_reply(heard).kind == "Welcome"
+        assert heard.read(1) == b"", "closed by the server"
+    server.stop()
 
 
 def test_files_of_agent_and_pods_are_the_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import array
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -30,37 +29,35 @@ from elastrec.platform.transport.lending import (
     Lender,
     may_lend,
 )
-from elastrec.platform.transport.streams import FindStreams, StreamsAt
-from tests.platform.transport.messages import Ask, Told
+from tests.platform.transport.messages import AskArrays, Told
+from tests.platform.transport.wire import greeting, header, read_reply, tcp_only
 
 TOKEN = new_token()
-HEADER = struct.Struct("<4sIQBH")
 Array = np.ndarray
 
 
-def add_one(message: Ask, arrays: list[Array]) -> tuple[Told, list[Array]]:
+def add_one(message: AskArrays, arrays: list[Array]) -> tuple[Told, list[Array]]:
     return Told(message.number), [each + 1 for each in arrays]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RpcServer]:
-    server = RpcServer({}, token=TOKEN, array_handlers={Ask: add_one})
+    server = RpcServer({}, token=TOKEN, array_handlers={AskArrays: add_one})
     server.serve_in_background()
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="module")
-def found(server: RpcServer) -> StreamsAt:
+def client(server: RpcServer) -> Iterator[RpcClient]:
     client = RpcClient(server.address, TOKEN)
-    found = client.call(FindStreams(), StreamsAt)
+    yield client
     client.close()
-    return found
 
 
 @pytest.fixture
-def stream(found: StreamsAt) -> Iterator[ArrayStream]:
-    stream = ArrayStream("127.0.0.1", found, TOKEN, None, [Told], 10.0)
+def stream(client: RpcClient) -> Iterator[ArrayStream]:
+    stream = client.open_stream([Told], 10.0)
     yield stream
     stream.close()
 
@@ -95,7 +92,7 @@ def assert_let_go(before: set[int]) -> None:
 
 def test_large_bodies_lie_in_shared_memory_and_small_ones_come_over_the_socket(stream: ArrayStream) -> None:
     for count in (8, SMALLEST_BYTES, 300_000):
-        (got,) = stream.request(Ask(1), [np.arange(count)])[1]
+        (got,) = stream.request(AskArrays(1), [np.arange(count)])[1]
         np.testing.assert_array_equal(got, np.arange(count) + 1)
         assert lies_in_lent_memory(got) == (got.nbytes >= SMALLEST_BYTES)
         assert not got.flags.writeable
@@ -104,19 +101,19 @@ def test_large_bodies_lie_in_shared_memory_and_small_ones_come_over_the_socket(s
 def test_answers_that_are_kept_stay_as_they_were_however_many_they_are(stream: ArrayStream) -> None:
     kept = []
     for number in range(MAXIMUM_SEGMENTS + 5):
-        (got,) = stream.request(Ask(number), [np.full(20_000, number, np.int64)])[1]
+        (got,) = stream.request(AskArrays(number), [np.full(20_000, number, np.int64)])[1]
         kept.append(got)
     for number, got in enumerate(kept):
         assert (got == number + 1).all()
     assert not lies_in_lent_memory(kept[-1]), "all segments are held, so that it came over the socket"
 
 
-def test_segments_are_used_again_and_let_go_at_the_end(found: StreamsAt) -> None:
+def test_segments_are_used_again_and_let_go_at_the_end(client: RpcClient) -> None:
     before = open_segments()
-    stream = ArrayStream("127.0.0.1", found, TOKEN, None, [Told], 10.0)
+    stream = client.open_stream([Told], 10.0)
     places = set()
     for number in range(50):
-        (got,) = stream.request(Ask(number), [np.full(20_000, number, np.int64)])[1]
+        (got,) = stream.request(AskArrays(number), [np.full(20_000, number, np.int64)])[1]
         assert (got == number + 1).all()
         places.add(got.ctypes.data)
     assert len(places) <= 3
@@ -127,37 +124,37 @@ def test_segments_are_used_again_and_let_go_at_the_end(found: StreamsAt) -> None
 
 def test_a_body_that_outgrows_its_segment_gets_a_larger_one(stream: ArrayStream) -> None:
     for count in (10_000, 1_000_000, 3_000_000, 10_000):
-        (got,) = stream.request(Ask(1), [np.arange(count)])[1]
+        (got,) = stream.request(AskArrays(1), [np.arange(count)])[1]
         np.testing.assert_array_equal(got, np.arange(count) + 1)
 
 
 def test_a_body_beyond_the_largest_segment_comes_over_the_socket(stream: ArrayStream) -> None:
-    (got,) = stream.request(Ask(1), [np.zeros(LARGEST_BYTES + 1, np.uint8)])[1]
+    (got,) = stream.request(AskArrays(1), [np.zeros(LARGEST_BYTES + 1, np.uint8)])[1]
     assert got.nbytes > LARGEST_BYTES and (got == 1).all() and not lies_in_lent_memory(got)
 
 
-def test_what_was_borrowed_outlives_the_connection(found: StreamsAt) -> None:
-    stream = ArrayStream("127.0.0.1", found, TOKEN, None, [Told], 10.0)
-    (got,) = stream.request(Ask(1), [np.arange(50_000)])[1]
+def test_what_was_borrowed_outlives_the_connection(client: RpcClient) -> None:
+    stream = client.open_stream([Told], 10.0)
+    (got,) = stream.request(AskArrays(1), [np.arange(50_000)])[1]
     stream.close()
     np.testing.assert_array_equal(got, np.arange(50_000) + 1)
 
 
-def test_across_machines_nothing_is_lent(found: StreamsAt) -> None:
-    stream = ArrayStream("127.0.0.1", StreamsAt(found.port), TOKEN, None, [Told], 10.0)
-    (got,) = stream.request(Ask(1), [np.arange(50_000)])[1]
+def test_across_machines_nothing_is_lent(client: RpcClient) -> None:
+    stream = tcp_only(client).open_stream([Told], 10.0)
+    (got,) = stream.request(AskArrays(1), [np.arange(50_000)])[1]
     assert (got == np.arange(50_000) + 1).all() and not lies_in_lent_memory(got)
     stream.close()
 
 
-def test_another_users_process_is_lent_nothing(found: StreamsAt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_process_is_lent_nothing(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     assert may_lend(one)
     monkeypatch.setattr(lending_module.os, "geteuid", lambda: os.getuid() + 1)
     assert not may_lend(one)
     one.close(), other.close()
-    stream = ArrayStream("127.0.0.1", found, TOKEN, None, [Told], 10.0)
-    (got,) = stream.request(Ask(1), [np.arange(50_000)])[1]
+    stream = client.open_stream([Told], 10.0)
+    (got,) = stream.request(AskArrays(1), [np.arange(50_000)])[1]
     assert (got == np.arange(50_000) + 1).all() and not lies_in_lent_memory(got)
     stream.close()
 
@@ -169,7 +166,7 @@ def test_a_system_that_refuses_the_memory_still_gets_the_body_across(
         raise OSError(24, "too many open files")
 
     monkeypatch.setattr(lending_module.os, "memfd_create", refused)
-    (got,) = stream.request(Ask(1), [np.arange(50_000)])[1]
+    (got,) = stream.request(AskArrays(1), [np.arange(50_000)])[1]
     assert (got == np.arange(50_000) + 1).all() and not lies_in_lent_memory(got)
 
 
@@ -191,26 +188,28 @@ def no_memory() -> int:
     ids=["unknown", "unknown number", "never lent", "never lent either", "can shrink", "no memory"],
 )
 def test_a_lie_about_lent_memory_ends_that_connection_alone(
-    server: RpcServer, found: StreamsAt, segment: int, given_back: int, make: object
+    server: RpcServer, client: RpcClient, segment: int, given_back: int, make: object
 ) -> None:
     before = open_segments()
-    metadata, buffers = encode_frame(Ask(1), [np.zeros(SMALLEST_BYTES, np.uint8)])
+    metadata, buffers = encode_frame(AskArrays(1), [np.zeros(SMALLEST_BYTES, np.uint8)])
     body_bytes = sum(len(each) for each in buffers)
-    frame = HEADER.pack(b"elm1", len(metadata), body_bytes, segment, given_back) + metadata
+    frame = header(len(metadata), body_bytes, segment, given_back) + metadata
     descriptor = make() if callable(make) else -1
     along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))] if descriptor >= 0 else []
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(10)
-        link.connect("\0" + found.local_name)
-        link.sendall(struct.pack("<4sI", b"els2", len(TOKEN)) + TOKEN.encode())
-        assert link.recv(1) == b"\x02"
+        link.connect("\0" + server._port.welcome.local_name)
+        link.sendall(greeting(TOKEN, b"elg2"))
+        heard = link.makefile("rb", 0)
+        assert heard.read(1) == b"\x02"
+        assert read_reply(heard).kind == "Welcome"
         link.sendmsg([frame], along)
         assert link.recv(1) == b""
     if descriptor >= 0:
         os.close(descriptor)
     assert_let_go(before)
-    stream = ArrayStream("127.0.0.1", found, TOKEN, None, [Told], 10.0)
-    assert stream.request(Ask(7))[0] == Told(7)
+    stream = client.open_stream([Told], 10.0)
+    assert stream.request(AskArrays(7))[0] == Told(7)
     stream.close()
 
 

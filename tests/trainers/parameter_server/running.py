@@ -10,7 +10,6 @@ from typing import Any
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.job_messages import (
-    OFTEN,
     Answer,
     Directive,
     Done,
@@ -105,7 +104,7 @@ class ScriptedMaster:
             members=[WORKER],
         )
         handlers = {Register: self._register, Heartbeat: self._heartbeat, Failed: self._failed}
-        self._rpc = RpcServer(handlers, often=OFTEN, token=TOKEN)
+        self._rpc = RpcServer(handlers, token=TOKEN)
         self.address = self._rpc.address
         self._rpc.serve_in_background()
 

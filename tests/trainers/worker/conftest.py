@@ -34,7 +34,6 @@ from elastrec.platform.specs.job import (
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcServer, new_token
 from elastrec.platform.transport.job_messages import (
-    OFTEN,
     Answer,
     Directive,
     Done,
@@ -156,7 +155,7 @@ class ScriptedMaster:
             LeaseShards: self.on_lease,
             Failed: self.on_failed,
         }
-        server = RpcServer(handlers, often=OFTEN, token=self.token, host=self.host, port=port)
+        server = RpcServer(handlers, token=self.token, host=self.host, port=port)
         server.serve_in_background()
         return server
 

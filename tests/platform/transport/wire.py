@@ -1,0 +1,59 @@
+"""The wire by hand: what a program that is no client of ours could send, and what it would receive."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.channel import Dialer
+from elastrec.platform.transport.frames import encode_frame
+
+HEADER = struct.Struct("<4sIQBH")
+NO_SEGMENT = 255
+
+
+def greeting(token: str, magic: bytes = b"elg1") -> bytes:
+    return struct.pack("<4sI", magic, len(token)) + token.encode()
+
+
+def header(metadata_bytes: int, body_bytes: int, segment: int = NO_SEGMENT, given_back: int = 0) -> bytes:
+    return HEADER.pack(b"elf2", metadata_bytes, body_bytes, segment, given_back)
+
+
+def frame(message: msgspec.Struct, arrays: list[np.ndarray] | None = None, key: str = "") -> bytes:
+    metadata, buffers = encode_frame(message, arrays or [], key=key)
+    body = b"".join(bytes(buffer) for buffer in buffers)
+    return header(len(metadata), len(body)) + metadata + body
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A frame without arrays."""
+
+    kind: str
+    message: dict[str, Any]
+
+
+def read_reply(heard: Any) -> Reply:
+    """The next frame of a file that reads from a socket."""
+    _, metadata_bytes, _, _, _ = HEADER.unpack(heard.read(HEADER.size))
+    kind, _, message, _ = msgspec.msgpack.decode(heard.read(metadata_bytes))
+    return Reply(kind, message)
+
+
+class _TcpDialer(Dialer):
+    def _open_local(self, deadline: float) -> None:
+        return None
+
+
+def tcp_only(client: RpcClient) -> RpcClient:
+    """A client that stands in another network namespace than its server."""
+    dialer = client._dialer
+    other = RpcClient(client.address, dialer._token, dialer._tls)
+    other._dialer = _TcpDialer(client.address, dialer._token, dialer._tls)
+    return other
