@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import checkpoint, reader, shards
+from benchmarks import calls, checkpoint, reader, shards
 from benchmarks.figures import Figure
 from benchmarks.processes import reader as processes
 from elastrec.platform.specs.data import FileFormat
@@ -22,6 +22,11 @@ def test_the_master_grants_shards_and_hears_played_workers():
     (beating,) = shards.life_signs("beating", workers=3, seconds=0.6, rounds=1, at_most=100.0, shards=True)
     assert beating.simulated and beating.settings["beat_seconds"] == 0.5
     assert {"shards.per_second", "shards.memory_per_finished_shard"} <= _values([*rounds, beating]).keys()
+
+
+def test_calls_of_our_wire_stand_beside_those_of_flight():
+    found = _values(calls.measure(argparse.Namespace(calls=5, rounds=1)))
+    assert {"calls.tcp_per_cpu_second_to_flight", "calls.local_per_cpu_second_to_flight"} <= found.keys()
 
 
 def test_records_stand_beside_the_same_bytes(tmp_path: Path):
