@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,12 @@ def test_what_every_start_of_a_job_waits_for_loads_no_library_that_it_does_not_n
     code = f"import sys, {module}; print(sorted(m for m in {unneeded} if m in sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_only_a_benchmark_speaks_arrow_flight() -> None:
+    product = [file for room in ROOMS for file in sources(room)]
+    assert len(product) > 100
+    assert not [str(file.relative_to(ROOT)) for file in product if re.search(r"pyarrow\W.*flight", file.read_text())]
 
 
 def test_every_folder_with_modules_says_what_it_is_for() -> None:

@@ -57,7 +57,7 @@ class JournalError(ElastrecError):
     """The journal cannot be trusted or written."""
 
     @property
-    def retryable(self) -> bool:
+    def retryable(self) -> bool:  # type: ignore[override]
         """Whether another try may succeed: its disk was full or away, the file itself was not found to be damaged."""
         return isinstance(self.__cause__, sqlite3.OperationalError)
 

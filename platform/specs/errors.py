@@ -46,7 +46,8 @@ class SpecError(ElastrecError):
     def __init__(self, problems: list[FieldProblem], source: str = "") -> None:
         self.problems = problems
         self.source = source
-        self.field, self.remedy = problems[0].path, problems[0].mend
+        if problems:
+            self.field, self.remedy = problems[0].path, problems[0].mend
         where = f" in {source}" if source else ""
         lines = "\n".join(f"  - {problem}" for problem in problems)
         super().__init__(f"{len(problems)} problem(s){where}:\n{lines}")
