@@ -5,8 +5,8 @@ token checked (see `processes.calls`). Flight gets a server and a client as shor
 limits or structured errors. The wires take turns; a figure is the median of the rounds. `tcp` is our wire between
 machines, `local` within one network namespace, as pods of the local cluster use it.
 
-A connection for each call (`channel.close()` in the place of `self._idle.put(...)` in `RpcClient._exchange`) brings both
-ratios below their goal.
+A connection for each call (`channel.close()` in the place of `self._idle.put(...)` in `RpcClient._exchange`) brings
+both ratios below their goal.
 
     python -m benchmarks.calls [--calls 3000] [--rounds 5] [--output json]
 """

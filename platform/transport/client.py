@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
+from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.transport.channel import Channel, Dialer, LostError
 from elastrec.platform.transport.frames import Array, Joined, Layout, encode_frame, kind_of
 from elastrec.platform.transport.problems import Problem, error_of
@@ -32,11 +32,13 @@ class RpcClient:
         address: `host:port`.
         token: every connection begins with it.
         tls: the root to trust, or None for plain TCP.
+
+    Raises:
+        AuthenticationError: the token is not printable ASCII, so it is no server's.
     """
 
     def __init__(self, address: str, token: str, tls: TlsConfig | None = None) -> None:
         if not (token.isascii() and token.isprintable()):
-            # gRPC ends the whole process when it is given such a header.
             raise AuthenticationError(
                 f"the token for {address} is not allowed: it holds characters other than printable ASCII; copy it again"
             )
