@@ -78,6 +78,7 @@ def run() -> int:
         port=port,
         tls=tls,
         advertised_host=host,
+        local_streams=os.environ.get(environment.STREAMS) != "tcp",
         maximum_connections=service.maximum_connections,
     )
     server.serve_in_background()

@@ -49,8 +49,10 @@ class ThreadPool(Generic[Client]):
             self._epoll.register(descriptor, _EVENTS)
 
     def close(self) -> None:
-        """Ends the threads once they have served what they serve."""
+        """Ends the threads once they have served what they serve. Safe to repeat."""
         with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
             if self._threads:
                 os.eventfd_write(self._end, 1)

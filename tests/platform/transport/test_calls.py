@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -271,3 +272,20 @@ def test_a_call_with_arrays_and_two_handlers_for_one_message_are_refused(client:
         client.open_stream([Told]).request(Ask(1), [np.zeros(3)])
     with pytest.raises(ValueError, match="two handlers"):
         RpcServer({Ask: handler}, token=TOKEN, array_handlers={Ask: lambda message, arrays: (Told(1), arrays)})
+
+
+def test_a_server_that_is_stopped_twice_closes_nothing_of_others(handler: Counting) -> None:
+    first, second = serving(handler), serving(handler)
+    clients = [RpcClient(server.address, TOKEN) for server in (first, second)]
+    for client in clients:
+        ask(client, 1)
+    first.stop()
+    # Numbers that the first server has let go of now belong to these.
+    others = [os.dup(0) for _ in range(20)]
+    first.shutdown()
+    for descriptor in others:
+        os.close(descriptor)
+    assert ask(clients[1], 1) == Told(2)
+    second.stop()
+    for client in clients:
+        client.close()

@@ -20,6 +20,7 @@ from elastrec.platform.specs.errors import (
     TransportError,
 )
 from elastrec.platform.transport import RpcClient, RpcServer, new_token
+from elastrec.platform.transport import client as client_module
 from elastrec.platform.transport.problems import Problem, error_of, problem_of
 from elastrec.platform.transport.versions import code_version
 from tests.platform.transport.messages import Ask, AskArrays, Told
@@ -65,11 +66,12 @@ def client(raising: Raising) -> Iterator[RpcClient]:
 
 @pytest.mark.parametrize("kind", OURS)
 def test_an_error_of_every_class_arrives_as_that_class_by_call_and_by_stream(
-    client: RpcClient, raising: Raising, kind: type[ElastrecError]
+    client: RpcClient, raising: Raising, kind: type[ElastrecError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raising.error = an_error(kind)
+    monkeypatch.setattr(client_module, "_FIRST_PAUSE_SECONDS", 1e9)  # no retries
     stream = client.open_stream([Told])
-    for ask in (lambda: client.call(Ask(1), Told, timeout_seconds=0.01), lambda: stream.request(AskArrays(1))):
+    for ask in (lambda: client.call(Ask(1), Told), lambda: stream.request(AskArrays(1))):
         with pytest.raises(ElastrecError) as caught:
             ask()
         assert type(caught.value) is (TransportError if kind is ElastrecError else kind)
@@ -89,12 +91,13 @@ def test_every_wrong_field_of_a_job_file_arrives(client: RpcClient, raising: Rai
 
 @pytest.mark.parametrize("kind", [ClusterError, TransportError])
 def test_retryable_is_what_the_error_says(
-    client: RpcClient, raising: Raising, kind: type[ClusterError | TransportError]
+    client: RpcClient, raising: Raising, kind: type[ClusterError | TransportError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client_module, "_FIRST_PAUSE_SECONDS", 1e9)  # no retries
     for retryable in (False, True):
         raising.error = kind("x", retryable=retryable)
         with pytest.raises(kind) as caught:
-            client.call(Ask(1), Told, timeout_seconds=0.01)
+            client.call(Ask(1), Told)
         assert caught.value.retryable is retryable
     assert HistoryAwayError("x").retryable and not IncompatibleError("x").retryable
 
