@@ -26,11 +26,15 @@ class AbsentCluster(LocalCluster):
     """
 
     def __init__(self, state_folder: Path) -> None:
-        super().__init__("", "")
+        # Not LocalCluster's own: there is no address that a client could be made for.
+        self.address, self.token, self.tls = "", "", None
         self._journal = state_folder / "journal.sqlite"
 
     def _call(self, message: msgspec.Struct, answer: type[Answer], timeout_seconds: float = 0.0) -> NoReturn:
         raise ClusterError("no node agent runs; start one with `elastrec agent start`")
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def get(self, name: str) -> PodStatus | None:
         """None: there is no pod."""
