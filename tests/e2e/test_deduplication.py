@@ -42,6 +42,8 @@ def job_file(elastrec: Elastrec) -> Path:
     job = yaml.safe_load((default_dags_folder() / "jobs" / "bst.yaml").read_text())
     job["spec"]["data"]["path"] = str(data / "clustered")
     job["spec"]["training"] |= {"batch_size": BATCH, "shuffle": False, "consistency": {"mode": "bsp"}}
+    # Nor may the layer norms enlarge it, which divide by the spread of the rows.
+    job["spec"]["model"]["initial_range"] = 0.25
     job["spec"]["optimizers"] = {"rows": EVERY_ROW, "dense": EVERY_ROW}
     size = {"count": 1, "cores": 1}
     job["spec"]["resources"] |= {"worker": size, "parameter_server": size}
