@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from elastrec.checkpoints import open_store
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.specs.data import DenseFeature, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.job import (
@@ -121,6 +122,7 @@ class ScriptedMaster:
         self.job, self.servers, self.host = job, servers, host
         self.training, self.evaluation = training, evaluation
         self.token = new_token()
+        open_store(job.spec.checkpoint.store).create()  # as `prepare` does; pods make none
         self.changed = threading.Condition()
         self.worker_mode = Mode.TRAIN
         self.server_mode = Mode.TRAIN
