@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+import structlog
 from hypothesis import settings
 
 # How long one example takes says more about the machine's other work than about the code.
 settings.register_profile("elastrec", deadline=None)
 settings.load_profile("elastrec")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A test that runs a command in this process leaves no configuration of the log behind."""
+    was_configured, before = structlog.is_configured(), structlog.get_config()
+    yield
+    if was_configured:
+        structlog.configure(**before)
+    else:
+        structlog.reset_defaults()

@@ -44,9 +44,9 @@ def applied_before_pulls(
         seen: list[int] = []
         answer = server._pull
 
-        def recorded(*arguments: Any) -> Any:
+        def recorded(*arguments: Any, **named: Any) -> Any:
             seen.append(server._pushes)
-            return answer(*arguments)
+            return answer(*arguments, **named)
 
         server._pull = recorded
         here.master.add_shards("train", ROWS, ROWS, shuffle=True)
