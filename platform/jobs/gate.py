@@ -46,4 +46,6 @@ def decide(
     words = f"{gate.metric} {new:.5f} against the champion's {old:.5f} on the same {candidate.samples} rows"
     if loss > gate.tolerance:
         return decision(False, f"{words}: worse by {loss:.5f}, more than the tolerance of {gate.tolerance:g}")
+    if loss < 0:
+        return decision(True, f"{words}: better by {-loss:.5f}")
     return decision(True, f"{words}: within the tolerance of {gate.tolerance:g}")

@@ -395,7 +395,7 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-_MEND = "delete the job and start it again; it continues from its last checkpoint record"
+_MEND = "delete the job and start it again; it starts from the newest final record of its name"
 
 
 def encode_state(state: JobState) -> bytes:

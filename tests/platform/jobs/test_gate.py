@@ -42,6 +42,11 @@ def test_a_model_passes_within_the_tolerance_of_the_champion(metric: str, candid
     assert metric in decision.reason
 
 
+def test_a_better_model_is_called_better() -> None:
+    assert decide(GATE, score(entropy=0.79), score()).reason.endswith("better by 0.01000")
+    assert "within the tolerance" in decide(GATE, score(entropy=0.801), score()).reason
+
+
 def test_a_champion_that_cannot_read_the_rows_does_not_stand_in_the_way() -> None:
     decision = decide(GATE, score(), None, champion_problem="feature C9 is gone")
     assert decision.passed
