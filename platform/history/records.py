@@ -201,7 +201,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "granted.source": allocation.source,
         "model.architecture": spec.model.architecture,
         "model.embedding_dimension": spec.model.embedding_dimension,
-        "model.initial_range": spec.model.initial_range,
+        "model.initial_range": spec.model.row_range,
         "model.options": msgspec.json.encode(spec.model.options, order="deterministic").decode(),
         "model.precision": spec.model.precision,
         "training.batch_size": spec.training.batch_size,

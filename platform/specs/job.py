@@ -53,8 +53,8 @@ class ModelSpec(Spec):
     embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
     """Numbers per embedding row, of every table. `wide_and_deep`, `deepfm` and `xdeepfm` add one: the id's first-order
     weight, which starts at zero."""
-    initial_range: Annotated[float, Field(gt=0)] = 0.01
-    """Embeddings of all tables start uniform in ±initial_range."""
+    initial_range: Annotated[float, Field(gt=0)] | None = None
+    """Embeddings of all tables start uniform in ±initial_range; absent: 0.01, for `dlrm` 1 / sqrt(dimension)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the model, for example the layer sizes."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -79,6 +79,15 @@ class ModelSpec(Spec):
     def row_dimension(self) -> int:
         """Numbers per row of every embedding table; known without importing the model (servers have no torch)."""
         return self.embedding_dimension + self.first_order_columns
+
+    @property
+    def row_range(self) -> float:
+        """Embeddings start uniform in ±row_range, in tables that say nothing else.
+
+        Chosen by `benchmarks.initial_range`. DLRM multiplies rows with each other; trained for long it scores worse
+        from small ones.
+        """
+        return self.initial_range or (self.row_dimension**-0.5 if self.architecture == "dlrm" else 0.01)
 
     @property
     def first_order_columns(self) -> int:

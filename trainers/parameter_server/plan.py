@@ -109,7 +109,7 @@ def plan_of_job(spec: JobSpec) -> TablePlan:
     return make_plan(
         dict.fromkeys(spec.data.tables, spec.model.row_dimension),
         settings=spec.tables,
-        initial_range=spec.model.initial_range,
+        initial_range=spec.model.row_range,
         zero_columns=spec.model.first_order_columns,
         virtual_buckets=spec.resources.virtual_buckets,
         seed=spec.training.seed,
