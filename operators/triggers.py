@@ -213,6 +213,7 @@ class JobTrigger(BaseTrigger):
         return str(states[task] or _CLEARED)
 
     async def _warm_up(self) -> None:
+        # The kill asks again, and logs what goes wrong then.
         with contextlib.suppress(Exception):
             await asyncio.to_thread(self._ask_airflow)
 
