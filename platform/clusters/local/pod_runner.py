@@ -178,7 +178,8 @@ class PodRunner:
                     stdout=output,
                     stderr=output,
                     cwd="/",
-                    env={},
+                    # Marked as well, because the pod's process is a copy of its supervisor until it calls execve(2).
+                    env={UID_VARIABLE: uid},
                     start_new_session=True,
                 )
             finally:
@@ -352,11 +353,27 @@ def _marked(uid: str) -> list[int]:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
-                if mark in (process / "environ").read_bytes().split(b"\0"):
+                if mark in _environment(process).split(b"\0"):
                     found.append(int(process.name))
             except OSError:
                 continue  # ended meanwhile, or somebody else's
     return found
+
+
+def _environment(process: Path) -> bytes:
+    """The environment of a process, also of one in the middle of execve(2), which the kernel shows as empty.
+
+    Raises:
+        OSError: it ended, or is somebody else's.
+    """
+    while not (environment := (process / "environ").read_bytes()):
+        # Fields of proc(5) from the third on: state, vsize (0 for the kernel's threads), env_start, env_end.
+        fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
+        state, size, start, end = fields[0], *(int(fields[index]) for index in (20, 47, 48))
+        if state in b"ZX" or size == 0 or start == end != 0:
+            break
+        os.sched_yield()
+    return environment
 
 
 def _usage_of_tree(supervisor: int) -> Usage:

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,25 @@ def test_forgotten_pods_leave_no_folder(runner, tmp_path):
     runner.empty_trash()
     assert runner.unknown(set()) == []
     assert list((tmp_path / "pods/trash").iterdir()) == []
+
+
+def test_a_pod_in_the_middle_of_an_execve_is_found(runner, is_alive):
+    # It runs one program after the other, so that every look at it may fall into an execve(2).
+    endless = 'exec sh -c "$0" "$0"'
+    for attempt in range(1, 31):
+        running = _start(runner, "sh", "-c", endless, endless, attempt=attempt)
+        claim = runner.work_folder("pod").parent / f"claim.{attempt}.json"
+        while not claim.exists() or not _children(running.pid):
+            os.sched_yield()
+        (pid,) = _children(running.pid)
+        running.send(signal.SIGSTOP)
+        runner.destroy(running)
+        _ended(running)
+        deadline = time.monotonic() + 20
+        while is_alive(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
