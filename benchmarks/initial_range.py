@@ -4,7 +4,7 @@ One process trains each model for one pass over a generated click log and a gene
 product's models, readers and update rules, row-wise Adagrad 0.02 and Adam 0.001), a seed for each round. Both sides of
 a seed see the same rows in the same order and start from the same dense parameters. D is the dimension of a row.
 
-    python -m benchmarks.initial_range [--rounds 5] [--log clicks] [--output json]
+    python -m benchmarks.initial_range [--rounds 5] [--log clicks] [--steps 160] [--output json]
     python -m benchmarks.initial_range --choose 0.05 0.01 0.0001    # these ranges against ±1/sqrt(D)
 
 The defaults were chosen by `--choose 0.01`: seeds 1 to 5, the second day of the logs; DLRM keeps ±1/sqrt(D), since the
@@ -29,7 +29,7 @@ from benchmarks.processes.ratings_log import RatingsShape, ratings_data, write_r
 from elastrec.platform.data.generator import GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.job import BUILT_IN_MODELS, ModelSpec
 
-BATCH, ROWS, DIMENSION = 256, 40_960, 16
+BATCH, STEPS, DIMENSION = 256, 160, 16
 _CHOOSING_SEED, _REPORTED_SEED = 1, 101
 _VALIDATION, _TEST = 0, 1
 _NOISE = 0.001
@@ -54,13 +54,13 @@ class Log:
     target: str
 
 
-def write_log(name: str, folder: Path) -> Log:
-    """Generates one of LOGS into an empty folder."""
+def write_log(name: str, folder: Path, rows: int = BATCH * STEPS) -> Log:
+    """Generates one of LOGS into an empty folder, so many rows a day."""
     if name == "ratings":
-        write_ratings(folder, RatingsShape(rows_per_day=ROWS))
+        write_ratings(folder, RatingsShape(rows_per_day=rows))
         return Log(ratings_data(str(folder)), "history", "item")
     spec = GenerateSpec(
-        path=str(folder), rows_per_day=ROWS, days=3, seed=1, dense=4, sparse=12, lists=1, drift_radians=0.0
+        path=str(folder), rows_per_day=rows, days=3, seed=1, dense=4, sparse=12, lists=1, drift_radians=0.0
     )
     generate(spec)
     data = json.loads(training_data_for(spec).model_dump_json(exclude_none=True))
@@ -104,7 +104,7 @@ def compare(arguments: argparse.Namespace, ranges: Sequence[float | None], seeds
     """±1/sqrt(D) and `ranges` on every log, model and seed."""
     found: Found = {}
     with tempfile.TemporaryDirectory() as folder:
-        logs = {name: write_log(name, Path(folder) / name) for name in arguments.log or LOGS}
+        logs = {name: write_log(name, Path(folder) / name, BATCH * arguments.steps) for name in arguments.log or LOGS}
         for seed in seeds:
             # A process for each seed: it keeps the memory of the servers that it held.
             with Child("benchmarks.processes.one_worker", environment=one_core()) as process:
@@ -158,6 +158,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="seeds of each side (default 5)")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of {BATCH} rows (default {STEPS})")
     parser.add_argument("--log", action="append", choices=LOGS, help="default: both")
     parser.add_argument("--model", action="append", choices=BUILT_IN_MODELS, help="default: all")
     parser.add_argument("--choose", nargs="+", type=float, metavar="RANGE", help="compare these ranges instead")

@@ -28,6 +28,7 @@ _ROLE = {Victim.WORKER: "worker", Victim.SERVER: "ps", Victim.MASTER: "master"}
 _VICTIM_SECONDS = 12.0
 _PORT_SECONDS = 5.0
 _HOG_SECONDS = 30.0
+_DYING_SECONDS = 10.0
 
 
 @dataclass
@@ -126,13 +127,26 @@ def _stop_for(process: psutil.Process, seconds: float) -> None:
 def _starve(process: psutil.Process) -> None:
     command = [sys.executable, "-m", "tests.faults.hog", str(process.pid)]
     code = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=_HOG_SECONDS, check=False).returncode
-    is_gone = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    if code == 1 and is_gone:
+    if code == 1 and _is_gone(process):
         raise psutil.NoSuchProcess(process.pid)
-    # The kernel may kill the hog, too, before the memory of the pod's process is free.
-    assert code == 0 or (code == -signal.SIGKILL and is_gone), (
+    # The kernel may kill the hog, too, while the pod's process is dying and its memory is not free yet.
+    assert code == 0 or (code == -signal.SIGKILL and _is_gone(process, _DYING_SECONDS)), (
         f"the memory limit of {process} could not be exceeded: exit code {code}"
     )
+
+
+def _is_gone(process: psutil.Process, patience_seconds: float = 0.0) -> bool:
+    deadline = time.monotonic() + patience_seconds
+    while process.is_running():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _hurt_agent(fault: Fault, scene: Scene) -> None:
