@@ -6,6 +6,7 @@ conditional operation probes the bucket with a small object and the answer is re
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,10 @@ UPLOAD_PART_BYTES = 16 * 2**20
 """S3 allows 5 MiB to 5 GiB and 10,000 parts: 16 MiB lets one object have 156 GiB with one buffer in memory."""
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
-_LOST_RACE = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
+_LOST_RACE = ("412", "PreconditionFailed")
+_CONFLICT = ("409", "ConditionalRequestConflict")
+"""Another request for the object is under way: nobody has won yet, so the same request is to be made again."""
+_CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 _probed: dict[tuple[str, str], bool] = {}
 
@@ -228,13 +232,17 @@ class S3Store(Store):
     def _put_if(self, key: str, data: Buffer, **condition: Any) -> str | None:
         """The new object's ETag, or None when the condition did not hold."""
         with _explained("could not write", f"s3://{self._bucket}/{key}"):
-            try:
-                answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=bytes(data), **condition)
-                return answer["ETag"]
-            except ClientError as error:
-                if _code(error) in (*_LOST_RACE, *(_MISSING if "IfMatch" in condition else ())):
-                    return None
-                raise
+            for pause in (*_CONFLICT_PAUSES_SECONDS, None):
+                try:
+                    answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=bytes(data), **condition)
+                    return answer["ETag"]
+                except ClientError as error:
+                    if _code(error) in (*_LOST_RACE, *(_MISSING if "IfMatch" in condition else ())):
+                        return None
+                    if _code(error) not in _CONFLICT or pause is None:
+                        raise
+                    time.sleep(pause)
+            raise AssertionError("the last try returns or raises")
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         self._require_conditional_writes()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from botocore.exceptions import ClientError
 
 from elastrec.checkpoints import (
     DamagedRecordError,
@@ -162,8 +163,6 @@ def _refusing_headers(store: S3Store, answer: str) -> None:
             for name in conditional:
                 arguments.pop(name)
         elif conditional:
-            from botocore.exceptions import ClientError
-
             raise ClientError({"Error": {"Code": "NotImplemented", "Message": "a header is not implemented"}}, "Put")
         return put(**arguments)  # type: ignore[arg-type]
 
@@ -181,6 +180,22 @@ def test_a_store_without_conditional_puts_is_found_out_and_refused(s3_uri: str, 
     with pytest.raises(CheckpointError, match="conditional puts"):
         store.compare_and_swap("x", b"1", "version")
     assert store.keys() == []
+
+
+def test_a_put_that_meets_another_under_way_is_made_again(s3_uri: str) -> None:
+    store = open_store(s3_uri)
+    assert isinstance(store, S3Store) and store.conditional_writes()
+    put, conflicts = store._client.put_object, [1, 2]
+
+    def put_object(**arguments: object) -> object:
+        if conflicts:
+            conflicts.pop()
+            raise ClientError({"Error": {"Code": "ConditionalRequestConflict", "Message": "conflict"}}, "Put")
+        return put(**arguments)  # type: ignore[arg-type]
+
+    store._client.put_object = put_object  # type: ignore[method-assign]
+    assert store.put_if_absent("x", b"1")
+    assert not conflicts and store.get("x") == b"1"
 
 
 def test_the_probe_is_made_once_per_bucket(s3_uri: str) -> None:

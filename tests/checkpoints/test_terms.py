@@ -1,0 +1,178 @@
+"""One master at a time: a number is taken by one of them, and everybody can see the highest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastrec.checkpoints import StoreError, expect_existing_stores, local_store, open_store, prune
+from elastrec.checkpoints.store import Store
+from elastrec.checkpoints.terms import (
+    SupersededError,
+    Term,
+    check_term,
+    list_terms,
+    newest_term,
+    take_term,
+    terms_folder,
+)
+from elastrec.platform.specs.errors import CheckpointError
+
+
+def take(store: Store, holder: str, address: str = "host:1", base: str = "", **options: Any) -> Term:
+    return take_term(store, "clicks", "clicks-1", holder=holder, address=address, base=lambda: base, **options)
+
+
+def terms(store: Store) -> list[tuple[int, str]]:
+    return [(term.term, term.holder) for term in list_terms(store, "clicks", "clicks-1")]
+
+
+def test_terms_are_numbered_from_one_and_say_who_took_them(store: Store) -> None:
+    assert newest_term(store, "clicks", "clicks-1") is None
+    first = take(store, "a")
+    second = take(store, "b", "host:2", base="s3://records/1")
+    assert (first.term, first.base, second.term) == (1, "", 2)
+    assert newest_term(store, "clicks", "clicks-1") == second
+    assert (second.holder, second.address, second.base) == ("b", "host:2", "s3://records/1")
+    assert list_terms(store, "clicks", "clicks-1") == [first, second]
+    assert list_terms(store, "clicks", "clicks-2") == []
+
+
+def test_of_many_masters_that_start_at_once_each_gets_a_number_of_its_own(store: Store) -> None:
+    together = threading.Barrier(8)
+
+    def start(holder: str) -> Term:
+        together.wait()
+        return take(store, holder)
+
+    holders = [f"master-{number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(start, holders))
+    assert sorted(term.term for term in taken) == list(range(1, 9))
+    assert [term.holder for term in taken] == holders
+    assert terms(store) == sorted((term.term, term.holder) for term in taken)
+
+
+def test_a_master_that_asks_again_at_its_address_keeps_its_term_and_elsewhere_takes_the_next(store: Store) -> None:
+    assert take(store, "a") == take(store, "a")
+    assert take(store, "a", "host:2").term == 2
+    assert terms(store) == [(1, "a"), (2, "a")]
+
+
+def put_with(store: Store, answer: Callable[[Callable[[], bool]], bool]) -> None:
+    """Lets `answer` decide what the next put-if-absent does and says; those after it are as usual."""
+    put = store.put_if_absent
+
+    def put_if_absent(key: str, data: Any) -> bool:
+        store.put_if_absent = put  # type: ignore[method-assign]
+        return answer(lambda: put(key, data))
+
+    store.put_if_absent = put_if_absent  # type: ignore[method-assign]
+
+
+def test_a_term_whose_confirmation_was_lost_is_known_again_and_not_taken_twice(store: Store) -> None:
+    assert store.conditional_writes()
+
+    def lose_answer(put: Callable[[], bool]) -> bool:
+        assert put()
+        raise StoreError("the connection broke")
+
+    put_with(store, lose_answer)
+    assert take(store, "a", wait=lambda seconds: None).term == 1
+    assert terms(store) == [(1, "a")]
+
+
+def test_a_refused_retry_of_the_same_write_is_no_lost_race(store: Store) -> None:
+    # The client's own retry meets the file of the first try and reports that one exists.
+    assert store.conditional_writes()
+    put_with(store, lambda put: not put())
+    assert take(store, "a").term == 1
+    assert terms(store) == [(1, "a")]
+
+
+def test_a_conflict_that_leaves_nobody_with_the_number_is_tried_again(store: Store) -> None:
+    assert store.conditional_writes()
+    put_with(store, lambda put: False)
+    assert take(store, "a").term == 1
+
+
+def test_a_master_that_loses_the_race_asks_again_what_it_continues_from(store: Store) -> None:
+    assert store.conditional_writes()
+    bases = iter(["before", "after"])
+
+    def rival_first(put: Callable[[], bool]) -> bool:
+        take(open_store(store.uri), "rival")
+        return put()
+
+    put_with(store, rival_first)
+    term = take_term(store, "clicks", "clicks-1", holder="a", address="host:1", base=lambda: next(bases))
+    assert (term.term, term.base) == (2, "after")
+
+
+def test_a_store_that_is_away_is_waited_for_and_never_taken_for_one_without_terms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_store, "_must_exist", False)
+    root = tmp_path / "store"
+    store = open_store(root)
+    store.create()
+    take(store, "a")
+    expect_existing_stores()
+    root.rename(tmp_path / "away")
+    root.mkdir()  # the mount point
+    with pytest.raises(StoreError):
+        newest_term(store, "clicks", "clicks-1")
+    with pytest.raises(StoreError):
+        check_term(store, "clicks", "clicks-1", 1, "a")
+    waits: list[float] = []
+
+    def come_back(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            root.rmdir()
+            (tmp_path / "away").rename(root)
+
+    assert take(store, "b", wait=come_back).term == 2
+    assert waits == sorted(waits) and len(waits) == 3
+
+
+def test_a_check_passes_until_another_master_has_a_higher_term(store: Store) -> None:
+    first = take(store, "a")
+    check_term(store, "clicks", "clicks-1", first.term, "a")
+    # Killed before it could note that it had moved: the higher term is its own.
+    take(store, "a", "host:2")
+    check_term(store, "clicks", "clicks-1", first.term, "a")
+    take(store, "b", "host:3")
+    with pytest.raises(SupersededError, match="the master at host:3 has taken term 3; this one had term 1"):
+        check_term(store, "clicks", "clicks-1", first.term, "a")
+
+
+def test_a_damaged_term_keeps_its_number(store: Store) -> None:
+    take(store, "a")
+    store.put(f"{terms_folder('clicks', 'clicks-1')}/00000002.json", b"{")
+    assert take(store, "b").term == 3
+    assert terms(store) == [(1, "a"), (2, ""), (3, "b")]
+
+
+def test_other_files_beside_the_terms_are_none(store: Store) -> None:
+    take(store, "a")
+    store.put(f"{terms_folder('clicks', 'clicks-1')}/launch.json", b"{}")
+    assert terms(store) == [(1, "a")]
+
+
+def test_numbers_run_out_with_an_error_that_says_so(store: Store) -> None:
+    store.put(f"{terms_folder('clicks', 'clicks-1')}/99999999.json", b"{}")
+    with pytest.raises(CheckpointError, match="term 100000000 is not allowed; allowed: 1 to 99999999"):
+        take(store, "a")
+
+
+def test_pruning_never_touches_a_term(store: Store) -> None:
+    take(store, "a")
+    take(store, "b")
+    prune(store, "clicks", "clicks-1", keep=0)
+    assert terms(store) == [(1, "a"), (2, "b")]
