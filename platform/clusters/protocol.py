@@ -7,7 +7,6 @@ tells their end by polling, the local agent runs process groups: all three answe
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Protocol
@@ -32,10 +31,57 @@ class PodPhase(StrEnum):
 
 BAD_INPUT_EXIT_CODE = 2
 """A process that ends with it would fail again in the same way."""
-COULD_NOT_START_EXIT_CODE = 128
-"""Of an attempt for which the node could make no process, or set no limits."""
-ENDED_FROM_OUTSIDE = frozenset({COULD_NOT_START_EXIT_CODE, 128 + signal.SIGKILL, 128 + signal.SIGTERM})
-"""Exit codes that a process does not choose itself: its node or a person ended it."""
+
+
+class EndCause(StrEnum):
+    """Whose doing an end was."""
+
+    PROGRAM = "program"
+    CLUSTER = "cluster"
+    USER = "user"
+
+
+class EndReason(StrEnum):
+    """Why a pod's process ended. Backends translate what their cluster says; decisions are taken from these alone.
+
+    Attributes:
+        KILLED: by SIGKILL or SIGTERM, which a process does not send to itself; by whom is not known.
+        NOT_STARTED: the node could make no process, or set no limits.
+        DELETED: a person or another program deleted the pod while it ran or waited.
+        VANISHED: the cluster does not know the pod any more and has not said why.
+    """
+
+    COMPLETED = "Completed"
+    ERROR = "Error"
+    BAD_INPUT = "BadInput"
+    OUT_OF_MEMORY = "OutOfMemory"
+    KILLED = "Killed"
+    NOT_STARTED = "NotStarted"
+    NODE_LOST = "NodeLost"
+    EVICTED = "Evicted"
+    PREEMPTED = "Preempted"
+    VANISHED = "Vanished"
+    DELETED = "Deleted"
+
+    @property
+    def cause(self) -> EndCause:
+        """Whose doing it was; a kill for the pod's own memory limit is its program's."""
+        return _CAUSES[self]
+
+
+_CAUSES = {
+    EndReason.COMPLETED: EndCause.PROGRAM,
+    EndReason.ERROR: EndCause.PROGRAM,
+    EndReason.BAD_INPUT: EndCause.PROGRAM,
+    EndReason.OUT_OF_MEMORY: EndCause.PROGRAM,
+    EndReason.KILLED: EndCause.CLUSTER,
+    EndReason.NOT_STARTED: EndCause.CLUSTER,
+    EndReason.NODE_LOST: EndCause.CLUSTER,
+    EndReason.EVICTED: EndCause.CLUSTER,
+    EndReason.PREEMPTED: EndCause.CLUSTER,
+    EndReason.VANISHED: EndCause.CLUSTER,
+    EndReason.DELETED: EndCause.USER,
+}
 
 
 class RestartPolicy(StrEnum):
@@ -93,8 +139,10 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         uid: differs between two pods of the same name.
-        reason: Kubernetes' word: `Unschedulable`, `ContainerCreating`, `Completed`, `Error`, `OOMKilled`,
-            `Deleted`, `NodeLost`; empty while running.
+        reason: the cluster's own word, for people: `Unschedulable`, `ContainerCreating`, `Error`, `OOMKilled`; empty
+            while running. Nothing is decided by it.
+        end: how the last attempt ended; None while none has.
+        waits_for_room: pending because no node has the room for it.
         message: for people, for example `insufficient memory: asked 2147483648, free 1073741824`.
         address: `host:port` when the pod serves, else empty.
         restarts: how often the node restarted the process in place.
@@ -109,6 +157,8 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     address: str = ""
     reason: str = ""
+    end: EndReason | None = None
+    waits_for_room: bool = False
     message: str = ""
     exit_code: int | None = None
     restarts: int = 0
@@ -182,10 +232,10 @@ class Cluster(Protocol):
 
 __all__ = [
     "BAD_INPUT_EXIT_CODE",
-    "COULD_NOT_START_EXIT_CODE",
-    "ENDED_FROM_OUTSIDE",
     "Capacity",
     "Cluster",
+    "EndCause",
+    "EndReason",
     "PodEvent",
     "PodPhase",
     "PodSize",

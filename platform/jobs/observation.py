@@ -46,7 +46,7 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
     except TransportError as error:
         if not error.retryable:
             raise ClusterError(f"job {job_id}: its master refused to answer: {error}") from error
-        restarted = "" if pod.exit_code is None else f"; restarted {pod.restarts} times: {ending_of(platform, pod)}"
+        restarted = "" if pod.end is None else f"; restarted {pod.restarts} times: {ending_of(platform, pod)}"
         words = f"the master does not answer{restarted}: {error}"
         return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
     if status is None:

@@ -20,8 +20,6 @@ from elastrec.platform.specs.scaling import ScalingSettings
 if TYPE_CHECKING:
     from elastrec.platform.scaling.shared_round import Standing
 
-_NO_ROOM = "Unschedulable"
-
 
 def standing(platform: Platform, settings: ScalingSettings, holders: Sequence[Holder] = ()) -> Standing:
     """The cluster now.
@@ -47,7 +45,7 @@ def standing_of(
     waiting_workers: Counter[str] = Counter()
     for pod in pods:
         team = pod.labels.get(TEAM_LABEL, DEFAULT_TEAM)
-        if pod.phase is PodPhase.PENDING and pod.reason == _NO_ROOM:
+        if pod.phase is PodPhase.PENDING and pod.waits_for_room:
             waiting.setdefault(team, []).append(resources_of(pod.size))
             waiting_workers[pod.job] += pod.role is Role.WORKER
         elif not pod.phase.is_final:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart, ShardProgress
 
@@ -75,11 +76,19 @@ class PodSilent(_Event, frozen=True, kw_only=True):
     silent_seconds: float
 
 
+class PodSeen(_Event, frozen=True, kw_only=True):
+    """The cluster has the pod of a member: it was created, or found under that name."""
+
+    pod: str
+    uid: str
+
+
 class PodGone(_Event, frozen=True, kw_only=True):
     """The cluster says that the pod ended. `message` is for people (the last lines of its log)."""
 
     pod: str
-    reason: str
+    uid: str
+    end: EndReason
     exit_code: int | None = None
     message: str = ""
 
@@ -160,6 +169,7 @@ Event = (
     | ShardsAsked
     | PodFailed
     | PodSilent
+    | PodSeen
     | PodGone
     | PodDeleted
     | PodRefused

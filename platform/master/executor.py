@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints import PartManifest, StoreError, commit_record, discard, open_record, prune
-from elastrec.platform.clusters.protocol import Cluster, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import Cluster, EndReason, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, DiscardRecord, Effect, ResizePod
@@ -55,6 +55,7 @@ class Executor:
         self._member = member
         self._address = ""
         self._statuses: dict[str, PodStatus] = {}
+        self._creating: defaultdict[str, list[tuple[PodStatus, str]]] = defaultdict(list)
         self._lock = threading.Lock()
         self._resizing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._resizes: dict[str, Future[None]] = {}
@@ -189,6 +190,8 @@ class Executor:
     def _create(self, effect: CreatePod) -> None:
         spec = self.pod_spec(effect)
         created: list[PodStatus] = []
+        with self._lock:
+            self._creating[effect.name] = []
         refused = self._patiently(
             lambda: created.append(self._cluster.create(spec)), lambda: self._is_wanted(effect.name)
         )
@@ -198,7 +201,12 @@ class Executor:
             # Given up while it was being created.
             self._delete(DeletePod(name=effect.name, grace_seconds=0.0))
         elif created:
-            self._seen(created[0], "MODIFIED")
+            self._submit(lambda now: events.PodSeen(time=now, pod=effect.name, uid=created[0].uid))
+            self._seen(created[0], "MODIFIED", is_answer=True)
+        with self._lock:
+            early = self._creating.pop(effect.name)
+        for status, kind in early:
+            self._seen(status, kind)
 
     def _delete(self, effect: DeletePod) -> None:
         problem = self._patiently(
@@ -309,19 +317,31 @@ class Executor:
                 log.exception("watch_failed")
                 self._stopping.wait(1.0)
 
-    def _seen(self, status: PodStatus, kind: str) -> None:
+    def _seen(self, status: PodStatus, kind: str, *, is_answer: bool = False) -> None:
+        member = self._member(status.name)
         with self._lock:
+            if status.name in self._creating and not is_answer:
+                # Until the cluster has answered, it may be about an earlier pod of that name.
+                self._creating[status.name].append((status, kind))
+                return
+            if member is not None and member.uid not in ("", status.uid):
+                return
             if kind == "DELETED":
                 self._statuses.pop(status.name, None)
             else:
                 self._statuses[status.name] = status
-        if not self._is_wanted(status.name) or not (kind == "DELETED" or status.phase.is_final):
+        if member is None:
             return
-        reason = "Deleted" if kind == "DELETED" and not status.phase.is_final else status.reason
+        if not member.uid:
+            self._submit(lambda now: events.PodSeen(time=now, pod=status.name, uid=status.uid))
+        if kind != "DELETED" and not status.phase.is_final:
+            return
+        ended = status.phase.is_final and status.end is not None
+        end = status.end if ended and status.end is not None else EndReason.DELETED
         message = self._last_lines(status) if status.phase is PodPhase.FAILED and kind != "DELETED" else ""
         self._submit(
             lambda now: events.PodGone(
-                time=now, pod=status.name, reason=reason, exit_code=status.exit_code, message=message
+                time=now, pod=status.name, uid=status.uid, end=end, exit_code=status.exit_code, message=message
             )
         )
 

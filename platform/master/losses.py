@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.clusters.protocol import BAD_INPUT_EXIT_CODE
+from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master import leasing
 from elastrec.platform.master.effects import Decided, DeletePod, Effect
 from elastrec.platform.master.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.launch import pod_name
-from elastrec.platform.master.loss_causes import OOM_KILLED, is_taken_away
+from elastrec.platform.master.loss_causes import is_taken_away
 from elastrec.platform.master.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.quantities import format_bytes
@@ -56,23 +56,23 @@ def pod_silent(state: JobState, event: PodSilent, effects: list[Effect]) -> None
 
 def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
     member = state.membership.members.get(event.pod)
-    if member is None:
+    if member is None or member.uid != event.uid:
         return
     if state.phase.is_final:
-        failed = state.phase is Phase.FAILED and event.exit_code != 0
+        failed = state.phase is Phase.FAILED and event.end is not EndReason.COMPLETED
         dismiss(state, member, effects, delete=not failed)
         return
     code = "" if event.exit_code is None else f" with exit code {event.exit_code}"
-    reason = f"ended{code} ({event.reason or 'no reason given'})"
+    reason = f"ended{code} ({event.end})"
     dismiss(state, member, effects, delete=member.retiring)
     if member.retiring:
         return
-    if event.reason == OOM_KILLED:
+    if event.end is EndReason.OUT_OF_MEMORY:
         _out_of_memory(state, member, effects)
-    elif event.exit_code == BAD_INPUT_EXIT_CODE:
+    elif event.end is EndReason.BAD_INPUT:
         state.fail(f"pod {event.pod} {reason}: the same code would fail again", effects, event.message)
     else:
-        taken_away = is_taken_away(event.reason, event.exit_code)
+        taken_away = is_taken_away(event.end)
         _lose(state, member, reason, effects, delete=False, taken_away=taken_away, detail=event.message)
 
 
@@ -196,7 +196,7 @@ def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> No
             effects,
         )
         return
-    _lose(state, member, OOM_KILLED, effects, delete=False, oom_bytes=member.memory_bytes)
+    _lose(state, member, f"ended ({EndReason.OUT_OF_MEMORY})", effects, delete=False, oom_bytes=member.memory_bytes)
 
 
 def _lose(

@@ -17,6 +17,7 @@ class Member(msgspec.Struct, kw_only=True):
 
     Attributes:
         restart: how many pods held the place before.
+        uid: the cluster's, of the pod; empty until the cluster has said that it has the pod.
         incarnation: of the registered process; empty until it has registered.
         oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
             pod has made progress.
@@ -31,6 +32,7 @@ class Member(msgspec.Struct, kw_only=True):
     cores: float
     memory_bytes: int
     created: float
+    uid: str = ""
     incarnation: str = ""
     address: str = ""
     node: str = ""

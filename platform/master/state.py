@@ -29,6 +29,7 @@ from elastrec.platform.master.events import (
     PodRefused,
     PodRegistered,
     PodReported,
+    PodSeen,
     PodSilent,
     RecordCommitted,
     RecordFailed,
@@ -297,6 +298,12 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
     effects.extend(DeletePod(name=name, grace_seconds=0.0) for name in state.membership.condemned)
 
 
+def _seen(state: JobState, event: PodSeen, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is not None and not member.uid:
+        member.uid = event.uid
+
+
 def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) -> None:
     member = state.membership.members.get(event.pod)
     if member is None or member.role is not event.role or state.phase.is_final:
@@ -391,6 +398,7 @@ _HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     ShardsAsked: leasing.shards_asked,
     PodFailed: losses.pod_failed,
     PodSilent: losses.pod_silent,
+    PodSeen: _seen,
     PodGone: losses.pod_gone,
     PodDeleted: _deleted,
     PodRefused: _refused,

@@ -26,8 +26,8 @@ from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, 
 from elastrec.platform.clusters.local.ports import choose_port
 from elastrec.platform.clusters.local.reactor import Reactor
 from elastrec.platform.clusters.protocol import (
-    COULD_NOT_START_EXIT_CODE,
     Capacity,
+    EndReason,
     PodEvent,
     PodSize,
     PodSpec,
@@ -244,7 +244,7 @@ class NodeAgent(LongPolls):
             )
         except (OSError, ClusterError) as error:
             end = ProcessExit(
-                exit_code=COULD_NOT_START_EXIT_CODE, finished_unix_seconds=time.time(), message=str(error)
+                exit_code=life.COULD_NOT_START_EXIT_CODE, finished_unix_seconds=time.time(), message=str(error)
             )
             self._end(record, end)
             return
@@ -326,7 +326,7 @@ class NodeAgent(LongPolls):
             message=record.message,
         )
         if record.is_deleting:
-            self._forget(record)
+            self._forget(msgspec.structs.replace(record, end=EndReason.DELETED))
             return
         self._keep(record)
         if record.stage is Stage.BACK_OFF:
@@ -376,7 +376,8 @@ class NodeAgent(LongPolls):
     def _forget(self, record: PodRecord) -> None:
         self._runner.remove(record.uid)
         self._sweep()
-        gone = msgspec.structs.replace(record, reason="Deleted", version=self._journal.version + 1)
+        end = record.end if record.phase.is_final else EndReason.DELETED
+        gone = msgspec.structs.replace(record, reason="Deleted", end=end, version=self._journal.version + 1)
         self._journal.write(None, PodEvent("DELETED", self._status(gone), gone.version))
         del self._pods[record.uid]
         self._usage.pop(record.uid, None)

@@ -12,6 +12,7 @@ A failure is final, whatever the policy, when the process says so by its exit co
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -21,7 +22,8 @@ from elastrec.platform.clusters.local.limits import Usage
 from elastrec.platform.clusters.local.pod_runner import ProcessExit
 from elastrec.platform.clusters.protocol import (
     BAD_INPUT_EXIT_CODE,
-    ENDED_FROM_OUTSIDE,
+    EndCause,
+    EndReason,
     PodPhase,
     PodSize,
     PodSpec,
@@ -29,6 +31,8 @@ from elastrec.platform.clusters.protocol import (
     RestartPolicy,
 )
 
+COULD_NOT_START_EXIT_CODE = 128
+"""Of an attempt for which the node could make no process, or set no limits."""
 CRASH_LIMIT = 10
 """Crashes in a row after which a pod is not restarted: about a minute, with the pauses between them."""
 
@@ -37,6 +41,20 @@ _LONGEST_DELAY_SECONDS = 10.0
 _HEALTHY_SECONDS = 60.0
 _STARTUP_SECONDS = 60.0
 _CORES_TOLERANCE = 1e-6
+_WORDS = {
+    EndReason.COMPLETED: "Completed",
+    EndReason.OUT_OF_MEMORY: "OOMKilled",
+    EndReason.NODE_LOST: "NodeLost",
+}
+"""What Kubernetes says; of all others: Error."""
+_NO_ROOM = "Unschedulable"
+_ENDS = {
+    0: EndReason.COMPLETED,
+    BAD_INPUT_EXIT_CODE: EndReason.BAD_INPUT,
+    COULD_NOT_START_EXIT_CODE: EndReason.NOT_STARTED,
+    128 + signal.SIGKILL: EndReason.KILLED,
+    128 + signal.SIGTERM: EndReason.KILLED,
+}
 
 
 class Stage(StrEnum):
@@ -75,6 +93,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     reason: str = ""
     message: str = ""
+    end: EndReason | None = None
     exit_code: int | None = None
     attempt: int = 0
     restarts: int = 0
@@ -124,13 +143,13 @@ def new_record(spec: PodSpec, *, uid: str, node: str, port: int, now: float) -> 
         port=port,
         stage=Stage.WAITING,
         phase=PodPhase.PENDING,
-        reason="Unschedulable",
+        reason=_NO_ROOM,
         created_unix_seconds=now,
     )
 
 
 def unschedulable(record: PodRecord, message: str) -> PodRecord:
-    return msgspec.structs.replace(record, reason="Unschedulable", message=message)
+    return msgspec.structs.replace(record, reason=_NO_ROOM, message=message)
 
 
 def starting(record: PodRecord) -> PodRecord:
@@ -168,20 +187,26 @@ def back_off_seconds(failures: int) -> float:
     return min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2.0 ** min(failures - 1, 16))
 
 
+def end_reason(end: ProcessExit) -> EndReason:
+    """Why an attempt ended, as far as this node can tell."""
+    if end.exit_code != 0 and end.oom_killed:
+        return EndReason.OUT_OF_MEMORY
+    if end.rebooted:
+        return EndReason.NODE_LOST
+    return EndReason.KILLED if end.lost else _ENDS.get(end.exit_code, EndReason.ERROR)
+
+
 def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
     """The running attempt has ended: final, or a pause before the next one."""
-    if end.exit_code == 0:
-        reason = "Completed"
-    elif end.oom_killed:
-        reason = "OOMKilled"
-    else:
-        reason = "NodeLost" if end.rebooted else "Error"
+    why = end_reason(end)
+    reason = _WORDS.get(why, "Error")
     message = end.message
     if end.oom_killed and not message:
         message = f"the kernel killed it at its limit of {record.size.memory_bytes} bytes; ask for more memory"
     record = msgspec.structs.replace(
         record,
         exit_code=end.exit_code,
+        end=why,
         reason=reason,
         message=message,
         finished_unix_seconds=end.finished_unix_seconds,
@@ -195,8 +220,8 @@ def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
     if ran is None:
         ran = end.finished_unix_seconds - (record.started_unix_seconds or end.finished_unix_seconds)
     failures, crashes = (0, 0) if ran >= _HEALTHY_SECONDS else (record.failures, record.crashes)
-    record = msgspec.structs.replace(record, failures=failures + 1, crashes=crashes + _is_crash(end))
-    would_fail_again = end.exit_code == BAD_INPUT_EXIT_CODE
+    record = msgspec.structs.replace(record, failures=failures + 1, crashes=crashes + (why.cause is EndCause.PROGRAM))
+    would_fail_again = why is EndReason.BAD_INPUT
     if would_fail_again or record.crashes >= CRASH_LIMIT:
         text = "not restarted, it would fail again" if would_fail_again else f"crashed {record.crashes} times in a row"
         message = f"{text}: {message}" if message else text
@@ -209,11 +234,6 @@ def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
         next_start_unix_seconds=now + pause,
         message=f"{text}: {message}" if message else text,
     )
-
-
-def _is_crash(end: ProcessExit) -> bool:
-    """Whether the pod's own process is to blame for its end, and not its node or a person."""
-    return not end.lost and (end.oom_killed or end.exit_code not in ENDED_FROM_OUTSIDE)
 
 
 def deleting(record: PodRecord, grace_seconds: float, now: float) -> PodRecord:
@@ -245,6 +265,8 @@ def status_of(record: PodRecord, usage: Usage | None = None) -> PodStatus:
         node=record.node,
         address=f"127.0.0.1:{record.port}" if record.port else "",
         reason=record.reason,
+        end=record.end,
+        waits_for_room=record.stage is Stage.WAITING and record.reason == _NO_ROOM,
         message=record.message,
         exit_code=record.exit_code,
         restarts=record.restarts,

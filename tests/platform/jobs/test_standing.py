@@ -16,18 +16,18 @@ SETTINGS = ScalingSettings(teams={"ads": Team(share=0.5, priority=3, minimum_wor
 CAPACITY = Capacity(PodSize(8.0, 2**34), PodSize(1.0, 2**30))
 
 
-def pod(name: str, team: str | None, phase: PodPhase = PodPhase.RUNNING, reason: str = "") -> PodStatus:
+def pod(name: str, team: str | None, phase: PodPhase = PodPhase.RUNNING, waits_for_room: bool = False) -> PodStatus:
     return PodStatus(
-        name=name, uid=name, job="clicks-1", role=Role.WORKER, phase=phase, reason=reason, size=PodSize(2.0, 2**31),
-        labels={TEAM_LABEL: team} if team else {},
+        name=name, uid=name, job="clicks-1", role=Role.WORKER, phase=phase, waits_for_room=waits_for_room,
+        size=PodSize(2.0, 2**31), labels={TEAM_LABEL: team} if team else {},
     )  # fmt: skip
 
 
 def test_pods_count_for_their_team_and_those_that_wait_for_room_hold_nothing() -> None:
     pods = [
         pod("a", "ads"),
-        pod("b", "ads", PodPhase.PENDING, "ContainerCreating"),
-        pod("c", "ads", PodPhase.PENDING, "Unschedulable"),
+        pod("b", "ads", PodPhase.PENDING),
+        pod("c", "ads", PodPhase.PENDING, waits_for_room=True),
         pod("d", "search", PodPhase.SUCCEEDED),
         pod("e", None),
     ]

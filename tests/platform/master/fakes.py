@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from elastrec.checkpoints import PartWriter
-from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import Capacity, EndReason, PodEvent, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.specs.errors import ClusterError, TransportError
@@ -96,10 +96,12 @@ class FakeCluster:
         self.on_create(pod)
         return status
 
-    def end(self, name: str, reason: str = "Error", exit_code: int = 1) -> None:
+    def end(self, name: str, reason: EndReason = EndReason.ERROR, exit_code: int = 1) -> None:
         """The pod's process is gone."""
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
-        status = msgspec.structs.replace(self.pods[name], phase=phase, reason=reason, exit_code=exit_code)
+        status = msgspec.structs.replace(
+            self.pods[name], phase=phase, reason=str(reason), end=reason, exit_code=exit_code
+        )
         self.pods[name] = status
         self._tell("MODIFIED", status)
 
@@ -183,7 +185,7 @@ class ScriptedPod:
         """As SIGKILL would: no further word to anybody."""
         self.killed.set()
         self.thread.join()
-        self._cluster.end(self.name, "Error", 137)
+        self._cluster.end(self.name, EndReason.KILLED, 137)
 
     def _call(self, message: msgspec.Struct, answer: Any) -> Any:
         while not self.killed.is_set():
@@ -203,7 +205,7 @@ class ScriptedPod:
             else:
                 self._serve(registered)
             if not self.killed.is_set() and self.name in self._cluster.pods:
-                self._cluster.end(self.name, "Completed", 0)
+                self._cluster.end(self.name, EndReason.COMPLETED, 0)
         except Killed:
             pass
         finally:
@@ -324,7 +326,8 @@ class ScriptedPod:
             ),
             Done,
         )
-        self._cluster.end(self.name, "Error", 1 if retryable else 2)
+        end = EndReason.ERROR if retryable else EndReason.BAD_INPUT
+        self._cluster.end(self.name, end, 1 if retryable else 2)
         raise Killed
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease
+from elastrec.platform.master.journal import encode_state
 from elastrec.platform.master.loss_causes import is_taken_away
 from elastrec.platform.master.losses import TAKEN_AWAY_PER_RESTART
 from elastrec.platform.master.plan import Places
@@ -19,10 +21,10 @@ from tests.platform.master.world import World, plan
 
 DEFAULTS = FaultTolerance()
 DAY_SECONDS = 86_400.0
-KILLED = {"reason": "Error", "exit_code": 137}
-CRASHED = {"reason": "Error", "exit_code": 139}
-OUT_OF_MEMORY = {"reason": "OOMKilled", "exit_code": 137}
-PREEMPTED = {"reason": "Preempted", "exit_code": None}
+KILLED = {"end": EndReason.KILLED, "exit_code": 137}
+CRASHED = {"end": EndReason.ERROR, "exit_code": 139}
+OUT_OF_MEMORY = {"end": EndReason.OUT_OF_MEMORY, "exit_code": 137}
+PREEMPTED = {"end": EndReason.PREEMPTED, "exit_code": None}
 
 
 def long_job(workers: int = 1, **changes: Any) -> World:
@@ -163,7 +165,7 @@ def test_a_shard_that_got_further_between_two_losses_is_not_poison(how: dict[str
 
 @pytest.mark.parametrize(
     "how",
-    [KILLED, PREEMPTED, {"reason": "NodeLost", "exit_code": 137}, {"reason": "Deleted"}, {"reason": "Evicted"}],
+    [KILLED, PREEMPTED, {"end": EndReason.NODE_LOST}, {"end": EndReason.DELETED}, {"end": EndReason.EVICTED}],
 )
 def test_what_the_cluster_does_to_a_pod_is_no_poison(how: dict[str, Any]):
     world = long_job()
@@ -293,21 +295,18 @@ def until(world: World, reached: Callable[[], bool]) -> None:
     raise AssertionError(world.state.phase)
 
 
-@pytest.mark.parametrize(
-    ("reason", "exit_code", "taken_away"),
-    [
-        ("Error", 137, True),
-        ("Error", 143, True),
-        ("Error", 128, True),
-        ("Completed", 0, True),
-        ("Evicted", None, True),
-        ("NodeLost", 137, True),
-        ("Deleted", None, True),
-        ("OOMKilled", 137, False),
-        ("Error", 1, False),
-        ("Error", 139, False),
-        ("Error", None, False),
-    ],
-)
-def test_the_cause_of_a_loss_follows_from_what_the_cluster_says(reason: str, exit_code: int | None, taken_away: bool):
-    assert is_taken_away(reason, exit_code) is taken_away
+def test_only_what_a_pod_did_itself_is_held_against_it():
+    blamed = {EndReason.ERROR, EndReason.BAD_INPUT, EndReason.OUT_OF_MEMORY}
+    assert {end for end in EndReason if not is_taken_away(end)} == blamed
+
+
+def test_a_late_word_about_an_earlier_pod_of_a_name_changes_nothing():
+    world = long_job()
+    (pod,) = worker_names(world)
+    before = encode_state(world.state)
+    for uid in ("an-earlier-pod", ""):
+        effects = world.tell(events.PodGone(time=world.time, pod=pod, uid=uid, end=EndReason.KILLED))
+        assert effects == [] and encode_state(world.state) == before
+    world.tell(events.PodSeen(time=world.time, pod=pod, uid="a-later-pod"))
+    world.kill(pod)
+    assert pod not in world.state.membership.members

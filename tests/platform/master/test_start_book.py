@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.master import events
 from elastrec.platform.master.start_book import StartBook
@@ -50,7 +51,8 @@ def test_pods_that_a_restarted_master_makes_sure_of_are_no_starts():
 def test_a_pod_that_never_worked_is_forgotten_with_its_place():
     world, book = running(), StartBook()
     pod = added_worker(world, book, 100.0)
-    world.state.handle(events.PodGone(time=101.0, pod=pod, reason="Error"))
+    world.state.handle(events.PodSeen(time=101.0, pod=pod, uid="u"))
+    world.state.handle(events.PodGone(time=101.0, pod=pod, uid="u", end=EndReason.ERROR))
     for time in (102.0, 103.0):
         book.asked([], world.state, time)
     book._asked |= {f"gone-{i}": (Role.WORKER, 0.0, True) for i in range(10)}

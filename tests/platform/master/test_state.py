@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease, CreatePod, DiscardRecord, Effect, ResizePod
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
@@ -267,24 +268,24 @@ def test_a_final_record_that_cannot_be_written_fails_the_job_with_the_reason():
 
 def test_a_pod_killed_for_memory_twice_in_a_row_fails_the_job_with_advice():
     world = running()
-    world.kill("j-worker-0", reason="OOMKilled")
+    world.kill("j-worker-0", end=EndReason.OUT_OF_MEMORY)
     assert world.state.phase is Phase.TRAINING
     world.start_pod()
-    world.kill("j-worker-0-r1", reason="OOMKilled")
+    world.kill("j-worker-0-r1", end=EndReason.OUT_OF_MEMORY)
     assert world.state.phase is Phase.FAILED
     assert "spec.resources.worker.memory" in world.state.failure
 
 
-def test_exit_code_2_is_never_tried_again():
+def test_bad_input_is_never_tried_again():
     world = running()
-    world.kill("j-worker-0", exit_code=2, message="the last lines")
+    world.kill("j-worker-0", end=EndReason.BAD_INPUT, exit_code=2, message="the last lines")
     assert world.state.phase is Phase.FAILED and "the last lines" in world.state.failure
 
 
 def test_the_restart_budget_ends_the_job():
     world = running(plan(pod_restarts=2))
     for restart in range(3):
-        world.kill("j-worker-0" + (f"-r{restart}" if restart else ""), exit_code=1)
+        world.kill("j-worker-0" + (f"-r{restart}" if restart else ""), end=EndReason.ERROR)
         world.start_pod()
     assert world.state.phase is Phase.FAILED and "pod_restarts 2" in world.state.failure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease, CommitRecord, CreatePod, DeletePod, Effect
 from elastrec.platform.master.journal import encode_state
@@ -70,8 +71,9 @@ class World:
             self.phases.append(self.state.phase)
         assert self.state.phases.generation >= before
         for effect in effects:
-            if isinstance(effect, CreatePod) and effect.name not in self.up:
-                self.waiting.append(effect)
+            if isinstance(effect, CreatePod):
+                if effect.name not in self.up and effect not in self.waiting:
+                    self.waiting.append(effect)
             elif isinstance(effect, DeletePod):
                 self.up.pop(effect.name, None)
                 self.waiting = [pod for pod in self.waiting if pod.name != effect.name]
@@ -91,6 +93,8 @@ class World:
             self.up[pod.name] = {"role": pod.role, "restored": "", "shards": [], "saved": "", "generation": 0}
             self.serial += 1
             self.up[pod.name]["incarnation"] = str(self.serial)
+            self.up[pod.name]["uid"] = f"uid-{self.serial}"
+            self.tell(events.PodSeen(time=self.time, pod=pod.name, uid=f"uid-{self.serial}"))
             self.register(pod.name)
 
     def register(self, name: str) -> None:
@@ -119,8 +123,7 @@ class World:
         else:
             late, pod["directive"] = False, directive
         if directive.mode is Mode.EXIT:
-            del self.up[name]
-            self.tell(events.PodGone(time=self.time, pod=name, reason="Completed", exit_code=0))
+            self.kill(name, end=EndReason.COMPLETED, exit_code=0)
             return
         member = self.state.membership.members.get(name)
         if member is not None and member.incarnation != pod["incarnation"]:
@@ -225,8 +228,9 @@ class World:
                 self.tell(events.RecordFailed(time=self.time, order_id=order, reason="disk full"))
 
     def kill(self, name: str, **how: Any) -> None:
-        self.up.pop(name)
-        self.tell(events.PodGone(time=self.time, pod=name, **({"reason": "Error", "exit_code": 137} | how)))
+        uid = self.up.pop(name)["uid"]
+        how = {"end": EndReason.KILLED, "exit_code": 137} | how
+        self.tell(events.PodGone(time=self.time, pod=name, uid=uid, **how))
 
     def run_fairly(self, steps: int = 3000) -> None:
         """Everybody behaves from now on."""
@@ -252,7 +256,7 @@ def disturb(world: World, chance: random.Random) -> None:
     elif what < 0.75 and name:
         world.act(name, late=chance.random() < 0.2)
     elif what < 0.79 and name:
-        world.kill(name, **chance.choice([{"exit_code": 137}, {"exit_code": 139}, {"reason": "Preempted"}]))
+        world.kill(name, end=chance.choice([EndReason.KILLED, EndReason.ERROR, EndReason.PREEMPTED]))
     elif what < 0.80:
         unborn = sorted(world.state.membership.members.keys() - world.up.keys())
         if unborn:

@@ -11,7 +11,7 @@ from elastrec.platform.clusters.local import pod_life as life
 from elastrec.platform.clusters.local.pod_checks import check_fits_at_all
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.pod_runner import ProcessExit
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, RestartPolicy
+from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSize, PodSpec, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 
@@ -33,18 +33,24 @@ def _exit(code=1, at=1.0, **fields):
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"),
+    ("end", "reason", "word"),
     [
-        (_exit(0), "Completed"),
-        (_exit(1), "Error"),
-        (_exit(137, oom_killed=True), "OOMKilled"),
-        (_exit(137, lost=True), "Error"),
-        (_exit(137, lost=True, rebooted=True), "NodeLost"),
+        (_exit(0), EndReason.COMPLETED, "Completed"),
+        (_exit(1), EndReason.ERROR, "Error"),
+        (_exit(2), EndReason.BAD_INPUT, "Error"),
+        (_exit(139), EndReason.ERROR, "Error"),
+        (_exit(137), EndReason.KILLED, "Error"),
+        (_exit(143), EndReason.KILLED, "Error"),
+        (_exit(128), EndReason.NOT_STARTED, "Error"),
+        (_exit(137, oom_killed=True), EndReason.OUT_OF_MEMORY, "OOMKilled"),
+        (_exit(137, lost=True), EndReason.KILLED, "Error"),
+        (_exit(137, lost=True, rebooted=True), EndReason.NODE_LOST, "NodeLost"),
     ],
 )
-def test_the_reason_of_an_end_is_kubernetes_word(end, reason):
+def test_an_end_has_a_reason_and_for_people_kubernetes_word(end, reason, word):
     record = life.exited(_live(), end, now=1.0)
-    assert record.reason == reason
+    status = life.status_of(record)
+    assert (status.end, status.reason) == (reason, word)
     assert record.phase is (PodPhase.SUCCEEDED if end.exit_code == 0 else PodPhase.FAILED)
 
 
