@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ class ElastrecHook(BaseHook):
     Host, port and password (the cluster's token) name a cluster. Instead of the password, the extra `token_file` may
     name a file that holds it; instead of all three, the extra `agent_state` may name the folder of a node agent on
     this machine. Further extras: `tracking_uri` and `work_uri` (both needed), `mlflow_ui_url`, `base_folder`, `ca`
-    (PEM text or the path of a PEM file), `tls_folder` (ca.pem, tls.crt and tls.key for the pods of jobs; default: the
-    folder that `ELASTREC_TLS` names, as for the command line), `backend` (default `local`).
+    (PEM text or the path of a PEM file), `tls_folder` (a folder with such a file, ca.pem; default: the one that
+    `ELASTREC_TLS` names, as for the command line), `backend` (default `local`).
     """
 
     conn_name_attr = "elastrec_conn_id"
@@ -48,7 +49,7 @@ class ElastrecHook(BaseHook):
         Raises:
             SpecError: fields of the connection are missing or wrong; names all of them.
         """
-        from elastrec.platform.jobs import Platform, read_tls
+        from elastrec.platform.jobs import Platform
 
         connection = self.get_connection(self.elastrec_conn_id)
         extra: dict[str, Any] = connection.extra_dejson
@@ -64,14 +65,12 @@ class ElastrecHook(BaseHook):
                 # Airflow hides both spellings in every log of the task, tracebacks of MLflow's client included.
                 mask_secret(named[1])
                 mask_secret(quote(named[1], safe=""))
-        folder = _tls_folder(extra)
         return Platform.connect(
-            self._cluster(connection, extra, folder),
+            self._cluster(connection, extra, _tls_folder(extra)),
             str(extra["tracking_uri"]),
             str(extra["work_uri"]),
             ui_url=str(extra.get("mlflow_ui_url") or ""),
             base_folder=Path(str(extra["base_folder"])) if extra.get("base_folder") else None,
-            pod_tls=read_tls(folder, "extra.tls_folder") if folder else None,
         )
 
     def test_connection(self) -> tuple[bool, str]:
@@ -114,10 +113,12 @@ class ElastrecHook(BaseHook):
 
 
 def _tls_folder(extra: dict[str, Any]) -> Path | None:
-    from elastrec.platform.jobs import tls_folder
+    from elastrec.platform.jobs import checked_tls_folder
+    from elastrec.platform.jobs.surroundings import TLS_VARIABLE
 
     named = str(extra.get("tls_folder") or "")
-    return Path(named).absolute() if named else tls_folder()
+    setting, folder = ("extra.tls_folder", named) if named else (TLS_VARIABLE, os.environ.get(TLS_VARIABLE))
+    return checked_tls_folder(Path(folder), setting, (CA_FILE,)) if folder else None
 
 
 def _text_of(path: str, field: str) -> str:

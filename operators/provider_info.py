@@ -62,9 +62,9 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "PEM text or path of a PEM file; empty: plain TCP.",
                     },
                     "tls_folder": {
-                        "label": "Folder with TLS material for pods",
+                        "label": "Folder with the root certificate",
                         "schema": _TEXT,
-                        "description": "ca.pem, tls.crt, tls.key; default: what ELASTREC_TLS names.",
+                        "description": "Holds ca.pem; default: what ELASTREC_TLS names.",
                     },
                 },
             }

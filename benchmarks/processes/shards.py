@@ -73,6 +73,9 @@ class RememberingCluster:
     def get(self, name: str) -> PodStatus | None:
         return self._pods.get(name)
 
+    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
+        return None
+
     def list(self, job: str | None = None) -> list[PodStatus]:
         return list(self._pods.values())
 

@@ -80,7 +80,7 @@ def root(verbose: bool) -> None:
       ELASTREC_HOME         the platform's own folder (default ~/.elastrec)
       ELASTREC_CLUSTER      JSON file of a cluster other than the local one
       MLFLOW_TRACKING_URI   tracking server (default: an SQLite file in ELASTREC_HOME)
-      ELASTREC_TLS          folder with ca.pem, tls.crt, tls.key for the node agent and for pods (default: no TLS)
+      ELASTREC_TLS          folder with ca.pem, tls.crt, tls.key for the node agent (default: no TLS)
 
     \b
     Shell completion (bash; zsh and fish likewise):

@@ -87,6 +87,7 @@ def render(
 ) -> None:
     """Dry run: print exactly the pods that `run` would create, secrets masked."""
     from elastrec.platform.jobs import job_id_for, launch_request, prepare, warm_start
+    from elastrec.platform.jobs.identity import new_job_secret
     from elastrec.platform.master.launch import master_pod, parameter_server_pod, worker_pod
 
     job = load_job(file, parse_overrides(overrides))
@@ -95,11 +96,12 @@ def render(
     prepared = prepare(platform, job, job_id_for(job.metadata.name, "render"), interval)
     allocation = warm_start(platform, prepared)
     request = launch_request(prepared, allocation)
-    token = platform.job_token(prepared.job_id)
+    secret = new_job_secret(platform, prepared.job_id)
+    token, tls = secret.token, secret.tls
     address = f"{{address of {prepared.job_id}-master}}"
-    pods = [master_pod(request, platform.cluster_config, token)]
-    pods += [parameter_server_pod(request, address, index, token) for index in range(allocation.parameter_servers)]
-    pods += [worker_pod(request, address, index, token) for index in range(allocation.workers)]
+    pods = [master_pod(request, platform.cluster_config, token, tls)]
+    pods += [parameter_server_pod(request, address, index, token, tls) for index in range(allocation.parameter_servers)]
+    pods += [worker_pod(request, address, index, token, tls) for index in range(allocation.workers)]
     requests = [platform.cluster.dry_run(pod) for pod in pods]
     if output == "json":
         echo_json(requests)

@@ -111,7 +111,9 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
         command: argument vector; the first element `python` stands for the pod's own interpreter.
         environment: plain variables. Never a secret.
         files: text by file name, put with the owner's rights alone into the folder that the variable
-            `ELASTREC_FILES` names (a ConfigMap / Secret mount, a YARN local resource). Tokens travel here.
+            `ELASTREC_FILES` names (a ConfigMap mount, a YARN local resource).
+        secrets: like `files`, and beside them, for tokens and keys (a Secret mount): masked in dry runs, read back
+            by `Cluster.secrets` alone.
         serves: the pod listens on one port; the backend chooses or fixes it, puts it into `ELASTREC_PORT`
             and shows `PodStatus.address`.
         grace_seconds: between SIGTERM and SIGKILL.
@@ -127,6 +129,7 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
     size: PodSize
     environment: dict[str, str] = {}
     files: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     serves: bool = False
     restart_policy: RestartPolicy = RestartPolicy.NEVER
     grace_seconds: float = 10.0
@@ -210,6 +213,10 @@ class Cluster(Protocol):
         ...
 
     def get(self, name: str) -> PodStatus | None: ...
+
+    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
+        """The pod's `PodSpec.secrets`, for callers who may create pods; None when there is no such pod any more."""
+        ...
 
     def list(self, job: str | None = None) -> list[PodStatus]: ...
 

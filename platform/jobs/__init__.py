@@ -36,7 +36,7 @@ from elastrec.platform.jobs.publishing import (
     with_tracking,
 )
 from elastrec.platform.jobs.starting_sizes import warm_start
-from elastrec.platform.jobs.surroundings import Platform, home_folder, read_tls, tls_folder
+from elastrec.platform.jobs.surroundings import Platform, checked_tls_folder, home_folder, tls_folder
 from elastrec.platform.jobs.tracking import tracking_answers
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
 
@@ -53,6 +53,7 @@ __all__ = [
     "Registered",
     "Result",
     "away_message",
+    "checked_tls_folder",
     "evaluate_and_gate",
     "evaluator_pod",
     "evaluator_state",
@@ -73,7 +74,6 @@ __all__ = [
     "observe",
     "prepare",
     "publish_patience_seconds",
-    "read_tls",
     "register",
     "remove_pods",
     "result",

@@ -16,7 +16,7 @@ from elastrec.platform.jobs.publishing import with_run, with_tracking
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import Tell
 from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
-from elastrec.platform.master.launch import TEAM_LABEL, pod_name, pod_size, secret_files
+from elastrec.platform.master.launch import TEAM_LABEL, pod_name, pod_size
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
@@ -46,13 +46,9 @@ class EvaluatorState(StrEnum):
     """It could not write to MLflow; it is to be started again."""
 
 
-def evaluator_pod(platform: Platform, job: TrainingJob, request: ExportRequest) -> PodSpec:
-    """The pod that builds and checks the model; the same for equal requests."""
+def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
+    """The pod that builds and checks the model; the same for equal requests. It calls no pod and needs no secret."""
     name = pod_name(request.job_id, Role.EVALUATOR)
-    files = {
-        **secret_files(platform.job_token(request.job_id), None),
-        EXPORT_FILE: encode_request(request),
-    }
     return PodSpec(
         name=name,
         job=request.job_id,
@@ -60,7 +56,7 @@ def evaluator_pod(platform: Platform, job: TrainingJob, request: ExportRequest) 
         command=("python", "-m", "elastrec.trainers.export"),
         size=pod_size(job.spec.resources.evaluator),
         environment={environment.JOB: request.job_id, environment.POD: name},
-        files=files,
+        files={EXPORT_FILE: encode_request(request)},
         restart_policy=RestartPolicy.NEVER,
         labels={"elastrec.io/role": "evaluator", TEAM_LABEL: job.metadata.team},
     )
@@ -101,7 +97,7 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
         champion_model_uri=champion.model_uri if champion else "",
         registered_model=job.registered_model,
     )
-    platform.cluster.create(evaluator_pod(platform, job, request))
+    platform.cluster.create(evaluator_pod(job, request))
     log.info("evaluator_started", job_id=prepared.job_id, champion=champion.version if champion else "none")
 
 

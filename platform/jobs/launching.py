@@ -8,9 +8,10 @@ import time
 import msgspec
 import structlog
 
-from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.clusters.protocol import PodPhase, PodSpec, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.jobs.identity import new_job_secret
 from elastrec.platform.jobs.last_words import ending_of, keep_log
 from elastrec.platform.jobs.masters import ask_pod, live_master, pod_of_master, wait_for_master
 from elastrec.platform.jobs.preparation import allocated
@@ -63,13 +64,8 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
 
     Raises:
         HistoryError: MLflow is there and refuses.
-        ClusterError: the cluster refused the pod, uses TLS while there is none for pods, or the master did not come up.
+        ClusterError: the cluster refused the pod, or the master did not come up.
     """
-    if platform.tls and not platform.pod_tls:
-        raise ClusterError(
-            "the cluster uses TLS, but there is no pod_tls: name the folder with ca.pem, tls.crt and tls.key in "
-            "ELASTREC_TLS or in tls_folder of the connection"
-        )
     name = pod_name(prepared.job_id, Role.MASTER)
     names = job_from_json(prepared.job_json).spec.history
     history = History(platform.tracking_uri, names.experiment, platform.ui_url)
@@ -77,8 +73,10 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
     existing = platform.cluster.get(name)
     if existing is None:
         request = launch_request(prepared, allocation, run_id, platform.tracking_uri)
-        pod = master_pod(request, platform.cluster_config, platform.job_token(prepared.job_id), platform.pod_tls)
-        platform.cluster.create(msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
+        secret = new_job_secret(platform, prepared.job_id)
+        pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
+        existing = _create_master(platform, msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
+    if existing is None:
         log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner)
     else:
         log.info("job_reattached", job_id=prepared.job_id, run_id=run_id, owner=owner, phase=existing.phase)
@@ -100,6 +98,17 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
         owner=owner,
         allocation=allocation,
     )
+
+
+def _create_master(platform: Platform, pod: PodSpec) -> PodStatus | None:
+    """Creates the pod; if another caller created it at the same time, with another secret, returns that one."""
+    try:
+        platform.cluster.create(pod)
+    except ClusterError:
+        if (others := platform.cluster.get(pod.name)) is None:
+            raise
+        return others
+    return None
 
 
 def _start_run(

@@ -1,4 +1,4 @@
-"""How a job's master is reached: its pod, a client with the job's own token, calls that close what they opened.
+"""How a job's master is reached: its pod, a client with the job's own secret, calls that close what they opened.
 
 What is said to a master belongs to the modules that say it.
 """
@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.errors import ClusterError, TransportError
@@ -37,16 +38,16 @@ def is_gone(pod: PodStatus | None) -> bool:
     return pod is None or pod.phase is PodPhase.SUCCEEDED
 
 
-def master_client(platform: Platform, job_id: str, address: str) -> RpcClient:
-    """A client with the job's own token."""
-    return RpcClient(address, platform.job_token(job_id), platform.tls)
+def master_client(platform: Platform, pod: PodStatus | None) -> RpcClient | None:
+    """A client of the master in a pod; None when no master runs in it.
 
-
-def _client_of(platform: Platform, pod: PodStatus | None) -> RpcClient | None:
-    """A client of the master in a pod; None when no master runs in it."""
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
     if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
         return None
-    return master_client(platform, pod.job, pod.address)
+    secret = secret_of(platform, pod)
+    return RpcClient(pod.address, secret.token, secret.tls) if secret else None
 
 
 def ask_pod(
@@ -56,8 +57,9 @@ def ask_pod(
 
     Raises:
         TransportError: it does not answer, or refuses to.
+        ClusterError: the cluster does not answer.
     """
-    found = _client_of(platform, pod)
+    found = master_client(platform, pod)
     if found is None:
         return None
     with contextlib.closing(found) as client:
@@ -71,7 +73,7 @@ def live_master(platform: Platform, job_id: str) -> Iterator[RpcClient | None]:
     Raises:
         ClusterError: the cluster does not answer, or a call inside found that the master does not.
     """
-    found = _client_of(platform, pod_of_master(platform, job_id))
+    found = master_client(platform, pod_of_master(platform, job_id))
     if found is None:
         yield None
         return
@@ -98,7 +100,7 @@ def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _S
         if pod.phase is PodPhase.FAILED:
             tail = "\n".join(platform.cluster.logs(pod.name, tail_lines=30))
             raise ClusterError(f"job {job_id}: its master failed: {pod.reason} {pod.message}\n{tail}")
-        if (client := _client_of(platform, pod)) is not None:
+        if (client := master_client(platform, pod)) is not None:
             return client
         if time.monotonic() > deadline:
             raise ClusterError(f"job {job_id}: its master is still {pod.phase.value}: {pod.reason} {pod.message}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.specs.environment import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 from elastrec.platform.transport import TlsConfig
+from elastrec.platform.transport.security import JobSecret
 
 HOME_VARIABLE = "ELASTREC_HOME"
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
@@ -36,7 +35,7 @@ class Platform:
         work_uri: folder or URI for manifests and, when a job file says a relative store, checkpoints.
         base_folder: relative data paths of job files are taken from here.
         ui_url: where people open MLflow; empty: the tracking URI itself when it is HTTP.
-        pod_tls: root, certificate and key that the pods of jobs get; needed when the cluster uses TLS.
+        known_secrets: of jobs that were talked to, by the uid of their master's pod.
     """
 
     cluster: Cluster
@@ -45,7 +44,7 @@ class Platform:
     work_uri: str
     base_folder: Path
     ui_url: str = ""
-    pod_tls: TlsConfig | None = field(repr=False, default=None)
+    known_secrets: dict[str, JobSecret] = field(repr=False, compare=False, default_factory=dict)
 
     @staticmethod
     def connect(
@@ -55,20 +54,10 @@ class Platform:
         *,
         ui_url: str = "",
         base_folder: Path | None = None,
-        pod_tls: TlsConfig | None = None,
     ) -> Platform:
-        """A platform on a cluster that is already there.
-
-        Raises:
-            ClusterError: `pod_tls` is given although the cluster itself has no TLS: nobody would trust those pods.
-        """
-        if pod_tls and not cluster_config.tls:
-            raise ClusterError(
-                "pod_tls: there is TLS for pods, but the cluster has none; give the cluster's root certificate too, or "
-                f"remove the setting ({TLS_VARIABLE}, or tls_folder of the connection)"
-            )
+        """A platform on a cluster that is already there."""
         cluster = connect_cluster(cluster_config)
-        return Platform(cluster, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url, pod_tls)
+        return Platform(cluster, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url)
 
     @staticmethod
     def from_environment(*, start: bool = True) -> Platform:
@@ -77,7 +66,7 @@ class Platform:
         `ELASTREC_HOME` (default `~/.elastrec`) holds the local node agent's state and the platform's files;
         `ELASTREC_CLUSTER` names the JSON file of another cluster; `MLFLOW_TRACKING_URI` the tracking server (default:
         an SQLite file in the home folder); `ELASTREC_TLS` a folder with ca.pem, tls.crt and tls.key for the local node
-        agent and for the pods of jobs.
+        agent.
 
         Args:
             start: start the local node agent when none runs.
@@ -98,7 +87,7 @@ class Platform:
             if cluster is None:
                 raise NoAgentError(f"no node agent runs for {home}; start one with `elastrec agent start`")
             config = config_of(cluster)
-        return Platform.connect(config, tracking, str(work), pod_tls=read_tls(tls) if tls else None)
+        return Platform.connect(config, tracking, str(work))
 
     @staticmethod
     def for_looking() -> Platform:
@@ -109,15 +98,6 @@ class Platform:
             home = home_folder()
             config = ClusterConfig(backend="local", address="", token="")
             return Platform(AbsentCluster(home / "agent"), config, tracking_uri(), str(home / "work"), Path.cwd())
-
-    @property
-    def tls(self) -> TlsConfig | None:
-        """The root to trust for the cluster and the masters of its jobs."""
-        return TlsConfig(root_pem=self.cluster_config.tls.encode()) if self.cluster_config.tls else None
-
-    def job_token(self, job_id: str) -> str:
-        """The token of one job, derived from the cluster's: who may create pods may also talk to their master."""
-        return hmac.new(self.cluster_config.token.encode(), f"job:{job_id}".encode(), hashlib.sha256).hexdigest()
 
 
 def home_folder() -> Path:
@@ -155,32 +135,30 @@ def tls_folder() -> Path | None:
         SpecError: it lacks files, or they cannot be read.
     """
     named = os.environ.get(TLS_VARIABLE)
-    if not named:
-        return None
-    folder = Path(named).absolute()
-    read_tls(folder)
-    return folder
+    return checked_tls_folder(Path(named), TLS_VARIABLE, (CA_FILE, CERTIFICATE_FILE, KEY_FILE)) if named else None
 
 
-def read_tls(folder: Path, setting: str = TLS_VARIABLE) -> TlsConfig:
-    """Root, certificate and key of a folder, as a node agent and the pods of jobs need them.
+def checked_tls_folder(folder: Path, setting: str, names: tuple[str, ...]) -> Path:
+    """The absolute path of a folder with TLS material.
 
     Args:
         setting: what named the folder; stands in the message.
+        names: files that it must have: a client needs the root alone.
 
     Raises:
-        SpecError: a file is missing, empty or cannot be read.
+        SpecError: a file is missing or cannot be read.
     """
-    names = (CA_FILE, CERTIFICATE_FILE, KEY_FILE)
+    folder = folder.absolute()
     try:
         problem = ", ".join(f"no {name}" for name in names if not (folder / name).is_file())
-        material = None if problem else TlsConfig.from_folder(folder)
+        if not problem:
+            TlsConfig.from_folder(folder)
     except OSError as error:
-        material, problem = None, str(error)
-    if material is None:
+        problem = str(error)
+    if problem:
         wrong = FieldProblem(setting, f"{str(folder)!r} ({problem})", f"a folder with {', '.join(names)} (PEM)")
         raise SpecError([wrong], "the TLS settings")
-    return material
+    return folder
 
 
 def read_cluster_config(file: Path) -> ClusterConfig:

@@ -27,6 +27,7 @@ from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecErro
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
 from elastrec.platform.transport.logs import configure_logging
+from elastrec.platform.transport.security import job_server_name
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +66,7 @@ def run() -> int:
     except msgspec.MsgspecError as error:
         problem = FieldProblem("cluster", str(error), "a ClusterConfig as JSON")
         raise SpecError([problem], environment.CLUSTER_FILE) from None
-    tls = TlsConfig.from_folder(files)
+    tls = TlsConfig.from_folder(files, job_server_name(request.job_id))
     cluster = connect_cluster(config)
     sink = open_history_sink(request, cluster, work)
     service = JobService(request, cluster, work, token=token, tls=tls, history=sink)

@@ -140,12 +140,12 @@ def pod_name(job_id: str, role: Role, index: int = 0, restart: int = 0) -> str:
     return f"{name}-r{restart}" if restart else name
 
 
-def secret_files(token: str, tls: TlsConfig | None) -> dict[str, str]:
-    """The files by which a pod of the job authenticates and is authenticated."""
+def secret_files(token: str, tls: TlsConfig | None, *, serves: bool) -> dict[str, str]:
+    """The files by which a pod of the job authenticates and, if it serves, is authenticated."""
     files = {environment.TOKEN_FILE: token}
     if tls:
         files[environment.CA_FILE] = tls.root_pem.decode()
-        if tls.certificate_pem:
+        if serves:
             files[environment.CERTIFICATE_FILE] = tls.certificate_pem.decode()
             files[environment.KEY_FILE] = tls.key_pem.decode()
     return files
@@ -160,9 +160,8 @@ def master_pod(
     request: LaunchRequest, cluster_config: ClusterConfig, token: str, tls: TlsConfig | None = None
 ) -> PodSpec:
     """The job's master: restarted in place by its node, so that its journal and its address survive."""
-    files = {
-        **secret_files(token, tls),
-        environment.LAUNCH_FILE: encode_launch(request),
+    secrets = {
+        **secret_files(token, tls, serves=True),
         environment.CLUSTER_FILE: msgspec.json.encode(cluster_config).decode(),
     }
     return _pod(
@@ -170,7 +169,8 @@ def master_pod(
         Role.MASTER,
         pod_name(request.job_id, Role.MASTER),
         pod_size(request.training_job.spec.resources.master),
-        files=files,
+        files={environment.LAUNCH_FILE: encode_launch(request)},
+        secrets=secrets,
         environment_variables={},
         restart_policy=RestartPolicy.ON_FAILURE,
     )
@@ -221,7 +221,8 @@ def _member_pod(
         role,
         pod_name(request.job_id, role, index, restart),
         size or pod_size(asked),
-        files=secret_files(token, tls),
+        files={},
+        secrets=secret_files(token, tls, serves=role is not Role.WORKER),
         environment_variables={environment.MASTER_ADDRESS: master_address},
         restart_policy=RestartPolicy.NEVER,
     )
@@ -234,6 +235,7 @@ def _pod(
     size: PodSize,
     *,
     files: dict[str, str],
+    secrets: dict[str, str],
     environment_variables: dict[str, str],
     restart_policy: RestartPolicy,
 ) -> PodSpec:
@@ -245,6 +247,7 @@ def _pod(
         size=size,
         environment={environment.JOB: request.job_id, environment.POD: name, **environment_variables},
         files=files,
+        secrets=secrets,
         serves=role is not Role.WORKER,
         startup_cores=request.training_job.spec.resources.startup_cores,
         restart_policy=restart_policy,

@@ -17,7 +17,7 @@ STREAMS = "ELASTREC_STREAMS"
 CORES = "ELASTREC_CORES"
 """Granted cores; thread counts follow it."""
 FILES = "ELASTREC_FILES"
-"""Folder with the pod's files (PodSpec.files)."""
+"""Folder with the pod's files (PodSpec.files, PodSpec.secrets)."""
 WORK = "ELASTREC_WORK"
 """The pod's own folder: survives a restart in place, vanishes with the pod."""
 

@@ -116,7 +116,7 @@ class Dialer:
             link = connect(max(0.001, deadline - time.monotonic()))
             if self._tls is not None:
                 self._context = self._context or client_context(self._tls)
-                link = self._context.wrap_socket(link, server_hostname=self._host)
+                link = self._context.wrap_socket(link, server_hostname=self._tls.server_name or self._host)
             connection = Connection(link)
             return Channel(connection, self.address, send_token(connection, self._token, deadline))
         except BaseException as error:

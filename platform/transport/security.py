@@ -24,17 +24,27 @@ def write_secret(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+def job_server_name(job_id: str) -> str:
+    """The name that the certificate of a job's servers is for, wherever they run."""
+    return f"{job_id}.elastrec"
+
+
 @dataclass(frozen=True)
 class TlsConfig:
-    """PEM texts. A server needs certificate and key, a client the root that signed the certificate."""
+    """PEM texts. A server needs certificate and key, a client the root that signed the certificate.
+
+    Attributes:
+        server_name: what a server's certificate must be for; empty: the host of the server's address.
+    """
 
     root_pem: bytes = field(repr=False, default=b"")
     certificate_pem: bytes = field(repr=False, default=b"")
     key_pem: bytes = field(repr=False, default=b"")
+    server_name: str = ""
 
     @staticmethod
-    def from_folder(folder: Path) -> TlsConfig | None:
-        """The TLS material of a pod's file folder, None when it has none."""
+    def from_folder(folder: Path, server_name: str = "") -> TlsConfig | None:
+        """The TLS material of a folder, None when it has none."""
         root = folder / environment.CA_FILE
         if not root.exists():
             return None
@@ -43,4 +53,17 @@ class TlsConfig:
             root.read_bytes(),
             certificate.read_bytes() if certificate.exists() else b"",
             key.read_bytes() if key.exists() else b"",
+            server_name,
         )
+
+
+@dataclass(frozen=True)
+class JobSecret:
+    """What opens the pods of one job, and nothing else.
+
+    Attributes:
+        tls: None: its pods use plain TCP.
+    """
+
+    token: str = field(repr=False)
+    tls: TlsConfig | None = None

@@ -9,10 +9,12 @@ import pytest
 from elastrec.platform import jobs
 from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.jobs.identity import secret_of
+from elastrec.platform.jobs.masters import pod_of_master
 from elastrec.platform.specs import load_job
-from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport import RpcClient, TlsConfig
 from elastrec.platform.transport.job_messages import GetStatus, Status
 from tests.bad_input.case import Place
 from tests.certificates import certify
@@ -34,26 +36,30 @@ def test_a_job_trains_with_tls_on_every_port(tmp_path: Path, tls_folder: Path, m
     cluster = start_agent(agent, cores=8, memory_bytes=16 * 2**30, limits="threads", tls_folder=tls_folder)
     try:
         platform = jobs.Platform.from_environment(start=False)
-        bare = jobs.Platform.connect(config_of(cluster), platform.tracking_uri, platform.work_uri)
+        # Another caller, who knows the cluster's address, token and root alone.
+        other = jobs.Platform.connect(config_of(cluster), platform.tracking_uri, platform.work_uri)
         prepared = jobs.prepare(platform, load_job(place.content), "click-tls")
-        with pytest.raises(ClusterError, match="ELASTREC_TLS"):
-            jobs.launch(bare, prepared, jobs.warm_start(bare, prepared))
-        assert cluster.list() == []
         jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+        master = pod_of_master(other, prepared.job_id)
+        assert master is not None
+        secret = secret_of(other, master)
+        assert secret is not None and secret.tls is not None
 
         def over() -> bool:
             for pod in cluster.list():
                 if pod.role in (Role.MASTER, Role.PARAMETER_SERVER) and pod.address:
-                    plain = RpcClient(pod.address, platform.job_token(prepared.job_id))
-                    with pytest.raises(TransportError):
-                        plain.call(GetStatus(), Status, timeout_seconds=0.3)
-                    plain.close()
-            phase = jobs.observe(platform, prepared.job_id).metrics.phase
+                    # Neither without TLS, nor by the certificate of the cluster.
+                    for tls in (None, TlsConfig.from_folder(tls_folder)):
+                        stranger = RpcClient(pod.address, secret.token, tls)
+                        with pytest.raises(TransportError):
+                            stranger.call(GetStatus(), Status, timeout_seconds=0.3)
+                        stranger.close()
+            phase = jobs.observe(other, prepared.job_id).metrics.phase
             assert phase in (Phase.SUCCEEDED,) or not phase.is_final, jobs.failure_report(platform, prepared.job_id)
             return phase is Phase.SUCCEEDED
 
         wait_for(over, 90, "the job succeeds")
-        metrics = jobs.observe(platform, prepared.job_id).metrics
+        metrics = jobs.observe(other, prepared.job_id).metrics
         assert metrics.shards_done == metrics.shards_total > 0
         jobs.finish(platform, prepared.job_id)
     finally:

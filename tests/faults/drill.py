@@ -15,12 +15,14 @@ import msgspec
 
 from elastrec.platform import jobs
 from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.launching import launch_request
-from elastrec.platform.jobs.masters import master_client, wait_for_master
+from elastrec.platform.jobs.masters import pod_of_master, wait_for_master
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.launch import master_pod
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.transport import RpcClient, new_token
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.checking import DROPPED_BATCHES, HELD_BATCHES, check_accounts, check_model
 from tests.faults.injury import Scene, inflict
@@ -85,11 +87,10 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     """The job's life as `elastrec run` leads it, while the plan's strikes come down."""
     platform, job_id = site.platform, prepared.job_id
     request = launch_request(prepared, jobs.warm_start(platform, prepared))
-    pod = master_pod(request, platform.cluster_config, platform.job_token(job_id))
+    pod = master_pod(request, platform.cluster_config, new_token())
     platform.cluster.create(pod)
     client = wait_for_master(platform, job_id)
-    watch = Watch(master_client(platform, job_id, client.address), partial(_pushes, platform, job_id))
-    client.close()
+    watch = Watch(client, partial(_pushes, platform, job_id))
     scene = Scene(site.home, job_id, int(client.address.rpartition(":")[2]), watch.is_over)
     threads = _Threads()
     threads.start(watch.run)
@@ -137,9 +138,13 @@ def _pushes(platform: jobs.Platform, job_id: str) -> int | None:
     """Pushes that the servers took, of the one that took most; every push goes to all of them."""
     taken = []
     try:
+        master = pod_of_master(platform, job_id)
+        secret = secret_of(platform, master) if master else None
+        if secret is None:
+            return None
         for pod in platform.cluster.list(job_id):
             if pod.role is Role.PARAMETER_SERVER and pod.phase is PodPhase.RUNNING:
-                with contextlib.closing(master_client(platform, job_id, pod.address)) as client:
+                with contextlib.closing(RpcClient(pod.address, secret.token, secret.tls)) as client:
                     taken.append(client.call(GetStats(), Stats, timeout_seconds=0.5).pushes)
     except (TransportError, ClusterError):
         return None

@@ -84,23 +84,21 @@ def test_an_incomplete_connection_names_every_missing_field(monkeypatch: pytest.
         _ = connect(monkeypatch, extra={"tracking_uri": "http://localhost", "work_uri": "/work"}).platform
 
 
-def test_a_connection_takes_tls_for_pods_from_its_own_folder_or_else_from_the_environment(
+def test_a_connection_takes_the_root_from_its_own_folder_or_else_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extra = {"tracking_uri": "http://localhost", "work_uri": "/work"}
     for name in ("own", "shared"):
         (tmp_path / name).mkdir()
-        for file in ("ca.pem", "tls.crt", "tls.key"):
-            (tmp_path / name / file).write_text(f"{file} of {name}")
+        (tmp_path / name / "ca.pem").write_text(f"ca.pem of {name}")
     fields = {"host": "h", "port": 1, "password": "p"}
     monkeypatch.setenv("ELASTREC_TLS", str(tmp_path / "shared"))
     own = connect(monkeypatch, **fields, extra={**extra, "tls_folder": str(tmp_path / "own")}).platform
     shared = connect(monkeypatch, **fields, extra=extra).platform
     for platform, name in ((own, "own"), (shared, "shared")):
         assert platform.cluster_config.tls == f"ca.pem of {name}"
-        assert platform.pod_tls is not None and platform.pod_tls.key_pem == f"tls.key of {name}".encode()
-    (tmp_path / "own" / "tls.key").unlink()
-    with pytest.raises(SpecError, match=r"extra.tls_folder.*no tls.key"):
+    (tmp_path / "own" / "ca.pem").unlink()
+    with pytest.raises(SpecError, match=r"extra.tls_folder.*no ca.pem"):
         _ = connect(monkeypatch, **fields, extra={**extra, "tls_folder": str(tmp_path / "own")}).platform
 
 

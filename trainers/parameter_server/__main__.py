@@ -20,6 +20,7 @@ from elastrec.platform.specs import environment  # noqa: E402
 from elastrec.platform.specs.errors import ElastrecError  # noqa: E402
 from elastrec.platform.transport import TlsConfig  # noqa: E402
 from elastrec.platform.transport.logs import configure_logging  # noqa: E402
+from elastrec.platform.transport.security import job_server_name  # noqa: E402
 from elastrec.trainers.imports import without_collector  # noqa: E402
 
 with without_collector():
@@ -35,7 +36,7 @@ def read_settings() -> PodSettings:
     Raises:
         ElastrecError: a variable or the token's file is missing, or the port is no number; names it.
     """
-    needed = (environment.POD, environment.MASTER_ADDRESS, environment.FILES)
+    needed = (environment.JOB, environment.POD, environment.MASTER_ADDRESS, environment.FILES)
     missing = [name for name in needed if not os.environ.get(name)]
     if missing:
         raise ElastrecError(f"the environment variables {missing} are missing; a cluster backend sets them for pods")
@@ -55,7 +56,7 @@ def read_settings() -> PodSettings:
         host=host,
         port=int(port),
         token=token,
-        tls=TlsConfig.from_folder(files),
+        tls=TlsConfig.from_folder(files, job_server_name(os.environ[environment.JOB])),
         # Nobody else's business on a machine of one's own.
         listen="127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0",
         local_streams=os.environ.get(environment.STREAMS) != "tcp",

@@ -11,6 +11,7 @@ from pathlib import Path
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.transport import TlsConfig
+from elastrec.platform.transport.security import job_server_name
 
 
 @dataclass(frozen=True)
@@ -51,5 +52,5 @@ class Identity:
             node=variables.get(environment.NODE, ""),
             master_address=variables[environment.MASTER_ADDRESS],
             token=token,
-            tls=TlsConfig.from_folder(files),
+            tls=TlsConfig.from_folder(files, job_server_name(variables[environment.JOB])),
         )

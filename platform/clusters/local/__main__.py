@@ -198,6 +198,7 @@ def _handlers(agent: NodeAgent, info: messages.AgentInfo) -> dict[type[msgspec.S
         messages.GetGrace: lambda request: messages.Grace(grace_seconds=agent.longest_grace_seconds(request.name)),
         messages.ResizePod: lambda request: agent.resize(request.name, request.size),
         messages.ListPods: lambda request: messages.PodList(pods=agent.pods(request.name, request.job)),
+        messages.GetSecrets: lambda request: messages.Secrets(files=agent.secrets(request.name, request.uid)),
         messages.WatchPods: lambda request: agent.watch(request.job, request.since_version, request.wait_seconds),
         messages.GetCapacity: lambda request: agent.capacity(),
         messages.ReadLog: agent.read_log,

@@ -123,7 +123,7 @@ class NodeAgent(LongPolls):
             check_fits_at_all(spec.name, spec.size, self._total)
             port = choose_port({record.port for record in self._pods.values()}) if spec.serves else 0
             record = life.new_record(spec, uid=uuid.uuid4().hex, node=self._node, port=port, now=time.time())
-            self._runner.prepare(record.uid, spec.files)
+            self._runner.prepare(record.uid, spec.files | spec.secrets)
             self._keep(record, kind="ADDED")
             self._admit()
             record = self._pods[record.uid]
@@ -162,6 +162,14 @@ class NodeAgent(LongPolls):
         deadline = time.monotonic() + _OBEY_SECONDS
         while not all(self._limits.remove(uid) for uid in self._limits.uids()) and time.monotonic() < deadline:
             time.sleep(_DYING_SECONDS / 10)
+
+    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
+        """See `Cluster.secrets`."""
+        with self._lock:
+            record = self._find(name)
+            if record is None or record.uid != uid:
+                return None
+            return self._runner.read_files(uid, record.spec.secrets)
 
     def longest_grace_seconds(self, name: str | None) -> float:
         """How long a deletion may take at most: of one pod, or of all."""

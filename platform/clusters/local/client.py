@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,7 +11,6 @@ import msgspec
 from elastrec.platform.clusters.local import messages
 from elastrec.platform.clusters.local.pod_environment import pod_command
 from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodSize, PodSpec, PodStatus
-from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.transport.client import RpcClient
 from elastrec.platform.transport.security import TlsConfig
@@ -21,7 +19,6 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 _CALL_SECONDS = 15.0
 _POLL_SECONDS = 20.0
 _DELETE_SLACK_SECONDS = 40.0
-_SECRET_FILES = (environment.TOKEN_FILE, "*.key", environment.CLUSTER_FILE)
 _MASK = "***"
 
 
@@ -67,6 +64,10 @@ class LocalCluster:
         pods = self._call(messages.ListPods(name=name), messages.PodList).pods
         return pods[0] if pods else None
 
+    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
+        """See `Cluster.secrets`."""
+        return self._call(messages.GetSecrets(name=name, uid=uid), messages.Secrets).files
+
     def list(self, job: str | None = None) -> list[PodStatus]:
         """See `Cluster.list`; oldest first."""
         return self._call(messages.ListPods(job=job), messages.PodList).pods
@@ -107,12 +108,8 @@ class LocalCluster:
             yield rest.decode(errors="replace")
 
     def dry_run(self, pod: PodSpec) -> dict[str, Any]:
-        """The request CreatePod; the texts of `token`, `*.key` and `cluster.json` are masked."""
-        files = {
-            name: _MASK if any(fnmatch(name, pattern) for pattern in _SECRET_FILES) else text
-            for name, text in pod.files.items()
-        }
-        masked = msgspec.structs.replace(pod, files=files, command=pod_command(pod))
+        """The request CreatePod; the texts of secrets are masked."""
+        masked = msgspec.structs.replace(pod, secrets=dict.fromkeys(pod.secrets, _MASK), command=pod_command(pod))
         request: dict[str, Any] = msgspec.to_builtins(messages.CreatePod(pod=masked))
         return {"kind": messages.CreatePod.__name__, **request}
 

@@ -48,6 +48,19 @@ class PodList(msgspec.Struct, frozen=True, kw_only=True):
     pods: list[PodStatus]
 
 
+class GetSecrets(msgspec.Struct, frozen=True, kw_only=True):
+    """Answered by Secrets."""
+
+    name: str
+    uid: str
+
+
+class Secrets(msgspec.Struct, frozen=True, kw_only=True):
+    """Text by file name; None: there is no such pod."""
+
+    files: dict[str, str] | None
+
+
 class WatchPods(msgspec.Struct, frozen=True, kw_only=True):
     """Long poll, answered by PodEvents at the first event after `since_version` or after `wait_seconds`."""
 

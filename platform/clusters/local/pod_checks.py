@@ -24,7 +24,9 @@ def check_spec(spec: PodSpec) -> None:
         raise ClusterError(f"name: {spec.name!r} is not allowed; allowed: [a-z0-9-], at most 63 characters")
     if not spec.command or not spec.command[0]:
         raise ClusterError(f"pod {spec.name}: command is empty; name a program")
-    for file in spec.files:
+    for file in spec.files.keys() & spec.secrets.keys():
+        raise ClusterError(f"pod {spec.name}: the file name {file!r} stands in files and in secrets; name it once")
+    for file in (*spec.files, *spec.secrets):
         if "/" in file or file in ("", ".", ".."):
             raise ClusterError(f"pod {spec.name}: the file name {file!r} is not allowed; allowed: a plain name")
     if not 0 <= spec.grace_seconds < math.inf:

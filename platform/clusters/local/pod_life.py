@@ -70,7 +70,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All that the journal keeps of one pod.
 
     Attributes:
-        spec: without the texts of its files, which lie in the pod's folder alone.
+        spec: without the texts of its files and secrets, which lie in the pod's folder alone.
         digest: of the whole spec as it was asked for; an equal `create` is recognised by it.
         attempt: number of the last started attempt; 0 before the first.
         failures: failed attempts in a row; the back-off follows it.
@@ -129,13 +129,16 @@ def digest_of(spec: PodSpec) -> str:
     """
     fields = msgspec.to_builtins(spec, order="deterministic")
     del fields["startup_cores"]
+    fields["files"] = dict(sorted({**fields["files"], **fields.pop("secrets")}.items()))
     return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 
 def new_record(spec: PodSpec, *, uid: str, node: str, port: int, now: float) -> PodRecord:
     """A pod that waits for room."""
     return PodRecord(
-        spec=msgspec.structs.replace(spec, files=dict.fromkeys(spec.files, "")),
+        spec=msgspec.structs.replace(
+            spec, files=dict.fromkeys(spec.files, ""), secrets=dict.fromkeys(spec.secrets, "")
+        ),
         digest=digest_of(spec),
         uid=uid,
         node=node,

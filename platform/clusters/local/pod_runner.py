@@ -3,7 +3,7 @@
 Every attempt to run a pod's command is supervised by a `shim` process of its own session, which survives whoever
 started it. All that is needed to find it again lies in the pod's folder:
 
-    FOLDER/UID/plan.N.json   what attempt N runs            files/     PodSpec.files (0600)
+    FOLDER/UID/plan.N.json   what attempt N runs            files/     PodSpec's files and secrets (0600)
     FOLDER/UID/claim.N.json  which process supervises it    work/      the pod's own folder
     FOLDER/UID/exit.N.json   how it ended                   log/       bounded segments of its output
 """
@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -128,6 +128,17 @@ class PodRunner:
             (self._pod(uid) / name).mkdir(mode=0o700)
         for name, text in files.items():
             write_secret(self._pod(uid) / "files" / name, text)
+
+    def read_files(self, uid: str, names: Iterable[str]) -> dict[str, str]:
+        """Texts of a pod's files.
+
+        Raises:
+            ClusterError: one cannot be read.
+        """
+        try:
+            return {name: (self.files_folder(uid) / name).read_text() for name in names}
+        except OSError as error:
+            raise ClusterError(f"the pod's file cannot be read: {error}") from error
 
     def files_folder(self, uid: str) -> Path:
         return self._pod(uid) / "files"

@@ -5,43 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from elastrec.platform.clusters import config_of
-from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.clusters.protocol import PodPhase
 from elastrec.platform.jobs import Platform, failure_report, observe, stop
 from elastrec.platform.jobs.masters import pod_of_master
-from elastrec.platform.master.launch import master_pod
 from elastrec.platform.specs.metrics import Phase
-from tests.platform.master.fakes import job, launch
+from tests.platform.jobs.conftest import JOB
 from tests.processes import pod_processes, wait_for
 
-JOB = "clicks-1"
-
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    folder = tmp_path / "agent"
-    # Too small for workers and servers: they stay pending, the master runs all the same.
-    yield start_agent(folder, cores=0.5, memory_bytes=2**29, limits="threads")
-    stop_agent(folder)
-
-
-@pytest.fixture
-def platform(cluster: LocalCluster, tmp_path: Path) -> Platform:
-    """With the job's master, which runs."""
-    platform = Platform.connect(config_of(cluster), "", str(tmp_path / "work"))
-    resources = {"master": {"cores": 0.25, "memory": "256Mi"}, "virtual_buckets": 64}
-    resources |= {role: {"count": 1, "cores": 0.5, "memory": "400Mi"} for role in ("worker", "parameter_server")}
-    request = launch(str(tmp_path / "store"), job(resources=resources))
-    cluster.create(master_pod(request, platform.cluster_config, platform.job_token(JOB)))
-    wait_for(lambda: observe(platform, JOB).reachable, 60, "an answer of the master")
-    return platform
+def platform(platform_with_master: Platform) -> Platform:
+    return platform_with_master
 
 
 @pytest.fixture

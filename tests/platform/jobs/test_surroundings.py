@@ -10,9 +10,9 @@ import pytest
 
 from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
-from elastrec.platform.jobs import Platform, read_tls, tls_folder
+from elastrec.platform.jobs import Platform, tls_folder
 from elastrec.platform.jobs.surroundings import read_cluster_config
-from elastrec.platform.specs.errors import AuthenticationError, ClusterError, SpecError
+from elastrec.platform.specs.errors import AuthenticationError, SpecError
 
 FILES = ("ca.pem", "tls.crt", "tls.key")
 
@@ -31,7 +31,6 @@ def test_tls_is_off_unless_a_folder_is_named(monkeypatch: pytest.MonkeyPatch, ma
     assert tls_folder() is None
     monkeypatch.setenv("ELASTREC_TLS", str(material))
     assert tls_folder() == material
-    assert read_tls(material).key_pem == b"text of tls.key"
 
 
 @pytest.mark.parametrize("missing", FILES)
@@ -42,12 +41,6 @@ def test_a_folder_that_lacks_a_file_is_refused_by_name(
     monkeypatch.setenv("ELASTREC_TLS", str(material))
     with pytest.raises(SpecError, match=rf"ELASTREC_TLS.*no {missing}.*a folder with ca.pem, tls.crt, tls.key"):
         tls_folder()
-
-
-def test_tls_for_pods_of_a_cluster_without_it_is_refused(material: Path) -> None:
-    config = ClusterConfig(backend="local", address="127.0.0.1:1", token="secret")
-    with pytest.raises(ClusterError, match=r"pod_tls.*the cluster has none.*ELASTREC_TLS"):
-        Platform.connect(config, "", "work", pod_tls=read_tls(material))
 
 
 def test_the_work_folder_is_the_owners_alone_in_a_home_that_others_can_enter(

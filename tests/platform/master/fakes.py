@@ -119,6 +119,10 @@ class FakeCluster:
     def get(self, name: str) -> PodStatus | None:
         return self.pods.get(name)
 
+    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
+        status = self.pods.get(name)
+        return self.specs[name].secrets if status is not None and status.uid == uid else None
+
     def list(self, job: str | None = None) -> list[PodStatus]:
         return list(self.pods.values())
 
@@ -175,7 +179,7 @@ class ScriptedPod:
         self._trained = trained
         self._step_rows, self._step_seconds = step_rows, step_seconds
         self._fail_on = fail_on
-        self._client = RpcClient(spec.environment["ELASTREC_MASTER_ADDRESS"], spec.files["token"])
+        self._client = RpcClient(spec.environment["ELASTREC_MASTER_ADDRESS"], spec.secrets["token"])
         self._restored = ""
         self._saved = ""
         self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)

@@ -78,8 +78,8 @@ def test_the_master_restarts_in_place_and_carries_its_files():
     pod = master_pod(request(), _Config(), "secret")  # type: ignore[arg-type]
     assert pod.name == "clicks-2026-01-31-master"
     assert pod.restart_policy is RestartPolicy.ON_FAILURE and pod.serves
-    assert set(pod.files) == {"token", "launch.json", "cluster.json"}
-    assert "secret" not in str(pod.environment) + str(pod.command)
+    assert set(pod.files) == {"launch.json"} and set(pod.secrets) == {"token", "cluster.json"}
+    assert "secret" not in str(pod.environment) + str(pod.command) + str(pod.files) + str(pod.labels)
 
 
 def test_members_know_their_master_and_have_the_asked_size():
@@ -88,7 +88,12 @@ def test_members_know_their_master_and_have_the_asked_size():
     assert worker.environment["ELASTREC_MASTER_ADDRESS"] == "host:1"
     server = parameter_server_pod(request(), "host:1", 0, "secret", TlsConfig(b"root", b"cert", b"key"), restart=2)
     assert server.name == "clicks-2026-01-31-ps-0-r2" and server.serves
-    assert server.files == {"token": "secret", "ca.pem": "root", "tls.crt": "cert", "tls.key": "key"}
+    assert server.secrets == {"token": "secret", "ca.pem": "root", "tls.crt": "cert", "tls.key": "key"}
+
+
+def test_a_worker_has_no_key_that_others_take_for_a_servers():
+    worker = worker_pod(request(), "host:1", 1, "secret", TlsConfig(b"root", b"cert", b"key"))
+    assert worker.secrets == {"token": "secret", "ca.pem": "root"} and not worker.files
 
 
 def test_pods_that_tell_when_they_are_ready_get_the_cores_at_start():

@@ -266,7 +266,7 @@ def test_files_of_agent_and_pods_are_the_owners_alone(tmp_path: Path, monkeypatc
             role=Role.WORKER,
             command=("sh", "-c", "touch $ELASTREC_WORK/here; sleep 60"),
             size=PodSize(0.5, 2**28),
-            files={"token": "secret", "tls.key": "secret"},
+            secrets={"token": "secret", "tls.key": "secret"},
             grace_seconds=0,
         )
         cluster.create(pod)

@@ -33,6 +33,7 @@ def server_process(master: ScriptedMaster, index: int, folder: Path) -> Iterator
     (files / environment.TOKEN_FILE).write_text(TOKEN)
     variables = {
         **os.environ,
+        environment.JOB: "job",
         environment.POD: f"ps-{index}",
         environment.MASTER_ADDRESS: master.address,
         environment.FILES: str(files),

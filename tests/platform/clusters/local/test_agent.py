@@ -188,7 +188,7 @@ def test_whenever_the_agent_dies_every_wish_is_fulfilled_and_nobody_is_left(
                 cluster.delete(name, grace_seconds=dice.choice([0.0, 0.1, 5.0]))
                 del wanted[name]
             elif len(wanted) < 10:
-                pod = make_pod(command=("sleep", "1000"), cores=0.1, memory=32 * MIB, files={"token": "x"})
+                pod = make_pod(command=("sleep", "1000"), cores=0.1, memory=32 * MIB, secrets={"token": "x"})
                 wanted[pod.name] = cluster.create(pod).uid
         restarter.join()
         assert {pod.name: pod.uid for pod in cluster.list()} == wanted, f"seed {seed}"

@@ -115,11 +115,12 @@ def test_the_most_impatient_deletion_counts():
 
 
 def test_the_digest_sees_every_field_and_the_record_keeps_no_secret():
-    spec = _spec(files={"token": "s3cret"})
-    assert life.digest_of(spec) == life.digest_of(_spec(files={"token": "s3cret"}))
-    assert life.digest_of(spec) != life.digest_of(_spec(files={"token": "other"}))
+    spec = _spec(files={"plan": "private"}, secrets={"token": "s3cret"})
+    assert life.digest_of(spec) == life.digest_of(_spec(files={"plan": "private"}, secrets={"token": "s3cret"}))
+    assert life.digest_of(spec) != life.digest_of(_spec(files={"plan": "other"}, secrets={"token": "s3cret"}))
+    assert life.digest_of(spec) != life.digest_of(_spec(files={"plan": "private"}, secrets={"token": "other"}))
     record = life.new_record(spec, uid="u", node="n", port=0, now=0.0)
-    assert record.spec.files == {"token": ""}
+    assert record.spec.files == {"plan": ""} and record.spec.secrets == {"token": ""}
     assert msgspec.json.decode(msgspec.json.encode(record), type=PodRecord) == record
 
 
@@ -216,11 +217,12 @@ def test_a_digest_of_older_code_is_met_again_and_cores_at_start_make_no_other_po
     )
     known = "416c2d23e73b53314cb9297757bac1b965423dcc729d6f886f5083ea9915bcf6"
     assert life.digest_of(spec) == life.digest_of(msgspec.structs.replace(spec, startup_cores=2.0)) == known
+    assert life.digest_of(msgspec.structs.replace(spec, files={}, secrets=spec.files)) == known
 
 
 def test_a_record_of_older_code_is_one_of_a_pod_that_has_started():
     old = msgspec.to_builtins(_live())
-    del old["is_starting"], old["spec"]["startup_cores"]
+    del old["is_starting"], old["spec"]["startup_cores"], old["spec"]["secrets"]
     assert msgspec.convert(old, PodRecord) == _live()
     assert not _live().is_starting
 

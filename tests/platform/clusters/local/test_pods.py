@@ -43,16 +43,16 @@ def test_a_command_that_does_not_exist_fails_with_the_reason(cluster, make_pod, 
 
 
 def test_creating_an_equal_pod_again_returns_the_first(cluster, make_pod):
-    pod = make_pod(files={"token": "secret"})
+    pod = make_pod(secrets={"token": "secret"})
     first = cluster.create(pod)
     assert cluster.create(pod).uid == first.uid
     assert len(cluster.list()) == 1
 
 
 def test_a_name_taken_by_another_spec_is_refused(cluster, make_pod):
-    cluster.create(make_pod(name="one", files={"token": "a"}))
+    cluster.create(make_pod(name="one", secrets={"token": "a"}))
     with pytest.raises(ClusterError, match="name: one is taken by another pod"):
-        cluster.create(make_pod(name="one", files={"token": "b"}))
+        cluster.create(make_pod(name="one", secrets={"token": "b"}))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,8 @@ def test_a_name_taken_by_another_spec_is_refused(cluster, make_pod):
         ({"name": "x" * 64}, "at most 63 characters"),
         ({"command": ()}, "command is empty"),
         ({"files": {"../token": ""}}, "file name '../token' is not allowed"),
+        ({"secrets": {"../token": ""}}, "file name '../token' is not allowed"),
+        ({"files": {"token": ""}, "secrets": {"token": ""}}, "'token' stands in files and in secrets"),
         ({"cores": 0.0}, "size.cores: 0.0 is not allowed"),
         ({"cores": 4.5}, "insufficient cpu: asked 4.5, the cluster has 4.0"),
         ({"memory": 4096 * MIB}, "larger than the whole cluster"),
@@ -80,12 +82,13 @@ def test_a_pod_learns_who_it_is_from_its_environment(cluster, make_pod, until):
         "print(json.dumps({'environment': dict(e), 'files': {p.name: [p.read_text(), p.stat().st_mode & 0o777]"
         " for p in f.iterdir()}, 'folder': f.stat().st_mode & 0o777, 'cwd': os.getcwd()}))"
     )
-    pod = make_pod(program, files={"token": "s3cret"}, environment={"MINE": "1"}, serves=True, cores=2.0)
+    texts = {"files": {"plan": "text"}, "secrets": {"token": "s3cret"}}
+    pod = make_pod(program, **texts, environment={"MINE": "1"}, serves=True, cores=2.0)
     cluster.create(pod)
     status = until(cluster, pod.name)
     seen = json.loads(next(cluster.logs(pod.name)))
     environment = seen["environment"]
-    assert seen["files"] == {"token": ["s3cret", 0o600]}
+    assert seen["files"] == {"plan": ["text", 0o600], "token": ["s3cret", 0o600]}
     assert seen["folder"] == 0o700
     assert seen["cwd"] == environment["ELASTREC_WORK"]
     expected = {
@@ -270,19 +273,31 @@ def test_a_watch_wakes_up_at_once(cluster, make_pod):
 
 
 def test_a_dry_run_shows_the_request_without_secrets(cluster, make_pod):
-    files = {"token": "s3cret", "tls.key": "s3cret", "cluster.json": "s3cret", "launch.json": "plain"}
-    request = cluster.dry_run(make_pod(files=files))
+    request = cluster.dry_run(make_pod(files={"launch.json": "plain"}, secrets={"any.name": "s3cret"}))
     text = json.dumps(request)
     assert request["kind"] == "CreatePod"
-    assert request["pod"]["files"] == {**dict.fromkeys(files, "***"), "launch.json": "plain"}
+    assert request["pod"]["files"] == {"launch.json": "plain"}
+    assert request["pod"]["secrets"] == {"any.name": "***"}
     assert "s3cret" not in text
     assert cluster.list() == []
 
 
 def test_the_secret_files_of_a_pod_are_nowhere_in_the_journal(shared, cluster, make_pod):
-    pod = make_pod("import os; print(os.environ['ELASTREC_FILES'])", files={"token": "very-s3cret"})
+    pod = make_pod("import os; print(os.environ['ELASTREC_FILES'])", secrets={"token": "very-s3cret"})
     cluster.create(pod)
     folder = Path(next(iter(cluster.logs(pod.name, follow=True))).partition("/pods/")[0])
     for path in folder.iterdir():
         if path.is_file():
             assert b"very-s3cret" not in path.read_bytes(), path.name
+
+
+def test_the_secrets_of_a_pod_are_read_back_by_its_uid_as_long_as_it_exists(cluster, make_pod, until):
+    pod = make_pod("", files={"plan": "no secret"}, secrets={"token": "s3cret", "ca.pem": "root"})
+    uid = cluster.create(pod).uid
+    assert cluster.secrets(pod.name, uid) == pod.secrets
+    until(cluster, pod.name)
+    assert cluster.secrets(pod.name, uid) == pod.secrets
+    assert cluster.secrets(pod.name, "an earlier pod of this name") is None
+    assert "s3cret" not in str(cluster.list()) + str(list(cluster.watch(timeout_seconds=0.0)))
+    cluster.delete(pod.name)
+    assert cluster.secrets(pod.name, uid) is None

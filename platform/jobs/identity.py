@@ -1,0 +1,96 @@
+"""A job's own secret: made at launch, kept as files of its master's pod, read from there by whoever talks to the job.
+
+The cluster hands it to callers with the cluster's own rights, so it depends on no token of the cluster: that one may
+differ by caller, and change while the job runs.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from elastrec.platform.clusters.protocol import PodStatus
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.specs.environment import CA_FILE, TOKEN_FILE
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.transport.security import JobSecret, TlsConfig, job_server_name, new_token
+
+_VALID_DAYS = 3650
+_CLOCK_DAYS = 1  # how far a node's clock may be behind ours
+_MAXIMUM_KNOWN = 64
+
+
+def new_job_secret(platform: Platform, job_id: str) -> JobSecret:
+    """A random secret for a job: with TLS for its pods where the cluster's own API uses it."""
+    return JobSecret(new_token(), new_job_tls(job_id) if platform.cluster_config.tls else None)
+
+
+def new_job_tls(job_id: str) -> TlsConfig:
+    """A new root, and a certificate that it signed for the job's servers, whatever their addresses will be.
+
+    The root's key is in no file and forgotten here: nobody can make another certificate that the job would trust.
+    """
+    # A tenth of a second, which jobs without TLS do not pay.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    now = datetime.datetime.now(datetime.UTC)
+    root_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    name = job_server_name(job_id)
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])
+
+    def signed(public_key: ec.EllipticCurvePublicKey, subject: str, extensions: list[x509.ExtensionType]) -> bytes:
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(named(subject))
+            .issuer_name(named("elastrec job"))
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=_CLOCK_DAYS))
+            .not_valid_after(now + datetime.timedelta(days=_VALID_DAYS))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key.public_key()), critical=False)
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        return builder.sign(root_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    return TlsConfig(
+        signed(root_key.public_key(), "elastrec job", [x509.BasicConstraints(ca=True, path_length=0)]),
+        signed(
+            key.public_key(),
+            name,
+            [
+                x509.BasicConstraints(ca=False, path_length=None),
+                x509.SubjectAlternativeName([x509.DNSName(name)]),
+                x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]),
+            ],
+        ),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+        name,
+    )
+
+
+def secret_of(platform: Platform, master: PodStatus) -> JobSecret | None:
+    """The secret of the job of a master's pod: token and root, for a client; None when the pod is gone.
+
+    It is asked for once per pod and platform.
+
+    Raises:
+        ClusterError: the cluster does not answer, or the pod is no master.
+    """
+    known = platform.known_secrets
+    if (secret := known.get(master.uid)) is not None:
+        return secret
+    files = platform.cluster.secrets(master.name, master.uid)
+    if files is None:
+        return None
+    if TOKEN_FILE not in files:
+        raise ClusterError(f"pod {master.name} has no secret {TOKEN_FILE!r}: it is no master of a job")
+    root = files.get(CA_FILE, "").encode()
+    tls = TlsConfig(root, server_name=job_server_name(master.job)) if root else None
+    while len(known) >= _MAXIMUM_KNOWN:
+        known.pop(next(iter(known)), None)
+    return known.setdefault(master.uid, JobSecret(files[TOKEN_FILE], tls))

@@ -1,0 +1,39 @@
+"""A real master on a node agent of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform.clusters import config_of
+from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
+from elastrec.platform.jobs import Platform, observe
+from elastrec.platform.jobs.identity import new_job_secret
+from elastrec.platform.master.launch import master_pod
+from tests.platform.master.fakes import job, launch
+from tests.processes import wait_for
+
+JOB = "clicks-1"
+
+
+@pytest.fixture
+def small_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Too small for workers and servers: they stay pending, a master runs all the same. Its agent is in `agent`."""
+    folder = tmp_path / "agent"
+    yield start_agent(folder, cores=0.5, memory_bytes=2**29, limits="threads")
+    stop_agent(folder)
+
+
+@pytest.fixture
+def platform_with_master(small_cluster: LocalCluster, tmp_path: Path) -> Platform:
+    """With the master of job `clicks-1`, which runs."""
+    platform = Platform.connect(config_of(small_cluster), "", str(tmp_path / "work"))
+    resources = {"master": {"cores": 0.25, "memory": "256Mi"}, "virtual_buckets": 64}
+    resources |= {role: {"count": 1, "cores": 0.5, "memory": "400Mi"} for role in ("worker", "parameter_server")}
+    request = launch(str(tmp_path / "store"), job(resources=resources))
+    secret = new_job_secret(platform, JOB)
+    small_cluster.create(master_pod(request, platform.cluster_config, secret.token, secret.tls))
+    wait_for(lambda: observe(platform, JOB).reachable, 60, "an answer of the master")
+    return platform
