@@ -18,8 +18,9 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -105,24 +106,15 @@ def compare(arguments: argparse.Namespace, ranges: Sequence[float | None], seeds
     found: Found = {}
     with tempfile.TemporaryDirectory() as folder:
         logs = {name: write_log(name, Path(folder) / name, BATCH * arguments.steps) for name in arguments.log or LOGS}
-        for seed in seeds:
-            # A process for each seed: it keeps the memory of the servers that it held.
+        for seed, architecture, name in product(seeds, arguments.model or BUILT_IN_MODELS, logs):
+            # A process for each: it keeps the memory of the servers that it held.
             with Child("benchmarks.processes.one_worker", environment=one_core()) as process:
-                for name, architecture, candidate in _cases(logs, arguments.model or BUILT_IN_MODELS, ranges):
+                for candidate in (wide_range(architecture), *ranges):
                     answer = train(process, logs[name], architecture, candidate, seed)
                     found.setdefault((name, architecture, candidate), []).append(answer)
                     told = {"log": name, "model": architecture, "range": candidate, "seed": seed, **answer}
                     print(json.dumps(told), file=sys.stderr)
     return found
-
-
-def _cases(
-    logs: dict[str, Log], architectures: Sequence[str], ranges: Sequence[float | None]
-) -> Iterator[tuple[str, str, float | None]]:
-    for architecture in architectures:
-        for name in logs:
-            for candidate in (wide_range(architecture), *ranges):
-                yield name, architecture, candidate
 
 
 def figures_of(found: Found, day: int, *, has_goals: bool) -> list[Figure]:

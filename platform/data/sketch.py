@@ -24,16 +24,23 @@ COARSE_BINS = 2_048
 _LOGIT_LIMIT = 16.0
 _PROBABILITY_FLOOR = 1e-7
 _FIXED_POINT = 2**32
+_VERSION = 2
+_WIDTHS = (1, 2, 4, 8)
 # A row's loss is at most 16.2, so this many rows cannot overflow the int64 sum of one step.
 _ROWS_PER_STEP = 1_000_000
 
 
 class _Encoded(msgspec.Struct, frozen=True, array_like=True):
-    """Wire form. `counts` is zlib over: indexes uint32, positives int64, negatives int64, of the non-empty bins."""
+    """Wire form. `counts` holds indexes uint32, positives and negatives of the non-empty bins.
+
+    Positives and negatives are unsigned integers of `width` bytes each. Sketches with more than COARSE_BINS are
+    compressed (zlib); the master reads hundreds of coarse ones per second, and unpacking would be most of that work.
+    """
 
     version: int
     bins: int
     filled: int
+    width: int
     loss_fixed: str  # decimal text: the sum may exceed 64 bits
     prediction_fixed: str
     counts: bytes
@@ -195,21 +202,25 @@ class BinaryMetricsSketch:
     def encode(self) -> bytes:
         """Compact bytes: only the bins that hold rows."""
         filled = np.flatnonzero(self._positives + self._negatives)
+        positives, negatives = self._positives[filled], self._negatives[filled]
+        most = int(max(positives.max(initial=0), negatives.max(initial=0)))
+        width = next(width for width in _WIDTHS if most < 1 << 8 * width)
         counts = b"".join(
             (
                 filled.astype("<u4").tobytes(),
-                self._positives[filled].astype("<i8").tobytes(),
-                self._negatives[filled].astype("<i8").tobytes(),
+                positives.astype(f"<u{width}").tobytes(),
+                negatives.astype(f"<u{width}").tobytes(),
             )
         )
         return msgspec.msgpack.encode(
             _Encoded(
-                version=1,
+                version=_VERSION,
                 bins=self.bins,
                 filled=len(filled),
+                width=width,
                 loss_fixed=str(self._loss_fixed),
                 prediction_fixed=str(self._prediction_fixed),
-                counts=zlib.compress(counts, 1),
+                counts=zlib.compress(counts, 1) if self.bins > COARSE_BINS else counts,
             )
         )
 
@@ -222,15 +233,19 @@ class BinaryMetricsSketch:
         """
         try:
             wire = msgspec.msgpack.decode(encoded, type=_Encoded)
-            if wire.version != 1:
-                raise ValueError(f"version {wire.version} is unknown; known: 1")
+            if wire.version != _VERSION:
+                raise ValueError(f"version {wire.version} is unknown; known: {_VERSION}")
+            if wire.width not in _WIDTHS:
+                raise ValueError(f"counts of {wire.width} bytes; allowed: {_WIDTHS}")
             sketch = cls(wire.bins)
-            counts = zlib.decompress(wire.counts)
-            if len(counts) != wire.filled * 20:
-                raise ValueError(f"{len(counts)} bytes of counts where {wire.filled * 20} were announced")
+            counts = zlib.decompress(wire.counts) if wire.bins > COARSE_BINS else wire.counts
+            announced = wire.filled * (4 + 2 * wire.width)
+            if len(counts) != announced:
+                raise ValueError(f"{len(counts)} bytes of counts where {announced} were announced")
             filled = np.frombuffer(counts, "<u4", wire.filled)
-            sketch._positives[filled] = np.frombuffer(counts, "<i8", wire.filled, wire.filled * 4)
-            sketch._negatives[filled] = np.frombuffer(counts, "<i8", wire.filled, wire.filled * 12)
+            kind = f"<u{wire.width}"
+            sketch._positives[filled] = np.frombuffer(counts, kind, wire.filled, wire.filled * 4)
+            sketch._negatives[filled] = np.frombuffer(counts, kind, wire.filled, wire.filled * (4 + wire.width))
             sketch._loss_fixed = int(wire.loss_fixed)
             sketch._prediction_fixed = int(wire.prediction_fixed)
         except (msgspec.MsgspecError, zlib.error, ValueError, IndexError) as error:

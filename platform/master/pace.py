@@ -26,7 +26,7 @@ def heartbeat_seconds(faults: FaultTolerance, pods: int) -> float:
 
 
 def look_seconds(pods: int) -> float:
-    """Seconds between two looks for silent ones among so many pods: each look costs as much as there are pods."""
+    """Seconds between two looks at every one of so many pods: each look costs as much as there are pods."""
     return pods / _MOST_LOOKS_PER_SECOND
 
 

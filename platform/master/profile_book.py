@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from elastrec.platform.master.pace import look_seconds
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import WindowMetrics
 from elastrec.platform.transport.profile_messages import Configuration, Measured, ServerUse
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 SETTLING_SECONDS = 2.0
 """After a change, connections, caches and the first batches of new workers are not what the configuration is like."""
-_LOOK_SECONDS = 0.2  # a job of a thousand workers is not gone through for every heartbeat
+_LOOK_SECONDS = 0.2
 _MOST_CONFIGURATIONS = 256
 
 
@@ -93,7 +94,8 @@ class ProfileBook:
         """Takes a worker's window of some steps over if the job stood in one configuration while it was made."""
         # A window begins where the last one with steps ended: what passed without a step is part of the next one.
         since, self._heard[pod] = self._heard.get(pod), time
-        if time >= self._looked + _LOOK_SECONDS:
+        # A job of a thousand workers is not gone through for every heartbeat.
+        if time >= self._looked + max(_LOOK_SECONDS, look_seconds(len(state.membership.members))):
             self._looked = time
             found = configuration_of(state) if is_settled(state) else None
             if found != self._now:
