@@ -118,8 +118,8 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
             and shows `PodStatus.address`.
         grace_seconds: between SIGTERM and SIGKILL.
         startup_cores: what the pod may use of cores that are idle while it starts, where that is more than its size:
-            an attempt begins with this limit and keeps it until somebody resizes the pod, be it to the size it has,
-            or for a minute at most. Nothing is reserved by it. A backend that cannot ignores it.
+            an attempt begins with this limit and keeps it until its process says that it is ready, or for a minute at
+            most. Nothing is reserved by it. A backend that cannot ignores it.
     """
 
     name: str
@@ -205,7 +205,7 @@ class Cluster(Protocol):
         ...
 
     def resize(self, name: str, size: PodSize) -> PodStatus:
-        """Changes the limits of a running pod in place; ends its `startup_cores`, whatever the size.
+        """Changes the limits of a running pod in place.
 
         Raises:
             ClusterError: the pod is not there, or the node has not got the room.

@@ -27,6 +27,7 @@ from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecErro
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
 from elastrec.platform.transport.logs import configure_logging
+from elastrec.platform.transport.readiness import announce_ready
 from elastrec.platform.transport.security import job_server_name
 
 log = structlog.get_logger(__name__)
@@ -84,6 +85,7 @@ def run() -> int:
     )
     server.serve_in_background()
     log.info("master_started", job=request.job_id, address=server.address, continued=service.is_continued)
+    announce_ready()
     service.start(server.address)
     service.wait_until_done(stopped=stopped.is_set)
     if stopped.is_set():

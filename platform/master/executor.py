@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import structlog
@@ -15,7 +15,7 @@ from elastrec.platform.clusters.protocol import Cluster, EndReason, PodPhase, Po
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, DiscardRecord, Effect, ResizePod
-from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, pod_name, worker_pod
+from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
 from elastrec.platform.master.membership import Member
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError
 from elastrec.platform.specs.metrics import Role
@@ -58,7 +58,6 @@ class Executor:
         self._creating: defaultdict[str, list[tuple[PodStatus, str]]] = defaultdict(list)
         self._lock = threading.Lock()
         self._resizing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._resizes: dict[str, Future[None]] = {}
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="effects")
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
@@ -76,21 +75,7 @@ class Executor:
         """Carries an effect out soon."""
         if self._stopping.is_set():
             return
-        begun = self._pool.submit(self._run, effect)
-        if isinstance(effect, ResizePod):
-            with self._lock:
-                self._resizes[effect.name] = begun
-
-    def settle_master(self) -> None:
-        """Ends the cores at start of this process's own pod, soon."""
-        self._pool.submit(self._settle_master)
-
-    def wait_for_resize(self, pod: str, seconds: float) -> None:
-        """Returns when the pod has the size that was asked for last, or when the time is over."""
-        with self._lock:
-            begun = self._resizes.get(pod)
-        if begun is not None:
-            wait([begun], seconds)
+        self._pool.submit(self._run, effect)
 
     def name_files(self, kind: str, start: int, length: int) -> None:
         """Looks up which files hold a shard's rows and adds them to `failure_notes`, soon."""
@@ -216,7 +201,6 @@ class Executor:
             log.error("pod_not_deleted", pod=effect.name, reason=problem)
         with self._lock:
             self._statuses.pop(effect.name, None)
-            self._resizes.pop(effect.name, None)
             self._resizing.pop(effect.name, None)
         if not self._stopping.is_set():
             self._submit(lambda now: events.PodDeleted(time=now, pod=effect.name))
@@ -235,18 +219,6 @@ class Executor:
         problem = self._patiently(resize, lambda: self._is_wanted(effect.name))
         if problem:
             log.error("pod_not_resized", pod=effect.name, cores=effect.cores, reason=problem)
-
-    def _settle_master(self) -> None:
-        name = pod_name(self._request.job_id, Role.MASTER)
-
-        def settle() -> None:
-            pod = self._cluster.get(name)
-            if pod is not None:
-                self._cluster.resize(name, pod.size)
-
-        problem = self._patiently(settle, lambda: True)
-        if problem:
-            log.error("master_not_settled", pod=name, reason=problem)
 
     def _commit(self, effect: CommitRecord) -> None:
         try:

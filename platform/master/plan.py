@@ -31,7 +31,6 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         older_start_records: taken, in this order, where the start record is damaged.
         kept_records: of this job, that a rollback can return to.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
-        startup_cores: limit of a pod's cores until it has registered, where that is more than it was granted.
         exit_seconds: how long pods may take to leave by themselves at the end.
     """
 
@@ -54,7 +53,6 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     pod_restarts: int
     older_start_records: list[str] = []
     kept_records: int = 3
-    startup_cores: float = 0.0
     exit_seconds: float = 10.0
 
     @staticmethod
@@ -87,5 +85,4 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             lease_seconds=spec.faults.lease,
             shard_attempts=spec.faults.shard_attempts,
             pod_restarts=spec.faults.pod_restarts,
-            startup_cores=spec.resources.startup_cores,
         )

@@ -58,7 +58,6 @@ log = structlog.get_logger(__name__)
 JOURNAL_FILE = "journal.sqlite"
 MAXIMUM_LEASE = 1024
 _WAIT_SECONDS = 0.2
-_SETTLE_SECONDS = 1.0
 
 
 class JobService(ObserverCalls, TimedWork):
@@ -128,9 +127,6 @@ class JobService(ObserverCalls, TimedWork):
         else:
             self.submit(lambda now: events.Begun(time=now))
         self._timer.start()
-        resources = self.job.spec.resources
-        if resources.startup_cores > resources.master.cores:
-            self._executor.settle_master()
 
     def stop(self, reason: str) -> None:
         """Ends the job because this process is to end. Without room in the journal it ends unrecorded."""
@@ -271,8 +267,6 @@ class JobService(ObserverCalls, TimedWork):
                 restored_order_id=message.restored_order_id,
             )
         )
-        # It trains with what it was granted. A cluster that does not answer must not keep it from training at all.
-        self._executor.wait_for_resize(message.pod, _SETTLE_SECONDS)
         with self._lock:
             self._life_signs.heard(message.pod, self._clock())
             self._seen.registered(message.pod, self.state, self.now())

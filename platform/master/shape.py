@@ -1,4 +1,4 @@
-"""Changes of a running job's shape: more or fewer pods, more or fewer cores, also at the end of a start. Pure."""
+"""Changes of a running job's shape: more or fewer pods, more or fewer cores. Pure."""
 
 from __future__ import annotations
 
@@ -44,12 +44,6 @@ def _resize(state: JobState, member: Member, cores: float, effects: list[Effect]
             other.created = state.time
     member.cores = cores
     effects.append(ResizePod(name=member.name, cores=cores, memory_bytes=member.memory_bytes))
-
-
-def settle(state: JobState, member: Member, effects: list[Effect]) -> None:
-    """A pod whose process has registered is held to what it was granted: nothing is trained with more."""
-    if state.plan.startup_cores > member.cores:
-        effects.append(ResizePod(name=member.name, cores=member.cores, memory_bytes=member.memory_bytes))
 
 
 def _set_workers(state: JobState, wanted: int, cores: float | None, effects: list[Effect]) -> None:

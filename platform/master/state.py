@@ -292,9 +292,6 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
         state.exit_deadline = event.time + state.plan.exit_seconds
     if not phases.phase.is_final:
         effects.extend(creation(member) for member in state.membership.members.values() if not member.retiring)
-        for member in state.membership.members.values():
-            if member.is_registered:
-                shape.settle(state, member, effects)
     effects.extend(DeletePod(name=name, grace_seconds=0.0) for name in state.membership.condemned)
 
 
@@ -324,7 +321,6 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
         member.reached_version = 0
         member.starved = False
         state.phases.version += 1
-        shape.settle(state, member, effects)
     member.incarnation, member.node = event.incarnation, event.node
     if member.role is Role.PARAMETER_SERVER:
         if is_new or event.restored_order_id:

@@ -36,6 +36,7 @@ from elastrec.platform.transport.job_messages import (
     RestoreProblem,
     SavedPart,
 )
+from elastrec.platform.transport.readiness import announce_ready
 from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
@@ -145,6 +146,7 @@ class ServerPod:
         warm_kernels()
         rpc.serve_in_background()
         try:
+            announce_ready()
             registered = self._register()
             if registered is None:
                 return

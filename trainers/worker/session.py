@@ -32,6 +32,7 @@ from elastrec.platform.transport.job_messages import (
     Registered,
     ShardProgress,
 )
+from elastrec.platform.transport.readiness import announce_ready
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.window import Window
 
@@ -185,6 +186,7 @@ class Session:
             AuthenticationError: the master refuses this pod's token.
             TransportError: the master refuses this pod, or `stop` was called meanwhile.
         """
+        announce_ready()
         registered = self._register()
         self._beat_seconds = registered.heartbeat_seconds or _heartbeat_interval(registered)
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)

@@ -42,6 +42,7 @@ _SWEEP_SECONDS = 1.0
 _OBEY_SECONDS = 3.0
 _DELETE_SLACK_SECONDS = 30.0
 _SETTLE_AGAIN_SECONDS = 10.0
+_READY_SECONDS = 0.05
 
 
 class NodeAgent(LongPolls):
@@ -186,15 +187,15 @@ class NodeAgent(LongPolls):
                 state = "there is no such pod" if record is None else f"it is {record.phase} ({record.reason})"
                 raise ClusterError(f"pod {name} cannot be resized: {state}; a pod must be pending or running")
             check_fits_at_all(name, size, self._total)
-            if record.size == size and not record.is_starting:
+            if record.size == size:
                 return self._status(record)
             if record.holds_resources:
                 others = [other for other in self._pods.values() if other.uid != record.uid]
                 short = life.shortage(size, life.free_of(self._total, others))
                 if short:
                     raise ClusterError(f"pod {name} cannot be resized: {short}")
-                self._limits.resize(record.uid, size)
-            log.info("pod_resized", pod=name, before=record.size, after=size, startup_cores=record.startup_cores)
+                self._limits.resize(record.uid, size, record.startup_cores)
+            log.info("pod_resized", pod=name, before=record.size, after=size)
             self._keep(life.resized(record, size))
             self._admit()
             return self._status(self._pods[record.uid])
@@ -244,6 +245,7 @@ class NodeAgent(LongPolls):
             port=record.port,
             files=self._runner.files_folder(record.uid),
             work=self._runner.work_folder(record.uid),
+            ready=self._runner.ready_file(record.uid) if record.is_starting else None,
             inherited=self._inherited,
         )
         try:
@@ -261,18 +263,25 @@ class NodeAgent(LongPolls):
     def _supervise(self, running: RunningPod, record: PodRecord) -> None:
         self._running[running.uid] = running
         if record.is_starting:
-            pause = life.settle_pause_seconds(record, time.time())
-            self._reactor.call_later(pause, self._if_running(running, self._settle))
+            self._await_ready(running, time.monotonic() + life.settle_pause_seconds(record, time.time()))
         self._reactor.watch(running.fileno(), lambda: self._on_exit(running))
         if not self._sampling:
             self._sampling = True
             self._reactor.call_later(0.0, self._sample)
 
+    def _await_ready(self, running: RunningPod, deadline: float) -> None:
+        """A pod that says that it has started, or had a minute for it, is held to its size from then on."""
+
+        def look(running: RunningPod) -> None:
+            if self._runner.ready_file(running.uid).exists() or time.monotonic() >= deadline:
+                self._settle(running)
+            else:
+                self._await_ready(running, deadline)
+
+        self._reactor.call_later(_READY_SECONDS, self._if_running(running, look))
+
     def _settle(self, running: RunningPod) -> None:
-        """A pod that nobody has resized since it started is held to its size from now on."""
         record = self._pods[running.uid]
-        if not record.is_starting:
-            return
         try:
             self._limits.resize(record.uid, record.size)
         except (OSError, ClusterError) as error:
@@ -280,7 +289,8 @@ class NodeAgent(LongPolls):
             self._reactor.call_later(_SETTLE_AGAIN_SECONDS, self._if_running(running, self._settle))
             return
         log.info("pod_settled", pod=record.spec.name, size=record.size, startup_cores=record.startup_cores)
-        self._keep(life.resized(record, record.size))
+        self._keep(life.settled(record))
+        self._runner.ready_file(record.uid).unlink(missing_ok=True)
 
     def _on_exit(self, running: RunningPod) -> None:
         with self._lock:

@@ -44,13 +44,22 @@ _FIXED = {
 
 
 def pod_environment(
-    spec: PodSpec, *, size: PodSize, node: str, port: int, files: Path, work: Path, inherited: Mapping[str, str]
+    spec: PodSpec,
+    *,
+    size: PodSize,
+    node: str,
+    port: int,
+    files: Path,
+    work: Path,
+    ready: Path | None,
+    inherited: Mapping[str, str],
 ) -> dict[str, str]:
     """Environment variables of one attempt.
 
     Args:
         size: granted now; thread counts follow its cores.
         port: 0 when the pod does not serve.
+        ready: by which the pod says that it has started; None: nobody wants to know.
         inherited: the agent's own environment.
     """
     threads = str(max(1, int(size.cores)))
@@ -68,6 +77,8 @@ def pod_environment(
         names.FILES: str(files),
         names.WORK: str(work),
     }
+    if ready is not None:
+        variables[names.READY] = str(ready)
     if port:
         variables[names.PORT] = str(port)
     return variables

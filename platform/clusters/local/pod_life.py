@@ -175,8 +175,13 @@ def started(record: PodRecord, now: float) -> PodRecord:
 
 
 def resized(record: PodRecord, size: PodSize) -> PodRecord:
-    """It has this size now, and has started."""
-    return msgspec.structs.replace(record, size=size, is_starting=False)
+    """It has this size now."""
+    return msgspec.structs.replace(record, size=size)
+
+
+def settled(record: PodRecord) -> PodRecord:
+    """Its process has started: it has no more than its size from now on."""
+    return msgspec.structs.replace(record, is_starting=False)
 
 
 def settle_pause_seconds(record: PodRecord, now: float) -> float:

@@ -146,6 +146,10 @@ class PodRunner:
     def work_folder(self, uid: str) -> Path:
         return self._pod(uid) / "work"
 
+    def ready_file(self, uid: str) -> Path:
+        """By it the pod's process says that it has started (see `transport.readiness`)."""
+        return self._pod(uid) / "ready"
+
     def start(
         self,
         uid: str,
@@ -167,6 +171,7 @@ class PodRunner:
             OSError: no process could be made, or the limits could not be set.
         """
         self._limits.create(uid, size, startup_cores)
+        self.ready_file(uid).unlink(missing_ok=True)
         pod = self._pod(uid)
         plan = {
             "command": list(command),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import PodSpec
 from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
 from elastrec.platform.master.journal import Journal
 from elastrec.platform.specs.job import TrainingJob
@@ -230,56 +229,6 @@ def test_threads_end_with_the_service(stage: Callable[..., Stage]):
     s.stop()
     assert not any(thread.name in ("timer", "journal") for thread in threading.enumerate())
     s.start()
-
-
-def test_no_shard_is_trained_before_the_cores_at_start_have_ended(stage: Callable[..., Stage]):
-    early: list[str] = []
-
-    def look(pod: ScriptedPod, shard: Any) -> None:
-        if pod.name not in [name for name, _ in s.cluster.resized]:
-            early.append(pod.name)
-
-    s = stage(_starting_with(2.0), rows=6000, begin=False)
-    s.fail_on = look
-    # A cluster that takes its time: longer than the way from a registration to the first shard.
-    s.cluster.before_resize = lambda name: time.sleep(0.2)
-    s.start()
-    s.wait_for(Phase.SUCCEEDED)
-    assert not early
-    sizes = {name: size.cores for name, size in s.cluster.resized}
-    names = ["clicks-1-ps-0", "clicks-1-ps-1", "clicks-1-worker-0", "clicks-1-worker-1"]
-    assert sizes == dict.fromkeys(names, 1.0)
-    assert len(s.cluster.resized) == len(names)
-
-
-def test_a_cluster_that_does_not_answer_keeps_nobody_from_training(stage: Callable[..., Stage]):
-    answers = threading.Event()
-    s = stage(_starting_with(2.0), begin=False)
-    s.cluster.before_resize = lambda name: answers.wait(30.0)
-    s.start()
-    try:
-        s.wait_for(Phase.SUCCEEDED)
-        assert not s.cluster.resized
-    finally:
-        answers.set()
-
-
-def test_a_master_that_has_begun_ends_its_own_cores_at_start(stage: Callable[..., Stage]):
-    s = stage(_starting_with(0.5), begin=False)
-    size = PodSize(0.25, 2**29)
-    name = "clicks-1-master"
-    s.cluster.pods[name] = PodStatus(
-        name=name, uid="m", job="clicks-1", role=Role.MASTER, phase=PodPhase.RUNNING, size=size
-    )
-    s.start()
-    s.wait(lambda: (name, size) in s.cluster.resized)
-    s.wait_for(Phase.SUCCEEDED)
-    assert s.cluster.resized == [(name, size)]  # workers and servers have more than that anyway
-
-
-def _starting_with(cores: float) -> TrainingJob:
-    pods = {"count": 2, "cores": 1.0}
-    return job(resources={"worker": pods, "parameter_server": pods, "startup_cores": cores})
 
 
 def test_nothing_is_answered_or_done_before_its_event_is_on_disk(

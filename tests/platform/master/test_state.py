@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import AnswerLease, CreatePod, DiscardRecord, Effect, ResizePod
+from elastrec.platform.master.effects import AnswerLease, CreatePod, DiscardRecord
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
-from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Mode, SavedPart
@@ -351,39 +350,3 @@ def test_a_restart_blames_nobody_and_postpones_no_record():
     assert {effect.name for effect in effects if isinstance(effect, CreatePod)} == set(world.state.membership.members)
     world.time += 59.0
     assert all(deadline > world.time for deadline in world.state.training.deadlines.values())
-
-
-def _settled(effects: list[Effect]) -> list[tuple[str, float]]:
-    return [(effect.name, effect.cores) for effect in effects if isinstance(effect, ResizePod)]
-
-
-def _registration(world: World, pod: str, incarnation: str) -> events.PodRegistered:
-    role = world.state.membership.members[pod].role
-    return events.PodRegistered(time=world.time, pod=pod, role=role, incarnation=incarnation)
-
-
-def test_a_process_that_registers_ends_its_pods_cores_at_start_once():
-    world = World(plan())
-    effects = [world.tell(_registration(world, "j-worker-0", incarnation)) for incarnation in ("a", "a", "b")]
-    assert [_settled(each) for each in effects] == [[("j-worker-0", 1.0)], [], [("j-worker-0", 1.0)]]
-
-
-def test_a_restarted_master_ends_the_cores_at_start_of_those_that_had_registered():
-    world = World(plan())
-    world.start_pod()
-    world.start_pod()
-    assert _settled(world.tell(events.Restarted(time=world.time))) == [("j-ps-0", 1.0), ("j-ps-1", 1.0)]
-
-
-@pytest.mark.parametrize("cores", [0.0, 0.5, 1.0])
-def test_pods_that_got_no_cores_at_start_are_left_alone(cores: float):
-    world = World(plan(startup_cores=cores))
-    world.start_pod()
-    effects = [*world.tell(_registration(world, "j-worker-0", "a")), *world.tell(events.Restarted(time=world.time))]
-    assert not _settled(effects)
-
-
-def test_a_plan_of_older_code_gives_no_cores_at_start():
-    old = msgspec.to_builtins(plan())
-    del old["startup_cores"]
-    assert msgspec.convert(old, JobPlan) == plan(startup_cores=0.0)

@@ -34,7 +34,6 @@ def plan(**changes: Any) -> JobPlan:
         "lease_seconds": 60.0,
         "shard_attempts": 50,
         "pod_restarts": 40,
-        "startup_cores": 2.0,
     }
     return JobPlan(**(values | changes))
 

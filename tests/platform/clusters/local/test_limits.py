@@ -23,6 +23,16 @@ MIB = 1 << 20
 _BURN = "import time, os\nend = time.time() + {seconds}\nwhile time.time() < end: pass\nprint(time.process_time())"
 _EAT = "blocks = []\nwhile True: blocks.append(bytearray(4 << 20))"
 _FOREVER = "print('up')\nwhile True: pass"
+_READY_WHEN_TOLD = """
+import os, signal, time
+from elastrec.platform.transport.readiness import announce_ready
+print(os.environ["ELASTREC_WORK"])
+while not os.path.exists("go"):
+    time.sleep(0.01)
+announce_ready(timeout_seconds=60.0)
+print("heard")
+signal.pause()
+"""
 
 
 @pytest.mark.usefixtures("has_cgroups")
@@ -74,34 +84,36 @@ def _weight(pod, job):
 
 
 @pytest.mark.usefixtures("has_cgroups")
-def test_a_pod_has_its_cores_at_start_until_it_is_resized_to_what_it_has(cluster, make_pod, first_line):
-    program = (
-        "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['ELASTREC_CORES'])\nimport signal; signal.pause()"
-    )
+def test_a_pod_has_its_cores_at_start_until_it_says_that_it_is_ready(cluster, make_pod, first_line):
+    program = "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['ELASTREC_CORES'])\n" + _READY_WHEN_TOLD
     pod, usual = make_pod(program, name="starting-pod", cores=3.5, startup_cores=8.0), make_pod(name="starting-not")
     cluster.create(pod)
     # More than the cluster has, but nothing of it is reserved; what the pod is told is what it was granted.
     assert cluster.capacity().free.cores == 0.5
     cluster.create(usual)
-    assert first_line(cluster, pod.name) == "3 3.5"
+    lines = cluster.logs(pod.name, follow=True)
+    assert next(lines) == "3 3.5"
+    work = Path(next(lines))
     assert _quota_cores(pod, "starting") == pytest.approx(8.0)
     assert _weight(pod, "starting") < _weight(usual, "starting") / 10
-    assert cluster.resize(pod.name, pod.size).size == pod.size
-    assert _quota_cores(pod, "starting") == pytest.approx(3.5)
-    version = max(event.version for event in cluster.watch(timeout_seconds=0.0))
-    cluster.resize(pod.name, pod.size)  # told again, nothing changes
-    assert max(event.version for event in cluster.watch(timeout_seconds=0.0)) == version
+    cluster.resize(pod.name, msgspec.structs.replace(pod.size, cores=3.0))  # of what it has afterwards
+    assert _quota_cores(pod, "starting") == pytest.approx(8.0)
+    (work / "go").touch()
+    assert next(lines) == "heard"
+    assert _quota_cores(pod, "starting") == pytest.approx(3.0)
     assert _weight(pod, "starting") == _weight(usual, "starting")
 
 
 @pytest.mark.usefixtures("has_cgroups")
 def test_a_pod_that_is_restarted_starts_with_its_cores_again(cluster, make_pod):
-    program = "import os, signal\nprint(os.getpid())\nsignal.pause()"
+    program = "import os\nprint(os.getpid())\n" + _READY_WHEN_TOLD
     pod = make_pod(program, name="starting-over", startup_cores=2.0, restart_policy=RestartPolicy.ON_FAILURE)
     cluster.create(pod)
     lines = cluster.logs(pod.name, follow=True)
-    first = int(next(lines))
-    cluster.resize(pod.name, pod.size)
+    first, go = int(next(lines)), Path(next(lines)) / "go"
+    go.touch()
+    assert next(lines) == "heard"
+    go.unlink()
     assert _quota_cores(pod, "starting") == pytest.approx(pod.size.cores)
     os.kill(first, signal.SIGKILL)
     assert int(next(lines)) != first
@@ -113,7 +125,7 @@ def test_cores_at_start_outlive_the_agent_and_end_by_themselves_after_a_minute(
     state, make_pod, first_line, until_true, is_alive
 ):
     cluster = start_agent(state, cores=2.0, memory_bytes=512 * MIB)
-    program = "print('up')\nimport signal; signal.pause()"
+    program = "print('up')\n" + _READY_WHEN_TOLD
     pods = [make_pod(program, name=f"starting-{name}", startup_cores=2.0) for name in ("recently", "long-ago")]
     for pod in pods:
         cluster.create(pod)
@@ -128,7 +140,10 @@ def test_cores_at_start_outlive_the_agent_and_end_by_themselves_after_a_minute(
     again = start_agent(state)
     until_true(lambda: _quota_cores(pods[1], "starting") == pytest.approx(pods[1].size.cores))
     assert _quota_cores(pods[0], "starting") == pytest.approx(2.0)
-    again.resize(pods[0].name, pods[0].size)
+    lines = again.logs(pods[0].name, follow=True)
+    assert next(lines) == "up"
+    (Path(next(lines)) / "go").touch()
+    assert next(lines) == "heard"
     assert _quota_cores(pods[0], "starting") == pytest.approx(pods[0].size.cores)
 
 

@@ -227,11 +227,12 @@ def test_a_record_of_older_code_is_one_of_a_pod_that_has_started():
     assert not _live().is_starting
 
 
-def test_every_attempt_begins_with_the_cores_at_start_and_a_resize_ends_them():
+def test_every_attempt_begins_with_the_cores_at_start_and_its_own_word_ends_them():
     spec = _spec(policy=RestartPolicy.ON_FAILURE, startup_cores=2.0)
     waiting = life.new_record(spec, uid="u", node="n", port=0, now=0.0)
     first = life.started(life.starting(waiting), 0.0)
-    settled = life.resized(first, first.size)
+    assert life.resized(first, first.size).is_starting
+    settled = life.settled(first)
     again = life.starting(life.exited(settled, _exit(), now=1.0))
     assert [record.startup_cores for record in (waiting, first, settled, again)] == [0.0, 2.0, 0.0, 2.0]
     assert {record.size for record in (first, settled, again)} == {spec.size}
