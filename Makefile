@@ -1,11 +1,11 @@
-# make setup | test | demo | bench | lint | types   (see README.md)
+# make setup | test | mutants | demo | bench | lint | types   (see README.md)
 SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 WAIT ?= 1
 
-.PHONY: setup test demo bench lint types lock clean
+.PHONY: setup test mutants demo bench lint types lock clean
 
 setup: $(VENV)/.installed
 
@@ -23,6 +23,10 @@ lock:
 # Every test; the browser tests say that they were left out when there is no Chromium.
 test: setup
 	$(BIN)/python -m pytest tests
+
+# Breaks the product's promises one by one, in a copy, and looks for a red test; `make mutants ONLY="M4 W1"`.
+mutants: setup
+	nice -n 10 $(BIN)/python -m tests.mutants $(ONLY)
 
 lint: setup
 	$(BIN)/ruff check .

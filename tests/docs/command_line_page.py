@@ -40,6 +40,8 @@ def _commands(command: click.Command, name: str, parent: click.Context | None) -
     """(name, help) of a command and of all below it, in their order."""
     context = click.Context(command, info_name=name.rpartition(" ")[2], parent=parent, **command.context_settings)
     context.max_content_width = context.terminal_width = _WIDTH
+    # click keeps the option of the command's first call; called without its parents it has no -h.
+    command._help_option = None
     yield name, "\n".join(line.rstrip() for line in context.get_help().splitlines())
     if isinstance(command, click.Group):
         for part in command.list_commands(context):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from elastrec.platform.transport import new_token
+
+TOKEN = new_token()
+
 
 class Ask(msgspec.Struct, tag=True):
     """A call."""

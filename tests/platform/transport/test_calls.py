@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
-from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, new_token
-from tests.platform.transport.messages import Ask, Told
+from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig
+from tests.platform.transport.messages import TOKEN, Ask, Told
 from tests.platform.transport.wire import frame, greeting, read_reply
-
-TOKEN = new_token()
 
 
 class Counting:
@@ -59,13 +57,6 @@ def server(handler: Counting) -> Iterator[RpcServer]:
     server = serving(handler)
     yield server
     server.stop()
-
-
-@pytest.fixture
-def client(server: RpcServer) -> Iterator[RpcClient]:
-    client = RpcClient(server.address, TOKEN)
-    yield client
-    client.close()
 
 
 def ask(client: RpcClient, number: int, timeout_seconds: float = 10.0) -> Told:

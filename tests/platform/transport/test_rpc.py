@@ -19,14 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
-from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig, new_token
+from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig
 from elastrec.platform.transport.frames import Joined, empty_body, encode_frame, read_layout
 from elastrec.platform.transport.greeting import Welcome
 from elastrec.platform.transport.versions import code_version
-from tests.platform.transport.messages import Ask, AskArrays, Told
+from tests.platform.transport.messages import TOKEN, Ask, AskArrays, Told
 from tests.platform.transport.wire import greeting, tcp_only
-
-TOKEN = new_token()
 
 
 class Counter:
@@ -59,13 +57,6 @@ def server(counter: Counter) -> Iterator[RpcServer]:
     server.serve_in_background()
     yield server
     server.stop()
-
-
-@pytest.fixture
-def client(server: RpcServer) -> Iterator[RpcClient]:
-    client = RpcClient(server.address, TOKEN)
-    yield client
-    client.close()
 
 
 def test_a_call_gets_its_typed_answer(client: RpcClient) -> None:
