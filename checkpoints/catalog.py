@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -109,14 +109,15 @@ def prune(
     job_name: str,
     job_id: str,
     keep: int,
-    in_progress: Iterable[str] = (),
+    in_progress: Callable[[], Iterable[str]] = lambda: (),
     damaged: Iterable[str] = (),
 ) -> list[str]:
     """Deletes a job's old periodic records and its torn folders; final records stay. Returns the deleted URIs.
 
     Args:
         keep: complete periodic records of this job that stay, the newest ones.
-        in_progress: URIs of records that are being written, or were just now: they stay in any case.
+        in_progress: URIs of records that are being written, or were just now: they stay in any case. Asked before each
+            deletion, for a store may take so long that another record has been begun since it was listed.
         damaged: URIs of records that are known to be damaged: they go, and do not count among those that stay.
 
     Raises:
@@ -129,14 +130,15 @@ def prune(
     complete = [item for item in list_records(opened, job_name, job_id) if item[0] not in bad]
     periodic = [uri for uri, manifest in complete if manifest.kind is RecordKind.PERIODIC]
     spared = {uri for uri, _ in complete} - set(periodic[keep:])
-    spared |= {open_store(uri).uri for uri in in_progress}
     deleted = []
     for name in _names(opened, job_name, job_id):
         key = f"{records_folder(job_name)}/{name}"
         uri = opened.child_uri(key)
         # A manifest that cannot be read may be a newer format or a passing fault: not ours to throw away.
         known = uri in periodic or uri in bad
-        if uri in spared or (not known and opened.exists(f"{key}/{MANIFEST}")):
+        if uri in spared or uri in {open_store(each).uri for each in in_progress()}:
+            continue
+        if not known and opened.exists(f"{key}/{MANIFEST}"):
             continue
         # Without its manifest a half-deleted record is torn, never complete with parts missing.
         opened.delete(f"{key}/{MANIFEST}")
@@ -147,16 +149,19 @@ def prune(
     return deleted
 
 
-def discard(uri: str) -> bool:
+def discard(uri: str, *, may_be_complete: bool = False) -> bool:
     """Deletes what a save that failed has left in its folder, so that it does not take the next one's room.
 
-    True when it is gone; false when the folder holds a complete record, which stays.
+    True when it is gone; false when the folder holds a complete record, which stays unless `may_be_complete`.
 
     Raises:
         CheckpointError: the store failed.
     """
     opened = open_store(uri)
-    if opened.exists(MANIFEST):
+    if may_be_complete:
+        # Without its manifest a half-deleted record is torn, never complete with parts missing.
+        opened.delete(MANIFEST)
+    elif opened.exists(MANIFEST):
         _log.warning("record not discarded", record=uri, reason="it is complete")
         return False
     # The folder itself goes too: a store is asked for it by its parent.

@@ -8,7 +8,6 @@ JSON (`train_and_score`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -33,9 +32,10 @@ from elastrec.trainers.worker.work import reader_of
 
 _TOKEN = "benchmark"
 _SCORED_ROWS, _MOST_SCORED = 4096, 16
+_Items = list[Item]
 
 
-def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffled: bool) -> Iterator[Item]:
+def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffled: bool) -> _Items:
     """Minibatches of one partition, at most `count`: in the order of a job's only shard, or in that of the files."""
     manifest = build_manifest(spec.data, [existing_partitions(spec.data)[day]])
     shard = Shard(
@@ -44,20 +44,15 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
     )  # fmt: skip
     reader = reader_of(spec, manifest)
     found = reader.read_with_offsets(0, shard.length, seed=shard.seed, shuffle=shuffled, batch_size=batch_size)
-    for batch, end in islice(found, count):
-        yield Item(shard, batch, end, 0)
+    made = [Item(shard, batch, end, 0) for batch, end in islice(found, count)]
     reader.close()
+    return made
 
 
-def train(step: Step, minibatches: Iterable[Item], overlap_after: int | None) -> int:
-    """Steps as the worker's loop takes them; pulls overlap once `overlap_after` steps are done (None: never).
-
-    Returns:
-        The number of steps.
-    """
+def train(step: Step, minibatches: _Items, overlap_after: int | None) -> None:
+    """Steps as the worker's loop takes them; pulls overlap once `overlap_after` steps are done (None: never)."""
     step.mode(training=True)
     ahead: InFlight | None = None
-    number = -1
     for number, item in enumerate(minibatches):
         started = step.pull(item)
         if ahead:
@@ -69,10 +64,9 @@ def train(step: Step, minibatches: Iterable[Item], overlap_after: int | None) ->
     if ahead:
         step.train(ahead, hold=False)
     step.client.flush()
-    return number + 1
 
 
-def score(step: Step, minibatches: Iterable[Item]) -> BinaryMetricsSketch:
+def score(step: Step, minibatches: _Items) -> BinaryMetricsSketch:
     """Predictions of the model as it is; ids that were never trained have zero rows."""
     step.mode(training=False)
     sketch = BinaryMetricsSketch()
@@ -107,14 +101,14 @@ def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
         step.client.connect(routing, 1)
         step.client.init_dense(step.initial_dense)
         minibatches = items(spec, 0, spec.training.batch_size, request.get("steps"), shuffled=True)
-        steps = train(step, minibatches, request.get("overlap_after"))
+        train(step, minibatches, request.get("overlap_after"))
         days = range(1, len(existing_partitions(spec.data)))
         sketches = [score(step, items(spec, day, _SCORED_ROWS, _MOST_SCORED, shuffled=False)) for day in days]
     finally:
         step.client.close()
         rpc.shutdown()
     return {
-        "steps": steps,
+        "steps": len(minibatches),
         "auc": [sketch.auc() for sketch in sketches],
         "normalized_entropy": [sketch.normalized_entropy() for sketch in sketches],
     }

@@ -49,9 +49,14 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
 
 
 class DiscardRecord(_Effect, frozen=True, kw_only=True):
-    """Delete what was written of a record that will never be complete."""
+    """Delete what was written of a record that will never count.
+
+    Attributes:
+        may_be_complete: it goes even if its manifest is there; else a complete record stays.
+    """
 
     uri: str
+    may_be_complete: bool = False
 
 
 class AnswerLease(_Effect, frozen=True, kw_only=True):

@@ -43,6 +43,8 @@ class PodReported(_Event, frozen=True, kw_only=True):
     saved: SavedPart | None = None
     restored_order_id: str = ""
     damaged: RestoreProblem | None = None
+    writing: str = ""
+    transfers: int = 0
 
 
 class ShardsAsked(_Event, frozen=True, kw_only=True):
@@ -107,7 +109,7 @@ class PodRefused(_Event, frozen=True, kw_only=True):
 
 
 class RecordCommitted(_Event, frozen=True, kw_only=True):
-    """The record of a save order is complete."""
+    """The record of a save order is complete. May come late, when the job has gone on without it."""
 
     order_id: str
 

@@ -1,4 +1,4 @@
-"""Carries effects out: pods through the cluster, manifests through the checkpoint store; tells what became of them."""
+"""Carries effects out: pods through the cluster, records through their lane; tells what became of them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 import structlog
 
-from elastrec.checkpoints import PartManifest, StoreError, commit_record, discard, open_record, prune
 from elastrec.platform.clusters.protocol import Cluster, EndReason, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod, DiscardRecord, Effect, ResizePod
 from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
 from elastrec.platform.master.membership import Member
-from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError
+from elastrec.platform.master.record_lane import RecordLane
+from elastrec.platform.specs.errors import ClusterError, ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.security import TlsConfig
 
@@ -35,6 +34,7 @@ class Executor:
     Args:
         submit: takes the event that tells how an effect ended.
         member: the place that a pod has in the job now; None: none (any more).
+        in_progress: see RecordLane.
     """
 
     def __init__(
@@ -45,14 +45,15 @@ class Executor:
         token: str,
         tls: TlsConfig | None,
         member: Callable[[str], Member | None],
+        in_progress: Callable[[], list[str]],
     ) -> None:
         self._request = request
-        self._job = request.training_job
         self._cluster = cluster
         self._submit = submit
         self._token = token
         self._tls = tls
         self._member = member
+        self._records = RecordLane(request, submit, in_progress)
         self._address = ""
         self._statuses: dict[str, PodStatus] = {}
         self._creating: defaultdict[str, list[tuple[PodStatus, str]]] = defaultdict(list)
@@ -69,13 +70,17 @@ class Executor:
 
     def close(self) -> None:
         self._stopping.set()
+        self._records.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def submit(self, effect: Effect) -> None:
         """Carries an effect out soon."""
         if self._stopping.is_set():
             return
-        self._pool.submit(self._run, effect)
+        if isinstance(effect, CommitRecord | DiscardRecord):
+            self._records.submit(effect)
+        else:
+            self._pool.submit(self._run, effect)
 
     def name_files(self, kind: str, start: int, length: int) -> None:
         """Looks up which files hold a shard's rows and adds them to `failure_notes`, soon."""
@@ -136,10 +141,6 @@ class Executor:
                 self._delete(effect)
             elif isinstance(effect, ResizePod):
                 self._resize(effect)
-            elif isinstance(effect, CommitRecord):
-                self._commit(effect)
-            elif isinstance(effect, DiscardRecord):
-                self._discard(effect)
         except Exception:
             # A pool would swallow it; the state machine goes on and its deadlines find what is missing.
             log.exception("effect_failed", effect=type(effect).__name__)
@@ -219,57 +220,6 @@ class Executor:
         problem = self._patiently(resize, lambda: self._is_wanted(effect.name))
         if problem:
             log.error("pod_not_resized", pod=effect.name, cores=effect.cores, reason=problem)
-
-    def _commit(self, effect: CommitRecord) -> None:
-        try:
-            parts = [PartManifest.from_json(part.manifest_json) for part in effect.parts]
-            # By these, raw keys are turned into ids again when somebody looks at a row.
-            encodings = {feature.name: feature.encoding for feature in self._job.spec.data.sparse}
-            commit_record(
-                effect.uri,
-                parts,
-                msgspec.json.encode(effect.positions),
-                job=self._job,
-                job_id=self._request.job_id,
-                kind="final" if effect.is_final else "periodic",
-                step=effect.step,
-                generation=effect.generation,
-                interval=self._request.data_interval,
-                attributes={"encodings": msgspec.json.encode(encodings).decode()},
-            )
-        except Exception as error:
-            if not self._is_committed(effect.uri):
-                reason, away = f"{type(error).__name__}: {error}", isinstance(error, StoreError)
-                self._submit(
-                    lambda now: events.RecordFailed(time=now, order_id=effect.order_id, reason=reason, store_away=away)
-                )
-                return
-        self._submit(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id))
-        try:
-            prune(
-                self._request.store,
-                self._job.metadata.name,
-                self._request.job_id,
-                self._job.spec.checkpoint.keep,
-                in_progress=[effect.uri],
-                damaged=effect.damaged,
-            )
-        except CheckpointError as error:
-            log.warning("records_not_pruned", reason=str(error))
-
-    def _discard(self, effect: DiscardRecord) -> None:
-        try:
-            discard(effect.uri)
-        except CheckpointError as error:
-            # The next complete record prunes it.
-            log.warning("torn_record_not_discarded", record=effect.uri, reason=str(error))
-
-    def _is_committed(self, uri: str) -> bool:
-        # A master that was killed between writing the manifest and journalling it meets its own record again.
-        try:
-            return open_record(uri).manifest.job_id == self._request.job_id
-        except CheckpointError:
-            return False
 
     def _watch(self) -> None:
         version = 0

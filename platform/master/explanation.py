@@ -62,6 +62,8 @@ def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
             return f"saved {of['record']}", ""
         case "save_failed":
             return f"could not save ({of['order']})", of["reason"]
+        case "save_unknown":
+            return f"went on without knowing whether {of['order']} is complete", of["reason"]
         case "phase_changed":
             return f"{of['before']} -> {of['after']}", ""
         case "master_resumed":

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrec.platform.clusters.protocol import EndReason
-from elastrec.platform.master import leasing
+from elastrec.platform.master import leasing, saving, stages
 from elastrec.platform.master.effects import Decided, DeletePod, Effect
 from elastrec.platform.master.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.master.loss_causes import is_taken_away
 from elastrec.platform.master.membership import Member
+from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, Save
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.quantities import format_bytes
 from elastrec.platform.transport.job_messages import RestoreProblem
@@ -99,19 +100,35 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
                 for name in state.membership.corpses:
                     effects.append(DeletePod(name=name, grace_seconds=0.0))
         return
-    save = phases.save
-    if save is not None:
-        if save.deadline <= state.time:
-            for worker in leasing.moving_workers(state):
-                if not phases.phase.is_final:
-                    _lose(state, worker, "did not stand still for a save", effects, delete=True)
+    if phases.save is not None:
+        _save_ticked(state, phases.save, effects)
         return
+    for server in stages.late_servers(state):
+        if not phases.phase.is_final:
+            timeout = f"{state.plan.restore_timeout_seconds:g} s (spec.faults.restore_timeout)"
+            uri = phases.restore.uri or "the start from nothing"
+            _lose(state, server, f"has not restored {uri}: it read nothing for {timeout}", effects, delete=True)
     running = {Phase.TRAINING: state.training, Phase.EVALUATING: state.evaluation}.get(phases.phase)
     for pod in running.late(state.time) if running else []:
         holder = state.membership.members.get(pod)
         if holder is not None and not phases.phase.is_final:
             seconds = state.plan.lease_seconds
             _lose(state, holder, f"no progress on its shards for {seconds:g} s", effects, delete=True)
+
+
+def _save_ticked(state: JobState, save: Save, effects: list[Effect]) -> None:
+    if (deadline := stages.deadline(state)) is None or deadline > state.time:
+        return
+    timeout = f"{state.plan.save_timeout_seconds:g} s (spec.faults.save_timeout)"
+    if save.stage == PAUSING:
+        for worker in leasing.moving_workers(state):
+            if not state.phase.is_final:
+                _lose(state, worker, "did not stand still for a save", effects, delete=True)
+    elif save.stage == WRITING:
+        names = ", ".join(server.name for server in stages.late_servers(state))
+        saving.failed(state, f"{names} wrote nothing for {timeout}", effects, hangs=True)
+    else:
+        saving.unknown(state, f"its manifest was not written for {timeout}", effects)
 
 
 def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
@@ -163,7 +180,13 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
         # What was evaluated of a final record that is damaged is not the model that will be final.
         state.ledger(state.evaluation.restore(None), effects)
         state.evaluation_sketch = b""
+    given_up = [*phases.unknown, *([phases.save] if phases.save else [])]
     order = phases.begin_restore(record.uri if record else state.start_record or "")
+    for save in given_up:
+        # What is found complete from here on holds rows that are trained again.
+        stages.abandon(state, save, is_committing=save.stage == COMMITTING)
+    phases.unknown = []
+    stages.begin(state)
     state.times.rolled_back()
     _reshape_servers(state, effects)
     state.reason = reason

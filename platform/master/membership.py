@@ -23,6 +23,8 @@ class Member(msgspec.Struct, kw_only=True):
             pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
         retiring: it was told to leave for good.
+        transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
+            grow, or a save or a restore began.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Member(msgspec.Struct, kw_only=True):
     reason: str = ""
     starved: bool = False
     retiring: bool = False
+    transfers: int = 0
+    active: float = 0.0
 
     @property
     def is_registered(self) -> bool:

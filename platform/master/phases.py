@@ -31,10 +31,11 @@ class Save(msgspec.Struct, kw_only=True):
 
     Attributes:
         stage: workers finish their steps (`pausing`), servers write (`writing`), the manifest follows (`committing`).
+        since: when the stage began.
         version: directive version that every worker must reach before servers may write.
-        deadline: of the pausing stage; who is late then is replaced.
-        positions: of the shards at the moment when everybody stood still.
+        positions: of the shards at the moment when everybody stood still; `rows` that were trained then, all epochs.
         parts: what the servers reported, by pod name.
+        unsaved: seconds of training and of waiting for rows that only this save holds, once it is unknown.
     """
 
     order_id: str
@@ -43,9 +44,27 @@ class Save(msgspec.Struct, kw_only=True):
     is_final: bool
     stage: str
     version: int
-    deadline: float
+    since: float
     positions: Positions | None = None
+    rows: int = 0
     parts: dict[str, SavedPart] = {}
+    unsaved: tuple[float, float] = (0.0, 0.0)
+
+
+class Abandoned(msgspec.Struct, kw_only=True):
+    """The folder of a save that was given up, until it can be deleted.
+
+    Attributes:
+        version: a server that has reached this directive begins no part of it any more.
+        writers: pods that may be writing into it, with the incarnations of their processes.
+        is_committing: its manifest may still be written; `may_be_complete`: or is there already.
+    """
+
+    uri: str
+    version: int
+    writers: dict[str, str]
+    is_committing: bool
+    may_be_complete: bool
 
 
 class CompleteRecord(msgspec.Struct, frozen=True):
@@ -69,6 +88,8 @@ class Phases(msgspec.Struct, kw_only=True):
         next_save: when the next record is due on the job's clock; None: when asked for, or at the end.
         failed_saves, final_failures: of all save orders; of the final one in a row.
         saved_rows: trained rows of the record that holds most of them, all epochs.
+        unknown: saves since the last record whose commit has not ended in time.
+        abandoned: by order id.
     """
 
     record_template: str
@@ -90,6 +111,8 @@ class Phases(msgspec.Struct, kw_only=True):
     final_failures: int = 0
     saved_rows: int = 0
     rollbacks: int = 0
+    unknown: list[Save] = []
+    abandoned: dict[str, Abandoned] = {}
 
     @property
     def record(self) -> CompleteRecord | None:
@@ -122,7 +145,7 @@ class Phases(msgspec.Struct, kw_only=True):
         current = self.seconds.get(self.phase, 0.0) + (0.0 if self.phase.is_final else max(0.0, time - self.since))
         return {**self.seconds, self.phase: current}
 
-    def begin_save(self, *, step: int, is_final: bool, deadline: float) -> Save:
+    def begin_save(self, *, step: int, is_final: bool, time: float) -> Save:
         """Tells the workers to stand still; a record is not written before they do."""
         self.orders += 1
         self.version += 1
@@ -134,7 +157,7 @@ class Phases(msgspec.Struct, kw_only=True):
             is_final=is_final,
             stage=PAUSING,
             version=self.version,
-            deadline=deadline,
+            since=time,
         )
         self.save_asked = False
         self.next_save = None

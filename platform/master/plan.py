@@ -32,6 +32,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         kept_records: of this job, that a rollback can return to.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
         exit_seconds: how long pods may take to leave by themselves at the end.
+        save_timeout_seconds, restore_timeout_seconds: without anything written or read.
     """
 
     job_id: str
@@ -49,6 +50,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     record_template: str
     save_interval_seconds: float
     lease_seconds: float
+    save_timeout_seconds: float
+    restore_timeout_seconds: float
     shard_attempts: int
     pod_restarts: int
     older_start_records: list[str] = []
@@ -83,6 +86,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             record_template=new_record_uri(request.store, job.metadata.name, request.job_id, 0),
             save_interval_seconds=spec.checkpoint.interval,
             lease_seconds=spec.faults.lease,
+            save_timeout_seconds=spec.faults.save_timeout,
+            restore_timeout_seconds=spec.faults.restore_timeout,
             shard_attempts=spec.faults.shard_attempts,
             pod_restarts=spec.faults.pod_restarts,
         )

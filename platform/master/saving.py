@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master import leasing, losses
-from elastrec.platform.master.effects import CommitRecord, Decided, DiscardRecord, Effect
-from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, CompleteRecord
+from elastrec.platform.master import leasing, losses, stages
+from elastrec.platform.master.effects import CommitRecord, Decided, Effect
+from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, CompleteRecord, Save
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -69,10 +69,12 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
     return True
 
 
-def _schedule(state: JobState) -> None:
+def _schedule(state: JobState, *, hangs: bool = False) -> None:
+    """Sets when the next periodic record is due; while the store hangs, training goes on as long as a save may hang."""
     interval = state.plan.save_interval_seconds
     periodic = state.phase is Phase.TRAINING and interval > 0
-    state.phases.next_save = state.time + interval if periodic else None
+    pause = max(interval, state.plan.save_timeout_seconds) if hangs else interval
+    state.phases.next_save = state.time + pause if periodic else None
 
 
 def _finish_training(state: JobState, effects: list[Effect]) -> bool:
@@ -90,7 +92,7 @@ def _begin_save(state: JobState, effects: list[Effect]) -> bool:
     save = state.phases.begin_save(
         step=state.training.samples,
         is_final=state.phase is Phase.SAVING,
-        deadline=state.time + state.plan.lease_seconds,
+        time=state.time,
     )
     effects.append(
         Decided(decision="save_begun", inputs={"order": save.order_id, "step": save.step, "is_final": save.is_final})
@@ -105,8 +107,9 @@ def _push_save(state: JobState, effects: list[Effect]) -> bool:
     if save.stage == PAUSING:
         if leasing.moving_workers(state):
             return False
-        save.positions = state.training.positions()
+        save.positions, save.rows = state.training.positions(), state.training.covered_rows()
         save.stage = WRITING
+        stages.begin(state)
         state.phases.version += 1
         return True
     if save.stage == WRITING:
@@ -118,15 +121,15 @@ def _push_save(state: JobState, effects: list[Effect]) -> bool:
         if any(server.name not in save.parts for server in state.membership.servers()):
             return False
         save.stage = COMMITTING
-        effects.append(commit_effect(state))
+        stages.begin(state)
+        effects.append(commit_effect(state, save))
         return True
     return False
 
 
-def commit_effect(state: JobState) -> CommitRecord:
-    """The manifest to write for the save order that is in its last stage."""
-    save = state.phases.save
-    assert save is not None and save.positions is not None
+def commit_effect(state: JobState, save: Save) -> CommitRecord:
+    """The manifest to write for a save in its last stage."""
+    assert save.positions is not None
     return CommitRecord(
         order_id=save.order_id,
         uri=save.uri,
@@ -144,18 +147,14 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     phases = state.phases
     save = phases.save
     if save is None or save.order_id != order_id or save.positions is None:
+        _found_late(state, order_id, effects)
         return
-    _count_progress(state)
-    record = CompleteRecord(save.uri, save.positions, save.is_final, save.step)
-    phases.add_record(record, state.plan.kept_records)
     phases.save = None
     state.reason = ""
-    phases.saves += 1
     state.times.saved()
-    phases.final_failures = 0
     phases.version += 1
     state.training.rearm(state.time)
-    effects.append(Decided(decision="record_committed", inputs={"record": save.uri, "step": save.step}))
+    _keep_record(state, save, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
     elif state.wanted_servers != len(state.membership.servers()):
@@ -164,49 +163,138 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
         _schedule(state)
 
 
-def _count_progress(state: JobState) -> None:
+def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
+    phases = state.phases
+    assert save.positions is not None
+    _count_progress(state, save)
+    phases.add_record(CompleteRecord(save.uri, save.positions, save.is_final, save.step), state.plan.kept_records)
+    # Older ones of this generation may be complete, too: nobody goes back to them, and they are pruned.
+    phases.unknown = []
+    phases.saves += 1
+    phases.final_failures = 0
+    effects.append(Decided(decision="record_committed", inputs={"record": save.uri, "step": save.step}))
+
+
+def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
+    """The commit of a save that the job does not wait for any more has succeeded."""
+    phases = state.phases
+    if order_id in phases.abandoned:
+        phases.abandoned[order_id].is_committing = False
+        return
+    save = _take_unknown(state, order_id)
+    if save is None or state.phase.is_final:
+        return
+    state.times.saved(save.unsaved)
+    _keep_record(state, save, effects)
+    if not save.is_final:
+        _schedule_sooner(state)
+        return
+    # Nothing was trained since: the try that is under way is not needed.
+    retry, phases.save, phases.next_save = phases.save, None, None
+    phases.version += 1
+    if retry is not None:
+        stages.abandon(state, retry, is_committing=retry.stage == COMMITTING)
+    state.reason = ""
+    _move(state, Phase.EVALUATING, effects)
+
+
+def _take_unknown(state: JobState, order_id: str) -> Save | None:
+    phases = state.phases
+    save = next((save for save in phases.unknown if save.order_id == order_id), None)
+    phases.unknown = [other for other in phases.unknown if other is not save]
+    return save
+
+
+def _schedule_sooner(state: JobState) -> None:
+    """The store has answered: the next periodic record need not wait longer than usual."""
+    phases, interval = state.phases, state.plan.save_interval_seconds
+    if state.phase is Phase.TRAINING and phases.next_save is not None and interval > 0:
+        phases.next_save = min(phases.next_save, state.time + interval)
+
+
+def _count_progress(state: JobState, save: Save) -> None:
     """A record of rows that no record before held refills the budgets: no rollback takes those rows back.
 
     Without this condition a job whose pods crash at once would go on for ever by saving the same state again.
     """
-    rows = state.training.covered_rows()
-    if rows <= state.phases.saved_rows:
+    if save.rows <= state.phases.saved_rows:
         return
-    state.phases.saved_rows = rows
+    state.phases.saved_rows = save.rows
     for role in (Role.WORKER, Role.PARAMETER_SERVER):
         state.membership.made_progress(role)
     for server in state.membership.servers():
         server.oom_bytes = 0
 
 
-def failed(state: JobState, reason: str, effects: list[Effect], *, store_away: bool = False) -> None:
+def record_failed(state: JobState, order_id: str, reason: str, effects: list[Effect], *, store_away: bool) -> None:
+    """The commit of a save has failed, perhaps long after the job has gone on without it."""
+    phases = state.phases
+    if phases.save is not None and phases.save.order_id == order_id:
+        failed(state, reason, effects, store_away=store_away)
+    elif order_id in phases.abandoned:
+        phases.abandoned[order_id].is_committing = False
+    elif (save := _take_unknown(state, order_id)) is not None:
+        stages.abandon(state, save)
+        _note_failure(state, save, reason, effects)
+        _schedule_sooner(state)
+
+
+def _note_failure(state: JobState, save: Save, reason: str, effects: list[Effect]) -> None:
+    state.phases.failed_saves += 1
+    total = state.phases.failed_saves
+    inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": total}
+    effects.append(Decided(decision="save_failed", inputs=inputs))
+
+
+def failed(
+    state: JobState, reason: str, effects: list[Effect], *, store_away: bool = False, hangs: bool = False
+) -> None:
     """No record this time: training goes on and the next interval tries again; the final one is tried thrice.
 
     Args:
         store_away: the store could not be asked: the final record waits for it, however long that takes.
+        hangs: the store does not answer: it gets more time until the next periodic record.
     """
-    phases = state.phases
-    save = phases.save
+    save = _end_save(state)
     if save is None:
         return
-    phases.save = None
-    phases.failed_saves += 1
-    phases.version += 1
-    state.training.rearm(state.time)
-    effects.append(
-        Decided(
-            decision="save_failed",
-            inputs={"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": phases.failed_saves},
-        )
-    )
-    effects.append(DiscardRecord(uri=save.uri))
+    stages.abandon(state, save)
+    _note_failure(state, save, reason, effects)
     if not save.is_final:
-        _schedule(state)
-        return
-    if store_away:
+        _schedule(state, hangs=hangs)
+    elif store_away:
         state.reason = f"the final record waits for the checkpoint store: {reason}"
-        phases.next_save = state.time + _STORE_AWAY_SECONDS
+        state.phases.next_save = state.time + _STORE_AWAY_SECONDS
+    else:
+        _final_failed(state, reason, effects)
+
+
+def unknown(state: JobState, reason: str, effects: list[Effect]) -> None:
+    """A commit has not ended in time: training goes on; the record counts when it is found complete after all."""
+    save = _end_save(state)
+    if save is None:
         return
+    save.unsaved = (state.times.unsaved_training, state.times.unsaved_waiting)
+    state.phases.unknown.append(save)
+    inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason}
+    effects.append(Decided(decision="save_unknown", inputs=inputs))
+    if save.is_final:
+        _final_failed(state, reason, effects)
+    else:
+        _schedule(state, hangs=True)
+
+
+def _end_save(state: JobState) -> Save | None:
+    phases = state.phases
+    save, phases.save = phases.save, None
+    if save is not None:
+        phases.version += 1
+        state.training.rearm(state.time)
+    return save
+
+
+def _final_failed(state: JobState, reason: str, effects: list[Effect]) -> None:
+    phases = state.phases
     phases.final_failures += 1
     if phases.final_failures >= FINAL_SAVE_ATTEMPTS:
         state.fail(f"the final record could not be written in {FINAL_SAVE_ATTEMPTS} tries: {reason}", effects)

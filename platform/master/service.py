@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.protocol import Cluster
-from elastrec.platform.master import events
+from elastrec.platform.master import events, stages
 from elastrec.platform.master.answers import Directives, FastAnswer, Unknown, check_kind, check_progress
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
@@ -111,7 +111,7 @@ class JobService(ObserverCalls, TimedWork):
         self._memoir = Memoir(folder)
         if self.is_continued:
             self._memoir.recall(self._seen)
-        self._executor = Executor(request, cluster, self.submit, token, tls, self._member)
+        self._executor = Executor(request, cluster, self.submit, token, tls, self._member, self._in_progress)
         self._finished = threading.Event()
         self._stopping = threading.Event()
         self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
@@ -309,6 +309,8 @@ class JobService(ObserverCalls, TimedWork):
                     saved=message.saved,
                     restored_order_id=message.restored_order_id,
                     damaged=problem if problem is not None and problem.is_damaged else None,
+                    writing=message.writing,
+                    transfers=message.transfers,
                 )
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)
@@ -359,6 +361,10 @@ class JobService(ObserverCalls, TimedWork):
             )
         )
         return Done()
+
+    def _in_progress(self) -> list[str]:
+        with self._lock:
+            return stages.records_in_progress(self.state)
 
     def _member(self, pod: str) -> Member | None:
         return self.state.membership.members.get(pod)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from elastrec.platform.master import leasing, losses, saving, shape
+from elastrec.platform.master import leasing, losses, saving, shape, stages
 from elastrec.platform.master.effects import (
     Decided,
     DeletePod,
@@ -41,7 +41,7 @@ from elastrec.platform.master.events import (
     Ticked,
 )
 from elastrec.platform.master.membership import Membership, creation
-from elastrec.platform.master.phases import COMMITTING, PAUSING, Phases
+from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, Phases
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.shards import Ended, ShardQueue
 from elastrec.platform.master.sketches import merge_sketches
@@ -140,6 +140,7 @@ class JobState(msgspec.Struct, kw_only=True):
         _HANDLERS[type(event)](self, event, effects)
         while saving.step(self, self.time, effects):
             pass
+        stages.discard_abandoned(self, effects)
         return effects
 
     def queue(self, kind: str) -> ShardQueue:
@@ -195,6 +196,7 @@ class JobState(msgspec.Struct, kw_only=True):
         return (
             report.reached_version > member.reached_version
             or (report.restored_order_id or member.restored_order_id) != member.restored_order_id
+            or stages.is_news(self, member, report)
             or (report.damaged is not None and losses.is_restoring(self, report.damaged.order_id))
             or (
                 report.saved is not None
@@ -218,9 +220,9 @@ class JobState(msgspec.Struct, kw_only=True):
         if phases.phase.is_final:
             return self.exit_deadline
         deadlines: list[float] = []
-        if phases.save is not None:
-            if phases.save.stage == PAUSING:
-                deadlines.append(phases.save.deadline)
+        stage = stages.deadline(self)
+        if stage is not None:
+            deadlines.append(stage)
         elif phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):
             running = {Phase.TRAINING: self.training, Phase.EVALUATING: self.evaluation}.get(phases.phase)
             deadlines.extend(running.deadlines.values() if running else ())
@@ -243,7 +245,9 @@ class JobState(msgspec.Struct, kw_only=True):
     def finish(self, phase: Phase, reason: str, effects: list[Effect]) -> None:
         """Into a final phase; pods are told to exit and deleted when they do not, or cannot hear it."""
         self.phases.move(phase, self.time)
-        self.phases.save = None
+        save, self.phases.save = self.phases.save, None
+        if save is not None and save.stage == WRITING:
+            stages.abandon(self, save)
         self.reason = reason
         self.exit_deadline = self.time + self.plan.exit_seconds
         for member in [m for m in self.membership.members.values() if not m.is_registered]:
@@ -284,10 +288,15 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
         effects.append(Decided(decision="master_resumed", inputs={"away_seconds": round(event.away_seconds, 3)}))
     state.training.rearm(event.time)
     state.evaluation.rearm(event.time)
-    if phases.save is not None:
-        phases.save.deadline = event.time + state.plan.lease_seconds
-        if phases.save.stage == COMMITTING:
-            effects.append(saving.commit_effect(state))
+    if phases.save is not None and phases.save.stage == COMMITTING:
+        effects.append(saving.commit_effect(state, phases.save))
+    stages.begin(state)
+    if not phases.phase.is_final:
+        effects.extend(saving.commit_effect(state, save) for save in phases.unknown)
+    if event.away_seconds:
+        # Another process wrote those manifests, or did not; nobody does now.
+        for entry in phases.abandoned.values():
+            entry.is_committing = False
     if state.exit_deadline is not None:
         state.exit_deadline = event.time + state.plan.exit_seconds
     if not phases.phase.is_final:
@@ -320,6 +329,7 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
     if is_new:
         member.reached_version = 0
         member.starved = False
+        member.transfers, member.active = 0, state.time
         state.phases.version += 1
     member.incarnation, member.node = event.incarnation, event.node
     if member.role is Role.PARAMETER_SERVER:
@@ -337,6 +347,7 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
         return
     state.take_progress(event.pod, event.generation, event.progress, effects)
     member.reached_version = max(member.reached_version, event.reached_version)
+    stages.take_report(state, member, event)
     if event.restored_order_id:
         member.restored_order_id = event.restored_order_id
     save = state.phases.save
@@ -362,9 +373,7 @@ def _record_committed(state: JobState, event: RecordCommitted, effects: list[Eff
 
 
 def _record_failed(state: JobState, event: RecordFailed, effects: list[Effect]) -> None:
-    save = state.phases.save
-    if save is not None and save.order_id == event.order_id:
-        saving.failed(state, event.reason, effects, store_away=event.store_away)
+    saving.record_failed(state, event.order_id, event.reason, effects, store_away=event.store_away)
 
 
 def _stop(state: JobState, event: StopAsked, effects: list[Effect]) -> None:

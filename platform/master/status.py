@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.master import stages
 from elastrec.platform.master.membership import Member
 from elastrec.platform.master.monitor import PodSample, Window
 from elastrec.platform.master.state import JobState
@@ -40,7 +41,7 @@ def training_metrics(
     return TrainingMetrics(
         job=name,
         phase=state.phase,
-        reason=_store_reason(state, samples) or state.reason or _waiting_reason(state, cluster),
+        reason=_reason(state, elapsed_seconds, samples, cluster),
         elapsed_seconds=elapsed_seconds,
         samples_total=state.training.rows * state.training.epochs,
         samples_trained=state.training.samples,
@@ -85,6 +86,14 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
         restarts=member.restart,
         reason=reason,
     )
+
+
+def _reason(state: JobState, time: float, samples: Mapping[str, PodSample], cluster: Mapping[str, PodStatus]) -> str:
+    why = _store_reason(state, samples) or state.reason
+    if state.phase.is_final:
+        return why
+    waiting = stages.waiting(state, time)
+    return "; ".join(filter(None, (why, waiting))) or _waiting_reason(state, cluster)
 
 
 def _store_reason(state: JobState, samples: Mapping[str, PodSample]) -> str:

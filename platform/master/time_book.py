@@ -97,9 +97,15 @@ class TimeBook(msgspec.Struct, kw_only=True):
         self.unsaved_waiting += unsaved
         self.unmeasured = 0.0
 
-    def saved(self) -> None:
-        """A record is complete: what came before cannot be lost any more."""
-        self.unsaved_training = self.unsaved_waiting = 0.0
+    def saved(self, unsaved: tuple[float, float] | None = None) -> None:
+        """A record is complete: what came before cannot be lost any more.
+
+        Args:
+            unsaved: of a record that was found complete later: `unsaved_training` and `unsaved_waiting` of its moment.
+        """
+        training, waiting = unsaved or (self.unsaved_training, self.unsaved_waiting)
+        self.unsaved_training = max(0.0, self.unsaved_training - training)
+        self.unsaved_waiting = max(0.0, self.unsaved_waiting - waiting)
 
     def rolled_back(self) -> None:
         """What was trained since the last record is lost."""

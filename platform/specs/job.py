@@ -260,6 +260,15 @@ class FaultTolerance(Spec):
     """A pod that has run for this long without its process being ready to work is replaced."""
     lease: Annotated[Seconds, Field(gt=0)] = 120.0
     """A shard without progress for this long is given to another worker."""
+    save_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
+    """A save in which a server writes nothing at all for this long, or whose last step, the manifest, takes this long,
+    hangs: the job trains on without it. Every section that a server has written begins the time anew, so the size of
+    the model does not matter; what must fit is the slowest single step, the synchronisation of one server's whole part
+    with its disk. Workers pause meanwhile."""
+    restore_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
+    """A server that has read nothing of the record that it restores for this long is replaced. Every section that it
+    has read begins the time anew, and so does every error by which the store answers: a store that is away is waited
+    for."""
     shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4
     """A shard is poison when its workers failed this often in a row without getting further with it: the job fails and
     names it. What the cluster did to a worker does not count: see `pod_restarts`."""

@@ -217,7 +217,13 @@ class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Life sign, progress and metrics of one pod."""
+    """Life sign, progress and metrics of one pod.
+
+    Attributes:
+        writing: of a server, the save order into whose folder its process writes; empty: none.
+        transfers: of a server, sections of records that its process has written or read, and errors by which the
+            checkpoint store has answered; while it rises, the store does not hang.
+    """
 
     pod: str
     incarnation: str
@@ -229,6 +235,8 @@ class Heartbeat(Message, frozen=True):
     saved: SavedPart | None = None
     restored_order_id: str = ""
     restore_problem: RestoreProblem | None = None
+    writing: str = ""
+    transfers: int = 0
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0  # of this server's slice of the dense parameters

@@ -359,16 +359,31 @@ def test_pruning_keeps_the_newest_periodic_every_final_and_other_jobs_records(st
     others_torn = new_record_uri(store, "clicks", "clicks-2", 6)
     for uri in (torn, running, others_torn):
         write_part(uri, 0, 1)
-    deleted = prune(store, "clicks", "clicks-1", keep=2, in_progress=[running])
+    deleted = prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [running])
     assert sorted(deleted) == sorted([*periodic[:2], torn])
     assert {uri for uri, _ in list_records(store, "clicks")} == {*periodic[2:], final, other}
     assert open_store(running).keys() and open_store(others_torn).keys() and not open_store(torn).keys()
-    assert prune(store, "clicks", "clicks-1", keep=2, in_progress=[running]) == []
+    assert prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [running]) == []
+
+
+def test_pruning_spares_a_record_that_is_begun_while_the_store_is_slow(store: Store, make_job: MakeJob) -> None:
+    save(store, make_job(), step=1)
+    torn, running = sorted(new_record_uri(store, "clicks", "clicks-1", step) for step in (2, 3))
+    for uri in (torn, running):
+        write_part(uri, 0, 1)
+    asked: list[int] = []
+
+    def in_progress() -> list[str]:
+        asked.append(1)
+        return [running] if len(asked) > 1 else []
+
+    assert prune(store, "clicks", "clicks-1", keep=1, in_progress=in_progress) == [torn]
+    assert open_store(running).keys()
 
 
 def test_records_known_to_be_damaged_are_pruned_and_do_not_count(store: Store, make_job: MakeJob) -> None:
     uris = [save(store, make_job(), step=step) for step in (1, 2, 3, 4)]
-    prune(store, "clicks", "clicks-1", 2, in_progress=[uris[3]], damaged=[uris[2]])
+    prune(store, "clicks", "clicks-1", 2, in_progress=lambda: [uris[3]], damaged=[uris[2]])
     assert [uri for uri, _ in list_records(store, "clicks")] == [uris[3], uris[1]]
 
 
@@ -386,7 +401,7 @@ def test_a_clock_that_is_set_back_makes_no_record_old(store: Store, make_job: Ma
     last = save(store, job, step=2, created=6_300.0)
     assert [uri for uri, _ in list_records(store, "clicks")] == [late, last, early]
     # Of equal steps the clock would choose; the one that was just written stays in any case.
-    assert prune(store, "clicks", "clicks-1", keep=1, in_progress=[last]) == [early]
+    assert prune(store, "clicks", "clicks-1", keep=1, in_progress=lambda: [last]) == [early]
 
 
 def test_a_failed_save_is_discarded_and_a_complete_record_is_not(store: Store, make_job: MakeJob) -> None:

@@ -1,8 +1,8 @@
 """A parameter server as a pod: it registers with the master, beats, and does what its directive says.
 
-Two threads: one beats and never does anything long, so that a server which saves or restores for minutes is not taken
-for dead; the caller's thread restores and saves. A master that restarts (`known` false) finds the server's state
-intact: it is told the order that was restored, and asks for no other restore.
+Three threads: one beats and never does anything long, so that a server which saves or restores for minutes is not taken
+for dead; the caller's thread restores; one writes parts of records (`saver.py`). A master that restarts (`known`
+false) finds the server's state intact: it is told the order that was restored, and asks for no other restore.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from elastrec.checkpoints import DamagedRecordError, StoreError
-from elastrec.platform.specs.errors import AuthenticationError, CheckpointError, ElastrecError, TransportError
+from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, connections_for
@@ -35,10 +35,12 @@ from elastrec.platform.transport.job_messages import (
     RestoreOrder,
     RestoreProblem,
     SavedPart,
+    SaveOrder,
 )
 from elastrec.platform.transport.readiness import announce_ready
 from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
-from elastrec.trainers.parameter_server.records import restore, save_part
+from elastrec.trainers.parameter_server.records import restore
+from elastrec.trainers.parameter_server.saver import Saver
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
@@ -114,6 +116,7 @@ class ServerPod:
         self._beat_now = threading.Event()
         self._failure: Exception | None = None
         self._server: ParameterServer | None = None
+        self._saver: Saver | None = None
         self._address = ""
         self._beat_seconds = 0.0
 
@@ -152,6 +155,7 @@ class ServerPod:
                 return
             job = TrainingJob.model_validate_json(registered.job_json)
             self._server = ParameterServer(self._settings.pod, job.spec)
+            self._saver = Saver(self._server, self._part_saved, self._fail)
             handlers.begin(self._server)
             self._beat_seconds = registered.heartbeat_seconds or job.spec.faults.heartbeat_interval
             beating = threading.Thread(target=self._beat, daemon=True)
@@ -193,7 +197,9 @@ class ServerPod:
         self._beat_now.set()
 
     def _obey(self, directive: Directive) -> None:
-        assert self._server is not None
+        assert self._server is not None and self._saver is not None
+        # An order that is in force was waited for: what is still written is of one that is not.
+        self._saver.cancel()
         if self._settings.pod not in directive.routing.servers:
             # Not yet, or no longer: a later routing table gives this server its buckets.
             self._server.suspend()
@@ -208,10 +214,8 @@ class ServerPod:
         if directive.save is None:
             with self._changed:
                 self._saved = None
-        elif self._saved is None or self._saved.order_id != directive.save.order_id:
-            saved = self._save(directive.save.order_id, directive.save.uri)
-            with self._changed:
-                self._saved = saved
+        elif not self._has_saved(directive.save):
+            self._save(directive.save)
 
     def _restore(self, order: RestoreOrder, directive: Directive) -> bool:
         """Restores, however long the store is away; false when the record is damaged or another directive came.
@@ -230,6 +234,7 @@ class ServerPod:
             except (StoreError, OSError) as error:
                 log.warning("store_away", record=order.uri, reason=str(error), next_try_seconds=pause)
                 problem = RestoreProblem(order_id=order.order_id, reason=str(error), is_damaged=False)
+                self._server.transfers += 1
             except ElastrecError as error:
                 self._report_failure(f"the record {order.uri} could not be restored: {error}", retryable=True)
                 raise
@@ -243,15 +248,33 @@ class ServerPod:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return False
 
-    def _save(self, order_id: str, uri: str) -> SavedPart:
-        assert self._server is not None
-        try:
-            return SavedPart(order_id=order_id, manifest_json=save_part(self._server, uri).to_json())
-        except (CheckpointError, OSError) as error:
-            log.warning("part_not_saved", uri=uri, reason=str(error))
-            away = isinstance(error, StoreError)
-            problem = f"{type(error).__name__}: {error}"
-            return SavedPart(order_id=order_id, manifest_json=b"", problem=problem, store_away=away)
+    def _save(self, order: SaveOrder) -> None:
+        """Returns when the part is written, or could not be, or the order is not in force any more."""
+        assert self._saver is not None
+        self._saver.begin(order)
+
+        def is_over() -> bool:
+            assert self._directive is not None
+            given_up = self._directive.save is None or self._directive.save.order_id != order.order_id
+            return given_up or self._has_saved(order) or self._failure is not None or self._stopped.is_set()
+
+        with self._changed:
+            while not self._changed.wait_for(is_over, 1.0):
+                pass
+
+    def _has_saved(self, order: SaveOrder) -> bool:
+        return self._saved is not None and self._saved.order_id == order.order_id
+
+    def _part_saved(self, part: SavedPart) -> None:
+        with self._changed:
+            self._saved = part
+            self._changed.notify_all()
+        self._beat_now.set()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
 
     def _reached(self, directive: Directive) -> None:
         with self._changed:
@@ -322,9 +345,7 @@ class ServerPod:
                 if stopping:
                     return
         except ElastrecError as error:
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
+            self._fail(error)
 
     def _heartbeat(self) -> Heartbeat:
         assert self._server is not None
@@ -339,6 +360,8 @@ class ServerPod:
                 saved=self._saved,
                 restored_order_id=self._restored_order_id,
                 restore_problem=self._restore_problem,
+                writing=self._saver.writing if self._saver else "",
+                transfers=self._server.transfers,
                 memory_bytes=self._memory_bytes(),
                 cpu_seconds=used.ru_utime + used.ru_stime,
                 dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,

@@ -6,7 +6,8 @@ record written by three servers is restored by two, each taking its own buckets 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
@@ -21,35 +22,63 @@ from elastrec.trainers.parameter_server.row_store import RowStore
 from elastrec.trainers.parameter_server.server import ParameterServer, Place
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 
-def save_part(server: ParameterServer, uri: str) -> PartManifest:
-    """Writes the server's part of the record at `uri`; requests wait meanwhile, so the part is of one moment.
+def save_part(server: ParameterServer, uri: str, is_wanted: Callable[[], bool] = lambda: True) -> PartManifest:
+    """Writes the server's part of the record at `uri`.
+
+    Requests wait meanwhile, so that the part is of one moment. They do not wait for the store once the part is not
+    wanted any more (`ParameterServer.thaw`).
+
+    Args:
+        is_wanted: asked before anything of the model is read, and before the part is complete.
 
     Raises:
-        CheckpointError, OSError: the store refused; the server is unharmed.
+        CheckpointError, OSError: the store refused, or the part is not wanted any more; the server is unharmed.
     """
+
+    def check() -> None:
+        if not is_wanted():
+            raise CheckpointError(f"the part of {uri} is not wanted any more")
+
     with server.changed:
+        check()
         if not server.ready or server.place is None:
             raise CheckpointError(f"server {server.name} has nothing to save: it has not restored yet")
+        server.is_frozen = True
         buckets = np.flatnonzero(server.place.owned).tolist()
-        dense = server.dense
+        stores, dense, generation = server.stores, server.dense, server.generation
         dense_range = None if dense is None else (dense.start, dense.start + len(dense.values))
-        with PartWriter(
-            uri, server.name, buckets=buckets, dense_range=dense_range, generation=server.generation
-        ) as writer:
-            for store in server.stores:
+    try:
+        with PartWriter(uri, server.name, buckets=buckets, dense_range=dense_range, generation=generation) as writer:
+            for store in stores:
                 for bucket in buckets:
-                    for table, arrays in store.export_bucket(bucket):
+                    for table, arrays in _one_by_one(store.export_bucket(bucket), server, check):
                         writer.write_table(table, bucket, arrays)
-            if dense is not None:
-                for run in dense.runs():
-                    writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
+                        server.transfers += 1
+            for run in _one_by_one(dense.runs() if dense is not None else iter(()), server, check):
+                writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
+                server.transfers += 1
+            check()
             manifest = writer.finish()
+    finally:
+        server.thaw()
     log.info("part_saved", uri=uri, bytes=manifest.size_bytes, rows=sum(table.rows for table in manifest.tables))
     return manifest
+
+
+def _one_by_one(items: Iterator[T], server: ParameterServer, check: Callable[[], None]) -> Iterator[T]:
+    """Reads the model under the server's lock, and lets go of it for as long as the store takes."""
+    while True:
+        with server.changed:
+            check()
+            item = next(items, None)
+        if item is None:
+            return
+        yield item
 
 
 def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation: int) -> None:
@@ -92,6 +121,7 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
     for key, arrays in record.read_many(keys):
         store, keep_state = wanted[key.name]
         store.import_rows(key.name, arrays, keep_state=keep_state, now_seconds=server.now_seconds())
+        server.transfers += 1
     source = _DenseOfRecord(server, record)
     server.become(place, routing, generation, stores, source.slice_of(place), source)
     log.info(
@@ -104,6 +134,7 @@ class _DenseOfRecord:
     """The dense parameters that a record holds, for slices of any layout."""
 
     def __init__(self, server: ParameterServer, record: Record) -> None:
+        self._server = server
         self._optimizer = server.spec.optimizers.dense
         self._record = record
         self._keep_state = record.manifest.model.dense_optimizer == self._optimizer.kind
@@ -122,5 +153,9 @@ class _DenseOfRecord:
 
     def __call__(self, dense: DenseSlice) -> list[str]:
         known = {parameter.name: parameter for parameter in self._layout}
-        saved = {name: (known[name].shape, self._record.dense(name)) for name in dense.names() if name in known}
+        saved = {}
+        for name in dense.names():
+            if name in known:
+                saved[name] = known[name].shape, self._record.dense(name)
+                self._server.transfers += 1
         return dense.take(saved, keep_state=self._keep_state)

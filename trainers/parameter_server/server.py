@@ -101,6 +101,10 @@ class ParameterServer:
         spec: the job.
         wall_clock: seconds since the epoch, for eviction.
         capacity_rows: per table group; default: what the machine could hold.
+
+    Attributes:
+        is_frozen: a part of a record is being written: requests wait.
+        transfers: see Heartbeat.
     """
 
     def __init__(
@@ -119,6 +123,8 @@ class ParameterServer:
         self._capacity_rows = capacity_rows
         self.changed = threading.Condition(threading.RLock())
         self.epoch, self.generation, self.ready = -1, -1, False
+        self.is_frozen = False
+        self.transfers = 0
         self.place: Place | None = None
         self.stores: list[RowStore] = []
         self.dense: DenseSlice | None = None
@@ -216,6 +222,12 @@ class ParameterServer:
         log.info("member_dropped", worker=worker.pod, incarnation=worker.incarnation, pushes_void=len(sender.waiting))
         sender.waiting.clear()
 
+    def thaw(self) -> None:
+        """Answers requests again, whether or not a part is still being written: it is void then."""
+        with self.changed:
+            self.is_frozen = False
+            self.changed.notify_all()
+
     def evict(self) -> None:
         """Drops what was not seen for long; cheap when no table evicts."""
         with self.changed:
@@ -236,6 +248,9 @@ class ParameterServer:
             Join: self.join,
             Leave: self.leave,
         }
+
+    def _wait_until_thawed(self, seconds: float | None = None) -> bool:
+        return self.changed.wait_for(lambda: not self.is_frozen, seconds)
 
     def _stale(self, stamp: Stamp) -> Stale | None:
         if self.ready and stamp.epoch == self.epoch and stamp.generation == self.generation:
@@ -269,6 +284,8 @@ class ParameterServer:
         stamp, worker = request.stamp, _process(request.stamp)
         with self.changed:
             while True:
+                if not self._wait_until_thawed(deadline - time.monotonic()):
+                    return Blocked(), []
                 if stale := self._stale(stamp):
                     return stale, []
                 if request.read_only:
@@ -301,6 +318,8 @@ class ParameterServer:
         gradient = check_push(self.plan, arrays, request.samples)
         stamp, sequence = request.stamp, request.sequence
         with self.changed:
+            if not self._wait_until_thawed(deadline - time.monotonic()):
+                return Blocked(), []
             if stale := self._stale(stamp):
                 return stale, []
             worker = _process(stamp)
@@ -367,6 +386,7 @@ class ParameterServer:
     def init_dense(self, request: InitDense, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
         with self.changed:
+            self._wait_until_thawed()
             if stale := self._stale(request.stamp):
                 return stale, []
             assert self.place is not None
@@ -389,6 +409,7 @@ class ParameterServer:
 
     def join(self, request: Join, arrays: list[Array]) -> tuple[Message, list[Array]]:
         with self.changed:
+            self._wait_until_thawed()
             if stale := self._stale(request.stamp):
                 return stale, []
             if not self._consistency.join(_process(request.stamp), request.stamp.version):
@@ -397,6 +418,7 @@ class ParameterServer:
 
     def leave(self, request: Leave, arrays: list[Array]) -> tuple[Message, list[Array]]:
         with self.changed:
+            self._wait_until_thawed()
             if stale := self._stale(request.stamp):
                 return stale, []
             worker = _process(request.stamp)

@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from elastrec.platform.master import events
+from elastrec.platform.master import events, stages
 from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
 from elastrec.platform.master.ledger import ledger_table, queues_now, running_attempts
@@ -79,6 +79,8 @@ def check(state: JobState) -> None:
         # When a job is over, what was under way stays in the ledger as unfinished.
         is_kept = queue.held.keys() <= members.keys() or state.phase.is_final
         assert is_kept, f"a pod without a place holds shards: {queue.held}"
+    is_waiting = state.phases.save is not None or stages.awaited_servers(state)
+    assert state.next_deadline() is not None or not is_waiting, "a stage without a deadline"
     record = state.phases.record
     assert record is None or record.positions.cursor <= state.training.cursor, "behind the last record"
 
@@ -259,6 +261,7 @@ def live_through_one_job(folder: Path, seed: str, figures: Figures) -> int:
         world.run_fairly(100_000)
         state = world.state
         assert not state.membership.members and state.phase.is_final
+        assert not any(entry.writers for entry in state.phases.abandoned.values())
         if state.phase is Phase.FAILED:
             assert any(words in state.failure for words in _GOOD_REASONS), state.failure
         world.replay_every_prefix()

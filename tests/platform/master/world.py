@@ -7,12 +7,12 @@ from typing import Any
 
 from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import AnswerLease, CommitRecord, CreatePod, DeletePod, Effect
+from elastrec.platform.master.effects import AnswerLease, CommitRecord, CreatePod, DeletePod, DiscardRecord, Effect
 from elastrec.platform.master.journal import encode_state
 from elastrec.platform.master.plan import JobPlan, Places
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import Mode, RestoreProblem, SavedPart, Shard, ShardProgress
+from elastrec.platform.transport.job_messages import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
 
 
 def plan(**changes: Any) -> JobPlan:
@@ -32,6 +32,8 @@ def plan(**changes: Any) -> JobPlan:
         "record_template": "file:///store/j/records/000000000000-abcdef01-12345678",
         "save_interval_seconds": 20.0,
         "lease_seconds": 60.0,
+        "save_timeout_seconds": 40.0,
+        "restore_timeout_seconds": 40.0,
         "shard_attempts": 50,
         "pod_restarts": 40,
     }
@@ -47,6 +49,8 @@ class World:
 
     Attributes:
         damaged: URIs of records that no server can restore.
+        hung: servers whose store does not answer: they write no part and restore nothing.
+        effects: all of them; `discarded`: URIs of folders that were to be deleted.
     """
 
     def __init__(self, job_plan: JobPlan) -> None:
@@ -60,11 +64,15 @@ class World:
         self.phases = [Phase.PENDING]
         self.serial = 0
         self.damaged: set[str] = set()
+        self.hung: set[str] = set()
+        self.effects: list[Effect] = []
+        self.discarded: list[str] = []
         self.tell(events.Begun(time=0.0))
 
     def tell(self, event: events.Event) -> list[Effect]:
         before = self.state.phases.generation
         effects = self.state.handle(event)
+        self.effects += effects
         self.note(event, effects)
         if self.phases[-1] is not self.state.phase:
             self.phases.append(self.state.phase)
@@ -79,6 +87,10 @@ class World:
                 self.tell(events.PodDeleted(time=self.time, pod=effect.name))
             elif isinstance(effect, CommitRecord):
                 self.commits.append(effect)
+            elif isinstance(effect, DiscardRecord):
+                writers = [name for name, pod in self.up.items() if pod["uri"] == effect.uri]
+                assert not writers, f"{effect.uri} is deleted while {writers} write into it"
+                self.discarded.append(effect.uri)
         return effects
 
     def note(self, event: events.Event, effects: list[Effect]) -> None:
@@ -90,6 +102,7 @@ class World:
         if self.waiting:
             pod = self.waiting.pop(0)
             self.up[pod.name] = {"role": pod.role, "restored": "", "shards": [], "saved": "", "generation": 0}
+            self.up[pod.name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0}
             self.serial += 1
             self.up[pod.name]["incarnation"] = str(self.serial)
             self.up[pod.name]["uid"] = f"uid-{self.serial}"
@@ -133,15 +146,7 @@ class World:
             pod["generation"], pod["shards"] = directive.generation, []
         saved, damaged, progress = None, None, []
         if pod["role"] is Role.PARAMETER_SERVER:
-            if directive.restore is not None and directive.restore.uri in self.damaged:
-                order_id = directive.restore.order_id
-                damaged = RestoreProblem(order_id=order_id, reason="checksum differs", is_damaged=True)
-            elif directive.restore is not None:
-                pod["restored"] = directive.restore.order_id
-            if directive.save is not None and directive.save.order_id != pod["saved"]:
-                self._check_record()
-                pod["saved"] = directive.save.order_id
-                saved = SavedPart(order_id=directive.save.order_id, manifest_json=b"{}")
+            saved, damaged = self._obey(name, pod, directive)
         elif directive.mode in (Mode.TRAIN, Mode.EVALUATE):
             kind = "train" if directive.mode is Mode.TRAIN else "evaluate"
             pod["shards"] = [entry for entry in pod["shards"] if entry[0].kind == kind]
@@ -181,13 +186,40 @@ class World:
                 pod=name,
                 incarnation=pod["incarnation"],
                 generation=pod["generation"],
-                reached_version=directive.version,
+                reached_version=pod["reached"] if pod["role"] is Role.PARAMETER_SERVER else directive.version,
                 progress=progress,
                 saved=saved,
                 restored_order_id=pod["restored"],
                 damaged=damaged,
+                writing=pod["writing"],
+                transfers=pod["transfers"],
             )
         )
+
+    def _obey(
+        self, name: str, pod: dict[str, Any], directive: Directive
+    ) -> tuple[SavedPart | None, RestoreProblem | None]:
+        """What a server does; one whose store hangs goes on where it hung once the store answers."""
+        if name not in self.hung:
+            # A part that was written this late is of an order that may be in force no more.
+            pod["writing"], pod["uri"], pod["transfers"] = "", "", pod["transfers"] + 1
+        restore, save = directive.restore, directive.save
+        if restore is not None and restore.order_id != pod["restored"]:
+            if name in self.hung:
+                return None, None
+            if restore.uri in self.damaged:
+                return None, RestoreProblem(order_id=restore.order_id, reason="checksum differs", is_damaged=True)
+            pod["restored"] = restore.order_id
+        if save is not None and save.order_id != pod["saved"]:
+            if name in self.hung:
+                if not pod["writing"]:
+                    pod["writing"], pod["uri"] = save.order_id, save.uri
+                return None, None
+            self._check_record()
+            pod["saved"], pod["reached"] = save.order_id, directive.version
+            return SavedPart(order_id=save.order_id, manifest_json=b"{}"), None
+        pod["reached"] = directive.version
+        return None, None
 
     def _push(self, pod: dict[str, Any], shard: Shard, start: int, end: int) -> None:
         """Servers of another generation refuse a push."""
@@ -232,7 +264,8 @@ class World:
         self.tell(events.PodGone(time=self.time, pod=name, uid=uid, **how))
 
     def run_fairly(self, steps: int = 3000) -> None:
-        """Everybody behaves from now on."""
+        """Everybody behaves from now on, the store too."""
+        self.hung.clear()
         for _ in range(steps):
             if self.state.is_swept():
                 return
@@ -265,15 +298,15 @@ def disturb(world: World, chance: random.Random) -> None:
         incarnation = world.up[name]["incarnation"]
         world.tell(events.PodSilent(time=world.time, pod=name, incarnation=incarnation, silent_seconds=15.0))
     elif what < 0.83 and name:
-        incarnation = world.up[name]["incarnation"]
+        incarnation = world.up.pop(name)["incarnation"]
         world.tell(
             events.PodFailed(time=world.time, pod=name, incarnation=incarnation, retryable=True, reason="no memory")
         )
-        world.up.pop(name, None)
     elif what < 0.85 and name:
         # Another process under the same name.
         world.serial += 1
         world.up[name] |= {"incarnation": str(world.serial), "restored": "", "shards": [], "generation": 0}
+        world.up[name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0}
         world.register(name)
     elif what < 0.89:
         world.commit(succeed=chance.random() < 0.7)
@@ -282,8 +315,13 @@ def disturb(world: World, chance: random.Random) -> None:
     elif what < 0.91 and world.state.phases.record is not None:
         world.damaged.add(world.state.phases.record.uri)
     elif what < 0.93:
-        world.tell(events.Restarted(time=world.time))
-        world.commits = world.commits[-1:]
+        # With a new process what the old one had under way is gone, except what it repeats.
+        away_seconds = chance.choice([0.0, 3.0])
+        world.commits = [] if away_seconds else world.commits
+        world.tell(events.Restarted(time=world.time, away_seconds=away_seconds))
+    elif what < 0.94 and name:
+        # Its store does not answer any more, or does again.
+        world.hung ^= {name}
     elif what < 0.95:
         world.tell(
             events.ShapeAsked(time=world.time, workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))

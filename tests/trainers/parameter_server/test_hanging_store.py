@@ -1,0 +1,102 @@
+"""A real master and a real server process whose store hangs: the job ends in a decision."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrec.checkpoints import open_store
+from elastrec.platform.clusters.protocol import PodSpec
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.job_messages import SaveNow
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from tests.platform.master.fakes import job
+from tests.platform.master.stage import Stage
+
+SERVER = "clicks-1-ps-0"
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def stage(tmp_path: Path, gate: Path) -> Iterator[Stage]:
+    """A job with one real server, whose store hangs while `gate` is there, and scripted workers."""
+    faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 60, "lease": 60, "save_timeout": 1.5}
+    resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}
+    made = Stage(tmp_path, job(faults=faults, resources=resources), rows=4000)
+    open_store(made.request.store).create()
+    processes: list[subprocess.Popen[bytes]] = []
+    play = made.cluster.on_create
+
+    def create(spec: PodSpec) -> None:
+        if spec.role is Role.WORKER:
+            play(spec)
+            return
+        files = tmp_path / spec.name
+        files.mkdir()
+        for name, text in (spec.files | spec.secrets).items():
+            (files / name).write_text(text)
+        variables = {**os.environ, **spec.environment, environment.FILES: str(files), environment.HOST: "127.0.0.1"}
+        module = "tests.trainers.parameter_server.hanging_store"
+        with (tmp_path / f"{spec.name}.log").open("ab") as log:
+            processes.append(subprocess.Popen([sys.executable, "-m", module, str(gate)], env=variables, stderr=log))
+
+    made.cluster.on_create = create
+    try:
+        made.start()
+        yield made
+    finally:
+        with contextlib.ExitStack() as stack:
+            stack.callback(made.close)
+            for process in processes:
+                process.kill()
+                process.wait(10)
+
+
+def parts_folders(stage: Stage) -> set[str]:
+    return set(open_store(stage.request.store).folders("clicks/records"))
+
+
+def test_a_save_that_hangs_costs_its_record_alone(stage: Stage, gate: Path) -> None:
+    stage.wait_for(Phase.TRAINING, 120)
+    gate.touch()
+    stage.call(SaveNow())
+    stage.wait(lambda: stage.service.state.phases.failed_saves == 1, 60)
+    assert stage.service.state.phase is Phase.TRAINING and stage.service.state.phases.save is None
+    done = stage.service.state.training.done
+    stage.wait(lambda: stage.service.state.training.done > done)
+    # The server still writes there.
+    (abandoned,) = stage.service.state.phases.abandoned.values()
+    assert set(abandoned.writers) == {SERVER} and parts_folders(stage) == {abandoned.uri.rpartition("/")[2]}
+    gate.unlink()
+    stage.wait(lambda: not stage.service.state.phases.abandoned, 60)
+    stage.wait(lambda: abandoned.uri.rpartition("/")[2] not in parts_folders(stage), 60)
+    stage.wait_for(Phase.SUCCEEDED, 120)
+    assert stage.service.state.phases.rollbacks == 0
+
+
+def test_a_store_that_hangs_for_good_ends_the_job_with_the_reason(stage: Stage, gate: Path) -> None:
+    gate.touch()
+    waits: set[str] = set()
+
+    def has_failed() -> bool:
+        waits.add(stage.metrics().reason)
+        return stage.service.state.phase is Phase.FAILED
+
+    stage.wait(has_failed, 180)
+    assert "the final record could not be written in 3 tries" in stage.service.state.failure
+    assert f"{SERVER} wrote nothing for 1.5 s (spec.faults.save_timeout)" in stage.service.state.failure
+    assert any(f"waiting for {SERVER} for 1 s" in reason for reason in waits), waits
+    story = stage.call(GetExplanation(), Explanation)
+    assert [entry.what for entry in story.timeline].count("failed") == 1
+    assert any(SERVER in entry.cause for entry in story.timeline if entry.what.startswith("could not save"))
