@@ -21,7 +21,7 @@ class FastAnswer(msgspec.Struct, tag="Answer"):
 
 
 class Unknown(msgspec.Struct, tag="Answer"):
-    """An `Answer` to a process that another has replaced."""
+    """An `Answer` to a process of a pod of which none has registered with this master."""
 
     directive: None = None
     known: bool = False
@@ -33,16 +33,17 @@ class Directives:
     def __init__(self) -> None:
         self._encoded: dict[tuple[int, str], msgspec.Raw] = {}
 
-    def of(self, pod: str, state: JobState) -> msgspec.Raw:
-        """What the pod shall do now."""
+    def of(self, pod: str, incarnation: str, state: JobState) -> msgspec.Raw:
+        """What the pod's process shall do now."""
         member = state.membership.members.get(pod)
-        kind = "exit" if member is None or member.retiring else str(member.role)
+        leaves = member is None or member.retiring or member.is_held_by_another(incarnation)
+        kind = "exit" if member is None or leaves else str(member.role)
         key = (state.phases.version, kind)
         encoded = self._encoded.get(key)
         if encoded is None:
             if any(version != key[0] for version, _ in self._encoded):
                 self._encoded.clear()
-            encoded = self._encoded[key] = msgspec.Raw(msgspec.msgpack.encode(state.directive(pod)))
+            encoded = self._encoded[key] = msgspec.Raw(msgspec.msgpack.encode(state.directive(pod, incarnation)))
         return encoded
 
 

@@ -23,6 +23,7 @@ class Member(msgspec.Struct, kw_only=True):
             pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
         retiring: it was told to leave for good.
+        superseded: incarnations of processes that another has taken the place of; none of them counts again.
         transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
             grow, or a save or a restore began.
     """
@@ -44,12 +45,17 @@ class Member(msgspec.Struct, kw_only=True):
     reason: str = ""
     starved: bool = False
     retiring: bool = False
+    superseded: list[str] = []
     transfers: int = 0
     active: float = 0.0
 
     @property
     def is_registered(self) -> bool:
         return bool(self.incarnation)
+
+    def is_held_by_another(self, incarnation: str) -> bool:
+        """Whether a process of the pod other than this one registered last."""
+        return self.is_registered and self.incarnation != incarnation
 
 
 class Usage(msgspec.Struct):

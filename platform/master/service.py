@@ -268,10 +268,11 @@ class JobService(ObserverCalls, TimedWork):
             )
         )
         with self._lock:
-            self._life_signs.heard(message.pod, self._clock())
-            self._seen.registered(message.pod, self.state, self.now())
             member = self.state.membership.members.get(message.pod)
-            directive = self.state.directive(message.pod)
+            if member is None or not member.is_held_by_another(message.incarnation):
+                self._life_signs.heard(message.pod, self._clock())
+                self._seen.registered(message.pod, self.state, self.now())
+            directive = self.state.directive(message.pod, message.incarnation)
             pace = self._pace(message.pod)
             sequence = self.journal.last
         self._wait(sequence)
@@ -293,9 +294,9 @@ class JobService(ObserverCalls, TimedWork):
         effects: list[Effect] = []
         with self._lock:
             member = self.state.membership.members.get(message.pod)
-            if member is not None and member.incarnation != message.incarnation:
+            if member is not None and not member.is_registered:
                 return Unknown()
-            if member is not None:
+            if member is not None and not member.is_held_by_another(message.incarnation):
                 self._life_signs.heard(message.pod, self._clock())
                 self._seen.heartbeat(message, self.state, self.now())
                 problem = message.restore_problem
@@ -314,7 +315,7 @@ class JobService(ObserverCalls, TimedWork):
                 )
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)
-            directive = self._directives.of(message.pod, self.state)
+            directive = self._directives.of(message.pod, message.incarnation, self.state)
             pace = self._pace(message.pod)
             # The directive may follow from an event of somebody else that is not on disk yet.
             sequence = self.journal.last
@@ -341,7 +342,8 @@ class JobService(ObserverCalls, TimedWork):
             if answer is None:
                 effects, _ = self._apply(request)
                 answer = next(effect for effect in effects if isinstance(effect, AnswerLease))
-            directive = None if answer.state is LeaseState.GRANTED else self.state.directive(message.pod)
+            granted = answer.state is LeaseState.GRANTED
+            directive = None if granted else self.state.directive(message.pod, message.incarnation)
             sequence = self.journal.last
         self._finish_event(effects, sequence)
         wait = _WAIT_SECONDS if answer.state is LeaseState.WAIT else 0.0

@@ -149,12 +149,12 @@ class JobState(msgspec.Struct, kw_only=True):
     def routing(self) -> RoutingTable:
         return self.membership.routing(self.routing_epoch, self.plan.virtual_buckets)
 
-    def directive(self, pod: str) -> Directive:
-        """The whole of what a pod should be doing; a pod that has no place should exit."""
+    def directive(self, pod: str, incarnation: str) -> Directive:
+        """The whole of what a pod's process should be doing; one without a place, or superseded, should exit."""
         phases = self.phases
         member = self.membership.members.get(pod)
         mode = _MODES.get(phases.phase, Mode.IDLE)
-        if member is None or member.retiring or phases.phase.is_final:
+        if member is None or member.retiring or phases.phase.is_final or member.is_held_by_another(incarnation):
             mode = Mode.EXIT
         elif phases.save is not None:
             mode = Mode.PAUSE
@@ -314,10 +314,14 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
     member = state.membership.members.get(event.pod)
     if member is None or member.role is not event.role or state.phase.is_final:
         return
-    if member.is_registered and member.incarnation != event.incarnation:
+    if event.incarnation in member.superseded:
+        # Who registered last stays: two that live would take the place from each other until its budget is spent.
+        return
+    if member.is_held_by_another(event.incarnation):
         losses.process_replaced(state, member, event, effects)
         if state.phase.is_final:
             return
+        member.superseded.append(member.incarnation)
     elif not member.is_registered:
         effects.append(
             Decided(

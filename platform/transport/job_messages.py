@@ -87,7 +87,7 @@ class Register(Message, frozen=True):
     """A pod's process has started. Sent again after a restart of either side.
 
     Attributes:
-        incarnation: random per process; a new one under the same pod name means that the old process is gone.
+        incarnation: random per process; the one that registered last counts, an earlier one is told to exit.
         address: `host:port` where the pod serves, else empty.
     """
 

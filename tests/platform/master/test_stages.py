@@ -73,7 +73,7 @@ def test_a_part_that_is_not_written_in_time_fails_the_save_and_training_goes_on(
     assert world.state.phases.save is save
     late(world)
     assert world.state.phases.save is None and world.state.phase is Phase.TRAINING
-    assert world.state.directive("j-worker-0").mode is Mode.TRAIN
+    assert world.directive("j-worker-0").mode is Mode.TRAIN
     (failure,) = decisions(world, "save_failed")
     assert failure["reason"] == "j-ps-1 wrote nothing for 40 s (spec.faults.save_timeout)"
 

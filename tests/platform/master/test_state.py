@@ -105,7 +105,7 @@ def test_a_lost_server_voids_the_progress_of_the_old_generation():
         )
     )
     assert world.state.training.samples == trained and world.state.training.done == 0
-    assert world.state.directive(name).mode is Mode.IDLE
+    assert world.directive(name).mode is Mode.IDLE
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
 
@@ -140,12 +140,12 @@ def test_progress_of_the_old_generation_is_void_even_if_its_attempt_is_leased_ag
 def test_a_worker_dying_during_a_pause_does_not_block_the_save():
     world = running()
     world.tell(events.SaveAsked(time=world.time))
-    assert world.state.directive("j-worker-0").mode is Mode.PAUSE
+    assert world.directive("j-worker-0").mode is Mode.PAUSE
     world.act("j-worker-0")
-    assert world.state.directive("j-ps-0").save is None
+    assert world.directive("j-ps-0").save is None
     world.kill("j-worker-1")
     world.act("j-worker-0")
-    assert world.state.directive("j-ps-0").save is not None
+    assert world.directive("j-ps-0").save is not None
 
 
 def test_a_worker_that_does_not_stand_still_is_replaced():
@@ -165,7 +165,7 @@ def test_a_save_does_not_wait_for_a_worker_that_has_nothing_to_train_and_does_no
     world.tell(events.SaveAsked(time=world.time))
     # It still loads its model and has reached no directive at all.
     world.act("j-worker-0")
-    assert world.state.directive("j-ps-0").save is not None
+    assert world.directive("j-ps-0").save is not None
     world.time += 61.0
     world.tick()
     assert "j-worker-1-r1" in world.state.membership.members

@@ -98,6 +98,10 @@ class World:
         self.events.append(event)
         self.history.append(encode_state(self.state))
 
+    def directive(self, name: str) -> Directive:
+        """What the pod's process is told."""
+        return self.state.directive(name, self.up[name]["incarnation"])
+
     def start_pod(self) -> None:
         if self.waiting:
             pod = self.waiting.pop(0)
@@ -129,18 +133,13 @@ class World:
             late: a worker goes on under the directive that it knows and pushes; its heartbeat is still to come.
         """
         pod = self.up[name]
-        directive = self.state.directive(name)
+        directive = self.state.directive(name, pod["incarnation"])
         if late and pod["role"] is Role.WORKER and directive.mode is not Mode.EXIT:
             directive = pod.get("directive", directive)
         else:
             late, pod["directive"] = False, directive
         if directive.mode is Mode.EXIT:
             self.kill(name, end=EndReason.COMPLETED, exit_code=0)
-            return
-        member = self.state.membership.members.get(name)
-        if member is not None and member.incarnation != pod["incarnation"]:
-            # A message of an earlier process came late: the service tells this one that it is not known.
-            self.register(name)
             return
         if pod["generation"] != directive.generation:
             pod["generation"], pod["shards"] = directive.generation, []
