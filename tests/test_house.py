@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import load
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("platform", "operators", "trainers", "checkpoints", "dags")
 
@@ -141,3 +143,11 @@ def test_nothing_is_ever_unpickled() -> None:
                 ):
                     wrong.append(f"{file}:{node.lineno}: torch.load")
     assert not wrong
+
+
+def test_every_mutant_fits_the_code_and_names_tests_that_exist() -> None:
+    mutants = load()
+    names = [mutant.name for mutant in mutants]
+    assert len(set(names)) == len(names) > 20
+    problems = [f"{mutant.name}: {problem}" for mutant in mutants if (problem := mutant.problem(ROOT))]
+    assert problems == [], "bring tests/mutants.toml along with the code"

@@ -210,7 +210,7 @@ def test_nothing_is_leased_while_a_record_is_written():
 
 @pytest.mark.parametrize("succeed", [True, False])
 def test_a_save_that_took_longer_than_a_lease_costs_no_worker(succeed: bool):
-    world = running()
+    world = running(plan(save_timeout_seconds=1000.0))
     save_until_written(world)
     world.time += 2 * world.state.plan.lease_seconds
     world.tick()
