@@ -1,8 +1,9 @@
 """The job's history on disk: every event, committed before it is answered; snapshots so that a restart is short.
 
-SQLite in WAL mode. Concurrent callers share one commit. `synchronous=NORMAL`: a killed process loses nothing; the
-loss of the whole machine loses the pod's folder with it anyway. A full disk is waited out: until there is room again
-nothing is answered, and nothing is lost.
+SQLite in WAL mode with `synchronous=FULL`: what is acknowledged has reached the disk. It survives the end of the
+process and a crash of the machine, as far as the disk keeps what it has confirmed; it does not survive the loss of the
+disk or of the pod's folder. Concurrent callers share one commit, and one synchronisation with the disk.
+A full disk is waited out: until there is room again nothing is answered, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Journal:
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.execute("PRAGMA synchronous=FULL")
             found = self._database.execute("PRAGMA quick_check").fetchone()[0]
             if found != "ok":
                 raise JournalError(f"{path}: the journal is damaged: {found}; {_MEND}")
@@ -132,7 +133,11 @@ class Journal:
                 return None
             version, body, checksum = plan_row
             if version != FORMAT_VERSION:
-                raise JournalError(f"{self.path}: journal format {version} is not allowed; allowed: {FORMAT_VERSION}")
+                raise JournalError(
+                    f"{self.path}: the journal has format {version}, which another version of elastrec wrote; this one "
+                    f"reads format {FORMAT_VERSION} alone. Go back to the version that began the job until it has "
+                    f"ended, or {_MEND}"
+                )
             if checksum != _checksum(0, body):
                 raise JournalError(f"{self.path}: the plan is damaged; {_MEND}")
             state = JobState.new(msgspec.msgpack.decode(body, type=JobPlan))
@@ -377,11 +382,21 @@ class Journal:
             self._closing = True
             self._wake.notify_all()
 
-    def close(self) -> None:
-        """Commits what is pending and closes the file."""
+    def close(self, snapshot: bytes | None = None) -> None:
+        """Commits what is pending and closes the file.
+
+        Args:
+            snapshot: the encoded state after the last event, so that the next start replays nothing.
+        """
         self.give_up()
         if self._thread is not None:
             self._thread.join()
+        if snapshot is not None and self._problem is None and self._committed == self._last > 0:
+            try:
+                self._commit([], (self._last, snapshot))
+            except sqlite3.Error as error:
+                # Every event is there: the next start takes longer.
+                log.warning("no_last_snapshot", journal=str(self.path), reason=str(error))
         self._database.close()
 
 

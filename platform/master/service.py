@@ -112,6 +112,7 @@ class JobService(ObserverCalls, TimedWork):
         if self.is_continued:
             self._memoir.recall(self._seen)
         self._executor = Executor(request, cluster, self.submit, token, tls, self._member, self._in_progress)
+        self._is_broken = False
         self._finished = threading.Event()
         self._stopping = threading.Event()
         self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
@@ -150,7 +151,8 @@ class JobService(ObserverCalls, TimedWork):
             remembered = self._seen.remembered()
         self._memoir.keep(remembered, self._clock())
         self._executor.close()
-        self.journal.close()
+        with self._lock:
+            self.journal.close(None if self._is_broken else encode_state(self.state))
 
     def delete_pods(self, *, keep_for_logs: bool = False) -> None:
         """Deletes the job's workers and servers; with `keep_for_logs`, not those that ended by themselves.
@@ -228,6 +230,7 @@ class JobService(ObserverCalls, TimedWork):
         try:
             effects = self.state.handle(event)
         except Exception:
+            self._is_broken = True
             log.exception("event_broke_the_state_machine", received=type(event).__name__)
             self._on_fatal()
             raise
