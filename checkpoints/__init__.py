@@ -13,6 +13,16 @@ from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, Sec
 from elastrec.checkpoints.record import Record, RecordManifest, commit_record, new_record_uri, open_record
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
+from elastrec.checkpoints.terms import (
+    SupersededError,
+    Term,
+    check_term,
+    conclude,
+    concluded_term,
+    list_terms,
+    newest_term,
+    take_term,
+)
 
 __all__ = [
     "Adaptation",
@@ -29,18 +39,26 @@ __all__ = [
     "SectionKind",
     "Store",
     "StoreError",
+    "SupersededError",
     "TableSummary",
+    "Term",
     "Verdict",
+    "check_term",
     "commit_record",
     "compare",
+    "conclude",
+    "concluded_term",
     "discard",
     "expect_existing_stores",
     "latest_record",
     "list_records",
+    "list_terms",
     "new_record_uri",
     "newest_records",
+    "newest_term",
     "open_record",
     "open_store",
     "prune",
     "summarize",
+    "take_term",
 ]

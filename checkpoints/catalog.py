@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import MANIFEST, RecordKind, RecordManifest
 from elastrec.checkpoints.record import Record, job_digits, read_manifest, records_folder, utc
 from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.terms import list_terms
 from elastrec.platform.specs.errors import CheckpointError
 
 _log = structlog.get_logger(__name__)
@@ -19,9 +21,10 @@ _log = structlog.get_logger(__name__)
 def list_records(store: str | Store, job_name: str, job_id: str | None = None) -> list[tuple[str, RecordManifest]]:
     """(URI, manifest) of the complete records of a job name, newest first; torn ones are skipped and logged.
 
-    Newest means: latest end of the data interval, then the job that wrote last, then most steps. So a job that
-    re-trains an old day does not displace yesterday's record, and within a job no clock is asked, which may be set
-    back while it runs.
+    Newest means: latest end of the data interval, then the job that wrote last, then the highest term, then most
+    steps. So a job that re-trains an old day does not displace yesterday's record, and within a job no clock is asked,
+    which may be set back while it runs. The record that a term continues from counts as one of that term: what an older
+    master commits after that is no newer.
     """
     opened = open_store(store) if isinstance(store, str) else store
     names = _names(opened, job_name, job_id)
@@ -33,12 +36,24 @@ def list_records(store: str | Store, job_name: str, job_id: str | None = None) -
         of = (manifest.interval_end, manifest.job_id)
         written[of] = max(written.get(of, 0.0), manifest.created_unix_seconds)
 
-    def age(item: tuple[str, RecordManifest]) -> tuple[str, float, str, int, float]:
-        found = item[1]
-        last = written[found.interval_end, found.job_id]
-        return found.interval_end, last, found.job_id, found.step, found.created_unix_seconds
+    bases = _bases(opened, job_name, records)
+
+    def age(item: tuple[str, RecordManifest]) -> tuple[str, float, str, int, int, float]:
+        uri, found = item
+        last, term = written[found.interval_end, found.job_id], max(found.term, bases.get(uri, 0))
+        return found.interval_end, last, found.job_id, term, found.step, found.created_unix_seconds
 
     return sorted(records, key=age, reverse=True)
+
+
+def _bases(store: Store, job_name: str, records: list[tuple[str, RecordManifest]]) -> dict[str, int]:
+    """The highest term that continues from each record. Asked only of jobs of which there is something to order."""
+    of_job = Counter(manifest.job_id for _, manifest in records)
+    bases: dict[str, int] = {}
+    for job_id in (job_id for job_id, count in of_job.items() if count > 1):
+        for term in list_terms(store, job_name, job_id, after=1):
+            bases[term.base] = term.term
+    return bases
 
 
 def _names(store: Store, job_name: str, job_id: str | None) -> list[str]:
@@ -111,6 +126,7 @@ def prune(
     keep: int,
     in_progress: Callable[[], Iterable[str]] = lambda: (),
     damaged: Iterable[str] = (),
+    check: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """Deletes a job's old periodic records and its torn folders; final records stay. Returns the deleted URIs.
 
@@ -119,6 +135,7 @@ def prune(
         in_progress: URIs of records that are being written, or were just now: they stay in any case. Asked before each
             deletion, for a store may take so long that another record has been begun since it was listed.
         damaged: URIs of records that are known to be damaged: they go, and do not count among those that stay.
+        check: called before each deletion; what it raises ends the pruning.
 
     Raises:
         CheckpointError: the store failed; what was deleted until then is gone.
@@ -140,6 +157,8 @@ def prune(
             continue
         if not known and opened.exists(f"{key}/{MANIFEST}"):
             continue
+        # After the listing: a master whose records are in it has taken its term before.
+        check()
         # Without its manifest a half-deleted record is torn, never complete with parts missing.
         opened.delete(f"{key}/{MANIFEST}")
         opened.delete_tree(key)

@@ -34,7 +34,8 @@ class RecordManifest(msgspec.Struct, frozen=True, kw_only=True):
     """All that a reader must know of a record.
 
     Attributes:
-        step: what the master counts, by custom samples trained; orders the records of one job.
+        step: what the master counts, by custom samples trained; orders the records of one term of one job.
+        term: of the master that committed it; 0: of a master before there were terms.
         interval_start, interval_end: ISO 8601 bounds of the data that the job trains on; empty when unknown.
         positions_file: object with the shard states, opaque JSON; `positions_checksum` is its xxh3-64.
         attributes: free text for people and for later rooms.
@@ -57,6 +58,7 @@ class RecordManifest(msgspec.Struct, frozen=True, kw_only=True):
     positions_checksum: int
     parts: list[PartManifest]
     attributes: dict[str, str] = {}
+    term: int = 0
 
     @property
     def rows(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,8 @@ def commit_record(
     interval: tuple[str, str] = ("", ""),
     attributes: dict[str, str] | None = None,
     created_unix_seconds: float | None = None,
+    term: int = 0,
+    check: Callable[[], object] = lambda: None,
 ) -> RecordManifest:
     """Makes a record of a folder whose parts are all written: checks them, writes the positions, then the manifest.
 
@@ -108,6 +110,7 @@ def commit_record(
         uri: from `new_record_uri`.
         positions: shard states as the master wants them back, opaque.
         interval: ISO 8601 start and end of the job's data; without an offset they are UTC.
+        check: called right before the manifest is written; what it raises leaves the folder without one.
 
     Raises:
         CheckpointError: a part is missing or damaged, parts contradict each other or leave a hole, or the folder is
@@ -142,7 +145,9 @@ def commit_record(
         positions_checksum=xxhash.xxh3_64_intdigest(positions),
         parts=found,
         attributes=dict(attributes or {}),
+        term=term,
     )
+    check()
     _put_manifest(store, encode_manifest(manifest))
     _log.info(
         "record committed", record=uri, kind=manifest.kind, step=step, generation=generation,

@@ -23,6 +23,7 @@ _log = structlog.get_logger(__name__)
 
 LAUNCH_FILE = "launch.json"
 """Lies beside the terms: what the job was launched with last."""
+_CONCLUDED_FILE = "concluded.json"
 _NUMBER = re.compile(r"(\d{8})\.json")
 _HIGHEST = 99_999_999
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
@@ -56,14 +57,14 @@ def terms_folder(job_name: str, job_id: str) -> str:
     return f"{job_name}/terms/{job_id}"
 
 
-def list_terms(store: str | Store, job_name: str, job_id: str) -> list[Term]:
-    """All terms of a job, the first one first.
+def list_terms(store: str | Store, job_name: str, job_id: str, after: int = 0) -> list[Term]:
+    """The terms of a job above `after`, the lowest one first.
 
     Raises:
         StoreError: the store could not be asked.
     """
     opened = open_store(store) if isinstance(store, str) else store
-    return [_read(opened, key) for key in _keys(opened, job_name, job_id)]
+    return [_read(opened, key) for key in _keys(opened, job_name, job_id) if _number(key) > after]
 
 
 def newest_term(store: str | Store, job_name: str, job_id: str) -> Term | None:
@@ -142,6 +143,32 @@ def take_term(
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
+def conclude(store: str | Store, job_name: str, job_id: str) -> None:
+    """Says that the run of a job is over for good: a later one under the same id continues nothing of it.
+
+    Raises:
+        CheckpointError: the store refused.
+    """
+    opened = open_store(store) if isinstance(store, str) else store
+    if (newest := newest_term(opened, job_name, job_id)) is not None:
+        opened.put(f"{terms_folder(job_name, job_id)}/{_CONCLUDED_FILE}", msgspec.json.encode(newest.term))
+
+
+def concluded_term(store: str | Store, job_name: str, job_id: str) -> int:
+    """The last term of the job's runs that are over for good (see `conclude`); 0: there is none.
+
+    Raises:
+        CheckpointError: the store could not be asked, or the file is damaged.
+    """
+    opened = open_store(store) if isinstance(store, str) else store
+    key = f"{terms_folder(job_name, job_id)}/{_CONCLUDED_FILE}"
+    found = opened.get_versioned(key)
+    try:
+        return 0 if found is None else msgspec.json.decode(found[0], type=int)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{opened.child_uri(key)}: it cannot be read: {error}") from error
+
+
 def _put(store: Store, key: str, data: bytes) -> None:
     if store.conditional_writes():
         store.put_if_absent(key, data)
@@ -158,8 +185,12 @@ def _keys(store: Store, job_name: str, job_id: str) -> list[str]:
     return [key for key in store.keys(folder) if _NUMBER.fullmatch(key.removeprefix(f"{folder}/"))]
 
 
+def _number(key: str) -> int:
+    return int(key.rpartition("/")[2].removesuffix(".json"))
+
+
 def _read(store: Store, key: str) -> Term:
-    number = int(key.rpartition("/")[2].removesuffix(".json"))
+    number = _number(key)
     found = store.get_versioned(key)
     try:
         term = msgspec.json.decode(found[0] if found is not None else b"", type=Term)
@@ -175,6 +206,8 @@ __all__ = [
     "SupersededError",
     "Term",
     "check_term",
+    "conclude",
+    "concluded_term",
     "list_terms",
     "newest_term",
     "take_term",

@@ -8,6 +8,7 @@ import time
 import msgspec
 import structlog
 
+from elastrec.checkpoints import concluded_term, newest_term
 from elastrec.platform.clusters.protocol import PodPhase, PodSpec, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
@@ -35,8 +36,16 @@ _MASTER_END_SECONDS = 20.0
 def launch_request(
     prepared: Prepared, allocation: Allocation, run_id: str = "", tracking_uri: str = ""
 ) -> LaunchRequest:
-    """What the job's master is started with."""
+    """What the job's master is started with.
+
+    Raises:
+        CheckpointError: the store could not be asked which runs of the job are over.
+    """
     job = allocated(job_from_json(prepared.job_json), allocation)
+    of = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
+    earlier_terms = concluded_term(*of)
+    if job.spec.continual.resume == "never" and (newest := newest_term(*of)) is not None:
+        earlier_terms = newest.term
     return LaunchRequest.of(
         job,
         job_id=prepared.job_id,
@@ -45,6 +54,8 @@ def launch_request(
         evaluation_manifest=prepared.evaluation_manifest,
         evaluation_rows=prepared.evaluation_rows,
         store=job.spec.checkpoint.store,
+        training_digest=prepared.training_digest,
+        earlier_terms=earlier_terms,
         start_record=prepared.start_record,
         older_start_records=prepared.older_start_records,
         data_interval=(prepared.interval.start, prepared.interval.end),

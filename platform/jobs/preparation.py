@@ -100,6 +100,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         evaluation_manifest=evaluation,
         training_rows=rows.training.rows,
         evaluation_rows=rows.evaluation.rows,
+        training_digest=rows.training.digest,
         start_record=start_record,
         older_start_records=older_start_records,
         adaptation=adaptation,

@@ -29,6 +29,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         job_json: the job file as it will run (overrides applied).
+        training_digest: of the training manifest.
         start_record: URI of the checkpoint record to continue from, empty for a fresh start.
         older_start_records: URIs of those to continue from, in this order, where that one turns out to be damaged.
         adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
@@ -44,6 +45,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_manifest: str
     training_rows: int
     evaluation_rows: int
+    training_digest: str = ""
     start_record: str = ""
     older_start_records: list[str] = []
     adaptation: str = ""

@@ -1,6 +1,7 @@
 """The master pod: `python -m elastrec.platform.master`.
 
-Exit code 0: the job is over; 2: it would fail again, its node need not restart it; else it may be restarted.
+Exit code 0: the job is over, or another master has taken it over; 2: it would fail again, its node need not restart it;
+else it may be restarted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from elastrec.platform.master.journal import JournalError
 from elastrec.platform.master.launch import decode_launch
 from elastrec.platform.master.service import JobService
 from elastrec.platform.specs import environment
-from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import ClusterError, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
 from elastrec.platform.transport.logs import configure_logging
@@ -83,11 +84,23 @@ def run() -> int:
         local_streams=os.environ.get(environment.STREAMS) != "tcp",
         maximum_connections=service.maximum_connections,
     )
+
+    def pause(seconds: float) -> None:
+        if stopped.wait(seconds):
+            raise ClusterError("stopped before the checkpoint store had given a term", retryable=True)
+
+    # Nobody is answered before it is certain that this master may direct.
+    announce_ready()
+    service.start(server.address, pause)
     server.serve_in_background()
     log.info("master_started", job=request.job_id, address=server.address, continued=service.is_continued)
-    announce_ready()
-    service.start(server.address)
     service.wait_until_done(stopped=stopped.is_set)
+    if service.is_superseded():
+        server.shutdown()
+        service.close()
+        if sink:
+            leave_points(request, sink.close())
+        return 0
     if stopped.is_set():
         # The master's pod is being deleted, and with it the job.
         log.info("master_stopped", job=request.job_id, phase=str(service.state.phase))

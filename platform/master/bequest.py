@@ -48,7 +48,7 @@ class Bequest:
             try:
                 write_result(request.store, job_name, request.job_id, self._metrics)
                 of = (request.store, job_name, request.job_id, self._state, self._journal)
-                ledger, story = write_ledger(*of), write_explanation(*of)
+                ledger, story = write_ledger(*of, request.earlier_terms), write_explanation(*of)
             except ElastrecError as error:
                 reason = str(error)
                 continue

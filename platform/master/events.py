@@ -9,12 +9,33 @@ from __future__ import annotations
 import msgspec
 
 from elastrec.platform.clusters.protocol import EndReason
+from elastrec.platform.master.phases import CompleteRecord
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart, ShardProgress
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     time: float
+
+
+class ResumedFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """What a master without a journal continues from: records that an earlier one has left.
+
+    Attributes:
+        records: complete ones, oldest first; the last one is gone back to first.
+        trained_rows: that earlier masters have counted, as far as known; else 0.
+    """
+
+    records: list[CompleteRecord]
+    trained_rows: int
+
+
+class TermBegun(_Event, frozen=True, kw_only=True):
+    """This master has taken a term, and is reached at `address`; `resumed` is for one without a journal only."""
+
+    term: int
+    address: str
+    resumed: ResumedFrom | None = None
 
 
 class Begun(_Event, frozen=True, kw_only=True):
@@ -165,7 +186,8 @@ class Measured(_Event, frozen=True, kw_only=True):
 
 
 Event = (
-    Begun
+    TermBegun
+    | Begun
     | PodRegistered
     | PodReported
     | ShardsAsked

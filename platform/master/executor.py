@@ -16,6 +16,7 @@ from elastrec.platform.master.effects import CommitRecord, CreatePod, DeletePod,
 from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
 from elastrec.platform.master.membership import Member
 from elastrec.platform.master.record_lane import RecordLane
+from elastrec.platform.master.term_watch import TermWatch
 from elastrec.platform.specs.errors import ClusterError, ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.security import TlsConfig
@@ -34,7 +35,7 @@ class Executor:
     Args:
         submit: takes the event that tells how an effect ended.
         member: the place that a pod has in the job now; None: none (any more).
-        in_progress: see RecordLane.
+        in_progress, term: see RecordLane.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Executor:
         tls: TlsConfig | None,
         member: Callable[[str], Member | None],
         in_progress: Callable[[], list[str]],
+        term: TermWatch,
     ) -> None:
         self._request = request
         self._cluster = cluster
@@ -53,7 +55,7 @@ class Executor:
         self._token = token
         self._tls = tls
         self._member = member
-        self._records = RecordLane(request, submit, in_progress)
+        self._records = RecordLane(request, submit, in_progress, term)
         self._address = ""
         self._statuses: dict[str, PodStatus] = {}
         self._creating: defaultdict[str, list[tuple[PodStatus, str]]] = defaultdict(list)
@@ -179,7 +181,9 @@ class Executor:
         with self._lock:
             self._creating[effect.name] = []
         refused = self._patiently(
-            lambda: created.append(self._cluster.create(spec)), lambda: self._is_wanted(effect.name)
+            # One that an earlier master has made may know another address; it looks the new one up.
+            lambda: created.append(self._cluster.get(effect.name) or self._cluster.create(spec)),
+            lambda: self._is_wanted(effect.name),
         )
         if refused:
             self._submit(lambda now: events.PodRefused(time=now, pod=effect.name, reason=refused))

@@ -43,6 +43,12 @@ def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
         case "job_begun":
             source = f"from record {of['record']}" if of["record"] else "from nothing"
             return f"began {source} with {of['workers']} workers, {of['parameter_servers']} servers", ""
+        case "job_resumed":
+            again = f"; {of['repeated_rows']:,} rows are trained again" if of["repeated_rows"] else ""
+            what = f"resumed from {of['record']} at {of['step']:,} samples, generation {of['generation']}"
+            return what, f"an earlier master has left it (this is term {of['term']}){again}"
+        case "term_begun":
+            return f"the master moved to {of['address']} (term {of['term']})", ""
         case "pod_registered":
             return f"started {of['pod']}" + (f" on {of['node']}" if of["node"] else ""), ""
         case "pod_replaced":
@@ -107,12 +113,20 @@ def explanation_key(job_name: str, job_id: str) -> str:
 def write_explanation(store: str, job_name: str, job_id: str, state: JobState, journal: Journal) -> str:
     """Puts the story of a job that is over beside its ledger; returns its URI.
 
+    Where this master continued from a record of an earlier one, the timeline begins with what that one has told.
+
     Raises:
         CheckpointError: the store refused.
         JournalError: the journal cannot be read.
     """
     told = explanation(job_id, str(state.phase), state.times, journal)
     opened, key = open_store(store), explanation_key(job_name, job_id)
+    if state.is_resumed and (before := read_explanation(opened, job_id)) is not None and told.timeline:
+        began = told.timeline[0].unix_seconds
+        earlier = [entry for entry in before.timeline if entry.unix_seconds < began]
+        timeline = [*earlier, *told.timeline]
+        omitted = told.omitted + before.omitted + max(0, len(timeline) - TIMELINE_ENTRIES)
+        told = msgspec.structs.replace(told, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted)
     opened.put(key, msgspec.json.encode(told))
     return opened.child_uri(key)
 

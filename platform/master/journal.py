@@ -410,7 +410,10 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-_MEND = "delete the job and start it again; it starts from the newest final record of its name"
+_MEND = (
+    "stop the job and start it again with the same run key (elastrec run --run-key, or clear its task in Airflow): it "
+    "goes on from its newest record"
+)
 
 
 def encode_state(state: JobState) -> bytes:

@@ -43,6 +43,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         store: URI of the checkpoint store; records go into `{store}/{job name}/records`.
         start_record: URI of the record to start from; empty: from nothing.
         older_start_records: URIs of those to start from, in this order, where that one is damaged.
+        training_digest: of the training manifest: by it positions of another launch are known to fit.
+        earlier_terms: terms up to this number belong to runs of the job that are over; nothing of theirs is continued.
         data_interval: ISO start and end of the data, for people and for history.
         tracking_uri: MLflow's; empty: no history.
         run_id: the MLflow run to write into; empty: it is named later (`NameRun`).
@@ -58,6 +60,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     evaluation_rows: int = 0
     start_record: str = ""
     older_start_records: list[str] = []
+    training_digest: str = ""
+    earlier_terms: int = 0
     data_interval: tuple[str, str] = ("", "")
     run_id: str = ""
     tracking_uri: str = ""
@@ -223,7 +227,11 @@ def _member_pod(
         size or pod_size(asked),
         files={},
         secrets=secret_files(token, tls, serves=role is not Role.WORKER),
-        environment_variables={environment.MASTER_ADDRESS: master_address},
+        environment_variables={
+            environment.MASTER_ADDRESS: master_address,
+            environment.STORE: request.store,
+            environment.JOB_NAME: request.training_job.metadata.name,
+        },
         restart_policy=RestartPolicy.NEVER,
     )
 

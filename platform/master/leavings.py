@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from pydantic import ValidationError
 
-from elastrec.checkpoints import open_store
+from elastrec.checkpoints import conclude, open_store
 from elastrec.platform.history.points import Point
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.metrics import TrainingMetrics
@@ -54,6 +54,7 @@ def forget_result(store: str, job_name: str, job_id: str) -> None:
     Raises:
         CheckpointError: the store refused.
     """
+    conclude(store, job_name, job_id)
     open_store(store).delete(_result_key(job_name, job_id))
 
 

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from elastrec.checkpoints import Store, open_store
 from elastrec.platform.master.journal import Journal
+from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.shards import ShardQueue, shard_order, shard_seed
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import CheckpointError
@@ -84,14 +86,19 @@ def _queue_now(queue: ShardQueue) -> QueueNow:
     )
 
 
-def ledger_table(pages: Iterable[Sequence[Attempt]], queues: Sequence[QueueNow]) -> pa.Table:
+def ledger_table(
+    pages: Iterable[Sequence[Attempt]], queues: Sequence[QueueNow], earlier: pa.Table | None = None
+) -> pa.Table:
     """The ledger, in the order in which attempts ended; attempts that still run are to come last.
 
     Args:
         pages: lines; taken one page at a time, so that only columns of a long ledger are ever in memory.
         queues: what counts at the moment.
+        earlier: ledger of the masters before, where this one continues from a record of theirs.
     """
     batches = [_raw(page) for page in pages if page]
+    if earlier is not None:
+        batches = [*earlier.select(_raw([]).schema.names).cast(_raw([]).schema).to_batches(), *batches]
     raw = pa.Table.from_batches(batches) if batches else pa.Table.from_batches([], _raw([]).schema)
     raw = raw.unify_dictionaries().combine_chunks()
     found = {name: raw.column(name).to_numpy() for name in ("epoch", "shard", "from", "to")}
@@ -206,8 +213,15 @@ def ledger_key(job_name: str, job_id: str) -> str:
     return f"{job_name}/ledger/{job_id}.parquet"
 
 
-def write_ledger(store: str, job_name: str, job_id: str, state: JobState, journal: Journal) -> str:
+def write_ledger(
+    store: str, job_name: str, job_id: str, state: JobState, journal: Journal, earlier_terms: int = 0
+) -> str:
     """Puts the ledger of a job that is over beside its records; returns its URI.
+
+    What masters of the same run have left before comes first, so that one ledger tells of all rows of the model.
+
+    Args:
+        earlier_terms: up to this one, terms are of other runs.
 
     Raises:
         CheckpointError: the store refused.
@@ -221,10 +235,12 @@ def write_ledger(store: str, job_name: str, job_id: str, state: JobState, journa
             after += len(page)
         yield running_attempts(state)
 
-    table = ledger_table(pages(), queues_now(state)).replace_schema_metadata(_metadata(job_name, job_id, state))
+    opened, key = open_store(store), ledger_key(job_name, job_id)
+    earlier = _of_earlier_masters(opened, key, state, earlier_terms) if state.is_resumed else None
+    table = ledger_table(pages(), queues_now(state), earlier)
+    table = table.replace_schema_metadata(_metadata(job_name, job_id, state))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    opened, key = open_store(store), ledger_key(job_name, job_id)
     opened.put(key, sink.getvalue())
     return opened.child_uri(key)
 
@@ -232,6 +248,24 @@ def write_ledger(store: str, job_name: str, job_id: str, state: JobState, journa
 def _metadata(job_name: str, job_id: str, state: JobState) -> dict[str, str]:
     facts: dict[str, Any] = {"job": job_name, "job_id": job_id, "phase": str(state.phase)}
     return {"elastrec": msgspec.json.encode(facts).decode()}
+
+
+def _of_earlier_masters(store: Store, key: str, state: JobState, earlier_terms: int) -> pa.Table | None:
+    # The rows that this master has written there itself come from its journal. What was evaluated begins anew.
+    if not store.exists(key):
+        return None
+    table = _read(store, key)
+    first = state.phases.generation // NUMBERS_PER_TERM * NUMBERS_PER_TERM
+    generation = table.column("generation")
+    is_ours = pc.and_(pc.greater_equal(generation, earlier_terms * NUMBERS_PER_TERM), pc.less(generation, first))
+    return table.filter(pc.and_(is_ours, pc.equal(table.column("kind").cast(pa.string()), "train")))
+
+
+def _read(store: Store, key: str) -> pa.Table:
+    try:
+        return pq.read_table(pa.BufferReader(store.get(key))).cast(SCHEMA)
+    except pa.ArrowInvalid as error:
+        raise CheckpointError(f"{store.child_uri(key)}: the ledger cannot be read: {error}") from error
 
 
 def read_ledger(store: str | Store, job_id: str) -> pa.Table | None:
@@ -244,8 +278,5 @@ def read_ledger(store: str | Store, job_id: str) -> pa.Table | None:
     for name in opened.folders():
         key = ledger_key(name, job_id)
         if opened.exists(key):
-            try:
-                return pq.read_table(pa.BufferReader(opened.get(key))).cast(SCHEMA)
-            except pa.ArrowInvalid as error:
-                raise CheckpointError(f"{opened.child_uri(key)}: the ledger cannot be read: {error}") from error
+            return _read(opened, key)
     return None

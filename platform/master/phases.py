@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import xxhash
 
@@ -12,7 +14,7 @@ from elastrec.platform.transport.job_messages import RestoreOrder, SavedPart
 
 ALLOWED: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.STARTING, Phase.FAILED, Phase.STOPPED}),
-    Phase.STARTING: frozenset({Phase.TRAINING, Phase.FAILED, Phase.STOPPED}),
+    Phase.STARTING: frozenset({Phase.TRAINING, Phase.EVALUATING, Phase.FAILED, Phase.STOPPED}),
     Phase.TRAINING: frozenset({Phase.SAVING, Phase.RECOVERING, Phase.FAILED, Phase.STOPPED}),
     Phase.RECOVERING: frozenset({Phase.TRAINING, Phase.EVALUATING, Phase.FAILED, Phase.STOPPED}),
     Phase.SAVING: frozenset({Phase.EVALUATING, Phase.RECOVERING, Phase.FAILED, Phase.STOPPED}),
@@ -23,6 +25,9 @@ ALLOWED: dict[Phase, frozenset[Phase]] = {
 }
 """The life of a job as a table: from each phase, where it may go."""
 
+NUMBERS_PER_TERM = 10**9
+"""A journal that begins in a term numbers its versions, generations, orders and routing epochs from here times the
+terms before: so that nothing of an earlier journal equals anything of a later one, and all later ones are higher."""
 PAUSING, WRITING, COMMITTING = "pausing", "writing", "committing"
 
 
@@ -77,11 +82,12 @@ class CompleteRecord(msgspec.Struct, frozen=True):
 
 
 class Phases(msgspec.Struct, kw_only=True):
-    """Phase, generation, and the orders in force.
+    """Phase, term, generation, and the orders in force.
 
     Attributes:
+        term: of the master; 0 before it has taken one.
         version: of the directives; grows with everything that changes one.
-        resume: the phase that follows a recovery.
+        resume: the phase that follows the start, or a recovery.
         records: the newest complete ones of this job that are not known to be damaged, oldest first.
         damaged: URIs of records that a server could not restore because of their bytes.
         record_template: URI of a record folder; those of this job differ from it in step and random part only.
@@ -93,6 +99,7 @@ class Phases(msgspec.Struct, kw_only=True):
     """
 
     record_template: str
+    term: int = 0
     phase: Phase = Phase.PENDING
     since: float = 0.0
     seconds: dict[str, float] = {}
@@ -162,6 +169,22 @@ class Phases(msgspec.Struct, kw_only=True):
         self.save_asked = False
         self.next_save = None
         return self.save
+
+    def begin_first_term(self, term: int, resumed: Sequence[CompleteRecord]) -> None:
+        """The numbers of a journal that begins in this term, and the records that it begins with."""
+        first = (term - 1) * NUMBERS_PER_TERM
+        self.term = term
+        self.version, self.generation, self.orders = first + 1, first, first + 1
+        self.records = list(resumed)
+        uri = self.record.uri if self.record else self.restore.uri
+        self.restore = RestoreOrder(f"restore-{self.orders}", uri)
+        if self.record is not None and self.record.is_final:
+            self.resume = Phase.EVALUATING
+
+    def begin_next_term(self, term: int) -> None:
+        """The same journal goes on in a higher term: versions of the two are told apart by it."""
+        self.term = term
+        self.version += 1
 
     def begin_restore(self, uri: str) -> RestoreOrder:
         """A new generation: every server forgets what it has and loads a record; `uri` empty: starts from nothing."""

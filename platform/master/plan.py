@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import msgspec
 
 from elastrec.checkpoints import new_record_uri
@@ -31,6 +33,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         older_start_records: taken, in this order, where the start record is damaged.
         kept_records: of this job, that a rollback can return to.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
+        holder: random, one per journal: marks the terms that its master takes.
         exit_seconds: how long pods may take to leave by themselves at the end.
         save_timeout_seconds, restore_timeout_seconds: without anything written or read.
     """
@@ -57,10 +60,11 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     older_start_records: list[str] = []
     kept_records: int = 3
     exit_seconds: float = 10.0
+    holder: str = ""
 
     @staticmethod
     def of(request: LaunchRequest) -> JobPlan:
-        """The plan of a new job; two plans of one request differ in `record_template`.
+        """The plan of a new job; two plans of one request differ in `record_template` and `holder`.
 
         Raises:
             SpecError: the job file inside is invalid.
@@ -90,4 +94,5 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             restore_timeout_seconds=spec.faults.restore_timeout,
             shard_attempts=spec.faults.shard_attempts,
             pod_restarts=spec.faults.pod_restarts,
+            holder=uuid.uuid4().hex,
         )

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from elastrec.checkpoints import PartManifest, StoreError, commit_record, discard, open_record, prune
+from elastrec.checkpoints import PartManifest, StoreError, SupersededError, commit_record, discard, open_record, prune
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.resumption import ATTRIBUTE, Numbering
+from elastrec.platform.master.term_watch import TermWatch
 from elastrec.platform.specs.errors import CheckpointError
 
 log = structlog.get_logger(__name__)
@@ -27,6 +29,7 @@ class RecordLane:
     Args:
         submit: takes the event that tells how a commit ended.
         in_progress: URIs of the records that the job is writing now, or does not know the end of.
+        term: asked before a record is committed and before one is deleted.
 
     Attributes:
         threads: of the effects that are under way, in their order.
@@ -37,11 +40,13 @@ class RecordLane:
         request: LaunchRequest,
         submit: Callable[[Callable[[float], events.Event]], object],
         in_progress: Callable[[], list[str]],
+        term: TermWatch,
     ) -> None:
         self._request = request
         self._job = request.training_job
         self._submit = submit
         self._in_progress = in_progress
+        self._term = term
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self.threads: list[threading.Thread] = []
@@ -96,8 +101,15 @@ class RecordLane:
                 step=effect.step,
                 generation=effect.generation,
                 interval=self._request.data_interval,
-                attributes={"encodings": msgspec.json.encode(encodings).decode()},
+                attributes={
+                    "encodings": msgspec.json.encode(encodings).decode(),
+                    ATTRIBUTE: msgspec.json.encode(Numbering.of(self._request)).decode(),
+                },
+                term=self._term.term,
+                check=self._term.check,
             )
+        except SupersededError:
+            return
         except Exception as error:
             if not self._is_committed(effect.uri):
                 reason, away = f"{type(error).__name__}: {error}", isinstance(error, StoreError)
@@ -114,12 +126,16 @@ class RecordLane:
                 self._job.spec.checkpoint.keep,
                 in_progress=lambda: [effect.uri, *self._in_progress()],
                 damaged=effect.damaged,
+                check=self._term.check,
             )
         except CheckpointError as error:
             log.warning("records_not_pruned", reason=str(error))
 
     def _discard(self, effect: DiscardRecord) -> None:
         try:
+            if effect.may_be_complete:
+                # A later master may continue from it.
+                self._term.check()
             discard(effect.uri, may_be_complete=effect.may_be_complete)
         except CheckpointError as error:
             # The next complete record prunes it.

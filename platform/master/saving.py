@@ -60,7 +60,7 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
     if not servers_ready or not any(w.is_registered and not w.retiring for w in state.membership.workers()):
         return False
     state.reason = ""
-    _move(state, Phase.TRAINING if phases.phase is Phase.STARTING else phases.resume, effects)
+    _move(state, phases.resume, effects)
     state.training.rearm(time)
     state.evaluation.rearm(time)
     for worker in state.membership.workers():

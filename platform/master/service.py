@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from elastrec.checkpoints import StoreError, take_term
 from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.master import events, stages
 from elastrec.platform.master.answers import Directives, FastAnswer, Unknown, check_kind, check_progress
@@ -30,9 +31,12 @@ from elastrec.platform.master.memoir import Memoir
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.resumption import resumed_from
 from elastrec.platform.master.state import JobState
+from elastrec.platform.master.term_watch import TermWatch
 from elastrec.platform.master.timed_work import TimedWork
 from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import Handler, TlsConfig, connections_for
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
@@ -58,6 +62,7 @@ log = structlog.get_logger(__name__)
 JOURNAL_FILE = "journal.sqlite"
 MAXIMUM_LEASE = 1024
 _WAIT_SECONDS = 0.2
+_STORE_PAUSE_SECONDS = 2.0
 
 
 class JobService(ObserverCalls, TimedWork):
@@ -95,7 +100,8 @@ class JobService(ObserverCalls, TimedWork):
         self._lock = threading.RLock()
         self.journal = Journal(folder / JOURNAL_FILE)
         state = self.journal.load()
-        self.is_continued = state is not None
+        # One that ended before it had noted its term has answered nobody.
+        self.is_continued = state is not None and state.phases.term > 0
         if state is None:
             plan = JobPlan.of(request)
             self.journal.begin(plan)
@@ -111,23 +117,83 @@ class JobService(ObserverCalls, TimedWork):
         self._memoir = Memoir(folder)
         if self.is_continued:
             self._memoir.recall(self._seen)
-        self._executor = Executor(request, cluster, self.submit, token, tls, self._member, self._in_progress)
+        self._term_watch = TermWatch(request, lambda: (self.state.phases.term, self.state.plan.holder), self._end)
+        self._executor = Executor(
+            request, cluster, self.submit, token, tls, self._member, self._in_progress, self._term_watch
+        )
         self._is_broken = False
         self._finished = threading.Event()
         self._stopping = threading.Event()
         self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
 
-    def start(self, address: str) -> None:
-        """Begins or continues the job; pods are told to find the master at `address`."""
+    def start(self, address: str, pause: Callable[[float], object] = time.sleep) -> None:
+        """Begins or continues the job; pods are told to find the master at `address`.
+
+        Waits, however long, for the checkpoint store where this master needs a term first: nobody may be answered yet.
+
+        Args:
+            pause: passes the seconds between two tries; an exception of it ends the waiting.
+
+        Raises:
+            SpecError: the job has left records that do not fit what it was launched with now.
+            CheckpointError: the store refuses to give a term.
+        """
         away = self.journal.seconds_since_last_event()
         self.journal.start()
+        if self.state.address != address:
+            self._take_term(address, pause)
         self._executor.start(address)
-        if self.is_continued:
+        if self.state.phase is Phase.PENDING and not self.state.membership.members:
+            self.submit(lambda now: events.Begun(time=now))
+        else:
             log.info("master_restarted", job=self.request.job_id, phase=str(self.state.phase), events=self.journal.last)
             self.submit(lambda now: events.Restarted(time=now, away_seconds=away))
-        else:
-            self.submit(lambda now: events.Begun(time=now))
         self._timer.start()
+
+    def _take_term(self, address: str, pause: Callable[[float], object]) -> None:
+        resumed: list[events.ResumedFrom | None] = []
+
+        def base() -> str:
+            if self.is_continued:
+                record = self.state.phases.record
+                return record.uri if record else ""
+            resumed[:] = [resumed_from(self.request, self.state.plan)]
+            return resumed[0].records[-1].uri if resumed[0] else ""
+
+        term = take_term(
+            self.request.store,
+            self.job.metadata.name,
+            self.request.job_id,
+            holder=self.state.plan.holder,
+            address=address,
+            base=base,
+            wait=pause,
+        )
+        while not self.is_continued and not resumed:
+            try:
+                base()
+            except StoreError as error:
+                log.warning("records_wait_for_store", job=self.request.job_id, reason=str(error))
+                pause(_STORE_PAUSE_SECONDS)
+        self.submit(
+            lambda now: events.TermBegun(
+                time=now, term=term.term, address=address, resumed=resumed[0] if resumed else None
+            )
+        )
+        log.info("term_taken", job=self.request.job_id, term=term.term, address=address, base=term.base)
+
+    @property
+    def superseded(self) -> str:
+        """Why this master has to end without touching anything: another one has taken the job over."""
+        return self._term_watch.superseded
+
+    def is_superseded(self) -> bool:
+        """Looks whether another master has taken the job over; false where the store does not tell."""
+        return self._term_watch.is_superseded()
+
+    def _end(self) -> None:
+        self._stopping.set()
+        self._finished.set()
 
     def stop(self, reason: str) -> None:
         """Ends the job because this process is to end. Without room in the journal it ends unrecorded."""
@@ -143,7 +209,7 @@ class JobService(ObserverCalls, TimedWork):
         self._stopping.set()
         if self._timer.is_alive():
             self._timer.join()
-        if not self.journal.stall:
+        if not self.journal.stall and not self.superseded:
             self._report_end()
         if self._bequest is not None:
             self._bequest.wait()
@@ -178,7 +244,7 @@ class JobService(ObserverCalls, TimedWork):
                 return
         # Pods get the chance to leave by themselves before their master is gone.
         deadline = self._clock() + self.state.plan.exit_seconds + 5.0
-        while not stopped() and not self.state.is_swept() and self._clock() < deadline:
+        while not stopped() and not self.superseded and not self.state.is_swept() and self._clock() < deadline:
             self._stopping.wait(poll_seconds)
 
     def maximum_connections(self) -> int:
@@ -212,6 +278,8 @@ class JobService(ObserverCalls, TimedWork):
         """
 
         def handle(message: msgspec.Struct) -> msgspec.Struct:
+            if self.superseded:
+                raise TransportError(self.superseded, retryable=True)
             harmless = isinstance(message, GetStatus) and not self.state.phase.is_final
             if self.journal.stall and not harmless:
                 reason = f"the master's journal cannot be written: {self.journal.stall}"

@@ -38,6 +38,7 @@ from elastrec.platform.master.events import (
     ShapeAsked,
     ShardsAsked,
     StopAsked,
+    TermBegun,
     Ticked,
 )
 from elastrec.platform.master.membership import Membership, creation
@@ -71,6 +72,8 @@ class JobState(msgspec.Struct, kw_only=True):
         evaluation_sketch: merged over the completed evaluation shards.
         reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
         poisoned: kind, first row and length of the shard that failed the job.
+        address: `host:port` of the master.
+        is_resumed: it began from a record of an earlier master.
         owner: the only observer that may stop the job; empty: anybody.
         exit_deadline: when pods that have not left by themselves are deleted.
         time: of the last event.
@@ -87,6 +90,8 @@ class JobState(msgspec.Struct, kw_only=True):
     evaluation_sketch: bytes = b""
     reason: str = ""
     failure: str = ""
+    address: str = ""
+    is_resumed: bool = False
     owner: str = ""
     poisoned: tuple[str, int, int] | None = None
     exit_deadline: float | None = None
@@ -167,6 +172,7 @@ class JobState(msgspec.Struct, kw_only=True):
             if phases.save is not None and phases.save.stage != PAUSING:
                 save = SaveOrder(phases.save.order_id, phases.save.uri)
         return Directive(
+            term=phases.term,
             version=phases.version,
             mode=mode,
             generation=phases.generation,
@@ -272,12 +278,49 @@ class JobState(msgspec.Struct, kw_only=True):
                 self.evaluation_sketch = merge_sketches(self.evaluation_sketch, report.sketch)
 
 
+def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> None:
+    state.address = event.address
+    if state.phases.term:
+        state.phases.begin_next_term(event.term)
+        effects.append(Decided(decision="term_begun", inputs={"term": event.term, "address": event.address}))
+        return
+    resumed = event.resumed.records if event.resumed else []
+    state.phases.begin_first_term(event.term, resumed)
+    state.routing_epoch = state.phases.version
+    record = state.phases.record
+    if event.resumed is None or record is None:
+        return
+    state.is_resumed = True
+    state.training.restore(record.positions)
+    covered = state.training.covered_rows()
+    held = max(record.step, covered)
+    # What was thrown away was trained, too; and so the records of this term are further than the one before them.
+    state.training.samples = max(held, event.resumed.trained_rows)
+    state.phases.saved_rows = covered
+    effects.append(
+        Decided(
+            decision="job_resumed",
+            inputs={
+                "term": event.term,
+                "record": record.uri,
+                "step": record.step,
+                "repeated_rows": state.training.samples - held,
+                "generation": state.phases.generation,
+            },
+        )
+    )
+
+
 def _begun(state: JobState, event: Begun, effects: list[Effect]) -> None:
     plan = state.plan
     for role, places in ((Role.PARAMETER_SERVER, plan.servers), (Role.WORKER, plan.workers)):
         for index in range(places.count):
             effects.append(state.membership.add(role, index, places.cores, places.memory_bytes, event.time))
-    inputs = {"workers": plan.workers.count, "parameter_servers": plan.servers.count, "record": plan.start_record}
+    inputs = {
+        "workers": plan.workers.count,
+        "parameter_servers": plan.servers.count,
+        "record": state.phases.restore.uri,
+    }
     effects.append(Decided(decision="job_begun", inputs=inputs))
 
 
@@ -400,6 +443,7 @@ def _save_asked(state: JobState, event: SaveAsked, effects: list[Effect]) -> Non
 
 
 _HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
+    TermBegun: _term_begun,
     Begun: _begun,
     Restarted: _restarted,
     PodRegistered: _registered,

@@ -49,6 +49,10 @@ class TimedWork(abc.ABC):
         """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
 
     @abc.abstractmethod
+    def is_superseded(self) -> bool:
+        """Looks whether another master has taken the job over; false where the store does not tell."""
+
+    @abc.abstractmethod
     def now(self) -> float:
         """Seconds on the job's clock."""
 
@@ -98,6 +102,9 @@ class TimedWork(abc.ABC):
                 return
             self._seen.keep_only(members)
             silences = self._life_signs.silent(members, self._executor.running(), now)
+        # Pods that a later master directs are silent here, and none of this one's business.
+        if silences and self.is_superseded():
+            return
         for each in silences:
             self.submit(
                 lambda time, each=each: events.PodSilent(  # type: ignore[misc]
@@ -124,7 +131,7 @@ class TimedWork(abc.ABC):
 
     def _report_end(self) -> None:
         # At once, not with the next window: who waits for the end wants to read its figures.
-        if self.state.phase.is_final and not self._has_reported_end:
+        if self.state.phase.is_final and not self._has_reported_end and not self.is_superseded():
             self._has_reported_end = True
             self._measure()
             self._report()

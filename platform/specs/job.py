@@ -245,6 +245,10 @@ class Continual(Spec):
 
     start_from: Literal["latest", "nothing"] | str = "latest"
     """`latest`: the newest final record of this job name; `nothing`: fresh; else the URI of a record."""
+    resume: Literal["auto", "never"] = "auto"
+    """What a job does that is launched again under the same run key after it failed or was stopped: `auto` goes on from
+    its newest record, at that record's positions in the data; `never` starts anew with what `start_from` says. A job
+    whose model was published starts anew in any case."""
     on_mismatch: Literal["adapt", "refuse"] = "adapt"
     """When the job file changed: `adapt` keeps what fits and shows what is new or dropped, `refuse` stops."""
 

@@ -68,6 +68,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     """The whole of what one pod should be doing now.
 
     Attributes:
+        term: of the master. Directives are ordered by term, then version; a pod that knows a term obeys no lower one.
         version: a pod reports the highest version that it has reached (see Heartbeat.reached_version).
         generation: grows with every rollback; leases and pushes of an older one are void.
         members: workers whose pushes count; without those that have nothing to train in bsp and ssp. Sent to
@@ -81,6 +82,12 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     members: list[WorkerProcess] = []
     save: SaveOrder | None = None
     restore: RestoreOrder | None = None
+    term: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two directives the one with the higher order is the newer one."""
+        return self.term, self.version
 
 
 class Register(Message, frozen=True):

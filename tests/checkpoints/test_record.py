@@ -24,6 +24,7 @@ from elastrec.checkpoints.record import (
 )
 from elastrec.checkpoints.s3_store import S3Store
 from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.terms import SupersededError, take_term
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
 
@@ -69,12 +70,13 @@ def save(
     kind: str = "periodic",
     created: float = 0.0,
     interval_end: str = "",
+    term: int = 0,
 ) -> str:
     uri = new_record_uri(store, job.metadata.name, job_id, step)
     parts = [write_part(uri, server, servers) for server in range(servers)]
     commit_record(
         uri, parts, f'{{"step": {step}}}'.encode(), job=job, job_id=job_id, kind=kind, step=step, generation=2,
-        interval=("", interval_end), created_unix_seconds=created or float(step),
+        interval=("", interval_end), created_unix_seconds=created or float(step), term=term,
     )  # fmt: skip
     return uri
 
@@ -450,3 +452,41 @@ def test_killed_at_any_moment_the_last_complete_record_opens_whole(
     assert found is not None
     assert len(list(found.read_many(found.sections()))) == 14
     assert found.positions() == f'{{"step": {found.manifest.step}}}'.encode()
+
+
+def test_records_of_a_job_are_ordered_by_term_then_step_and_a_term_begins_with_its_base(
+    store: Store, make_job: MakeJob
+) -> None:
+    def take(holder: str, base: str = "") -> None:
+        take_term(store, "clicks", "clicks-1", holder=holder, address="host:1", base=lambda: base)
+
+    def newest() -> list[str]:
+        return [uri for uri, _ in list_records(store, "clicks", "clicks-1")]
+
+    take("a")
+    base = save(store, make_job(), step=100, term=1)
+    after = save(store, make_job(), step=200, term=1)
+    assert newest() == [after, base]
+    # The second master goes on from the first record; the first one commits once more, too late.
+    take("b", base)
+    late = save(store, make_job(), step=300, term=1)
+    assert newest() == [base, late, after]
+    own = save(store, make_job(), step=150, term=2)
+    assert newest() == [own, base, late, after]
+
+
+def test_a_check_that_fails_leaves_no_record_and_keeps_what_prune_would_delete(store: Store, make_job: MakeJob) -> None:
+    def refuse() -> None:
+        raise SupersededError("another master has taken term 2")
+
+    old, new = save(store, make_job(), step=100), save(store, make_job(), step=200)
+    with pytest.raises(SupersededError):
+        prune(store, "clicks", "clicks-1", keep=1, check=refuse)
+    assert [uri for uri, _ in list_records(store, "clicks")] == [new, old]
+    uri = new_record_uri(store, "clicks", "clicks-1", 300)
+    parts = [write_part(uri, server, 2) for server in range(2)]
+    with pytest.raises(SupersededError):
+        commit_record(
+            uri, parts, b"{}", job=make_job(), job_id="clicks-1", kind="periodic", step=300, generation=2, check=refuse
+        )
+    assert [found for found, _ in list_records(store, "clicks")] == [new, old]

@@ -16,6 +16,8 @@ from elastrec.checkpoints.terms import (
     SupersededError,
     Term,
     check_term,
+    conclude,
+    concluded_term,
     list_terms,
     newest_term,
     take_term,
@@ -176,3 +178,14 @@ def test_pruning_never_touches_a_term(store: Store) -> None:
     take(store, "b")
     prune(store, "clicks", "clicks-1", keep=0)
     assert terms(store) == [(1, "a"), (2, "b")]
+
+
+def test_a_run_that_is_concluded_says_up_to_which_term(store: Store) -> None:
+    conclude(store, "clicks", "clicks-1")
+    assert concluded_term(store, "clicks", "clicks-1") == 0
+    take(store, "a")
+    take(store, "b")
+    conclude(store, "clicks", "clicks-1")
+    take(store, "c")
+    assert concluded_term(store, "clicks", "clicks-1") == 2
+    assert concluded_term(store, "clicks", "clicks-2") == 0

@@ -370,7 +370,7 @@ class ServerPod:
     def _take(self, directive: Directive) -> None:
         with self._changed:
             current = self._directive
-            if current is not None and (directive.version < current.version or directive == current):
+            if current is not None and (directive.order < current.order or directive == current):
                 return
             self._directive = directive
             self._changed.notify_all()

@@ -88,6 +88,7 @@ class Session:
         assert self._directive is not None, "register first"
         if self._stopped:
             return Directive(
+                term=self._directive.term,
                 version=self._directive.version,
                 mode=Mode.EXIT,
                 generation=self._directive.generation,
@@ -273,7 +274,7 @@ class Session:
         with self._changed:
             current = self._directive
             # Answers of two threads may overtake each other.
-            if current is not None and directive.version < current.version:
+            if current is not None and directive.order < current.order:
                 return
             if directive == current:
                 return

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from elastrec.checkpoints import PartWriter
+from elastrec.checkpoints import PartWriter, newest_term, open_store
 from elastrec.platform.clusters.protocol import Capacity, EndReason, PodEvent, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
@@ -54,6 +54,7 @@ def job(**spec: Any) -> TrainingJob:
 
 
 def launch(store: str, training_job: TrainingJob, rows: int = 1000, evaluation_rows: int = 100) -> LaunchRequest:
+    open_store(store).create()
     return LaunchRequest.of(
         training_job,
         job_id="clicks-1",
@@ -179,6 +180,7 @@ class ScriptedPod:
         self._trained = trained
         self._step_rows, self._step_seconds = step_rows, step_seconds
         self._fail_on = fail_on
+        self._spec = spec
         self._client = RpcClient(spec.environment["ELASTREC_MASTER_ADDRESS"], spec.secrets["token"])
         self._restored = ""
         self._saved = ""
@@ -199,7 +201,16 @@ class ScriptedPod:
             except TransportError as error:
                 if not error.retryable:
                     raise
+                self._look_up()
         raise Killed
+
+    def _look_up(self) -> None:
+        """Goes to the master of the newest term, as pods do whose master is silent."""
+        variables = self._spec.environment
+        term = newest_term(variables["ELASTREC_STORE"], variables["ELASTREC_JOB_NAME"], variables["ELASTREC_JOB"])
+        if term is not None and term.address != self._client.address:
+            self._client.close()
+            self._client = RpcClient(term.address, self._spec.secrets["token"])
 
     def _run(self) -> None:
         try:
@@ -236,7 +247,9 @@ class ScriptedPod:
             **fields,
         )
         answer = self._call(message, Answer)
-        return answer.directive if answer.known else self._register().directive
+        found = answer.directive if answer.known else self._register().directive
+        # A message is sent again to a master that has taken over meanwhile and does not know this pod.
+        return directive if found.order < directive.order else found
 
     def _serve(self, registered: Registered) -> None:
         directive = registered.directive

@@ -46,13 +46,17 @@ class Stage:
     def _play(self, spec: PodSpec) -> None:
         self.pods[spec.name] = ScriptedPod(spec, self.cluster, self.trained, fail_on=lambda p, s: self.fail_on(p, s))
 
+    @property
+    def job_name(self) -> str:
+        return self.request.training_job.metadata.name
+
     def start(self) -> None:
         port = int(self.address.rpartition(":")[2] or 0)
         self.service = JobService(self.request, self.cluster, self.folder, token="secret")
         self.server = RpcServer(self.service.handlers(), token="secret", port=port)
-        self.server.serve_in_background()
         self.address = self.server.address
         self.service.start(self.address)
+        self.server.serve_in_background()
 
     def stop(self) -> None:
         self.server.shutdown()

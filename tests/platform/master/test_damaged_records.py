@@ -43,7 +43,7 @@ def lose_a_server(world: World) -> None:
 def decisions(world: World) -> list[Decided]:
     """Everything decided, from the world's own events played again."""
     other = World(world.state.plan)
-    return [effect for event in world.events[1:] for effect in other.state.handle(event) if isinstance(effect, Decided)]
+    return [effect for event in world.events[2:] for effect in other.state.handle(event) if isinstance(effect, Decided)]
 
 
 def test_a_damaged_newest_record_means_the_one_before_it_with_its_positions():

@@ -16,8 +16,14 @@ from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.record_lane import RecordLane
 from elastrec.platform.master.shards import Positions
 from elastrec.platform.master.state import JobState
+from elastrec.platform.master.term_watch import TermWatch
 from elastrec.platform.transport.job_messages import SavedPart
 from tests.platform.master.fakes import job, launch
+
+
+def first_term(request: LaunchRequest) -> TermWatch:
+    """Of a job's first master."""
+    return TermWatch(request, lambda: (1, "holder"), lambda: None)
 
 
 def commit_order(request: LaunchRequest) -> CommitRecord:
@@ -47,7 +53,7 @@ def test_a_master_killed_between_manifest_and_journal_takes_its_own_record_and_n
             request.training_job, job_id=job_id, training_manifest=request.training_manifest, training_rows=1000,
             evaluation_manifest=request.evaluation_manifest, evaluation_rows=100, store=request.store,
         )  # fmt: skip
-        return RecordLane(of, lambda make: told.append(make(1.0)), list)
+        return RecordLane(of, lambda make: told.append(make(1.0)), list, first_term(of))
 
     def commit(lane: RecordLane) -> None:
         lane.submit(order)
@@ -71,7 +77,7 @@ def test_a_commit_that_hangs_holds_up_no_other_effect_and_not_the_end(
     gate, told = threading.Event(), []
     monkeypatch.setattr(record_lane, "commit_record", lambda *_, **__: gate.wait(60))
     monkeypatch.setattr(record_lane, "CLOSE_SECONDS", 0.1)
-    lane = RecordLane(request, lambda make: told.append(make(1.0)), list)
+    lane = RecordLane(request, lambda make: told.append(make(1.0)), list, first_term(request))
     try:
         lane.submit(order)
         lane.submit(DiscardRecord(uri=other))
@@ -88,7 +94,7 @@ def test_a_commit_that_hangs_holds_up_no_other_effect_and_not_the_end(
 def test_a_complete_record_is_deleted_only_where_that_is_said(tmp_path: Path) -> None:
     request = launch(str(tmp_path / "store"), job())
     order = commit_order(request)
-    lane = RecordLane(request, lambda make: make(1.0), list)
+    lane = RecordLane(request, lambda make: make(1.0), list, first_term(request))
     for effect, is_there in (
         (order, True),
         (DiscardRecord(uri=order.uri), True),

@@ -67,6 +67,7 @@ class World:
         self.hung: set[str] = set()
         self.effects: list[Effect] = []
         self.discarded: list[str] = []
+        self.tell(events.TermBegun(time=0.0, term=1, address="master:1"))
         self.tell(events.Begun(time=0.0))
 
     def tell(self, event: events.Event) -> list[Effect]:

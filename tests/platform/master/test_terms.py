@@ -1,0 +1,341 @@
+"""One master at a time: what a superseded one must not do, and what its successor finds and goes on with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+import pytest
+
+from elastrec.checkpoints import (
+    SupersededError,
+    catalog,
+    list_records,
+    list_terms,
+    newest_records,
+    newest_term,
+    take_term,
+)
+from elastrec.platform.master.explanation import read_explanation
+from elastrec.platform.master.ledger import read_ledger
+from elastrec.platform.master.phases import NUMBERS_PER_TERM
+from elastrec.platform.master.service import JobService
+from elastrec.platform.master.shards import Positions, shard_order
+from elastrec.platform.specs.errors import SpecError, TransportError
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport.job_messages import GetStatus, SaveNow, Status, StopJob
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from tests.platform.master.fakes import job
+from tests.platform.master.stage import Stage
+
+Make = Callable[..., Stage]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Make]:
+    """Masters of one job over one store, each with a journal of its own unless it names another's."""
+    with contextlib.ExitStack() as stack:
+        made: list[Stage] = []
+
+        def make(
+            journal: str = "journal", training: dict[str, Any] | None = None, silence: float = 30.0, **sizes: Any
+        ) -> Stage:
+            folder = tmp_path / journal
+            folder.mkdir(exist_ok=True)
+            training_sections = {"batch_size": 10, "batches_per_shard": 2} | (training or {})
+            faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": silence, "lease": 60}
+            of = Stage(tmp_path, job(training=training_sections, faults=faults), folder, **({"rows": 4000} | sizes))
+            if made:
+                # The pods of the job are what masters share.
+                of.cluster, of.pods, of.trained = made[0].cluster, made[0].pods, made[0].trained
+            else:
+                stack.callback(lambda: [pod.killed.set() for pod in of.pods.values()])
+            made.append(of)
+            return of
+
+        yield make
+        for of in made:
+            if hasattr(of, "service"):
+                of.close()
+
+
+def saved(s: Stage) -> str:
+    """Makes a record; returns its URI."""
+    before = s.service.state.phases.saves
+    assert s.call(SaveNow()).accepted
+    s.wait(lambda: s.service.state.phases.saves > before)
+    record = s.service.state.phases.record
+    assert record is not None
+    return record.uri
+
+
+def trained(s: Stage, shards: int) -> None:
+    s.wait(lambda: s.service.state.training.done >= shards)
+
+
+def rival(s: Stage, base: str = "") -> int:
+    """Another master takes the next term."""
+    name, job_id = s.job_name, s.request.job_id
+    return take_term(s.request.store, name, job_id, holder="rival", address="127.0.0.1:9", base=lambda: base).term
+
+
+def committed(s: Stage) -> list[str]:
+    """URIs of the complete records in the store, the newest one first."""
+    return [uri for uri, _ in list_records(s.request.store, s.job_name, s.request.job_id)]
+
+
+def counted(positions: Positions, successor: Stage) -> list[int]:
+    """How often each row counts: those that the record holds, and those that the successor has trained."""
+    queue = successor.service.state.training
+    begun = {number: offset for number, offset, _ in positions.begun}
+    order = range(queue.per_epoch) if not queue.shuffle else shard_order(queue.seed, 0, queue.per_epoch).tolist()
+    counts = [0] * queue.rows
+    spans = [
+        (start, start + begun.get(index, length))
+        for index in list(order)[: positions.cursor]
+        for _, _, start, length in (queue.locate(index),)
+    ]
+    spans += [(start, end) for generation, _, _, start, end in successor.trained if generation >= NUMBERS_PER_TERM]
+    for start, end in spans:
+        for row in range(start, end):
+            counts[row] += 1
+    return counts
+
+
+def test_a_job_has_a_term_before_its_first_pod_and_every_directive_and_record_names_it(stage: Make):
+    s = stage()
+    terms_at_creation: list[int] = []
+    play = s.cluster.on_create
+
+    def look(spec: Any) -> None:
+        term = newest_term(s.request.store, s.job_name, s.request.job_id)
+        assert term is not None and term.address == s.address
+        terms_at_creation.append(term.term)
+        play(spec)
+
+    s.cluster.on_create = look
+    s.start()
+    trained(s, 5)
+    uri = saved(s)
+    assert terms_at_creation == [1, 1, 1, 1]
+    assert s.service.state.directive("clicks-1-worker-0", s.pods["clicks-1-worker-0"].incarnation).term == 1
+    assert [(found, manifest.term) for found, manifest in list_records(s.request.store, s.job_name)] == [(uri, 1)]
+
+
+def test_a_master_that_is_killed_and_comes_back_to_its_journal_goes_on_in_its_term(stage: Make):
+    s = stage()
+    s.start()
+    trained(s, 5)
+    s.stop()
+    s.start()
+    s.wait_for(Phase.SUCCEEDED)
+    assert [term.term for term in list_terms(s.request.store, s.job_name, s.request.job_id)] == [1]
+    assert s.rows_trained() == [1] * 4000
+
+
+def test_a_master_that_moved_with_its_journal_takes_the_next_term_and_its_pods_follow(stage: Make):
+    s = stage()
+    s.start()
+    trained(s, 5)
+    before = s.address
+    s.stop()
+    s.address = ""
+    s.start()
+    assert s.address != before
+    s.wait_for(Phase.SUCCEEDED)
+    terms = list_terms(s.request.store, s.job_name, s.request.job_id)
+    assert [(term.term, term.address) for term in terms] == [(1, before), (2, s.address)]
+    # The journal knows what every pod holds: nothing is rolled back, and nobody is replaced.
+    assert s.service.state.phases.generation == 0
+    assert not s.service.state.membership.losses
+    assert s.rows_trained() == [1] * 4000
+    told = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
+    assert f"the master moved to {s.address} (term 2)" in told
+
+
+def test_a_superseded_master_commits_nothing_ends_and_touches_no_pod(stage: Make):
+    s = stage(rows=100_000)
+    s.start()
+    trained(s, 5)
+    first = saved(s)
+    pods = set(s.cluster.pods)
+    rival(s, first)
+    assert s.call(SaveNow()).accepted
+    s.wait(lambda: bool(s.service.superseded))
+    s.service.wait_until_done()
+    assert "the master at 127.0.0.1:9 has taken term 2; this one had term 1" in s.service.superseded
+    assert committed(s) == [first]
+    with pytest.raises(TransportError, match="has taken term 2"):
+        s.call(GetStatus(), Status)
+    s.service.close()
+    assert set(s.cluster.pods) == pods and not s.cluster.deleted
+    assert s.service.state.phase is Phase.TRAINING
+
+
+def test_a_record_that_an_older_master_commits_late_is_in_nobodys_way(stage: Make, monkeypatch: pytest.MonkeyPatch):
+    s = stage(rows=100_000)
+    s.start()
+    trained(s, 5)
+    first = saved(s)
+    check = s.service._term_watch.check
+    stolen: list[int] = []
+
+    def steal() -> None:
+        check()
+        # Between this master's look at the terms and its manifest another one takes over.
+        if not stolen:
+            stolen.append(rival(s, first))
+
+    monkeypatch.setattr(s.service._term_watch, "check", steal)
+    late = saved(s)
+    assert stolen == [2]
+    s.wait(lambda: bool(s.service.superseded))
+    # Neither was anything pruned after it, nor does the successor's history hold the late record.
+    assert committed(s) == [first, late]
+    newest = next(newest_records(s.request.store, s.job_name, job_id=s.request.job_id))
+    assert newest.uri == first
+
+
+def test_a_master_whose_pods_have_gone_over_to_another_takes_none_of_them_for_dead(stage: Make):
+    s = stage(rows=100_000, silence=1.5)
+    s.start()
+    trained(s, 5)
+    rival(s)
+    for pod in s.pods.values():
+        pod.killed.set()  # they are heard elsewhere
+    s.wait(lambda: bool(s.service.superseded))
+    assert not s.cluster.deleted and not s.service.state.membership.losses
+
+
+def test_pruning_looks_for_a_higher_term_before_each_deletion(stage: Make):
+    s = stage(rows=100_000)
+    s.start()
+    for shards in (5, 10, 15):
+        trained(s, shards)
+        saved(s)
+    looks: list[int] = []
+
+    def check() -> None:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            raise SupersededError("another master has taken term 2")
+
+    before = committed(s)
+    with pytest.raises(SupersededError):
+        catalog.prune(s.request.store, s.job_name, s.request.job_id, keep=1, check=check)
+    assert len(committed(s)) == 2 and committed(s)[0] == before[0]
+
+
+def test_a_master_without_its_journal_continues_from_the_newest_record_and_says_so(stage: Make):
+    s = stage()
+    s.start()
+    trained(s, 20)
+    uri = saved(s)
+    trained(s, 40)
+    s.stop()
+    successor = stage("another")
+    successor.start()
+    state = successor.service.state
+    assert state.phases.term == 2
+    assert state.phases.generation == NUMBERS_PER_TERM and state.phases.version > NUMBERS_PER_TERM
+    assert state.phases.restore.order_id == f"restore-{NUMBERS_PER_TERM + 1}" and state.phases.restore.uri == uri
+    assert state.routing_epoch > NUMBERS_PER_TERM
+    successor.wait_for(Phase.SUCCEEDED)
+    positions = s.service.state.phases.record
+    assert positions is not None
+    assert counted(positions.positions, successor) == [1] * 4000
+    told = [entry.what for entry in successor.call(GetExplanation(), Explanation).timeline]
+    assert any(line.startswith(f"resumed from {uri} at ") for line in told), told
+    assert successor.metrics().samples_trained >= 4000
+
+
+@pytest.mark.parametrize(
+    ("training", "field"),
+    [
+        ({"batches_per_shard": 4}, "batch_size times batches_per_shard: 40 is not allowed; allowed: 20, as when"),
+        ({"epochs": 2}, "spec.training.epochs: 2 is not allowed; allowed: 1, as when"),
+        ({"seed": 9}, "spec.training.seed: 9 is not allowed"),
+    ],
+)
+def test_positions_that_do_not_fit_the_job_are_refused_by_name_with_the_way_on(
+    stage: Make, training: dict[str, Any], field: str
+):
+    s = stage()
+    s.start()
+    trained(s, 5)
+    saved(s)
+    s.stop()
+    changed = stage("another", training)
+    with pytest.raises(SpecError) as caught:
+        changed.start()
+    assert field in str(caught.value)
+    assert "with another run key, or spec.continual.resume: never" in str(caught.value)
+    # Who cannot go on takes no term.
+    assert [term.term for term in list_terms(s.request.store, s.job_name, s.request.job_id)] == [1]
+
+
+def test_terms_of_a_run_that_is_over_are_not_continued(stage: Make):
+    s = stage()
+    s.start()
+    s.wait_for(Phase.SUCCEEDED)
+    s.stop()
+    again = stage("another")
+    again.request = msgspec.structs.replace(again.request, earlier_terms=1)
+    again.start()
+    state = again.service.state
+    assert state.phases.term == 2 and not state.phases.records and state.training.samples == 0
+
+
+def test_a_master_that_took_its_term_and_was_killed_before_it_noted_it_begins_the_job_in_that_term(stage: Make):
+    s = stage()
+    service = JobService(s.request, s.cluster, s.folder, token="secret")
+    take_term(
+        s.request.store, s.job_name, s.request.job_id,
+        holder=service.state.plan.holder, address="127.0.0.1:7", base=lambda: "",
+    )  # fmt: skip
+    service.journal.close()
+    again = JobService(s.request, s.cluster, s.folder, token="secret")
+    assert not again.is_continued
+    again.start("127.0.0.1:7")
+    assert again.state.phases.term == 1 and len(again.state.membership.members) == 4
+    again.close()
+
+
+def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once(stage: Make):
+    s = stage()
+    s.start()
+    trained(s, 20)
+    uri = saved(s)
+    trained(s, 40)
+    assert s.call(StopJob(reason="enough")).accepted
+    s.wait(s.service.state.is_swept)
+    s.stop()
+    record = s.service.state.phases.record
+    assert record is not None
+    second = stage("another")
+    second.start()
+    second.wait_for(Phase.SUCCEEDED)
+    again = second.service.state.training.samples - 4000
+    second.stop()
+    table = read_ledger(second.request.store, second.request.job_id)
+    assert table is not None
+    rows = table.filter(pc.equal(table.column("kind").cast("string"), "train")).to_pylist()
+    assert sum(row["kept"] for row in rows) == 4000
+    counts = [0] * 4000
+    for row in rows:
+        for place in range(row["from"], row["from"] + row["kept"]):
+            counts[row["first_row"] + place] += 1
+    assert counts == [1] * 4000
+    assert {row["generation"] for row in rows} == {0, NUMBERS_PER_TERM}
+    # What the first life trained after its record is counted as trained again.
+    assert again > 0 and sum(row["to"] - row["from"] for row in rows) == 4000 + again
+    story = read_explanation(second.request.store, second.request.job_id)
+    assert story is not None
+    told = [f"{entry.what}: {entry.cause}" for entry in story.timeline]
+    stopped = told.index("stopped: enough")
+    resumed = told[stopped + 1]
+    assert resumed.startswith(f"resumed from {uri} at ") and f"{again:,} rows are trained again" in resumed
