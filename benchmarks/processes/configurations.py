@@ -16,7 +16,7 @@ from benchmarks.processes.jobs import launched
 from elastrec.platform import jobs
 from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import ChangeShape, Done
+from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
 from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Profile
 
 _POLL_SECONDS = 0.25
@@ -74,7 +74,7 @@ def _measure(client: RpcClient, shape: Shape, seconds: float, least_steps: int) 
     asked = ChangeShape(
         workers=shape.workers, worker_cores=shape.worker_cores, parameter_server_cores=shape.server_cores
     )  # fmt: skip
-    done = client.call(asked, Done, timeout_seconds=15, remember=True)
+    done = client.call(asked, ShapeAnswer, timeout_seconds=15, remember=True)
     if not done.accepted:
         raise RuntimeError(f"{shape}: refused: {done.reason}")
 

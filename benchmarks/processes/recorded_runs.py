@@ -25,7 +25,7 @@ from elastrec.platform.data.generator import GenerateReport, GenerateSpec, gener
 from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.specs.environment import POD
 from elastrec.platform.specs.metrics import TrainingMetrics
-from elastrec.platform.transport.job_messages import ChangeShape, Done
+from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
 
 BATCH = 512
 _SHARD_BATCHES = 4
@@ -148,7 +148,9 @@ class _Disturb:
     def _grow(self, job_id: str) -> None:
         client = wait_for_master(self._platform, job_id)
         try:
-            answer = client.call(ChangeShape(workers=self._case.grow_to), Done, timeout_seconds=15.0, remember=True)
+            answer = client.call(
+                ChangeShape(workers=self._case.grow_to), ShapeAnswer, timeout_seconds=15.0, remember=True
+            )
         finally:
             client.close()
         if not answer.accepted:

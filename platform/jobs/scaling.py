@@ -29,7 +29,7 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.scaling import ScalingSettings, Team
-from elastrec.platform.transport.job_messages import ChangeShape, Done
+from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
 from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Measured, Profile
 
 log = structlog.get_logger(__name__)
@@ -51,7 +51,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a plan.
 
     Attributes:
-        changed: the master has begun to change the job.
+        changed: the master has begun to change the job; `request_id`: of that, its outcome is in the job's status.
         reason: why the plan was made, or why the master refused it.
     """
 
@@ -60,6 +60,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     before: str
     after: str
     reason: str
+    request_id: str = ""
 
 
 def training_jobs(platform: Platform) -> list[str]:
@@ -206,9 +207,10 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
     """
     before, after = wanted.before, wanted.allocation
 
-    def answer(*, changed: bool, reason: str) -> Applied:
+    def answer(*, changed: bool, reason: str, request_id: str = "") -> Applied:
         applied = Applied(
-            job_id=wanted.job_id, changed=changed, before=str(before), after=str(after), reason=reason
+            job_id=wanted.job_id, changed=changed, before=str(before), after=str(after), reason=reason,
+            request_id=request_id,
         )  # fmt: skip
         log.info("plan_applied" if changed else "plan_not_applied", **msgspec.structs.asdict(applied))
         return applied
@@ -221,8 +223,9 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
         now = _allocation(client.call(GetProfile(), Profile, timeout_seconds=10.0).configuration)
         if now != before:
             return answer(changed=False, reason=f"the plan is stale: the job has {now} meanwhile")
-        done = client.call(_change(wanted), Done, timeout_seconds=15.0, remember=True)
-    return answer(changed=done.accepted, reason=wanted.reason if done.accepted else done.reason)
+        done = client.call(_change(wanted), ShapeAnswer, timeout_seconds=15.0, remember=True)
+    reason = wanted.reason if done.accepted else done.reason
+    return answer(changed=done.accepted, reason=reason, request_id=done.request_id)
 
 
 def _change(wanted: Plan) -> ChangeShape:

@@ -166,6 +166,12 @@ class ShapeAsked(_Event, frozen=True, kw_only=True):
     parameter_server_cores: float | None = None
 
 
+class ShapeTakenBack(_Event, frozen=True, kw_only=True):
+    """Somebody gave a request for a shape up."""
+
+    request_id: str
+
+
 class Ticked(_Event, frozen=True, kw_only=True):
     """A deadline of the state has passed."""
 
@@ -203,6 +209,7 @@ Event = (
     | OwnerChanged
     | SaveAsked
     | ShapeAsked
+    | ShapeTakenBack
     | Ticked
     | Restarted
     | Measured

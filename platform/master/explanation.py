@@ -61,7 +61,9 @@ def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
         case "record_damaged":
             return f"found {of['record']} damaged", of["reason"]
         case "shape_asked":
-            return "rescaled: " + ", ".join(f"{k} {v}" for k, v in of.items() if k != "time"), "somebody asked for it"
+            return f"was asked for another shape ({of['request']}): {of['wanted']}", ""
+        case "shape_ended":
+            return f"the request {of['request']} for another shape: {of['outcome']}", of["reason"]
         case "save_begun":
             return f"saving at {of['step']:,} samples", "training is done" if of["is_final"] else ""
         case "record_committed":

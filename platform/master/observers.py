@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import Effect
+from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.explanation import explanation
 from elastrec.platform.master.history_sink import HistorySink
@@ -30,8 +30,12 @@ from elastrec.platform.transport.job_messages import (
     GetStatus,
     NameRun,
     SaveNow,
+    ShapeAnswer,
+    ShapeOutcome,
+    ShapeRequest,
     Status,
     StopJob,
+    TakeBackShape,
     TakeOver,
 )
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation, GetLedger, LedgerPage
@@ -86,7 +90,12 @@ class ObserverCalls(abc.ABC):
             metrics_json=self.metrics().model_dump_json().encode(),
             failure=self._failure(),
             run_id=self._history.run_id if self._history else "",
+            shape_request=self._shape_request(),
         )
+
+    def _shape_request(self) -> ShapeRequest | None:
+        with self._lock:
+            return self.state.requested_shape.told() if self.state.requested_shape else None
 
     def ledger(self, message: GetLedger) -> LedgerPage:
         """One page of what was trained."""
@@ -165,25 +174,45 @@ class ObserverCalls(abc.ABC):
         self.submit(lambda now: events.SaveAsked(time=now))
         return Done()
 
-    def change_shape(self, message: ChangeShape) -> Done:
-        """Changes the number or size of pods of the running job."""
+    def change_shape(self, message: ChangeShape) -> ShapeAnswer:
+        """Asks for another number or size of pods of the running job."""
         buckets = self.state.plan.virtual_buckets
         if self.state.phase.is_final:
-            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+            return ShapeAnswer(reason=f"the job is {self.state.phase}")
         if message.workers is not None and not 1 <= message.workers <= 10_000:
-            return Done(accepted=False, reason=f"workers: {message.workers} is not allowed; allowed: 1 to 10000")
+            return ShapeAnswer(reason=f"workers: {message.workers} is not allowed; allowed: 1 to 10000")
         if message.parameter_servers is not None and not 1 <= message.parameter_servers <= buckets:
             given = message.parameter_servers
-            return Done(accepted=False, reason=f"parameter_servers: {given} is not allowed; allowed: 1 to {buckets}")
+            return ShapeAnswer(reason=f"parameter_servers: {given} is not allowed; allowed: 1 to {buckets}")
         for name in ("worker_cores", "parameter_server_cores"):
             cores = getattr(message, name)
             if cores is not None and cores <= 0:
-                return Done(accepted=False, reason=f"{name}: {cores} is not allowed; allowed: above 0")
+                return ShapeAnswer(reason=f"{name}: {cores} is not allowed; allowed: above 0")
         if reason := self._not_yet_possible(message):
-            return Done(accepted=False, reason=reason)
+            return ShapeAnswer(reason=reason)
         left_out = ("live_only", "parameter_server_memory_bytes")
         shape = {name: value for name, value in msgspec.structs.asdict(message).items() if name not in left_out}
-        self.submit(lambda now: events.ShapeAsked(time=now, **shape))
+        effects = self.submit(lambda now: events.ShapeAsked(time=now, **shape))
+        for effect in effects:
+            if isinstance(effect, Decided) and effect.decision == "shape_asked":
+                return ShapeAnswer(request_id=effect.inputs["request"])
+        return ShapeAnswer(reason=f"the job is {self.state.phase}")
+
+    def take_back_shape(self, message: TakeBackShape) -> Done:
+        """Gives a request for a shape up, unless it has ended."""
+        with self._lock:
+            request = self.state.requested_shape
+            if request is None or request.request_id != message.request_id:
+                last = request.request_id if request else "none"
+                given = message.request_id
+                return Done(
+                    accepted=False, reason=f"request_id: {given!r} is not allowed; allowed: the last one, {last}"
+                )
+            if request.outcome not in (ShapeOutcome.OPEN, ShapeOutcome.TAKEN_BACK):
+                return Done(
+                    accepted=False, reason=f"{request.request_id} has ended: {request.outcome}; ask for another shape"
+                )
+        self.submit(lambda now: events.ShapeTakenBack(time=now, request_id=message.request_id))
         return Done()
 
     def _not_yet_possible(self, message: ChangeShape) -> str:
@@ -197,7 +226,7 @@ class ObserverCalls(abc.ABC):
             )
         if not message.live_only:
             return ""
-        if message.parameter_servers not in (None, len(servers)):
+        if message.parameter_servers not in (None, self.state.wanted_servers):
             return (
                 "another number of parameter servers is not yet possible live: the job would have to save, "
                 "restart its servers and restore; ask without live_only to have that done"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FINAL_SAVE_ATTEMPTS = 3
 _FINAL_RETRY_SECONDS = 2.0
 _STORE_AWAY_SECONDS = 10.0
+_RESHAPE_RETRY_SECONDS = 10.0
 
 
 def step(state: JobState, time: float, effects: list[Effect]) -> bool:
@@ -72,6 +73,9 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
 def _schedule(state: JobState, *, hangs: bool = False) -> None:
     """Sets when the next periodic record is due; while the store hangs, training goes on as long as a save may hang."""
     interval = state.plan.save_interval_seconds
+    if state.wanted_servers != len(state.membership.servers()) and state.phase is Phase.TRAINING:
+        # Other servers wait for a record.
+        interval = min(interval or _RESHAPE_RETRY_SECONDS, _RESHAPE_RETRY_SECONDS)
     periodic = state.phase is Phase.TRAINING and interval > 0
     pause = max(interval, state.plan.save_timeout_seconds) if hangs else interval
     state.phases.next_save = state.time + pause if periodic else None

@@ -53,6 +53,7 @@ from elastrec.platform.transport.job_messages import (
     Registered,
     SaveNow,
     StopJob,
+    TakeBackShape,
     TakeOver,
 )
 from elastrec.platform.transport.ledger_messages import GetExplanation, GetLedger
@@ -266,6 +267,7 @@ class JobService(ObserverCalls, TimedWork):
             NameRun: self.name_run,
             SaveNow: self.save_now,
             ChangeShape: self.change_shape,
+            TakeBackShape: self.take_back_shape,
             GetProfile: self.profile,
             FinishJob: self.finish_job,
         }

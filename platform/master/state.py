@@ -36,6 +36,7 @@ from elastrec.platform.master.events import (
     Restarted,
     SaveAsked,
     ShapeAsked,
+    ShapeTakenBack,
     ShardsAsked,
     StopAsked,
     TermBegun,
@@ -68,6 +69,7 @@ class JobState(msgspec.Struct, kw_only=True):
 
     Attributes:
         wanted_servers: reached at the next restore (see ShapeAsked).
+        requested_shape: the last request for one.
         routing_epoch: grows with every change of the servers or their addresses.
         evaluation_sketch: merged over the completed evaluation shards.
         reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
@@ -86,6 +88,7 @@ class JobState(msgspec.Struct, kw_only=True):
     evaluation: ShardQueue
     membership: Membership
     wanted_servers: int
+    requested_shape: shape.RequestedShape | None = None
     routing_epoch: int = 1
     evaluation_sketch: bytes = b""
     reason: str = ""
@@ -145,6 +148,7 @@ class JobState(msgspec.Struct, kw_only=True):
         _HANDLERS[type(event)](self, event, effects)
         while saving.step(self, self.time, effects):
             pass
+        shape.step(self, effects)
         stages.discard_abandoned(self, effects)
         return effects
 
@@ -226,6 +230,8 @@ class JobState(msgspec.Struct, kw_only=True):
         if phases.phase.is_final:
             return self.exit_deadline
         deadlines: list[float] = []
+        if (shape_deadline := shape.deadline(self)) is not None:
+            deadlines.append(shape_deadline)
         stage = stages.deadline(self)
         if stage is not None:
             deadlines.append(stage)
@@ -461,6 +467,7 @@ _HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     OwnerChanged: _owner_changed,
     SaveAsked: _save_asked,
     ShapeAsked: shape.shape_asked,
+    ShapeTakenBack: shape.shape_taken_back,
     Ticked: losses.ticked,
     Measured: _measured,
 }

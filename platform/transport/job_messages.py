@@ -308,11 +308,13 @@ class Status(Message, frozen=True):
 
     Attributes:
         run_id: the job's run in MLflow; empty while it has none.
+        shape_request: None: no other shape was ever asked for.
     """
 
     metrics_json: bytes
     failure: str = ""
     run_id: str = ""
+    shape_request: ShapeRequest | None = None
 
 
 class StopJob(Message, frozen=True):
@@ -351,7 +353,9 @@ class FinishJob(Message, frozen=True):
 
 
 class ChangeShape(Message, frozen=True):
-    """The one entry for changes of a running job: how many pods of which size.
+    """The one entry for changes of a running job: how many pods of which size. The answer is ShapeAnswer.
+
+    What is not named stays as it was wanted last. A request before it that has not ended is superseded.
 
     Attributes:
         parameter_server_memory_bytes: not yet possible at all while the job runs.
@@ -365,6 +369,46 @@ class ChangeShape(Message, frozen=True):
     parameter_server_cores: float | None = None
     parameter_server_memory_bytes: int | None = None
     live_only: bool = False
+
+
+class TakeBackShape(Message, frozen=True):
+    """Gives a request for a shape up: the job goes back to the shape that was wanted before. The answer is Done."""
+
+    request_id: str
+
+
+class ShapeAnswer(Message, frozen=True):
+    """Answer to ChangeShape; refused requests have a reason and no id."""
+
+    request_id: str = ""
+    reason: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        return bool(self.request_id)
+
+
+class ShapeOutcome(StrEnum):
+    """How a request for a shape ended."""
+
+    OPEN = "open"  # not yet
+    DONE = "done"
+    SUPERSEDED = "superseded"  # by a later request, or by the end of the job
+    TAKEN_BACK = "taken back"
+    TIMED_OUT = "timed out"
+
+
+class ShapeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The last request for a shape, as GetStatus tells it.
+
+    Attributes:
+        wanted: what was asked for, in words.
+    """
+
+    request_id: str
+    wanted: str
+    outcome: ShapeOutcome
+    reason: str = ""
 
 
 class Done(Message, frozen=True):

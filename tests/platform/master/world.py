@@ -326,6 +326,9 @@ def disturb(world: World, chance: random.Random) -> None:
         world.tell(
             events.ShapeAsked(time=world.time, workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))
         )
+        if chance.random() < 0.3 and world.state.requested_shape is not None:
+            request_id = world.state.requested_shape.request_id
+            world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))
     else:
         world.time += chance.choice([0.1, 5.0, 70.0])
         world.tick()
