@@ -21,8 +21,6 @@ from elastrec.platform.specs.errors import CheckpointError
 
 _log = structlog.get_logger(__name__)
 
-LAUNCH_FILE = "launch.json"
-"""Lies beside the terms: what the job was launched with last."""
 _CONCLUDED_FILE = "concluded.json"
 _NUMBER = re.compile(r"(\d{8})\.json")
 _HIGHEST = 99_999_999
@@ -202,7 +200,6 @@ def _read(store: Store, key: str) -> Term:
 
 
 __all__ = [
-    "LAUNCH_FILE",
     "SupersededError",
     "Term",
     "check_term",

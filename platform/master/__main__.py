@@ -1,7 +1,9 @@
 """The master pod: `python -m elastrec.platform.master`.
 
+SIGTERM ends the process, not the job: it makes a record, if there is time, and leaves its pods as they are.
+
 Exit code 0: the job is over, or another master has taken it over; 2: it would fail again, its node need not restart it;
-else it may be restarted.
+else it may be restarted (143: after SIGTERM).
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ from elastrec.platform.transport.readiness import announce_ready
 from elastrec.platform.transport.security import job_server_name
 
 log = structlog.get_logger(__name__)
+TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
+"""A node that goes on starts the pod again; the job goes on where the journal says."""
+_SAVE_GRACE_SECONDS = 15.0
+"""Of the grace of a master's pod (`launch`); the rest is for closing."""
 
 
 def _variable(name: str) -> str:
@@ -101,10 +107,14 @@ def run() -> int:
         if sink:
             leave_points(request, sink.close())
         return 0
-    if stopped.is_set():
-        # The master's pod is being deleted, and with it the job.
-        log.info("master_stopped", job=request.job_id, phase=str(service.state.phase))
-        service.stop("its master was stopped")
+    if stopped.is_set() and not service.state.phase.is_final:
+        # Its node wants the process to end, or its cluster: that is no wish about the job (`StopJob` is).
+        service.leave(_SAVE_GRACE_SECONDS)
+        server.shutdown()
+        service.close()
+        if sink:
+            sink.close()
+        return TERMINATED_EXIT_CODE
     # Nothing may be created any more when the pods are deleted.
     server.shutdown()
     service.close()

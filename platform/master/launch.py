@@ -231,6 +231,7 @@ def _member_pod(
             environment.MASTER_ADDRESS: master_address,
             environment.STORE: request.store,
             environment.JOB_NAME: request.training_job.metadata.name,
+            environment.MASTER_TIMEOUT: f"{request.training_job.spec.faults.master_timeout:g}",
         },
         restart_policy=RestartPolicy.NEVER,
     )

@@ -64,6 +64,7 @@ JOURNAL_FILE = "journal.sqlite"
 MAXIMUM_LEASE = 1024
 _WAIT_SECONDS = 0.2
 _STORE_PAUSE_SECONDS = 2.0
+_LEAVE_LOOK_SECONDS = 0.05
 
 
 class JobService(ObserverCalls, TimedWork):
@@ -196,14 +197,26 @@ class JobService(ObserverCalls, TimedWork):
         self._stopping.set()
         self._finished.set()
 
-    def stop(self, reason: str) -> None:
-        """Ends the job because this process is to end. Without room in the journal it ends unrecorded."""
-        if not self.journal.stall:
-            self.stop_job(StopJob(reason=reason))
+    def leave(self, grace_seconds: float) -> None:
+        """For a process that is to end while its job goes on: makes a record, if that takes no longer than the grace.
+
+        Call `close` afterwards. The next master continues from the journal, or without it from that record.
+        """
+        log.info("master_leaves", job=self.request.job_id, phase=str(self.state.phase))
+        if self.journal.stall:
+            log.error("journal_given_up", job=self.request.job_id, journal=self.journal.stall)
+            self._stopping.set()
+            self.journal.give_up()
             return
-        log.error("job_ends_unrecorded", job=self.request.job_id, reason=reason, journal=self.journal.stall)
-        self._stopping.set()
-        self.journal.give_up()
+        if self.state.phase is not Phase.TRAINING:
+            return
+        phases = self.state.phases
+        ended = phases.saves + phases.failed_saves
+        self.submit(lambda now: events.SaveAsked(time=now))
+        deadline = self._clock() + grace_seconds
+        while phases.saves + phases.failed_saves == ended and self._clock() < deadline:
+            if self.state.phase is not Phase.TRAINING or self._stopping.wait(_LEAVE_LOOK_SECONDS):
+                return
 
     def close(self) -> None:
         """Ends the threads; pods stay as they are."""

@@ -262,6 +262,9 @@ class FaultTolerance(Spec):
     """A pod that was silent for this long is replaced."""
     start_timeout: Annotated[Seconds, Field(gt=0)] = 900.0
     """A pod that has run for this long without its process being ready to work is replaced."""
+    master_timeout: Annotated[Seconds, Field(gt=0)] = 3600.0
+    """A pod that no master of its job has answered for this long ends by itself, and with a server the rows that it
+    holds. A master that is started again within that time finds its pods as they were."""
     lease: Annotated[Seconds, Field(gt=0)] = 120.0
     """A shard without progress for this long is given to another worker."""
     save_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0

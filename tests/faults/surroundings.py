@@ -137,7 +137,10 @@ class Site:
 
     def launch(self, prepared: jobs.Prepared) -> Run:
         """The job of `prepared` under a new id, without history."""
-        prepared = renamed(prepared)
+        return self.begin(renamed(prepared))
+
+    def begin(self, prepared: jobs.Prepared) -> Run:
+        """The job of `prepared` under its own id, which may have run before."""
         request = jobs.launch_request(prepared, jobs.warm_start(self.platform, prepared))
         self.platform.cluster.create(master_pod(request, self.platform.cluster_config, new_token()))
         return Run(self, prepared)

@@ -24,6 +24,7 @@ from elastrec.platform.transport.security import job_server_name  # noqa: E402
 from elastrec.trainers.imports import without_collector  # noqa: E402
 
 with without_collector():
+    from elastrec.trainers.master_client import TermPlace
     from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
 
 BAD_INPUT_EXIT_CODE = 2
@@ -57,6 +58,7 @@ def read_settings() -> PodSettings:
         port=int(port),
         token=token,
         tls=TlsConfig.from_folder(files, job_server_name(os.environ[environment.JOB])),
+        terms=TermPlace.read(),
         # Nobody else's business on a machine of one's own.
         listen="127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0",
         local_streams=os.environ.get(environment.STREAMS) != "tcp",

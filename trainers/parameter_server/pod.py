@@ -21,7 +21,7 @@ from elastrec.checkpoints import DamagedRecordError, StoreError
 from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig, connections_for
+from elastrec.platform.transport import RpcServer, TlsConfig, connections_for
 from elastrec.platform.transport.job_messages import (
     Answer,
     Directive,
@@ -38,6 +38,7 @@ from elastrec.platform.transport.job_messages import (
     SaveOrder,
 )
 from elastrec.platform.transport.readiness import announce_ready
+from elastrec.trainers.master_client import MasterClient, MasterGoneError, TermPlace
 from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
 from elastrec.trainers.parameter_server.records import restore
 from elastrec.trainers.parameter_server.saver import Saver
@@ -69,6 +70,7 @@ class PodSettings:
     tls: TlsConfig | None = None
     listen: str = "0.0.0.0"
     local_streams: bool = True
+    terms: TermPlace = field(default_factory=TermPlace)
 
 
 class _LateHandlers:
@@ -104,7 +106,7 @@ class ServerPod:
     def __init__(self, settings: PodSettings, memory_bytes: Callable[[], int] | None = None) -> None:
         self._settings = settings
         self._memory_bytes = memory_bytes or _resident_bytes
-        self._master = RpcClient(settings.master_address, settings.token, settings.tls)
+        self._master = MasterClient(settings.master_address, settings.token, settings.tls, settings.terms)
         self.incarnation = uuid.uuid4().hex
         self._changed = threading.Condition()
         self._directive: Directive | None = None
@@ -308,7 +310,7 @@ class ServerPod:
                 if not error.retryable:
                     raise
                 if not quiet:
-                    log.warning("master_unreachable", master=self._settings.master_address, reason=str(error))
+                    log.warning("master_unreachable", master=self._master.address, reason=str(error))
                 quiet = True
                 self._stopped.wait(0.2)
                 continue
@@ -329,11 +331,11 @@ class ServerPod:
                         self._heartbeat(), Answer, timeout_seconds=1.0 if stopping else _ATTEMPT_SECONDS
                     )
                     quiet = False
-                except AuthenticationError:
+                except (AuthenticationError, MasterGoneError):
                     raise
                 except TransportError as error:
                     if not quiet:
-                        log.warning("master_unreachable", master=self._settings.master_address, reason=str(error))
+                        log.warning("master_unreachable", master=self._master.address, reason=str(error))
                     quiet = True
                     self._stopped.wait(self._beat_seconds)
                 else:

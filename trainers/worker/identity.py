@@ -12,6 +12,7 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.transport import TlsConfig
 from elastrec.platform.transport.security import job_server_name
+from elastrec.trainers.master_client import TermPlace
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Identity:
     token: str = field(repr=False)
     tls: TlsConfig | None
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    terms: TermPlace = field(default_factory=TermPlace)
 
     @staticmethod
     def read(variables: Mapping[str, str] = os.environ) -> Identity:
@@ -53,4 +55,5 @@ class Identity:
             master_address=variables[environment.MASTER_ADDRESS],
             token=token,
             tls=TlsConfig.from_folder(files, job_server_name(variables[environment.JOB])),
+            terms=TermPlace.read(variables),
         )

@@ -17,7 +17,6 @@ import structlog
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import (
     Answer,
     Directive,
@@ -33,6 +32,7 @@ from elastrec.platform.transport.job_messages import (
     ShardProgress,
 )
 from elastrec.platform.transport.readiness import announce_ready
+from elastrec.trainers.master_client import MasterClient, MasterGoneError
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.window import Window
 
@@ -52,7 +52,7 @@ class Session:
     def __init__(self, identity: Identity, memory_bytes: Callable[[], int] = lambda: 0) -> None:
         self.identity = identity
         self.window = Window()
-        self._client = RpcClient(identity.master_address, identity.token, identity.tls)
+        self._client = MasterClient(identity.master_address, identity.token, identity.tls, identity.terms)
         self._memory_bytes = memory_bytes
         self._changed = threading.Condition()
         self._directive: Directive | None = None
@@ -161,7 +161,7 @@ class Session:
         while not cancelled():
             try:
                 leased = self._client.call(request, Leased, timeout_seconds=2.0, attempt_seconds=_ATTEMPT_SECONDS)
-            except AuthenticationError:
+            except (AuthenticationError, MasterGoneError):
                 raise
             except TransportError as error:
                 if not quiet:
@@ -207,7 +207,7 @@ class Session:
                 if not error.retryable:
                     raise
                 if not quiet:
-                    log.warning("master_unreachable", master=identity.master_address, reason=str(error))
+                    log.warning("master_unreachable", master=self._client.address, reason=str(error))
                 quiet = True
                 continue
             self._take(registered.directive)
@@ -223,16 +223,16 @@ class Session:
             try:
                 self._heartbeat(timeout_seconds=max(_ATTEMPT_SECONDS, self._beat_seconds))
                 if quiet:
-                    log.info("master_reached_again", master=self.identity.master_address)
+                    log.info("master_reached_again", master=self._client.address)
                 quiet = False
-            except AuthenticationError as error:
+            except (AuthenticationError, MasterGoneError) as error:
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()
                 return
             except TransportError as error:
                 if not quiet:
-                    log.warning("master_unreachable", master=self.identity.master_address, reason=str(error))
+                    log.warning("master_unreachable", master=self._client.address, reason=str(error))
                 quiet = True
                 time.sleep(min(0.2, self._beat_seconds))
 

@@ -103,14 +103,14 @@ def test_a_job_stands_still_while_its_journal_has_no_room_and_then_goes_on(disk:
         s.close()
 
 
-def test_a_master_that_is_stopped_meanwhile_does_not_wait_for_room(disk: SmallDisk, tmp_path: Path) -> None:
+def test_a_master_that_is_to_leave_meanwhile_does_not_wait_for_room(disk: SmallDisk, tmp_path: Path) -> None:
     s = Stage(tmp_path, job(), disk.folder, rows=3000)
     s.start()
     try:
         s.wait(lambda: s.service.state.training.done > 20)
         disk.fill()
         s.wait(lambda: bool(s.service.journal.stall))
-        stopping = threading.Thread(target=lambda: (s.service.stop("its master was stopped"), s.stop()))
+        stopping = threading.Thread(target=lambda: (s.service.leave(5.0), s.stop()))
         stopping.start()
         wait_for(lambda: not stopping.is_alive(), 15, "the end of the master")
     finally:
