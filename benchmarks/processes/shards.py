@@ -23,7 +23,7 @@ import numpy as np
 import structlog
 
 from benchmarks.processes.child import serve
-from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import PodEvent, PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.service import JobService
@@ -63,37 +63,19 @@ class RememberingCluster:
         )
         return self._pods.setdefault(pod.name, status)
 
-    def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
+    def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
         self._pods.pop(name, None)
 
-    def resize(self, name: str, size: PodSize) -> PodStatus:
+    def resize(self, name: str, uid: str, size: PodSize) -> None:
         self._pods[name] = msgspec.structs.replace(self._pods[name], size=size)
-        return self._pods[name]
 
-    def get(self, name: str) -> PodStatus | None:
-        return self._pods.get(name)
-
-    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
-        return None
-
-    def list(self, job: str | None = None) -> list[PodStatus]:
-        return list(self._pods.values())
-
-    def watch(
-        self, job: str | None = None, since_version: int = 0, timeout_seconds: float = 30.0
-    ) -> Iterator[PodEvent]:
+    def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
+        yield from [PodEvent(PodEventKind.SEEN, pod) for pod in list(self._pods.values())]
+        yield PodEvent(PodEventKind.SYNCED)
         threading.Event().wait(timeout_seconds)
+
+    def logs(self, name: str, *, tail_lines: int | None = None) -> Iterator[str]:
         return iter(())
-
-    def capacity(self) -> Capacity:
-        return Capacity(PodSize(1e6, 2**50), PodSize(1e6, 2**50))
-
-    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
-        return iter(())
-
-    def dry_run(self, pod: PodSpec) -> dict[str, Any]:
-        plain: dict[str, Any] = msgspec.to_builtins(pod)
-        return plain
 
 
 def run_master(workers: int, rows: int, batch: int, batches_per_shard: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from elastrec.platform.clusters.local import LocalCluster
-from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.clusters.protocol import Cluster, Fleet
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.transport.security import TlsConfig
 
@@ -33,9 +33,28 @@ def connect_cluster(config: ClusterConfig) -> Cluster:
         ClusterError: the backend's name is not known.
     """
     if config.backend == "local":
-        tls = TlsConfig(root_pem=config.tls.encode()) if config.tls else None
-        return LocalCluster(config.address, config.token, tls)
-    raise ClusterError(f"backend: {config.backend!r} is not allowed; allowed: local")
+        return _local(config)
+    raise _unknown(config)
+
+
+def connect_fleet(config: ClusterConfig, job: str) -> Fleet:
+    """A client for the pods of one job; nothing is sent yet.
+
+    Raises:
+        ClusterError: the backend's name is not known.
+    """
+    if config.backend == "local":
+        return _local(config).fleet(job)
+    raise _unknown(config)
+
+
+def _local(config: ClusterConfig) -> LocalCluster:
+    tls = TlsConfig(root_pem=config.tls.encode()) if config.tls else None
+    return LocalCluster(config.address, config.token, tls)
+
+
+def _unknown(config: ClusterConfig) -> ClusterError:
+    return ClusterError(f"backend: {config.backend!r} is not allowed; allowed: local")
 
 
 def config_of(cluster: LocalCluster) -> ClusterConfig:
@@ -44,4 +63,4 @@ def config_of(cluster: LocalCluster) -> ClusterConfig:
     return ClusterConfig(backend="local", address=cluster.address, token=cluster.token, tls=tls)
 
 
-__all__ = ["Cluster", "ClusterConfig", "config_of", "connect_cluster"]
+__all__ = ["Cluster", "ClusterConfig", "config_of", "connect_cluster", "connect_fleet"]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 
 
@@ -137,6 +138,15 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
     startup_cores: float = 0.0
 
 
+class ResizeState(StrEnum):
+    """What became of the size that was asked for last; DEFERRED: its node has not got the room now."""
+
+    DONE = "Done"
+    IN_PROGRESS = "InProgress"
+    DEFERRED = "Deferred"
+    INFEASIBLE = "Infeasible"
+
+
 class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One pod as the cluster sees it.
 
@@ -144,6 +154,9 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
         uid: differs between two pods of the same name.
         reason: the cluster's own word, for people: `Unschedulable`, `ContainerCreating`, `Error`, `OOMKilled`; empty
             while running. Nothing is decided by it.
+        size: what it has.
+        asked: the size that it shall have, where it is another one; `resize` and its message say what became of that.
+        is_ending: the cluster was told to delete it.
         end: how the last attempt ended; None while none has.
         waits_for_room: pending because no node has the room for it.
         message: for people, for example `insufficient memory: asked 2147483648, free 1073741824`.
@@ -157,6 +170,10 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     phase: PodPhase
     size: PodSize
+    asked: PodSize | None = None
+    resize: ResizeState = ResizeState.DONE
+    resize_message: str = ""
+    is_ending: bool = False
     node: str = ""
     address: str = ""
     reason: str = ""
@@ -172,13 +189,28 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     labels: dict[str, str] = {}
 
+    @property
+    def asked_size(self) -> PodSize:
+        """What it was asked to have last."""
+        return self.asked or self.size
+
+
+class PodEventKind(StrEnum):
+    """What a watch tells. SEEN: of a snapshot; SYNCED: the snapshot is complete, and names no pod."""
+
+    SEEN = "SEEN"
+    SYNCED = "SYNCED"
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
 
 class PodEvent(msgspec.Struct, frozen=True):
-    """A pod was seen for the first time, changed, or is gone. `version` rises; a watch resumes from it."""
+    """One event of a watch. `resume` is opaque: a later watch with it goes on after this event; empty: none does."""
 
-    kind: str  # ADDED | MODIFIED | DELETED
-    pod: PodStatus
-    version: int
+    kind: PodEventKind
+    pod: PodStatus | None = None
+    resume: str = ""
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -193,23 +225,15 @@ class Cluster(Protocol):
     """What a job needs of a cluster. Every method raises ClusterError with the reason in the cluster's words."""
 
     def create(self, pod: PodSpec) -> PodStatus:
-        """Creates a pod; with the name of a pod that exists and an equal spec it returns that pod (idempotent).
+        """Creates a pod; where its job has one of that name and role, that one is returned as it is.
 
         Raises:
-            ClusterError: the name is taken by another spec, or the pod is larger than the whole cluster.
+            ClusterError: another job or role has the name, or the pod is larger than the whole cluster.
         """
         ...
 
     def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
         """Stops and forgets a pod; no error when it does not exist. Returns when the process group is gone."""
-        ...
-
-    def resize(self, name: str, size: PodSize) -> PodStatus:
-        """Changes the limits of a running pod in place.
-
-        Raises:
-            ClusterError: the pod is not there, or the node has not got the room.
-        """
         ...
 
     def get(self, name: str) -> PodStatus | None: ...
@@ -219,12 +243,6 @@ class Cluster(Protocol):
         ...
 
     def list(self, job: str | None = None) -> list[PodStatus]: ...
-
-    def watch(
-        self, job: str | None = None, since_version: int = 0, timeout_seconds: float = 30.0
-    ) -> Iterator[PodEvent]:
-        """Events after a version, oldest first; ends after the time. Version 0 begins with one ADDED per live pod."""
-        ...
 
     def capacity(self) -> Capacity: ...
 
@@ -237,16 +255,68 @@ class Cluster(Protocol):
         ...
 
 
+class Fleet(Protocol):
+    """The pods of one job, for its master. Every method raises ClusterError, whose `retryable` says whether the same
+    call may succeed later: out of reach, a conflict, a quota. Everything else is a refusal.
+    """
+
+    def create(self, pod: PodSpec) -> PodStatus:
+        """Creates a pod; answers when it is accepted. Where the job has one of that name, that one is returned."""
+        ...
+
+    def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
+        """Orders the end of a pod and returns at once; the watch tells when it is gone.
+
+        No error when there is no such pod, or another one of that name.
+        """
+        ...
+
+    def resize(self, name: str, uid: str, size: PodSize) -> None:
+        """Asks for other limits of a running pod, in place; `PodStatus.resize` tells what becomes of it."""
+        ...
+
+    def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
+        """Events after a `PodEvent.resume`, oldest first; ends after the time.
+
+        Without a resume token, or with one that the cluster does not know any more, it begins with a snapshot: one SEEN
+        per pod, then SYNCED.
+        """
+        ...
+
+    def logs(self, name: str, *, tail_lines: int | None = None) -> Iterator[str]:
+        """Lines of standard output and error, oldest first; kept after the pod's end until it is deleted."""
+        ...
+
+
+def snapshot(fleet: Fleet) -> list[PodStatus]:
+    """The pods of a job now.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    pods: list[PodStatus] = []
+    for event in fleet.watch("", 0.0):
+        if event.kind is PodEventKind.SYNCED:
+            return pods
+        if event.pod is not None:
+            pods.append(event.pod)
+    raise ClusterError("the cluster ended a watch before its snapshot was complete", retryable=True)
+
+
 __all__ = [
     "BAD_INPUT_EXIT_CODE",
     "Capacity",
     "Cluster",
     "EndCause",
     "EndReason",
+    "Fleet",
     "PodEvent",
+    "PodEventKind",
     "PodPhase",
     "PodSize",
     "PodSpec",
     "PodStatus",
+    "ResizeState",
     "RestartPolicy",
+    "snapshot",
 ]

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints import concluded_term, newest_term
-from elastrec.platform.clusters.protocol import PodPhase, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.identity import new_job_secret
@@ -20,7 +20,7 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
 from elastrec.platform.master.launch import LaunchRequest, master_pod, pod_name
-from elastrec.platform.specs.errors import ClusterError, HistoryError, TransportError
+from elastrec.platform.specs.errors import HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.uris import masked
@@ -86,7 +86,9 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
         request = launch_request(prepared, allocation, run_id, platform.tracking_uri)
         secret = new_job_secret(platform, prepared.job_id)
         pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
-        existing = _create_master(platform, msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
+        created = platform.cluster.create(msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
+        # Another caller may have created it at the same time, with a run and a secret of its own.
+        existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
     if existing is None:
         log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner)
     else:
@@ -109,17 +111,6 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
         owner=owner,
         allocation=allocation,
     )
-
-
-def _create_master(platform: Platform, pod: PodSpec) -> PodStatus | None:
-    """Creates the pod; if another caller created it at the same time, with another secret, returns that one."""
-    try:
-        platform.cluster.create(pod)
-    except ClusterError:
-        if (others := platform.cluster.get(pod.name)) is None:
-            raise
-        return others
-    return None
 
 
 def _start_run(

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints import expect_existing_stores
-from elastrec.platform.clusters import ClusterConfig, connect_cluster
+from elastrec.platform.clusters import ClusterConfig, connect_fleet
 from elastrec.platform.clusters.protocol import BAD_INPUT_EXIT_CODE
 from elastrec.platform.master.history_sink import leave_points, open_history_sink
 from elastrec.platform.master.journal import JournalError
@@ -75,9 +75,9 @@ def run() -> int:
         problem = FieldProblem("cluster", str(error), "a ClusterConfig as JSON")
         raise SpecError([problem], environment.CLUSTER_FILE) from None
     tls = TlsConfig.from_folder(files, job_server_name(request.job_id))
-    cluster = connect_cluster(config)
-    sink = open_history_sink(request, cluster, work)
-    service = JobService(request, cluster, work, token=token, tls=tls, history=sink)
+    fleet = connect_fleet(config, request.job_id)
+    sink = open_history_sink(request, fleet, work)
+    service = JobService(request, fleet, work, token=token, tls=tls, history=sink)
     # A pod of a real cluster is reached by its own address, a local one by the loopback alone.
     listen = host if host in ("127.0.0.1", "localhost") else "0.0.0.0"
     server = RpcServer(

@@ -1,4 +1,7 @@
-"""What a job's state machine wants done: its outputs. The service carries them out after the event is journalled."""
+"""What a job's state machine wants done: its outputs. The service carries them out after the event is journalled.
+
+Pods are no effects: which of them a job wants follows from its state (`wanted.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,11 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.master.shards import Ended, Positions
-from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.job_messages import LeaseState, SavedPart, Shard
 
 
 class _Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
-
-
-class CreatePod(_Effect, frozen=True, kw_only=True):
-    name: str
-    role: Role
-    index: int
-    restart: int
-    cores: float
-    memory_bytes: int
-
-
-class DeletePod(_Effect, frozen=True, kw_only=True):
-    name: str
-    grace_seconds: float
-
-
-class ResizePod(_Effect, frozen=True, kw_only=True):
-    name: str
-    cores: float
-    memory_bytes: int
 
 
 class CommitRecord(_Effect, frozen=True, kw_only=True):
@@ -81,4 +63,4 @@ class Decided(_Effect, frozen=True, kw_only=True):
     inputs: dict[str, Any]
 
 
-Effect = CreatePod | DeletePod | ResizePod | CommitRecord | DiscardRecord | AnswerLease | RecordAttempt | Decided
+Effect = CommitRecord | DiscardRecord | AnswerLease | RecordAttempt | Decided

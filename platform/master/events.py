@@ -117,9 +117,28 @@ class PodGone(_Event, frozen=True, kw_only=True):
 
 
 class PodDeleted(_Event, frozen=True, kw_only=True):
-    """The cluster has forgotten the pod."""
+    """The cluster has no pod of this name, which the job gave up."""
 
     pod: str
+
+
+class PodResized(_Event, frozen=True, kw_only=True):
+    """The pod has another size than the job knows."""
+
+    pod: str
+    uid: str
+    cores: float
+    memory_bytes: int
+
+
+class ResizeRefused(_Event, frozen=True, kw_only=True):
+    """The pod will not get the size that was asked for; it keeps what it has."""
+
+    pod: str
+    uid: str
+    cores: float
+    memory_bytes: int
+    reason: str
 
 
 class PodRefused(_Event, frozen=True, kw_only=True):
@@ -202,6 +221,8 @@ Event = (
     | PodSeen
     | PodGone
     | PodDeleted
+    | PodResized
+    | ResizeRefused
     | PodRefused
     | RecordCommitted
     | RecordFailed

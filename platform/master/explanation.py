@@ -64,6 +64,10 @@ def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
             return f"was asked for another shape ({of['request']}): {of['wanted']}", ""
         case "shape_ended":
             return f"the request {of['request']} for another shape: {of['outcome']}", of["reason"]
+        case "pod_resized":
+            return f"{of['pod']} has {of['cores']:g} cores instead of {of['before_cores']:g}", ""
+        case "resize_refused":
+            return f"{of['pod']} keeps {of['cores']:g} cores instead of {of['asked_cores']:g}", of["reason"]
         case "save_begun":
             return f"saving at {of['step']:,} samples", "training is done" if of["is_final"] else ""
         case "record_committed":

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.clusters.protocol import Fleet, snapshot
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.history.points import CostMeter, Point, calibration_points, final_points, window_points
 from elastrec.platform.history.reporter import Reporter
@@ -51,12 +51,12 @@ class HistorySink:
     """Turns reports into points on a thread of its own.
 
     Args:
-        cluster: asked for the pods' sizes and usage, from which the costs follow.
+        fleet: asked for the pods' sizes and usage, from which the costs follow.
     """
 
-    def __init__(self, reporter: Reporter, cluster: Cluster, job_id: str) -> None:
+    def __init__(self, reporter: Reporter, fleet: Fleet, job_id: str) -> None:
         self._reporter = reporter
-        self._cluster = cluster
+        self._fleet = fleet
         self._job_id = job_id
         self._meter = CostMeter()
         self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
@@ -106,7 +106,7 @@ class HistorySink:
         step = report.metrics.samples_trained
         points = window_points(report.metrics, now)
         try:
-            pods = self._cluster.list(self._job_id)
+            pods = snapshot(self._fleet)
             self._meter.observe(pods, now)
             points += self._meter.usage_points(pods, step, now)
         except ClusterError as error:
@@ -143,7 +143,7 @@ def _calibration(encoded: bytes, now: float) -> list[Point]:
         return []
 
 
-def open_history_sink(request: LaunchRequest, cluster: Cluster, folder: Path) -> HistorySink | None:
+def open_history_sink(request: LaunchRequest, fleet: Fleet, folder: Path) -> HistorySink | None:
     """The sink of a job; None when it was launched without history.
 
     Args:
@@ -152,7 +152,7 @@ def open_history_sink(request: LaunchRequest, cluster: Cluster, folder: Path) ->
     if not request.tracking_uri:
         return None
     reporter = Reporter(request.tracking_uri, request.run_id, spool=Spool(folder / SPOOL_FILE))
-    return HistorySink(reporter, cluster, request.job_id)
+    return HistorySink(reporter, fleet, request.job_id)
 
 
 def leave_points(request: LaunchRequest, points: list[Point]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master import leasing, saving, stages
-from elastrec.platform.master.effects import Decided, DeletePod, Effect
+from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.master.loss_causes import is_taken_away
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 TAKEN_AWAY_PER_RESTART = 5
 """Losses that the cluster caused may be so many times as many as `pod_restarts` before they end a job."""
-_SILENT_GRACE_SECONDS = 2.0
-_RETIRED_GRACE_SECONDS = 5.0
-_LAST_GRACE_SECONDS = 2.0
 _SPEC_NAME = {Role.WORKER: "worker", Role.PARAMETER_SERVER: "parameter_server"}
 _WITH_MODEL = (Phase.TRAINING, Phase.SAVING, Phase.EVALUATING)
 
@@ -96,9 +93,6 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
             state.exit_deadline = None
             for member in list(state.membership.members.values()):
                 dismiss(state, member, effects, delete=True)
-            if phases.phase is not Phase.FAILED:
-                for name in state.membership.corpses:
-                    effects.append(DeletePod(name=name, grace_seconds=0.0))
         return
     if phases.save is not None:
         _save_ticked(state, phases.save, effects)
@@ -203,11 +197,12 @@ def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
     if len(servers) == state.wanted_servers:
         return
     size = state.plan.servers if not servers else servers[0]
+    cores = size.wanted_cores if isinstance(size, Member) else size.cores
     for server in servers[state.wanted_servers :]:
         server.retiring = True
-        dismiss(state, server, effects, delete=True, grace_seconds=_RETIRED_GRACE_SECONDS)
+        dismiss(state, server, effects, delete=True)
     for index in range(len(servers), state.wanted_servers):
-        effects.append(state.membership.add(Role.PARAMETER_SERVER, index, size.cores, size.memory_bytes, state.time))
+        state.membership.add(Role.PARAMETER_SERVER, index, cores, size.memory_bytes, state.time)
     state.routing_epoch += 1
 
 
@@ -252,17 +247,13 @@ def _lose(
     if not _count(state, member, reason, effects, taken_away=taken_away, detail=detail):
         return
     if member.name in state.membership.members:
-        dismiss(state, member, effects, delete=delete, grace_seconds=_SILENT_GRACE_SECONDS)
-    creation = state.membership.add(
-        member.role, member.index, member.cores, member.memory_bytes, state.time, before=member
-    )
-    successor = state.membership.members[creation.name]
+        dismiss(state, member, effects, delete=delete)
+    successor = state.membership.add(member.role, member.index, member.wanted_cores, member.memory_bytes, state.time)
     successor.oom_bytes, successor.reason = oom_bytes, reason
-    effects.append(creation)
     effects.append(
         Decided(
             decision="pod_replaced",
-            inputs={"pod": member.name, "by": creation.name, "reason": reason, "phase": str(state.phase)},
+            inputs={"pod": member.name, "by": successor.name, "reason": reason, "phase": str(state.phase)},
         )
     )
     if member.role is Role.PARAMETER_SERVER:
@@ -321,14 +312,10 @@ def _count(
     return False
 
 
-def dismiss(
-    state: JobState, member: Member, effects: list[Effect], *, delete: bool, grace_seconds: float = _LAST_GRACE_SECONDS
-) -> None:
+def dismiss(state: JobState, member: Member, effects: list[Effect], *, delete: bool) -> None:
     """Takes a pod's place away: it is deleted, or has ended by itself and is kept for its logs."""
     if member.retiring and member.role is Role.WORKER:
         for queue in (state.training, state.evaluation):
             state.ledger(queue.lose(member.name, blame=False), effects)
     state.membership.remove(member.name, state.time, delete=delete)
     state.phases.version += 1
-    if delete:
-        effects.append(DeletePod(name=member.name, grace_seconds=grace_seconds))

@@ -6,7 +6,6 @@ from functools import lru_cache
 
 import msgspec
 
-from elastrec.platform.master.effects import CreatePod
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.job_messages import RoutingTable
@@ -16,9 +15,12 @@ class Member(msgspec.Struct, kw_only=True):
     """The pod that holds a place now.
 
     Attributes:
-        restart: how many pods held the place before.
+        restart: grows with every pod of the place, so that no name is used twice.
         uid: the cluster's, of the pod; empty until the cluster has said that it has the pod.
         incarnation: of the registered process; empty until it has registered.
+        cores, memory_bytes: that it was granted; before it is created, those it shall be created with.
+        asked_cores: what it shall have, while the cluster has not granted or refused that; None: what it has.
+        used_since: up to then, its cores and memory are counted in `Membership.usage`.
         oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
             pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
@@ -35,6 +37,8 @@ class Member(msgspec.Struct, kw_only=True):
     cores: float
     memory_bytes: int
     created: float
+    used_since: float = 0.0
+    asked_cores: float | None = None
     uid: str = ""
     incarnation: str = ""
     address: str = ""
@@ -48,6 +52,11 @@ class Member(msgspec.Struct, kw_only=True):
     superseded: list[str] = []
     transfers: int = 0
     active: float = 0.0
+
+    @property
+    def wanted_cores(self) -> float:
+        """The cores that it shall have."""
+        return self.cores if self.asked_cores is None else self.asked_cores
 
     @property
     def is_registered(self) -> bool:
@@ -83,8 +92,10 @@ class Membership(msgspec.Struct, kw_only=True):
     Attributes:
         members: by pod name; exactly one per place.
         left: the last pod of each place that is empty now, by `role/index`; shown when the job is over.
-        condemned: pods that are being deleted; they hold no place.
-        corpses: pods that ended by themselves and are kept for their logs until the job ends.
+        leaving: pods that were given up and may still run; they hold no place.
+        ended: pods that end by themselves and are kept for their logs until the job ends well.
+        places: how many pods each place has had, by `role/index`.
+        revision: grows with every change of what is wanted of the cluster.
         losses: replaced pods and restarted processes by role, in the whole life of the job.
         streaks: by role and index, for places that were lost since the job last made progress.
     """
@@ -92,8 +103,10 @@ class Membership(msgspec.Struct, kw_only=True):
     job_id: str
     members: dict[str, Member] = {}
     left: dict[str, Member] = {}
-    condemned: list[str] = []
-    corpses: list[str] = []
+    leaving: list[str] = []
+    ended: list[str] = []
+    places: dict[str, int] = {}
+    revision: int = 0
     losses: dict[str, int] = {}
     streaks: dict[str, dict[int, LossStreak]] = {}
     usage: dict[str, Usage] = {}
@@ -106,18 +119,14 @@ class Membership(msgspec.Struct, kw_only=True):
         found = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
         return sorted(found, key=lambda member: member.index)
 
-    def add(
-        self, role: Role, index: int, cores: float, memory_bytes: int, time: float, before: Member | None = None
-    ) -> CreatePod:
-        """A new pod for a place; `before` is the one that held it."""
-        restart = before.restart + 1 if before else 0
+    def add(self, role: Role, index: int, cores: float, memory_bytes: int, time: float) -> Member:
+        """A new pod for a place."""
+        place = f"{role}/{index}"
+        restart = self.places.get(place, 0)
+        self.places[place] = restart + 1
+        self.left.pop(place, None)
         name = pod_name(self.job_id, role, index, restart)
-        # A place that was given up and is wanted again must not meet the name of a pod that is still known.
-        while name in self.condemned or name in self.corpses or name in self.members:
-            restart += 1
-            name = pod_name(self.job_id, role, index, restart)
-        self.left.pop(f"{role}/{index}", None)
-        self.members[name] = Member(
+        member = self.members[name] = Member(
             name=name,
             role=role,
             index=index,
@@ -125,20 +134,46 @@ class Membership(msgspec.Struct, kw_only=True):
             cores=cores,
             memory_bytes=memory_bytes,
             created=time,
+            used_since=time,
         )
-        return creation(self.members[name])
+        self.revision += 1
+        return member
 
     def remove(self, name: str, time: float, *, delete: bool) -> Member:
-        """Takes a pod's place away; it is to be deleted, or has ended and is kept for its logs."""
+        """Takes a pod's place away; it is to be deleted, or ends by itself and is kept for its logs."""
         member = self.members.pop(name)
         if not member.retiring:
             self.left[f"{member.role}/{member.index}"] = member
+        self._count_usage(member, time)
+        (self.leaving if delete else self.ended).append(name)
+        self.revision += 1
+        return member
+
+    def seen(self, name: str, uid: str) -> None:
+        """The cluster has the pod; the first uid counts."""
+        member = self.members.get(name)
+        if member is not None and not member.uid:
+            member.uid = uid
+            self.revision += 1
+
+    def ask_for(self, member: Member, cores: float) -> None:
+        """A pod shall have so many cores."""
+        member.asked_cores = None if cores == member.cores else cores
+        self.revision += 1
+
+    def granted(self, member: Member, cores: float, memory_bytes: int, time: float) -> None:
+        """A pod has another size from now on; what it shall have stays as it was."""
+        self._count_usage(member, time)
+        target_cores = member.wanted_cores
+        member.cores, member.memory_bytes = cores, memory_bytes
+        self.ask_for(member, target_cores)
+
+    def _count_usage(self, member: Member, time: float) -> None:
         spent = self.usage.setdefault(member.role, Usage())
-        seconds = max(0.0, time - member.created)
+        seconds = max(0.0, time - member.used_since)
         spent.core_seconds += member.cores * seconds
         spent.byte_seconds += member.memory_bytes * seconds
-        (self.condemned if delete else self.corpses).append(name)
-        return member
+        member.used_since = time
 
     def count_loss(self, member: Member, *, taken_away: bool) -> LossStreak:
         """Notes that a place's pod was lost; returns the place's losses since the job last made progress."""
@@ -160,7 +195,7 @@ class Membership(msgspec.Struct, kw_only=True):
         total = Usage(past.core_seconds, past.byte_seconds)
         for member in self.members.values():
             if member.role is role:
-                seconds = max(0.0, time - member.created)
+                seconds = max(0.0, time - member.used_since)
                 total.core_seconds += member.cores * seconds
                 total.byte_seconds += member.memory_bytes * seconds
         return total
@@ -169,18 +204,6 @@ class Membership(msgspec.Struct, kw_only=True):
         """Bucket b belongs to server b mod S; an address is empty until its server has registered."""
         servers = self.servers()
         return _routing(epoch, tuple(s.name for s in servers), tuple(s.address for s in servers), virtual_buckets)
-
-
-def creation(member: Member) -> CreatePod:
-    """The effect that makes a member's pod; the same one every time."""
-    return CreatePod(
-        name=member.name,
-        role=member.role,
-        index=member.index,
-        restart=member.restart,
-        cores=member.cores,
-        memory_bytes=member.memory_bytes,
-    )
 
 
 @lru_cache(maxsize=8)

@@ -6,11 +6,10 @@ to a restarted master (`memoir`), the rest is gathered anew. The service's lock 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
-from elastrec.platform.master.effects import Effect
 from elastrec.platform.master.growth_book import GrowthBook, GrowthPoint
 from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.profile_book import ProfileBook, is_settled
@@ -61,9 +60,9 @@ class Observations:
         self.growth.recall(known.generation, known.growth)
         self.starts.recall(known.starts)
 
-    def decided(self, effects: Sequence[Effect], state: JobState, now: float) -> None:
+    def handled(self, state: JobState, now: float) -> None:
         """An event was handled; pods may have been asked for."""
-        self.starts.asked(effects, state, now)
+        self.starts.asked(state, now)
 
     def registered(self, pod: str, state: JobState, now: float) -> None:
         """A process has started; a server that has is at work."""

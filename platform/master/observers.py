@@ -18,6 +18,7 @@ from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.ledger import queues_now, running_attempts
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.profile_book import configuration_of, is_settled, server_use
+from elastrec.platform.master.reconciler import Reconciler
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.status import totals, training_metrics
 from elastrec.platform.specs.errors import ElastrecError
@@ -53,6 +54,7 @@ class ObserverCalls(abc.ABC):
     _finished: threading.Event
     _seen: Observations
     _executor: Executor
+    _reconciler: Reconciler
     _history: HistorySink | None
 
     @abc.abstractmethod
@@ -73,7 +75,8 @@ class ObserverCalls(abc.ABC):
                 elapsed,
                 self._seen.window,
                 self._seen.monitor.pods,
-                self._executor.statuses(),
+                self._reconciler.statuses(),
+                self._reconciler.problem(),
             )
         stall = self.journal.stall
         return found.model_copy(update={"reason": f"the journal has no room: {stall}"}) if stall else found
@@ -233,7 +236,7 @@ class ObserverCalls(abc.ABC):
             )
         for name, members in (("worker_cores", workers), ("parameter_server_cores", servers)):
             cores = getattr(message, name)
-            if cores is not None and any(member.cores != cores for member in members):
+            if cores is not None and any(member.wanted_cores != cores for member in members):
                 return f"another size of pods ({name}: {cores:g}) is not yet possible live; ask without live_only"
         return ""
 

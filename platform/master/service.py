@@ -16,27 +16,28 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints import StoreError, take_term
-from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.clusters.protocol import Fleet, PodSpec
 from elastrec.platform.master import events, stages
 from elastrec.platform.master.answers import Directives, FastAnswer, Unknown, check_kind, check_progress
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.history_sink import HistorySink
 from elastrec.platform.master.journal import Journal, JournalError, encode_state
-from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
 from elastrec.platform.master.leasing import answer_unchanged
 from elastrec.platform.master.life_signs import LifeSigns
-from elastrec.platform.master.membership import Member
 from elastrec.platform.master.memoir import Memoir
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.reconciler import Reconciler
 from elastrec.platform.master.resumption import resumed_from
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.term_watch import TermWatch
 from elastrec.platform.master.timed_work import TimedWork
+from elastrec.platform.master.wanted import Wanted, WantedPod, wanted
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport import Handler, TlsConfig, connections_for
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
@@ -84,7 +85,7 @@ class JobService(ObserverCalls, TimedWork):
     def __init__(
         self,
         request: LaunchRequest,
-        cluster: Cluster,
+        fleet: Fleet,
         folder: Path,
         *,
         token: str,
@@ -119,10 +120,11 @@ class JobService(ObserverCalls, TimedWork):
         self._memoir = Memoir(folder)
         if self.is_continued:
             self._memoir.recall(self._seen)
+        self._token, self._tls, self._address = token, tls, ""
         self._term_watch = TermWatch(request, lambda: (self.state.phases.term, self.state.plan.holder), self._end)
-        self._executor = Executor(
-            request, cluster, self.submit, token, tls, self._member, self._in_progress, self._term_watch
-        )
+        self._executor = Executor(request, self.submit, self._in_progress, self._term_watch)
+        self._reconciler = Reconciler(fleet, self._wanted, self._pod_spec, self.submit, self.is_superseded)
+        self._compared = (-1, False)
         self._is_broken = False
         self._finished = threading.Event()
         self._stopping = threading.Event()
@@ -144,12 +146,13 @@ class JobService(ObserverCalls, TimedWork):
         self.journal.start()
         if self.state.address != address:
             self._take_term(address, pause)
-        self._executor.start(address)
+        self._address = address
         if self.state.phase is Phase.PENDING and not self.state.membership.members:
             self.submit(lambda now: events.Begun(time=now))
         else:
             log.info("master_restarted", job=self.request.job_id, phase=str(self.state.phase), events=self.journal.last)
             self.submit(lambda now: events.Restarted(time=now, away_seconds=away))
+        self._reconciler.start()
         self._timer.start()
 
     def _take_term(self, address: str, pause: Callable[[float], object]) -> None:
@@ -230,6 +233,7 @@ class JobService(ObserverCalls, TimedWork):
         with self._lock:
             remembered = self._seen.remembered()
         self._memoir.keep(remembered, self._clock())
+        self._reconciler.close()
         self._executor.close()
         with self._lock:
             self.journal.close(None if self._is_broken else encode_state(self.state))
@@ -240,8 +244,8 @@ class JobService(ObserverCalls, TimedWork):
         Called after `close`: before, the job would put others in their place.
         """
         with self._lock:
-            kept = list(self.state.membership.corpses) if keep_for_logs else []
-        self._executor.delete_all(kept)
+            kept = list(self.state.membership.ended) if keep_for_logs else []
+        self._reconciler.delete_all(kept)
 
     def now(self) -> float:
         """Seconds on the job's clock."""
@@ -258,7 +262,7 @@ class JobService(ObserverCalls, TimedWork):
                 return
         # Pods get the chance to leave by themselves before their master is gone.
         deadline = self._clock() + self.state.plan.exit_seconds + 5.0
-        while not stopped() and not self.superseded and not self.state.is_swept() and self._clock() < deadline:
+        while not stopped() and not self.superseded and not self.is_swept() and self._clock() < deadline:
             self._stopping.wait(poll_seconds)
 
     def maximum_connections(self) -> int:
@@ -317,7 +321,7 @@ class JobService(ObserverCalls, TimedWork):
             log.exception("event_broke_the_state_machine", received=type(event).__name__)
             self._on_fatal()
             raise
-        self._seen.decided(effects, self.state, event.time)
+        self._seen.handled(self.state, event.time)
         lines = [effect for effect in effects if isinstance(effect, RecordAttempt | Decided)]
         return effects, self.journal.append(event, lines, lambda: encode_state(self.state))
 
@@ -328,7 +332,27 @@ class JobService(ObserverCalls, TimedWork):
                 log.info(effect.decision, job=self.request.job_id, **effect.inputs)
             elif not isinstance(effect, AnswerLease | RecordAttempt):
                 self._executor.submit(effect)
+        # Nothing is wanted of the cluster because of most events.
+        if (wish := (self.state.membership.revision, self.state.phase.is_final)) != self._compared:
+            self._compared = wish
+            self._reconciler.wake()
         return effects
+
+    def _wanted(self) -> Wanted:
+        with self._lock:
+            target, sequence = wanted(self.state), self.journal.last
+        self._wait(sequence)
+        return target
+
+    def _pod_spec(self, pod: WantedPod) -> PodSpec:
+        build = worker_pod if pod.role is Role.WORKER else parameter_server_pod
+        return build(self.request, self._address, pod.index, self._token, self._tls, restart=pod.restart, size=pod.size)
+
+    def is_swept(self) -> bool:
+        """Whether the job is over and no pod of it is left but those kept for their logs."""
+        with self._lock:
+            kept = wanted(self.state).kept
+            return self.state.is_swept() and self._reconciler.is_clean(kept)
 
     def _wait(self, sequence: int) -> None:
         try:
@@ -453,6 +477,3 @@ class JobService(ObserverCalls, TimedWork):
     def _in_progress(self) -> list[str]:
         with self._lock:
             return stages.records_in_progress(self.state)
-
-    def _member(self, pod: str) -> Member | None:
-        return self.state.membership.members.get(pod)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from elastrec.platform.master import losses
-from elastrec.platform.master.effects import Decided, Effect, ResizePod
-from elastrec.platform.master.events import ShapeAsked, ShapeTakenBack
+from elastrec.platform.master.effects import Decided, Effect
+from elastrec.platform.master.events import PodResized, ResizeRefused, ShapeAsked, ShapeTakenBack
 from elastrec.platform.master.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import ShapeOutcome, ShapeRequest
@@ -107,7 +107,7 @@ def _wanted_now(state: JobState) -> dict[str, float]:
         ("worker_cores", _staying_workers(state), state.plan.workers),
         ("parameter_server_cores", state.membership.servers(), state.plan.servers),
     ):
-        found[name] = members[0].cores if members else places.cores
+        found[name] = members[0].wanted_cores if members else places.cores
     return found
 
 
@@ -115,7 +115,7 @@ def _has_wanted(state: JobState) -> bool:
     """Whether every pod that is wanted works, and no other one is there."""
     members = state.membership.members.values()
     return (
-        all(member.is_registered and not member.retiring for member in members)
+        all(member.is_registered and not member.retiring and member.asked_cores is None for member in members)
         and len(state.membership.servers()) == state.wanted_servers
         and state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING)
     )
@@ -128,8 +128,8 @@ def _want(state: JobState, wanted: dict[str, float], effects: list[Effect]) -> N
     )
     for role, cores in of_roles:
         for member in state.membership.members.values():
-            if cores is not None and member.role is role and member.cores != cores:
-                _resize(state, member, cores, effects)
+            if cores is not None and member.role is role:
+                state.membership.ask_for(member, cores)
     if (workers := wanted.get("workers")) is not None:
         _set_workers(state, int(workers), wanted.get("worker_cores"), effects)
     servers = wanted.get("parameter_servers")
@@ -151,14 +151,28 @@ def _staying_workers(state: JobState) -> list[Member]:
     )
 
 
-def _resize(state: JobState, member: Member, cores: float, effects: list[Effect]) -> None:
-    spent = state.membership.spent(member.role, state.time)
-    state.membership.usage[member.role] = spent
-    for other in state.membership.members.values():
-        if other.role is member.role:
-            other.created = state.time
-    member.cores = cores
-    effects.append(ResizePod(name=member.name, cores=cores, memory_bytes=member.memory_bytes))
+def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> None:
+    """The size counts from now on: for the cost, and for the configuration that a speed was measured in."""
+    member = state.membership.members.get(event.pod)
+    if member is None or member.uid != event.uid:
+        return
+    inputs = {"pod": event.pod, "before_cores": member.cores, "cores": event.cores, "memory_bytes": event.memory_bytes}
+    state.membership.granted(member, event.cores, event.memory_bytes, state.time)
+    effects.append(Decided(decision="pod_resized", inputs=inputs))
+
+
+def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect]) -> None:
+    """It keeps what it has; what was asked for is forgotten, unless it is something else by now."""
+    member = state.membership.members.get(event.pod)
+    if member is None or member.uid != event.uid or member.asked_cores != event.cores:
+        return
+    state.membership.ask_for(member, member.cores)
+    member.reason = f"{event.cores:g} cores were refused: {event.reason}"
+    inputs = {"pod": event.pod, "cores": member.cores, "asked_cores": event.cores, "reason": event.reason}
+    effects.append(Decided(decision="resize_refused", inputs=inputs))
+    cores_of = {Role.WORKER: "worker_cores", Role.PARAMETER_SERVER: "parameter_server_cores"}[member.role]
+    if state.requested_shape is not None and state.requested_shape.wanted.get(cores_of) == event.cores:
+        _end(state, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
 
 
 def _set_workers(state: JobState, wanted: int, cores: float | None, effects: list[Effect]) -> None:
@@ -171,7 +185,7 @@ def _set_workers(state: JobState, wanted: int, cores: float | None, effects: lis
     taken = {worker.index for worker in state.membership.workers()}
     free = (index for index in range(len(taken) + wanted) if index not in taken)
     places = state.plan.workers
-    size = cores or (staying[0].cores if staying else places.cores)
+    size = cores or (staying[0].wanted_cores if staying else places.cores)
     for _ in range(wanted - len(staying)):
-        effects.append(state.membership.add(Role.WORKER, next(free), size, places.memory_bytes, state.time))
+        state.membership.add(Role.WORKER, next(free), size, places.memory_bytes, state.time)
     state.phases.version += 1

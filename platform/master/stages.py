@@ -125,7 +125,7 @@ def discard_abandoned(state: JobState, effects: list[Effect]) -> None:
     for order_id, entry in list(abandoned.items()):
         for pod, incarnation in list(entry.writers.items()):
             member = membership.members.get(pod)
-            has_ended = member is None and pod not in membership.condemned
+            has_ended = member is None and pod not in membership.leaving
             if has_ended or (member is not None and member.incarnation != incarnation):
                 del entry.writers[pod]
         if not entry.writers and not entry.is_committing:

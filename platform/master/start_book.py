@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.master.effects import CreatePod, Effect
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -38,16 +37,18 @@ class StartBook:
         self._asked: dict[str, tuple[Role, float, bool]] = {}
         self._first: dict[Role, list[float]] = {}
         self._added: dict[Role, list[float]] = {}
+        self._revision = -1
 
-    def asked(self, effects: Iterable[Effect], state: JobState, time: float) -> None:
-        """Takes the pods that these effects make; one that a restarted master only makes sure of is none."""
-        for effect in effects:
-            if isinstance(effect, CreatePod):
-                member = state.membership.members.get(effect.name)
-                if member is not None and member.created == state.time:
-                    self._asked[effect.name] = (effect.role, time, state.phase is Phase.TRAINING)
-        if len(self._asked) > len(state.membership.members):
-            self._asked = {pod: start for pod, start in self._asked.items() if pod in state.membership.members}
+    def asked(self, state: JobState, time: float) -> None:
+        """An event was handled; takes the pods that it made members."""
+        membership = state.membership
+        if membership.revision == self._revision:
+            return
+        self._revision = membership.revision
+        for member in membership.members.values():
+            if member.created == state.time and not member.uid:
+                self._asked.setdefault(member.name, (member.role, time, state.phase is Phase.TRAINING))
+        self._asked = {pod: start for pod, start in self._asked.items() if pod in membership.members}
 
     def works(self, pod: str, time: float) -> None:
         """The pod does what it is for; said again, nothing."""

@@ -14,7 +14,6 @@ import msgspec
 from elastrec.platform.master import leasing, losses, saving, shape, stages
 from elastrec.platform.master.effects import (
     Decided,
-    DeletePod,
     Effect,
     RecordAttempt,
 )
@@ -29,10 +28,12 @@ from elastrec.platform.master.events import (
     PodRefused,
     PodRegistered,
     PodReported,
+    PodResized,
     PodSeen,
     PodSilent,
     RecordCommitted,
     RecordFailed,
+    ResizeRefused,
     Restarted,
     SaveAsked,
     ShapeAsked,
@@ -42,7 +43,7 @@ from elastrec.platform.master.events import (
     TermBegun,
     Ticked,
 )
-from elastrec.platform.master.membership import Membership, creation
+from elastrec.platform.master.membership import Membership
 from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, Phases
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.shards import Ended, ShardQueue
@@ -221,8 +222,8 @@ class JobState(msgspec.Struct, kw_only=True):
         )
 
     def is_swept(self) -> bool:
-        """Whether the job is over and no pod of it is left but those kept for their logs."""
-        return self.phase.is_final and not self.membership.members and not self.membership.condemned
+        """Whether the job is over and none of its pods runs any more."""
+        return self.phase.is_final and not self.membership.members and not self.membership.leaving
 
     def next_deadline(self) -> float | None:
         """When `Ticked` has to come, on the job's clock; None: nothing is waited for."""
@@ -321,7 +322,7 @@ def _begun(state: JobState, event: Begun, effects: list[Effect]) -> None:
     plan = state.plan
     for role, places in ((Role.PARAMETER_SERVER, plan.servers), (Role.WORKER, plan.workers)):
         for index in range(places.count):
-            effects.append(state.membership.add(role, index, places.cores, places.memory_bytes, event.time))
+            state.membership.add(role, index, places.cores, places.memory_bytes, event.time)
     inputs = {
         "workers": plan.workers.count,
         "parameter_servers": plan.servers.count,
@@ -348,15 +349,10 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
             entry.is_committing = False
     if state.exit_deadline is not None:
         state.exit_deadline = event.time + state.plan.exit_seconds
-    if not phases.phase.is_final:
-        effects.extend(creation(member) for member in state.membership.members.values() if not member.retiring)
-    effects.extend(DeletePod(name=name, grace_seconds=0.0) for name in state.membership.condemned)
 
 
 def _seen(state: JobState, event: PodSeen, effects: list[Effect]) -> None:
-    member = state.membership.members.get(event.pod)
-    if member is not None and not member.uid:
-        member.uid = event.uid
+    state.membership.seen(event.pod, event.uid)
 
 
 def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) -> None:
@@ -411,9 +407,8 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
 
 
 def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:
-    for names in (state.membership.condemned, state.membership.corpses):
-        if event.pod in names:
-            names.remove(event.pod)
+    if event.pod in state.membership.leaving:
+        state.membership.leaving.remove(event.pod)
 
 
 def _refused(state: JobState, event: PodRefused, effects: list[Effect]) -> None:
@@ -460,6 +455,8 @@ _HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     PodSeen: _seen,
     PodGone: losses.pod_gone,
     PodDeleted: _deleted,
+    PodResized: shape.pod_resized,
+    ResizeRefused: shape.resize_refused,
     PodRefused: _refused,
     RecordCommitted: _record_committed,
     RecordFailed: _record_failed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.clusters.protocol import PodPhase, PodStatus, ResizeState
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master import stages
 from elastrec.platform.master.membership import Member
@@ -20,6 +20,7 @@ def training_metrics(
     window: Window | None,
     samples: Mapping[str, PodSample],
     cluster: Mapping[str, PodStatus],
+    fleet_problem: str = "",
 ) -> TrainingMetrics:
     """The job at this moment.
 
@@ -27,6 +28,7 @@ def training_metrics(
         name: the job's id.
         window: the last one in which something was trained.
         samples, cluster: by pod name; what heartbeats and the cluster said last.
+        fleet_problem: why the cluster does not do what it is asked for; empty while it does.
     """
     final = BinaryMetricsSketch.decode(state.evaluation_sketch) if state.evaluation_sketch else None
     evaluated = final is not None and state.phase is Phase.SUCCEEDED
@@ -41,7 +43,7 @@ def training_metrics(
     return TrainingMetrics(
         job=name,
         phase=state.phase,
-        reason=_reason(state, elapsed_seconds, samples, cluster),
+        reason=_reason(state, elapsed_seconds, samples, cluster) or fleet_problem,
         elapsed_seconds=elapsed_seconds,
         samples_total=state.training.rows * state.training.epochs,
         samples_trained=state.training.samples,
@@ -75,6 +77,9 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
     reason = member.reason
     if status and status.phase is PodPhase.PENDING:
         reason = ": ".join(part for part in (status.reason, status.message) if part)
+    elif status and status.resize in (ResizeState.DEFERRED, ResizeState.IN_PROGRESS):
+        text = f"has {status.size.cores:g} cores, {status.asked_size.cores:g} are asked for"
+        reason = ": ".join(part for part in (text, status.resize_message) if part)
     return PodMetrics(
         name=member.name,
         role=member.role,

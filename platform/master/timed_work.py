@@ -18,6 +18,7 @@ from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.life_signs import LifeSigns
 from elastrec.platform.master.memoir import Memoir
 from elastrec.platform.master.observations import Observations
+from elastrec.platform.master.reconciler import Reconciler
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import TrainingMetrics
@@ -40,6 +41,7 @@ class TimedWork(abc.ABC):
     _seen: Observations
     _memoir: Memoir
     _executor: Executor
+    _reconciler: Reconciler
     _history: HistorySink | None
     _bequest: Bequest | None = None
     _has_reported_end = False
@@ -101,7 +103,7 @@ class TimedWork(abc.ABC):
             if not self._life_signs.is_look_due(len(members), now):
                 return
             self._seen.keep_only(members)
-            silences = self._life_signs.silent(members, self._executor.running(), now)
+            silences = self._life_signs.silent(members, self._reconciler.running(), now)
         # Pods that a later master directs are silent here, and none of this one's business.
         if silences and self.is_superseded():
             return

@@ -393,6 +393,7 @@ class ShapeOutcome(StrEnum):
 
     OPEN = "open"  # not yet
     DONE = "done"
+    REFUSED = "refused"  # the cluster will never give a pod that size
     SUPERSEDED = "superseded"  # by a later request, or by the end of the job
     TAKEN_BACK = "taken back"
     TIMED_OUT = "timed out"

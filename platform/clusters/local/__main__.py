@@ -184,7 +184,7 @@ def _port(journal: Journal, asked: int) -> int:
 
 def _handlers(agent: NodeAgent, info: messages.AgentInfo) -> dict[type[msgspec.Struct], Handler]:
     def delete(request: messages.DeletePod) -> messages.Done:
-        agent.delete(request.name, request.grace_seconds)
+        agent.delete(request.name, request.grace_seconds, uid=request.uid, wait=request.wait)
         return messages.Done()
 
     def stop(request: messages.StopAgent) -> messages.AgentInfo:
@@ -196,10 +196,10 @@ def _handlers(agent: NodeAgent, info: messages.AgentInfo) -> dict[type[msgspec.S
         messages.CreatePod: lambda request: agent.create(request.pod),
         messages.DeletePod: delete,
         messages.GetGrace: lambda request: messages.Grace(grace_seconds=agent.longest_grace_seconds(request.name)),
-        messages.ResizePod: lambda request: agent.resize(request.name, request.size),
+        messages.ResizePod: lambda request: agent.resize(request.name, request.size, request.uid),
         messages.ListPods: lambda request: messages.PodList(pods=agent.pods(request.name, request.job)),
         messages.GetSecrets: lambda request: messages.Secrets(files=agent.secrets(request.name, request.uid)),
-        messages.WatchPods: lambda request: agent.watch(request.job, request.since_version, request.wait_seconds),
+        messages.WatchPods: lambda request: agent.watch(request.job, request.resume, request.wait_seconds),
         messages.GetCapacity: lambda request: agent.capacity(),
         messages.ReadLog: agent.read_log,
         messages.GetAgent: lambda request: info,

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn
 
-import msgspec
-
-from elastrec.platform.clusters.local.client import LocalCluster
+from elastrec.platform.clusters.local.client import creation_request
 from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.sizes import kept_size, machine_size
-from elastrec.platform.clusters.protocol import Capacity, PodStatus
+from elastrec.platform.clusters.protocol import Capacity, PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
-Answer = TypeVar("Answer", bound=msgspec.Struct)
 
+class AbsentCluster:
+    """Implements `Cluster`: has no pods and the capacity with which its agent would start.
 
-class AbsentCluster(LocalCluster):
-    """Has no pods and the capacity with which its agent would start; shows what it would be sent (`dry_run`).
-
-    Every other call raises ClusterError.
+    It shows what the agent would be sent (`dry_run`). What needs an agent raises ClusterError.
 
     Args:
         state_folder: of the agent that does not run.
     """
 
     def __init__(self, state_folder: Path) -> None:
-        # Not LocalCluster's own: there is no address that a client could be made for.
-        self.address, self.token, self.tls = "", "", None
         self._journal = state_folder / "journal.sqlite"
 
-    def _call(self, message: msgspec.Struct, answer: type[Answer], timeout_seconds: float = 0.0) -> NoReturn:
+    def _refuse(self) -> NoReturn:
         raise ClusterError("no node agent runs; start one with `elastrec agent start`")
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def create(self, pod: PodSpec) -> PodStatus:
+        """Refused."""
+        self._refuse()
+
+    def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
+        """Refused."""
+        self._refuse()
 
     def get(self, name: str) -> PodStatus | None:
         """None: there is no pod."""
@@ -43,6 +43,10 @@ class AbsentCluster(LocalCluster):
     def list(self, job: str | None = None) -> list[PodStatus]:
         """Empty."""
         return []
+
+    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
+        """None: there is no such pod."""
+        return None
 
     def capacity(self) -> Capacity:
         """Of the agent that would be started; all of it is free."""
@@ -54,3 +58,11 @@ class AbsentCluster(LocalCluster):
             finally:
                 journal.close()
         return Capacity(size, size)
+
+    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Refused."""
+        self._refuse()
+
+    def dry_run(self, pod: PodSpec) -> dict[str, Any]:
+        """See `Cluster.dry_run`."""
+        return creation_request(pod)

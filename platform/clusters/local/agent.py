@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.local import pod_life as life
-from elastrec.platform.clusters.local.journal import Journal
+from elastrec.platform.clusters.local.journal import Journal, KeptEvent
 from elastrec.platform.clusters.local.limits import Limits, Usage
 from elastrec.platform.clusters.local.long_polls import LongPolls
 from elastrec.platform.clusters.local.pod_checks import check_fits_at_all, check_size, check_spec
@@ -28,7 +28,7 @@ from elastrec.platform.clusters.local.reactor import Reactor
 from elastrec.platform.clusters.protocol import (
     Capacity,
     EndReason,
-    PodEvent,
+    PodEventKind,
     PodSize,
     PodSpec,
     PodStatus,
@@ -113,39 +113,39 @@ class NodeAgent(LongPolls):
         with self._lock:
             present = self._find(spec.name)
             if present is not None:
-                if present.digest != life.digest_of(spec):
+                if (present.spec.job, present.spec.role) != (spec.job, spec.role):
                     raise ClusterError(
                         f"name: {spec.name} is taken by another pod (job {present.spec.job}, {present.phase}); "
                         "delete that pod or choose another name"
                     )
                 if present.is_deleting:
-                    raise ClusterError(f"name: {spec.name} is being deleted; create it again when that is done")
+                    problem = f"name: {spec.name} is being deleted; create it again when that is done"
+                    raise ClusterError(problem, retryable=True)
                 return self._status(present)
             check_fits_at_all(spec.name, spec.size, self._total)
             port = choose_port({record.port for record in self._pods.values()}) if spec.serves else 0
             record = life.new_record(spec, uid=uuid.uuid4().hex, node=self._node, port=port, now=time.time())
             self._runner.prepare(record.uid, spec.files | spec.secrets)
-            self._keep(record, kind="ADDED")
+            self._keep(record, kind=PodEventKind.ADDED)
             self._admit()
             record = self._pods[record.uid]
             log.info("pod_created", pod=spec.name, job=spec.job, size=spec.size, phase=record.phase, why=record.message)
             return self._status(record)
 
-    def delete(self, name: str, grace_seconds: float | None) -> None:
-        """See `Cluster.delete`."""
+    def delete(self, name: str, grace_seconds: float | None = None, *, uid: str = "", wait: bool = True) -> None:
+        """See `DeletePod`."""
         with self._lock:
             record = self._find(name)
-            if record is None:
+            if record is None or uid not in ("", record.uid):
                 return
             grace = max(0.0, record.spec.grace_seconds if grace_seconds is None else grace_seconds)
             self._begin_delete(record, grace)
             deadline = time.monotonic() + grace + _DELETE_SLACK_SECONDS
-            while record.uid in self._pods:
+            while wait and record.uid in self._pods:
                 if self._closed:
                     raise ClusterError(f"the node agent ends; pod {name} will be gone when the next one has started")
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise ClusterError(f"pod {name} did not end within {grace + _DELETE_SLACK_SECONDS:g} s")
-        self._runner.empty_trash()
 
     def delete_all(self) -> None:
         """Deletes every pod, each with its own grace; returns when no process is left."""
@@ -154,7 +154,7 @@ class NodeAgent(LongPolls):
             for record in list(self._pods.values()):
                 self._begin_delete(record, record.spec.grace_seconds)
         for name in names:
-            self.delete(name, None)
+            self.delete(name)
 
     def kill_all(self) -> None:
         """After `close`: kills every pod and writes nothing down, for an agent whose folder is gone."""
@@ -178,11 +178,17 @@ class NodeAgent(LongPolls):
             records = [record for record in self._pods.values() if name in (None, record.spec.name)]
             return max((record.spec.grace_seconds for record in records), default=0.0)
 
-    def resize(self, name: str, size: PodSize) -> PodStatus:
-        """See `Cluster.resize`."""
+    def resize(self, name: str, size: PodSize, uid: str = "") -> PodStatus:
+        """See `ResizePod`.
+
+        Raises:
+            ClusterError: the pod is not there, or this node has not got the room.
+        """
         check_size(size)
         with self._lock:
             record = self._find(name)
+            if record is not None and uid not in ("", record.uid):
+                record = None
             if record is None or record.stage is Stage.ENDED or record.is_deleting:
                 state = "there is no such pod" if record is None else f"it is {record.phase} ({record.reason})"
                 raise ClusterError(f"pod {name} cannot be resized: {state}; a pod must be pending or running")
@@ -216,10 +222,10 @@ class NodeAgent(LongPolls):
 
     # Transitions
 
-    def _keep(self, record: PodRecord, kind: str = "MODIFIED") -> PodRecord:
+    def _keep(self, record: PodRecord, kind: PodEventKind = PodEventKind.MODIFIED) -> PodRecord:
         """Journals a changed record, then makes it the truth and wakes the watchers."""
         record = msgspec.structs.replace(record, version=self._journal.version + 1)
-        self._journal.write(record, PodEvent(kind, self._status(record), record.version))
+        self._journal.write(record, KeptEvent(kind, self._status(record), record.version))
         self._pods[record.uid] = record
         self._changed.notify_all()
         return record
@@ -396,10 +402,11 @@ class NodeAgent(LongPolls):
         self._sweep()
         end = record.end if record.phase.is_final else EndReason.DELETED
         gone = msgspec.structs.replace(record, reason="Deleted", end=end, version=self._journal.version + 1)
-        self._journal.write(None, PodEvent("DELETED", self._status(gone), gone.version))
+        self._journal.write(None, KeptEvent(PodEventKind.DELETED, self._status(gone), gone.version))
         del self._pods[record.uid]
         self._usage.pop(record.uid, None)
         self._changed.notify_all()
+        self._reactor.call_later(0.0, self._runner.empty_trash)
 
     def _resume(self, record: PodRecord) -> None:
         """Takes a pod over from an earlier agent."""

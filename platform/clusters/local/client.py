@@ -16,10 +16,17 @@ from elastrec.platform.transport.client import RpcClient
 from elastrec.platform.transport.security import TlsConfig
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-_CALL_SECONDS = 15.0
+CALL_SECONDS = 15.0
 _POLL_SECONDS = 20.0
 _DELETE_SLACK_SECONDS = 40.0
 _MASK = "***"
+
+
+def creation_request(pod: PodSpec) -> dict[str, Any]:
+    """The request CreatePod; the texts of secrets are masked."""
+    masked = msgspec.structs.replace(pod, secrets=dict.fromkeys(pod.secrets, _MASK), command=pod_command(pod))
+    request: dict[str, Any] = msgspec.to_builtins(messages.CreatePod(pod=masked))
+    return {"kind": messages.CreatePod.__name__, **request}
 
 
 class LocalCluster:
@@ -37,7 +44,12 @@ class LocalCluster:
         self.tls = tls
         self._client = RpcClient(address, token, tls)
 
-    def _call(self, message: msgspec.Struct, answer: type[Answer], timeout_seconds: float = _CALL_SECONDS) -> Answer:
+    def call(self, message: msgspec.Struct, answer: type[Answer], timeout_seconds: float = CALL_SECONDS) -> Answer:
+        """Asks the node agent.
+
+        Raises:
+            ClusterError: it refuses, or does not answer.
+        """
         try:
             return self._client.call(message, answer, timeout_seconds=timeout_seconds)
         except TransportError as error:
@@ -45,51 +57,36 @@ class LocalCluster:
 
     def create(self, pod: PodSpec) -> PodStatus:
         """See `Cluster.create`."""
-        return self._call(messages.CreatePod(pod=pod), PodStatus)
+        return self.call(messages.CreatePod(pod=pod), PodStatus)
 
     def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
         """See `Cluster.delete`."""
         # The pod's own grace is known to the agent alone, unless we ask; asking also answers for absent pods.
         if grace_seconds is None:
-            grace_seconds = self._call(messages.GetGrace(name=name), messages.Grace).grace_seconds
+            grace_seconds = self.call(messages.GetGrace(name=name), messages.Grace).grace_seconds
         request = messages.DeletePod(name=name, grace_seconds=grace_seconds)
-        self._call(request, messages.Done, grace_seconds + _DELETE_SLACK_SECONDS)
-
-    def resize(self, name: str, size: PodSize) -> PodStatus:
-        """See `Cluster.resize`."""
-        return self._call(messages.ResizePod(name=name, size=size), PodStatus)
+        self.call(request, messages.Done, grace_seconds + _DELETE_SLACK_SECONDS)
 
     def get(self, name: str) -> PodStatus | None:
         """See `Cluster.get`."""
-        pods = self._call(messages.ListPods(name=name), messages.PodList).pods
+        pods = self.call(messages.ListPods(name=name), messages.PodList).pods
         return pods[0] if pods else None
 
     def secrets(self, name: str, uid: str) -> dict[str, str] | None:
         """See `Cluster.secrets`."""
-        return self._call(messages.GetSecrets(name=name, uid=uid), messages.Secrets).files
+        return self.call(messages.GetSecrets(name=name, uid=uid), messages.Secrets).files
 
     def list(self, job: str | None = None) -> list[PodStatus]:
         """See `Cluster.list`; oldest first."""
-        return self._call(messages.ListPods(job=job), messages.PodList).pods
+        return self.call(messages.ListPods(job=job), messages.PodList).pods
 
-    def watch(
-        self, job: str | None = None, since_version: int = 0, timeout_seconds: float = 30.0
-    ) -> Iterator[PodEvent]:
-        """See `Cluster.watch`."""
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            wait = min(left, _POLL_SECONDS)
-            request = messages.WatchPods(job=job, since_version=since_version, wait_seconds=wait)
-            answer = self._call(request, messages.PodEvents, wait + _CALL_SECONDS)
-            yield from answer.events
-            since_version = answer.version
-            if left <= 0.0:
-                return
+    def fleet(self, job: str) -> LocalFleet:
+        """The pods of one job, for its master."""
+        return LocalFleet(self, job)
 
     def capacity(self) -> Capacity:
         """See `Cluster.capacity`."""
-        return self._call(messages.GetCapacity(), Capacity)
+        return self.call(messages.GetCapacity(), Capacity)
 
     def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
         """See `Cluster.logs`. Following ends with the pod. Bytes that are no UTF-8 are replaced."""
@@ -97,7 +94,7 @@ class LocalCluster:
         request = messages.ReadLog(name=name, tail_lines=tail_lines)
         rest = b""
         while True:
-            chunk = self._call(request, messages.LogChunk, wait + _CALL_SECONDS)
+            chunk = self.call(request, messages.LogChunk, wait + CALL_SECONDS)
             *lines, rest = (rest + chunk.data).split(b"\n")
             for line in lines:
                 yield line.decode(errors="replace")
@@ -108,20 +105,55 @@ class LocalCluster:
             yield rest.decode(errors="replace")
 
     def dry_run(self, pod: PodSpec) -> dict[str, Any]:
-        """The request CreatePod; the texts of secrets are masked."""
-        masked = msgspec.structs.replace(pod, secrets=dict.fromkeys(pod.secrets, _MASK), command=pod_command(pod))
-        request: dict[str, Any] = msgspec.to_builtins(messages.CreatePod(pod=masked))
-        return {"kind": messages.CreatePod.__name__, **request}
+        """See `Cluster.dry_run`."""
+        return creation_request(pod)
 
-    def agent(self, timeout_seconds: float = _CALL_SECONDS) -> messages.AgentInfo:
+    def agent(self, timeout_seconds: float = CALL_SECONDS) -> messages.AgentInfo:
         """Who serves this cluster."""
-        return self._call(messages.GetAgent(), messages.AgentInfo, timeout_seconds)
+        return self.call(messages.GetAgent(), messages.AgentInfo, timeout_seconds)
 
     def stop(self) -> None:
         """Deletes every pod and ends the agent; returns when no pod is left."""
-        grace = self._call(messages.GetGrace(), messages.Grace).grace_seconds
-        self._call(messages.StopAgent(), messages.AgentInfo, grace + _DELETE_SLACK_SECONDS)
+        grace = self.call(messages.GetGrace(), messages.Grace).grace_seconds
+        self.call(messages.StopAgent(), messages.AgentInfo, grace + _DELETE_SLACK_SECONDS)
 
     def close(self) -> None:
         """Closes the connection; nothing in the cluster changes."""
         self._client.close()
+
+
+class LocalFleet:
+    """Implements `Fleet` for one job; safe to use from several threads."""
+
+    def __init__(self, cluster: LocalCluster, job: str) -> None:
+        self._cluster, self._job = cluster, job
+
+    def create(self, pod: PodSpec) -> PodStatus:
+        """See `Fleet.create`."""
+        return self._cluster.create(pod)
+
+    def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
+        """See `Fleet.delete`."""
+        request = messages.DeletePod(name=name, uid=uid, wait=False, grace_seconds=grace_seconds)
+        self._cluster.call(request, messages.Done)
+
+    def resize(self, name: str, uid: str, size: PodSize) -> None:
+        """See `Fleet.resize`. Done or refused at once."""
+        self._cluster.call(messages.ResizePod(name=name, uid=uid, size=size), PodStatus)
+
+    def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
+        """See `Fleet.watch`."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            wait = min(left, _POLL_SECONDS)
+            request = messages.WatchPods(job=self._job, resume=resume, wait_seconds=wait)
+            answer = self._cluster.call(request, messages.PodEvents, wait + CALL_SECONDS)
+            yield from answer.events
+            resume = answer.resume
+            if left <= 0.0:
+                return
+
+    def logs(self, name: str, *, tail_lines: int | None = None) -> Iterator[str]:
+        """See `Fleet.logs`."""
+        return self._cluster.logs(name, tail_lines=tail_lines)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.local.pod_life import PodRecord
-from elastrec.platform.clusters.protocol import PodEvent
+from elastrec.platform.clusters.protocol import PodEventKind, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
 KEPT_EVENTS = 10_000
 _NO_ROOM = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"})
 _PAUSE_SECONDS = 0.5
+_ORIGIN = "events_origin"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS pods (
@@ -27,6 +29,14 @@ CREATE TABLE IF NOT EXISTS pods (
 );
 CREATE TABLE IF NOT EXISTS events (version INTEGER PRIMARY KEY, job TEXT NOT NULL, event BLOB NOT NULL);
 """
+
+
+class KeptEvent(msgspec.Struct, frozen=True):
+    """What happened to a pod; versions rise by one."""
+
+    kind: PodEventKind
+    pod: PodStatus
+    version: int
 
 
 class DamagedJournalError(ClusterError):
@@ -51,6 +61,11 @@ class Journal:
             self._database.executescript(_SCHEMA)
             row = self._database.execute("SELECT max(version) FROM events").fetchone()
         self.version: int = row[0] or 0
+        origin = self.fact(_ORIGIN)
+        if origin is None:
+            origin = uuid.uuid4().hex[:12]
+            self.set_fact(_ORIGIN, origin)
+        self._origin = origin
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -84,7 +99,7 @@ class Journal:
             rows = self._database.execute("SELECT record FROM pods ORDER BY position")
             return [msgspec.json.decode(row[0], type=PodRecord) for row in rows]
 
-    def write(self, record: PodRecord | None, event: PodEvent) -> None:
+    def write(self, record: PodRecord | None, event: KeptEvent) -> None:
         """Keeps a changed record with its event; `record` None forgets the pod of the event.
 
         A full disk is waited out: the agent stands still meanwhile, for what it does not write down is lost with it,
@@ -106,7 +121,7 @@ class Journal:
                 log.info("agent_journal_written_again", pod=event.pod.name)
             return
 
-    def _write(self, record: PodRecord | None, event: PodEvent) -> None:
+    def _write(self, record: PodRecord | None, event: KeptEvent) -> None:
         database = self._database
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -129,7 +144,7 @@ class Journal:
             raise
         self.version = event.version
 
-    def events_after(self, version: int, job: str | None, limit: int = 1000) -> list[PodEvent] | None:
+    def events_after(self, version: int, job: str | None, limit: int = 1000) -> list[KeptEvent] | None:
         """Oldest first; None when events after that version were already dropped, or it was never reached."""
         oldest = self._database.execute("SELECT min(version) FROM events").fetchone()[0]
         if version > self.version or (version < self.version and version + 1 < (oldest or 0)):
@@ -138,7 +153,16 @@ class Journal:
             "SELECT event FROM events WHERE version > ? AND (? IS NULL OR job = ?) ORDER BY version LIMIT ?",
             (version, job, job, limit),
         )
-        return [msgspec.json.decode(row[0], type=PodEvent) for row in rows]
+        return [msgspec.json.decode(row[0], type=KeptEvent) for row in rows]
+
+    def token(self, version: int) -> str:
+        """By which a watch goes on after a version; a journal that was made anew does not know it."""
+        return f"{self._origin}:{version}"
+
+    def version_of(self, token: str) -> int | None:
+        """The version after which a token goes on; None: it is not of this journal."""
+        origin, _, version = token.partition(":")
+        return int(version) if origin == self._origin and version.isdigit() else None
 
     def close(self) -> None:
         self._database.close()

@@ -14,7 +14,7 @@ from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.limits import Usage
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.pod_runner import PodRunner
-from elastrec.platform.clusters.protocol import PodEvent, PodStatus
+from elastrec.platform.clusters.protocol import PodEvent, PodEventKind, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
 _LONGEST_POLL_SECONDS = 30.0
@@ -32,20 +32,21 @@ class LongPolls:
     _usage: dict[str, Usage]
     _closed: bool
 
-    def watch(self, job: str | None, since_version: int, wait_seconds: float) -> messages.PodEvents:
+    def watch(self, job: str | None, resume: str, wait_seconds: float) -> messages.PodEvents:
         """See `WatchPods`."""
         deadline = time.monotonic() + min(wait_seconds, _LONGEST_POLL_SECONDS)
         with self._lock:
             while True:
-                events = self._journal.events_after(since_version, job) if since_version > 0 else None
-                if events is None:
-                    events = self._snapshot(job)
-                if events:
-                    return messages.PodEvents(events=events, version=events[-1].version)
+                since = self._journal.version_of(resume)
+                kept = None if since is None else self._journal.events_after(since, job)
+                if kept is None:
+                    return self._snapshot(job)
+                if kept:
+                    events = [PodEvent(each.kind, each.pod, self._journal.token(each.version)) for each in kept]
+                    return messages.PodEvents(events=events, resume=events[-1].resume)
                 left = deadline - time.monotonic()
                 if self._closed or left <= 0:
-                    # A watch that has seen nothing yet begins with version 0 again: its first pods are still to come.
-                    return messages.PodEvents(events=[], version=since_version and self._journal.version)
+                    return messages.PodEvents(events=[], resume=self._journal.token(self._journal.version))
                 self._changed.wait(left)
 
     def read_log(self, request: messages.ReadLog) -> messages.LogChunk:
@@ -76,6 +77,8 @@ class LongPolls:
     def _status(self, record: PodRecord) -> PodStatus:
         return life.status_of(record, self._usage.get(record.uid))
 
-    def _snapshot(self, job: str | None) -> list[PodEvent]:
+    def _snapshot(self, job: str | None) -> messages.PodEvents:
         records = sorted(self._pods.values(), key=lambda record: record.version)
-        return [PodEvent("ADDED", self._status(r), r.version) for r in records if job in (None, r.spec.job)]
+        seen = [PodEvent(PodEventKind.SEEN, self._status(r)) for r in records if job in (None, r.spec.job)]
+        token = self._journal.token(self._journal.version)
+        return messages.PodEvents(events=[*seen, PodEvent(PodEventKind.SYNCED, resume=token)], resume=token)

@@ -14,9 +14,16 @@ class CreatePod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletePod(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by Done once no process of the pod is left. `grace_seconds` None: as the pod's spec says."""
+    """Answered by Done, with `wait` once no process of the pod is left.
+
+    Attributes:
+        uid: another pod of that name is left alone; empty: whichever has the name.
+        grace_seconds: None: as the pod's spec says.
+    """
 
     name: str
+    uid: str = ""
+    wait: bool = True
     grace_seconds: float | None = None
 
 
@@ -31,10 +38,11 @@ class Grace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResizePod(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by the PodStatus."""
+    """Answered by the PodStatus. `uid`: another pod of that name is left alone; empty: whichever has the name."""
 
     name: str
     size: PodSize
+    uid: str = ""
 
 
 class ListPods(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,18 +70,21 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchPods(msgspec.Struct, frozen=True, kw_only=True):
-    """Long poll, answered by PodEvents at the first event after `since_version` or after `wait_seconds`."""
+    """Long poll, answered by PodEvents at the first event after `resume` or after `wait_seconds`.
+
+    Without `resume`, or with one that is not known any more, the answer is a snapshot that ends with SYNCED.
+    """
 
     job: str | None = None
-    since_version: int = 0
+    resume: str = ""
     wait_seconds: float = 0.0
 
 
 class PodEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` is where the next call goes on; it can be above the last event's when a filter left some out."""
+    """`resume` is where the next call goes on; it can be beyond the last event's when a filter left some out."""
 
     events: list[PodEvent]
-    version: int
+    resume: str
 
 
 class GetCapacity(msgspec.Struct, frozen=True, kw_only=True):

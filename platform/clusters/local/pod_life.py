@@ -11,7 +11,6 @@ A failure is final, whatever the policy, when the process says so by its exit co
 
 from __future__ import annotations
 
-import hashlib
 import signal
 from collections.abc import Iterable
 from enum import StrEnum
@@ -71,7 +70,6 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         spec: without the texts of its files and secrets, which lie in the pod's folder alone.
-        digest: of the whole spec as it was asked for; an equal `create` is recognised by it.
         attempt: number of the last started attempt; 0 before the first.
         failures: failed attempts in a row; the back-off follows it.
         crashes: how many of them were the fault of the pod's own process.
@@ -83,7 +81,6 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     spec: PodSpec
-    digest: str
     uid: str
     node: str
     size: PodSize
@@ -122,24 +119,12 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.kill_unix_seconds is not None
 
 
-def digest_of(spec: PodSpec) -> str:
-    """Equal for equal specs; how fast a pod may come up makes no other pod of it.
-
-    A journal's digests outlive the code that wrote them: these bytes must stay the same.
-    """
-    fields = msgspec.to_builtins(spec, order="deterministic")
-    del fields["startup_cores"]
-    fields["files"] = dict(sorted({**fields["files"], **fields.pop("secrets")}.items()))
-    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
-
-
 def new_record(spec: PodSpec, *, uid: str, node: str, port: int, now: float) -> PodRecord:
     """A pod that waits for room."""
     return PodRecord(
         spec=msgspec.structs.replace(
             spec, files=dict.fromkeys(spec.files, ""), secrets=dict.fromkeys(spec.secrets, "")
         ),
-        digest=digest_of(spec),
         uid=uid,
         node=node,
         size=spec.size,
@@ -274,6 +259,7 @@ def status_of(record: PodRecord, usage: Usage | None = None) -> PodStatus:
         address=f"127.0.0.1:{record.port}" if record.port else "",
         reason=record.reason,
         end=record.end,
+        is_ending=record.is_deleting,
         waits_for_room=record.stage is Stage.WAITING and record.reason == _NO_ROOM,
         message=record.message,
         exit_code=record.exit_code,

@@ -87,11 +87,13 @@ class BusyCluster(FakeCluster):
         self._both.wait(30)
         with self._one:
             status = super().create(pod)
+            if status.address:
+                return status
             server = RpcServer({TakeOver: self._take_over}, token=pod.secrets["token"])
             server.serve_in_background()
             self.servers.append(server)
-            self.pods[pod.name] = msgspec.structs.replace(status, address=server.address)
-            return self.pods[pod.name]
+            self.plane.pods[status.uid] = msgspec.structs.replace(status, address=server.address)
+            return self.plane.pods[status.uid]
 
     def _take_over(self, message: TakeOver) -> Done:
         self.owners.append(message.owner)

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 
 from elastrec.checkpoints import PartWriter, newest_term, open_store
-from elastrec.platform.clusters.protocol import Capacity, EndReason, PodEvent, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import Capacity, EndReason, PodEvent, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient
@@ -35,6 +35,7 @@ from elastrec.platform.transport.job_messages import (
     ShardProgress,
     WindowMetrics,
 )
+from tests.platform.master.control_plane import ControlPlane
 
 
 def job(**spec: Any) -> TrainingJob:
@@ -67,55 +68,61 @@ def launch(store: str, training_job: TrainingJob, rows: int = 1000, evaluation_r
 
 
 class FakeCluster:
-    """Pods exist as soon as they are created; `on_create` may start their scripts."""
+    """A `Cluster` and a `Fleet`, whose pods run as soon as they are created; `on_create` may start their scripts.
 
-    def __init__(self) -> None:
+    Attributes:
+        before: called with the name of an operation and of a pod; it may wait, or raise ClusterError.
+        plane: what the cluster knows.
+    """
+
+    def __init__(self, plane: ControlPlane | None = None) -> None:
         self.on_create: Callable[[PodSpec], None] = lambda spec: None
-        self.pods: dict[str, PodStatus] = {}
+        self.before: Callable[[str, str], None] = lambda operation, name: None
+        self.plane = plane or ControlPlane()
         self.specs: dict[str, PodSpec] = {}
         self.deleted: list[str] = []
         self.resized: list[tuple[str, PodSize]] = []
-        self.before_resize: Callable[[str], None] = lambda name: None
-        self._events: list[PodEvent] = []
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
 
-    def _tell(self, kind: str, status: PodStatus) -> None:
-        with self._changed:
-            self._events.append(PodEvent(kind, status, len(self._events) + 1))
-            self._changed.notify_all()
+    @property
+    def pods(self) -> dict[str, PodStatus]:
+        """By name."""
+        with self.changed:
+            return {pod.name: pod for pod in self.plane.pods.values()}
 
     def create(self, pod: PodSpec) -> PodStatus:
-        if pod.name in self.pods:
-            if self.specs[pod.name] != pod:
-                raise ClusterError(f"{pod.name} is taken by another spec")
-            return self.pods[pod.name]
-        status = PodStatus(
-            name=pod.name, uid=uuid.uuid4().hex, job=pod.job, role=pod.role, phase=PodPhase.RUNNING, size=pod.size
-        )
-        self.pods[pod.name], self.specs[pod.name] = status, pod
-        self._tell("ADDED", status)
-        self.on_create(pod)
+        self.before("create", pod.name)
+        with self.changed:
+            known = self.plane.named(pod.name)
+            status = known or self.plane.create(pod)
+            if known is None:
+                self.plane.start(status.uid)
+                status, self.specs[pod.name] = self.plane.pods[status.uid], pod
+                self.changed.notify_all()
+        if known is None:
+            self.on_create(pod)
         return status
 
     def end(self, name: str, reason: EndReason = EndReason.ERROR, exit_code: int = 1) -> None:
         """The pod's process is gone."""
-        phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
-        status = msgspec.structs.replace(
-            self.pods[name], phase=phase, reason=str(reason), end=reason, exit_code=exit_code
-        )
-        self.pods[name] = status
-        self._tell("MODIFIED", status)
+        with self.changed:
+            self.plane.end(self.pods[name].uid, reason, exit_code)
+            self.changed.notify_all()
 
-    def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
-        self.deleted.append(name)
-        if name in self.pods:
-            self._tell("DELETED", self.pods.pop(name))
+    def delete(self, name: str, uid: str = "", *, grace_seconds: float | None = None) -> None:
+        self.before("delete", name)
+        with self.changed:
+            self.deleted.append(name)
+            if (pod := self.plane.named(name)) is not None and uid in ("", pod.uid):
+                self.plane.delete(name, pod.uid)
+                self.changed.notify_all()
 
-    def resize(self, name: str, size: PodSize) -> PodStatus:
-        self.before_resize(name)
-        self.pods[name] = msgspec.structs.replace(self.pods[name], size=size)
-        self.resized.append((name, size))
-        return self.pods[name]
+    def resize(self, name: str, uid: str, size: PodSize) -> None:
+        self.before("resize", name)
+        with self.changed:
+            self.plane.resize(name, uid, size)
+            self.resized.append((name, size))
+            self.changed.notify_all()
 
     def get(self, name: str) -> PodStatus | None:
         return self.pods.get(name)
@@ -127,23 +134,26 @@ class FakeCluster:
     def list(self, job: str | None = None) -> list[PodStatus]:
         return list(self.pods.values())
 
-    def watch(
-        self, job: str | None = None, since_version: int = 0, timeout_seconds: float = 30.0
-    ) -> Iterator[PodEvent]:
+    def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
+        self.before("watch", "")
         deadline = time.monotonic() + min(timeout_seconds, 0.2)
-        while time.monotonic() < deadline:
-            with self._changed:
-                if len(self._events) == since_version:
-                    self._changed.wait(0.05)
-                fresh = self._events[since_version:]
-            for event in fresh:
-                since_version = event.version
-                yield event
+        while True:
+            with self.changed:
+                events = list(self.plane.watch(resume, 0.0))
+                left = deadline - time.monotonic()
+                if not events and left > 0.0:
+                    self.changed.wait(left)
+                    continue
+            yield from events
+            if left <= 0.0:
+                return
+            resume = events[-1].resume
 
     def capacity(self) -> Capacity:
         return Capacity(PodSize(64, 2**40), PodSize(64, 2**40))
 
     def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
+        self.before("logs", name)
         return iter([f"last words of {name}"])
 
     def dry_run(self, pod: PodSpec) -> dict[str, Any]:
@@ -196,8 +206,8 @@ class ScriptedPod:
     def _call(self, message: msgspec.Struct, answer: Any) -> Any:
         while not self.killed.is_set():
             try:
-                # Registering may wait for a resize; of the others, longer attempts would be long silences.
-                return self._client.call(message, answer, timeout_seconds=2.0 if isinstance(message, Register) else 1.0)
+                # Longer attempts would be long silences.
+                return self._client.call(message, answer, timeout_seconds=1.0)
             except TransportError as error:
                 if not error.retryable:
                     raise

@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master import events, stages
 from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
@@ -48,7 +49,8 @@ _REMEMBERED = 40
 _MOST_ACTS = 8_000
 _REPEATABLE = (
     events.PodRegistered | events.PodReported | events.ShardsAsked | events.PodFailed | events.PodSilent
-    | events.PodDeleted | events.RecordCommitted | events.RecordFailed
+    | events.PodDeleted | events.PodSeen | events.PodGone | events.PodResized | events.ResizeRefused
+    | events.RecordCommitted | events.RecordFailed
 )  # fmt: skip
 """What a network may deliver late or twice."""
 _GOOD_REASONS = ("pod_restarts", "killed for memory", "final record", "taken for poison", "cannot be created")
@@ -110,7 +112,8 @@ class JournalledWorld(World):
         self._compact_path = folder / "compact.sqlite"
         self.whole = self._begin(Journal(folder / "whole.sqlite", snapshot_every=NEVER), job_plan)
         self.compact = self._begin(self._open_compact(), job_plan)
-        super().__init__(job_plan)
+        self.uids: dict[str, str] = {}
+        super().__init__(job_plan, chance)
 
     @staticmethod
     def _begin(journal: Journal, job_plan: JobPlan) -> Journal:
@@ -137,6 +140,10 @@ class JournalledWorld(World):
         if isinstance(event, _REPEATABLE):
             self.recent = [*self.recent[-_REMEMBERED:], event]
         check(self.state)
+        for member in self.state.membership.members.values():
+            if member.uid:
+                first = self.uids.setdefault(member.name, member.uid)
+                assert first == member.uid, f"two pods had the name {member.name}"
 
     def _restart_master(self) -> None:
         self.compact.close()
@@ -213,8 +220,10 @@ def random_plan(chance: random.Random) -> JobPlan:
 def torment(world: JournalledWorld, chance: random.Random) -> None:
     """One act: mostly those of `disturb`, and what an unreliable network and impatient people add to them."""
     what = chance.random()
-    if what < 0.85:
+    if what < 0.82:
         disturb(world, chance)
+    elif what < 0.85:
+        upset(world, chance)
     elif what < 0.95 and world.recent:
         late: Any = chance.choice(world.recent)
         world.tell(msgspec.structs.replace(late, time=world.time))
@@ -228,8 +237,28 @@ def torment(world: JournalledWorld, chance: random.Random) -> None:
     elif what < 0.99995:
         world.tell(events.StopAsked(time=world.time, reason="an impatient person"))
     elif world.waiting:
-        pod = world.waiting.pop(0).name
+        pod = world.plane.pods[world.waiting[0]].name
         world.tell(events.PodRefused(time=world.time, pod=pod, reason="no such node"))
+
+
+def upset(world: JournalledWorld, chance: random.Random) -> None:
+    """One act of an unreliable control plane."""
+    what, plane = chance.random(), world.plane
+    if what < 0.6:
+        plane.settle()
+    elif what < 0.75 and plane.pods:
+        plane.vanish(chance.choice(sorted(plane.pods)))
+    elif what < 0.85:
+        plane.forget_events()
+    elif what < 0.9 and plane.pods:
+        pod = plane.pods[chance.choice(sorted(plane.pods))]
+        if pod.name in world.up:
+            world.kill(pod.name, EndReason.EVICTED, None)
+    else:
+        world.tell(
+            events.ShapeAsked(time=world.time, worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5)
+        )
+    world.reconcile()
 
 
 def proceed(world: JournalledWorld, chance: random.Random) -> None:
@@ -256,7 +285,7 @@ def live_through_one_job(folder: Path, seed: str, figures: Figures) -> int:
             (proceed if chance.random() < quiet else torment)(world, chance)
             if chance.random() < 0.002:
                 world.load_a_prefix()
-            if world.state.is_swept():
+            if world.is_swept():
                 break
         world.run_fairly(100_000)
         state = world.state

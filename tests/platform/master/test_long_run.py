@@ -7,7 +7,7 @@ from tests.platform.master.long_run import long_run
 
 
 def test_a_long_random_life_is_replayed_from_every_prefix_of_its_journal() -> None:
-    figures = long_run(seed=20261, least_events=30_000)
+    figures = long_run(seed=1, least_events=30_000)
     # A run that saw hardly anything would prove hardly anything.
     assert figures.master_restarts > 20 and figures.loaded_prefixes > 10
     assert figures.rollbacks > 20 and figures.records > 20

@@ -57,7 +57,7 @@ def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callab
     assert metrics.samples_trained == metrics.samples_total == 1000
     assert metrics.evaluated and metrics.evaluation_samples == 100 and metrics.auc is not None
     assert metrics.checkpoint is not None
-    s.wait(s.service.state.is_swept)
+    s.wait(s.service.is_swept)
     assert not s.cluster.pods
     pods = s.metrics().pods
     assert [pod.name for pod in pods] == ["clicks-1-ps-0", "clicks-1-ps-1", "clicks-1-worker-0", "clicks-1-worker-1"]
@@ -181,7 +181,7 @@ def test_a_stopped_job_sends_its_pods_home(stage: Callable[..., Stage]):
     assert s.call(TakeOver(owner="second")).accepted
     assert not s.call(StopJob(reason="clear", owner="first")).accepted
     assert s.call(StopJob(reason="enough", owner="second")).accepted
-    s.wait(s.service.state.is_swept)
+    s.wait(s.service.is_swept)
     assert s.service.state.phase is Phase.STOPPED and s.metrics().reason == "enough"
     assert not s.cluster.pods
 

@@ -14,7 +14,8 @@ def added_worker(world: World, book: StartBook, time: float) -> str:
     """Asks for one worker more at this time; returns its pod's name."""
     before = set(world.state.membership.members)
     wanted = len(world.state.membership.workers()) + 1
-    book.asked(world.state.handle(events.ShapeAsked(time=time, workers=wanted)), world.state, time)
+    world.state.handle(events.ShapeAsked(time=time, workers=wanted))
+    book.asked(world.state, time)
     (new,) = set(world.state.membership.members) - before
     return new
 
@@ -41,8 +42,8 @@ def test_a_start_while_the_job_trains_tells_more_than_those_at_its_begin():
 def test_pods_that_a_restarted_master_makes_sure_of_are_no_starts():
     world, book = running(), StartBook()
     later = world.state.time + 50.0
-    effects = world.state.handle(events.Restarted(time=later))
-    book.asked(effects, world.state, later)
+    world.state.handle(events.Restarted(time=later))
+    book.asked(world.state, later)
     for name in world.state.membership.members:
         book.works(name, later + 1.0)
     assert book.medians() == {}
@@ -53,8 +54,6 @@ def test_a_pod_that_never_worked_is_forgotten_with_its_place():
     pod = added_worker(world, book, 100.0)
     world.state.handle(events.PodSeen(time=101.0, pod=pod, uid="u"))
     world.state.handle(events.PodGone(time=101.0, pod=pod, uid="u", end=EndReason.ERROR))
-    for time in (102.0, 103.0):
-        book.asked([], world.state, time)
-    book._asked |= {f"gone-{i}": (Role.WORKER, 0.0, True) for i in range(10)}
-    book.asked([], world.state, 104.0)
-    assert pod not in book._asked and len(book._asked) <= len(world.state.membership.members)
+    assert pod in book._asked
+    book.asked(world.state, 102.0)
+    assert book._asked.keys() <= world.state.membership.members.keys() - {pod}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
-from elastrec.platform.clusters.protocol import EndReason
+from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSpec
 from elastrec.platform.master import events
-from elastrec.platform.master.effects import AnswerLease, CommitRecord, CreatePod, DeletePod, DiscardRecord, Effect
+from elastrec.platform.master.effects import AnswerLease, CommitRecord, DiscardRecord, Effect
 from elastrec.platform.master.journal import encode_state
+from elastrec.platform.master.observed import Observed
 from elastrec.platform.master.plan import JobPlan, Places
+from elastrec.platform.master.pod_operations import PodOperations
 from elastrec.platform.master.state import JobState
+from elastrec.platform.master.wanted import MEMBER_ROLES, WantedPod, compare, wanted
+from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
+from tests.platform.master.control_plane import ControlPlane
 
 
 def plan(**changes: Any) -> JobPlan:
@@ -53,13 +59,16 @@ class World:
         effects: all of them; `discarded`: URIs of folders that were to be deleted.
     """
 
-    def __init__(self, job_plan: JobPlan) -> None:
+    def __init__(self, job_plan: JobPlan, mischief: random.Random | None = None) -> None:
         self.state = JobState.new(job_plan)
+        self.plane = ControlPlane(mischief)
+        self.plane.on_gone = self._process_ends
+        self._is_reconciling = False
+        self._forget_observations()
         self.time = 0.0
         self.events: list[events.Event] = []
         self.history: list[bytes] = []
         self.up: dict[str, dict[str, Any]] = {}
-        self.waiting: list[CreatePod] = []
         self.commits: list[CommitRecord] = []
         self.phases = [Phase.PENDING]
         self.serial = 0
@@ -70,7 +79,56 @@ class World:
         self.tell(events.TermBegun(time=0.0, term=1, address="master:1"))
         self.tell(events.Begun(time=0.0))
 
+    def _forget_observations(self) -> None:
+        """Another master process knows nothing of the cluster."""
+        self.observed = Observed()
+        self.operations = PodOperations(
+            self.plane, self._spec, lambda make: self.tell(make(self.time)), self.observed, contextlib.nullcontext()
+        )
+
+    @staticmethod
+    def _spec(pod: WantedPod) -> PodSpec:
+        return PodSpec(name=pod.name, job="j", role=pod.role, command=("x",), size=pod.size)
+
+    def _process_ends(self, name: str, uid: str) -> None:
+        if name in self.up and self.up[name]["uid"] == uid:
+            del self.up[name]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Uids of pods that were created and do not run yet."""
+        return [uid for uid, pod in self.plane.pods.items() if pod.phase is PodPhase.PENDING and not pod.is_ending]
+
+    def reconcile(self) -> None:
+        """What the reconciler does until there is nothing to do, or the cluster refuses for the moment."""
+        if self._is_reconciling:
+            return
+        self._is_reconciling, failed = True, set[str]()
+        try:
+            while True:
+                self.observed.begin_watch()
+                for event in self.plane.watch(self.observed.resume, 0.0):
+                    self.observed.take(event)
+                actions = [a for a in compare(wanted(self.state), self.observed) if a.name not in failed]
+                if not actions:
+                    return
+                for action in actions:
+                    try:
+                        self.operations.perform(action)
+                    except ClusterError as error:
+                        assert error.retryable
+                        failed.add(action.name)
+        finally:
+            self._is_reconciling = False
+
+    def is_swept(self) -> bool:
+        kept = wanted(self.state).kept
+        left = [pod for pod in self.plane.pods.values() if pod.role in MEMBER_ROLES and pod.name not in kept]
+        return self.state.is_swept() and not left
+
     def tell(self, event: events.Event) -> list[Effect]:
+        if isinstance(event, events.Restarted):
+            self._forget_observations()
         before = self.state.phases.generation
         effects = self.state.handle(event)
         self.effects += effects
@@ -79,19 +137,13 @@ class World:
             self.phases.append(self.state.phase)
         assert self.state.phases.generation >= before
         for effect in effects:
-            if isinstance(effect, CreatePod):
-                if effect.name not in self.up and effect not in self.waiting:
-                    self.waiting.append(effect)
-            elif isinstance(effect, DeletePod):
-                self.up.pop(effect.name, None)
-                self.waiting = [pod for pod in self.waiting if pod.name != effect.name]
-                self.tell(events.PodDeleted(time=self.time, pod=effect.name))
-            elif isinstance(effect, CommitRecord):
+            if isinstance(effect, CommitRecord):
                 self.commits.append(effect)
             elif isinstance(effect, DiscardRecord):
                 writers = [name for name, pod in self.up.items() if pod["uri"] == effect.uri]
                 assert not writers, f"{effect.uri} is deleted while {writers} write into it"
                 self.discarded.append(effect.uri)
+        self.reconcile()
         return effects
 
     def note(self, event: events.Event, effects: list[Effect]) -> None:
@@ -105,13 +157,12 @@ class World:
 
     def start_pod(self) -> None:
         if self.waiting:
-            pod = self.waiting.pop(0)
+            pod = self.plane.pods[self.waiting[0]]
+            self.plane.start(pod.uid)
             self.up[pod.name] = {"role": pod.role, "restored": "", "shards": [], "saved": "", "generation": 0}
             self.up[pod.name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0}
             self.serial += 1
-            self.up[pod.name]["incarnation"] = str(self.serial)
-            self.up[pod.name]["uid"] = f"uid-{self.serial}"
-            self.tell(events.PodSeen(time=self.time, pod=pod.name, uid=f"uid-{self.serial}"))
+            self.up[pod.name] |= {"incarnation": str(self.serial), "uid": pod.uid}
             self.register(pod.name)
 
     def register(self, name: str) -> None:
@@ -231,8 +282,10 @@ class World:
         save = self.state.phases.save
         assert save is not None and save.positions is not None
         queue, begun = self.state.training, {number: offset for number, offset, _ in save.positions.begun}
-        for pod in self.up.values():
-            if pod["role"] is not Role.WORKER or pod["generation"] != self.state.phases.generation:
+        for worker in self.state.membership.workers():
+            # One that was given up and still runs is refused by the servers.
+            pod = self.up.get(worker.name)
+            if pod is None or pod["generation"] != self.state.phases.generation:
                 continue
             for shard, offset in pod["shards"]:
                 number = shard.epoch * queue.per_epoch + shard.index
@@ -258,16 +311,24 @@ class World:
             else:
                 self.tell(events.RecordFailed(time=self.time, order_id=order, reason="disk full"))
 
-    def kill(self, name: str, **how: Any) -> None:
+    def kill(
+        self, name: str, end: EndReason = EndReason.KILLED, exit_code: int | None = 137, message: str = ""
+    ) -> None:
+        """The pod's process ends, and the cluster says so."""
         uid = self.up.pop(name)["uid"]
-        how = {"end": EndReason.KILLED, "exit_code": 137} | how
-        self.tell(events.PodGone(time=self.time, pod=name, uid=uid, **how))
+        if message:
+            self.plane.logs_of[name] = message
+        self.plane.end(uid, end, exit_code)
+        self.reconcile()
 
     def run_fairly(self, steps: int = 3000) -> None:
         """Everybody behaves from now on, the store too."""
         self.hung.clear()
+        self.plane.mischief = None
         for _ in range(steps):
-            if self.state.is_swept():
+            self.plane.settle()
+            self.reconcile()
+            if self.is_swept():
                 return
             self.start_pod()
             for name in list(self.up):
@@ -298,10 +359,13 @@ def disturb(world: World, chance: random.Random) -> None:
         incarnation = world.up[name]["incarnation"]
         world.tell(events.PodSilent(time=world.time, pod=name, incarnation=incarnation, silent_seconds=15.0))
     elif what < 0.83 and name:
-        incarnation = world.up.pop(name)["incarnation"]
+        pod = world.up.pop(name)
+        incarnation = pod["incarnation"]
         world.tell(
             events.PodFailed(time=world.time, pod=name, incarnation=incarnation, retryable=True, reason="no memory")
         )
+        if pod["uid"] in world.plane.pods:
+            world.plane.end(pod["uid"], EndReason.ERROR, 1)
     elif what < 0.85 and name:
         # Another process under the same name.
         world.serial += 1

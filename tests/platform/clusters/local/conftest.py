@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.metrics import Role
 
 MIB = 1 << 20
@@ -49,9 +49,10 @@ def until() -> Until:
         condition: Callable[[PodStatus], bool] = lambda status: status.phase.is_final,
         seconds: float = 30.0,
     ) -> PodStatus:
-        last = None
-        for event in cluster.watch(timeout_seconds=seconds):
-            if event.pod.name == name and event.kind != "DELETED":
+        last = cluster.get(name)
+        assert last is not None
+        for event in cluster.fleet(last.job).watch("", seconds):
+            if event.pod is not None and event.pod.name == name and event.kind is not PodEventKind.DELETED:
                 last = event.pod
                 if condition(last):
                     return last

@@ -13,16 +13,24 @@ import pytest
 
 from benchmarks.processes.groups import limit_cores, pod_groups
 from elastrec.platform.clusters.local import start_agent
-from elastrec.platform.clusters.local.journal import Journal
+from elastrec.platform.clusters.local.journal import Journal, KeptEvent
 from elastrec.platform.clusters.local.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
 from elastrec.platform.clusters.local.pod_life import status_of
-from elastrec.platform.clusters.protocol import PodEvent, PodPhase, PodSize, RestartPolicy
+from elastrec.platform.clusters.protocol import PodEventKind, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 
 MIB = 1 << 20
 _BURN = "import time, os\nend = time.time() + {seconds}\nwhile time.time() < end: pass\nprint(time.process_time())"
 _EAT = "blocks = []\nwhile True: blocks.append(bytearray(4 << 20))"
 _FOREVER = "print('up')\nwhile True: pass"
+
+
+def resize(cluster, name, size):
+    known = cluster.get(name)
+    cluster.fleet("job").resize(name, known.uid if known else "none", size)
+    return cluster.get(name)
+
+
 _READY_WHEN_TOLD = """
 import os, signal, time
 from elastrec.platform.transport.readiness import announce_ready
@@ -70,7 +78,7 @@ def test_a_resize_changes_the_cores_of_the_running_process(cluster, make_pod, fi
     uid = cluster.create(pod).uid
     first_line(cluster, pod.name)
     assert _quota_cores(pod) == pytest.approx(0.8)
-    resized = cluster.resize(pod.name, PodSize(0.1, 96 * MIB))
+    resized = resize(cluster, pod.name, PodSize(0.1, 96 * MIB))
     assert (resized.uid, resized.size, resized.restarts) == (uid, PodSize(0.1, 96 * MIB), 0)
     _cores_used(cluster, pod.name, seconds=0.0)  # the sample that spans both sizes
     assert _cores_used(cluster, pod.name) < 0.2
@@ -96,7 +104,7 @@ def test_a_pod_has_its_cores_at_start_until_it_says_that_it_is_ready(cluster, ma
     work = Path(next(lines))
     assert _quota_cores(pod, "starting") == pytest.approx(8.0)
     assert _weight(pod, "starting") < _weight(usual, "starting") / 10
-    cluster.resize(pod.name, msgspec.structs.replace(pod.size, cores=3.0))  # of what it has afterwards
+    resize(cluster, pod.name, msgspec.structs.replace(pod.size, cores=3.0))  # of what it has afterwards
     assert _quota_cores(pod, "starting") == pytest.approx(8.0)
     (work / "go").touch()
     assert next(lines) == "heard"
@@ -135,7 +143,7 @@ def test_cores_at_start_outlive_the_agent_and_end_by_themselves_after_a_minute(
     until_true(lambda: not is_alive(agent))
     journal = Journal(state / "journal.sqlite")
     record = msgspec.structs.replace(journal.records()[1], started_unix_seconds=time.time() - 59.5)
-    journal.write(record, PodEvent("MODIFIED", status_of(record), journal.version + 1))
+    journal.write(record, KeptEvent(PodEventKind.MODIFIED, status_of(record), journal.version + 1))
     journal.close()
     again = start_agent(state)
     until_true(lambda: _quota_cores(pods[1], "starting") == pytest.approx(pods[1].size.cores))
@@ -162,7 +170,7 @@ def test_a_pod_killed_for_its_memory_is_restarted_and_can_be_given_more(cluster,
     pod = make_pod(program, memory=64 * MIB, restart_policy=RestartPolicy.ON_FAILURE)
     cluster.create(pod)
     until(cluster, pod.name, lambda status: status.reason == "OOMKilled")
-    cluster.resize(pod.name, PodSize(0.5, 192 * MIB))
+    resize(cluster, pod.name, PodSize(0.5, 192 * MIB))
     assert until(cluster, pod.name).reason == "Completed"
     assert list(cluster.logs(pod.name)) == ["enough"]
 
@@ -173,7 +181,7 @@ def test_memory_in_use_cannot_be_taken_away(cluster, make_pod, first_line):
     cluster.create(pod)
     first_line(cluster, pod.name)
     with pytest.raises(ClusterError, match=r"memory_bytes: .* is not allowed for a pod that holds"):
-        cluster.resize(pod.name, PodSize(0.5, 32 * MIB))
+        resize(cluster, pod.name, PodSize(0.5, 32 * MIB))
     status = cluster.get(pod.name)
     assert (status.phase, status.size.memory_bytes) == (PodPhase.RUNNING, 200 * MIB)
 
@@ -183,18 +191,18 @@ def test_a_resize_that_the_node_has_no_room_for_is_refused(cluster, make_pod):
     cluster.create(pod)
     cluster.create(other)
     with pytest.raises(ClusterError, match=r"insufficient cpu: asked 3.0, free 2.5"):
-        cluster.resize(pod.name, PodSize(3.0, 128 * MIB))
-    assert cluster.resize(pod.name, PodSize(2.5, 128 * MIB)).size.cores == 2.5
+        resize(cluster, pod.name, PodSize(3.0, 128 * MIB))
+    assert resize(cluster, pod.name, PodSize(2.5, 128 * MIB)).size.cores == 2.5
     assert cluster.capacity().free.cores == 0.0
     with pytest.raises(ClusterError, match="there is no such pod"):
-        cluster.resize("nobody", PodSize(1.0, MIB))
+        resize(cluster, "nobody", PodSize(1.0, MIB))
 
 
 def test_shrinking_a_pod_makes_room_for_one_that_waits(cluster, make_pod, until, running):
     pod, waiting = make_pod(cores=4.0), make_pod(cores=1.0)
     cluster.create(pod)
     assert cluster.create(waiting).phase is PodPhase.PENDING
-    cluster.resize(pod.name, PodSize(3.0, 128 * MIB))
+    resize(cluster, pod.name, PodSize(3.0, 128 * MIB))
     until(cluster, waiting.name, running)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, RestartPolicy
+from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import Role
 
 MIB = 1 << 20
 
@@ -42,17 +43,18 @@ def test_a_command_that_does_not_exist_fails_with_the_reason(cluster, make_pod, 
     assert "cannot start 'no-such-program'" in status.message
 
 
-def test_creating_an_equal_pod_again_returns_the_first(cluster, make_pod):
-    pod = make_pod(secrets={"token": "secret"})
-    first = cluster.create(pod)
-    assert cluster.create(pod).uid == first.uid
+def test_creating_a_pod_again_returns_the_first_as_it_is(cluster, make_pod):
+    first = cluster.create(make_pod(name="one", secrets={"token": "a"}))
+    # A master that was restarted at another address asks for another pod of that name.
+    assert cluster.create(make_pod(name="one", secrets={"token": "b"}, cores=0.25)) == first
     assert len(cluster.list()) == 1
 
 
-def test_a_name_taken_by_another_spec_is_refused(cluster, make_pod):
-    cluster.create(make_pod(name="one", secrets={"token": "a"}))
+@pytest.mark.parametrize("other", [{"job": "other"}, {"role": Role.PARAMETER_SERVER}])
+def test_a_name_that_another_job_or_role_has_is_refused(cluster, make_pod, other):
+    cluster.create(make_pod(name="one"))
     with pytest.raises(ClusterError, match="name: one is taken by another pod"):
-        cluster.create(make_pod(name="one", secrets={"token": "b"}))
+        cluster.create(make_pod(name="one", **other))
 
 
 @pytest.mark.parametrize(
@@ -247,29 +249,59 @@ def test_a_waiting_pod_that_is_deleted_never_starts(cluster, make_pod):
 
 
 def test_a_watch_tells_the_story_and_resumes_without_a_gap(cluster, make_pod, until):
-    since = max((event.version for event in cluster.watch(timeout_seconds=0.0)), default=0)
+    fleet = cluster.fleet("job")
+    (*_, synced) = fleet.watch("", 0.0)
     pod, other = make_pod("print(1)"), make_pod("print(2)", job="other")
     cluster.create(pod)
     cluster.create(other)
     until(cluster, pod.name)
     until(cluster, other.name)
     cluster.delete(pod.name)
-    whole = [event for event in cluster.watch("job", since or 1, 0.0) if event.pod.name == pod.name]
+    whole = list(fleet.watch(synced.resume, 0.0))
+    assert {event.pod.name for event in whole} == {pod.name}
     assert [event.kind for event in whole] == ["ADDED", *["MODIFIED"] * (len(whole) - 2), "DELETED"]
     assert [event.pod.phase for event in whole if event.kind == "MODIFIED"][-2:] == [PodPhase.SUCCEEDED] * 2
-    versions = [event.version for event in whole]
-    assert versions == sorted(set(versions))
-    middle = whole[2].version
-    assert [event.version for event in cluster.watch("job", middle, 0.0)] == [v for v in versions if v > middle]
+    assert len({event.resume for event in whole}) == len(whole)
+    assert list(fleet.watch(whole[2].resume, 0.0)) == whole[3:]
+
+
+@pytest.mark.parametrize("token", ["", "another-journal:1", "nonsense"])
+def test_a_watch_without_a_known_token_begins_with_a_snapshot(cluster, make_pod, token):
+    pods = [make_pod(), make_pod(), make_pod(job="other")]
+    for pod in pods:
+        cluster.create(pod)
+    events = list(cluster.fleet("job").watch(token, 0.0))
+    assert [event.kind for event in events] == ["SEEN", "SEEN", "SYNCED"]
+    assert {event.pod.name for event in events[:2]} == {pod.name for pod in pods[:2]}
+    assert [event.resume for event in events[:2]] == ["", ""], "half a snapshot cannot be resumed"
+    # Nothing more has happened since.
+    assert list(cluster.fleet("job").watch(events[-1].resume, 0.0)) == []
 
 
 def test_a_watch_wakes_up_at_once(cluster, make_pod):
     pod = make_pod()
+    (*_, synced) = cluster.fleet("job").watch("", 0.0)
     timer = threading.Timer(0.2, cluster.create, [pod])
     timer.start()
-    event = next(event for event in cluster.watch(timeout_seconds=20.0) if event.pod.name == pod.name)
+    event = next(event for event in cluster.fleet("job").watch(synced.resume, 20.0) if event.pod.name == pod.name)
     assert event.kind == "ADDED"
     timer.join()
+
+
+def test_a_fleet_orders_a_deletion_and_the_watch_tells_its_end(cluster, make_pod, first_line):
+    pod = make_pod("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\nsignal.pause()")
+    uid, fleet = cluster.create(pod).uid, cluster.fleet("job")
+    assert first_line(cluster, pod.name) == "up"
+    fleet.delete(pod.name, "an-earlier-pod", grace_seconds=0.0)
+    assert not cluster.get(pod.name).is_ending
+    fleet.delete(pod.name, uid, grace_seconds=60.0)  # it would take a minute
+    assert cluster.get(pod.name).is_ending
+    with pytest.raises(ClusterError, match="is being deleted") as refused:
+        fleet.create(pod)
+    assert refused.value.retryable
+    fleet.delete(pod.name, uid, grace_seconds=0.0)
+    last = next(event for event in fleet.watch("", 20.0) if event.kind == "DELETED")
+    assert (last.pod.uid, last.pod.end) == (uid, EndReason.DELETED)
 
 
 def test_a_dry_run_shows_the_request_without_secrets(cluster, make_pod):
@@ -298,6 +330,6 @@ def test_the_secrets_of_a_pod_are_read_back_by_its_uid_as_long_as_it_exists(clus
     until(cluster, pod.name)
     assert cluster.secrets(pod.name, uid) == pod.secrets
     assert cluster.secrets(pod.name, "an earlier pod of this name") is None
-    assert "s3cret" not in str(cluster.list()) + str(list(cluster.watch(timeout_seconds=0.0)))
+    assert "s3cret" not in str(cluster.list()) + str(list(cluster.fleet("job").watch("", 0.0)))
     cluster.delete(pod.name)
     assert cluster.secrets(pod.name, uid) is None

@@ -1,0 +1,90 @@
+"""What the cluster has said about a job's pods: by uid, from a watch and from the answers to creations. Pure.
+
+A snapshot is complete, so a pod that is not in it has vanished. One whose creation was answered while the snapshot was
+on its way may be younger than the snapshot: it is judged by the next one. What the cluster accepted, and a whole watch
+has not told of, is a reason for another snapshot.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.clusters.protocol import PodEvent, PodEventKind, PodStatus
+
+_REMEMBERED = 10_000
+
+
+class Observed:
+    """Not safe for several threads: its owner locks.
+
+    Attributes:
+        pods: by uid, those that are there.
+        gone: by uid, how the cluster knew them last: of pods that are not there any more, as long as it is remembered.
+        is_synced: a whole snapshot was read, so what is not in `pods` is not there.
+        resume: where the next watch goes on.
+    """
+
+    def __init__(self) -> None:
+        self.pods: dict[str, PodStatus] = {}
+        self.gone: dict[str, PodStatus] = {}
+        self.is_synced = False
+        self.resume = ""
+        self._snapshot: set[str] = set()
+        self._watch = 0
+        self._unseen: dict[str, int] = {}
+
+    def begin_watch(self) -> None:
+        """A call of `Fleet.watch` with `resume` follows."""
+        self._watch += 1
+        self._snapshot = set()
+        if any(watch < self._watch - 1 for watch in self._unseen.values()):
+            # The watch should have told of it by now: a snapshot says whether it is there.
+            self.resume = ""
+
+    def take(self, event: PodEvent) -> None:
+        """Takes one event of the watch."""
+        self.resume = event.resume or self.resume
+        if event.kind is PodEventKind.SYNCED:
+            self._synced()
+            return
+        pod = event.pod
+        if pod is None or pod.uid in self.gone:
+            return
+        self._unseen.pop(pod.uid, None)
+        if event.kind is PodEventKind.SEEN:
+            self._snapshot.add(pod.uid)
+        if event.kind is PodEventKind.DELETED:
+            self._forget(pod)
+        else:
+            self.pods[pod.uid] = pod
+
+    def created(self, pod: PodStatus) -> None:
+        """A creation was answered; what the watch has said of that pod already is newer."""
+        if pod.uid not in self.pods and pod.uid not in self.gone:
+            self.pods[pod.uid] = pod
+            self._unseen[pod.uid] = self._watch
+
+    def changed(self, uid: str, **fields: object) -> None:
+        """The cluster accepted a change; the watch will say so, too."""
+        if uid in self.pods:
+            self._unseen.setdefault(uid, self._watch)
+            self.pods[uid] = msgspec.structs.replace(self.pods[uid], **fields)
+
+    def by_name(self) -> dict[str, PodStatus]:
+        """The youngest pod of each name."""
+        oldest_first = sorted(self.pods.values(), key=lambda pod: pod.created_unix_seconds)
+        return {pod.name: pod for pod in oldest_first}
+
+    def _synced(self) -> None:
+        self.is_synced = True
+        for uid in self.pods.keys() - self._snapshot:
+            if self._unseen.get(uid, -1) < self._watch:
+                self._forget(self.pods[uid])
+        self._snapshot = set()
+
+    def _forget(self, pod: PodStatus) -> None:
+        self.pods.pop(pod.uid, None)
+        self._unseen.pop(pod.uid, None)
+        self.gone[pod.uid] = pod
+        while len(self.gone) > _REMEMBERED:
+            del self.gone[next(iter(self.gone))]
