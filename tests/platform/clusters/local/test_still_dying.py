@@ -46,12 +46,15 @@ def groups(agent_id: str) -> list[Path]:
 
 
 def main_process(uid: str) -> psutil.Process:
-    """The pod's own process, whose parent supervises it."""
+    """The pod's own process; its parent, which carries the pod's mark, too, supervises it."""
+
+    def is_marked(process: psutil.Process | None) -> bool:
+        return process is not None and process.environ().get("ELASTREC_POD_UID") == uid
 
     def find() -> psutil.Process | None:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("ELASTREC_POD_UID") == uid:
+                if is_marked(process) and is_marked(process.parent()):
                     return process
         return None
 
