@@ -9,13 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSpec
+from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSize, PodSpec
+from elastrec.platform.master.reconciler import Reconciler
+from elastrec.platform.master.wanted import Wanted
 from elastrec.platform.specs.errors import ClusterError
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import ChangeShape, SaveNow, ShapeAnswer, ShapeOutcome
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from elastrec.platform.transport.profile_messages import GetProfile, Profile
-from tests.platform.master.fakes import job
+from tests.platform.master.fakes import FakeCluster, job
 from tests.platform.master.stage import Stage
 
 WORKER = "clicks-1-worker-1"
@@ -187,3 +189,25 @@ def test_a_master_that_comes_back_at_another_address_keeps_its_pods(stage: Stage
     assert s.service.state.phase is not Phase.FAILED, s.service.state.failure
     assert {name: s.cluster.pods[name].uid for name in before} == before
     assert [what for what in asked if not what.startswith("watch")] == ["create clicks-1-worker-2"]
+
+
+@pytest.mark.parametrize("is_superseded", [True, False])
+def test_a_superseded_master_touches_no_pod_that_only_the_other_one_wants(is_superseded: bool) -> None:
+    cluster = FakeCluster()
+    of_the_other = PodSpec(name=WORKER, job="clicks-1", role=Role.WORKER, command=("x",), size=PodSize(1.0, 1))
+    cluster.create(of_the_other)
+    nothing = Wanted(pods={}, leaving=(), kept=frozenset())
+    reconciler = Reconciler(
+        cluster, lambda: nothing, lambda pod: of_the_other, lambda make: None, lambda: is_superseded
+    )
+    reconciler.start()
+    try:
+        if is_superseded:
+            reconciler._threads[1].join(30.0)
+            assert not reconciler._threads[1].is_alive()
+        else:
+            with cluster.changed:
+                assert cluster.changed.wait_for(lambda: bool(cluster.deleted), 30.0)
+    finally:
+        reconciler.close()
+    assert cluster.deleted == ([] if is_superseded else [WORKER])
