@@ -6,7 +6,6 @@ import os
 import signal
 import traceback
 
-import psutil
 import structlog
 import torch
 
@@ -23,6 +22,7 @@ from elastrec.platform.specs.errors import (
     TransportError,
 )
 from elastrec.platform.transport.logs import configure_logging
+from elastrec.trainers.memory import ResidentMemory
 from elastrec.trainers.threads import granted_threads
 from elastrec.trainers.worker.feed import FeedError
 from elastrec.trainers.worker.identity import Identity
@@ -42,8 +42,7 @@ def run_worker(identity: Identity) -> int:
     expect_existing_stores()
     torch.set_num_threads(granted_threads(os.environ))
     structlog.contextvars.bind_contextvars(pod=identity.pod)
-    process = psutil.Process()
-    session = Session(identity, memory_bytes=lambda: int(process.memory_info().rss))
+    session = Session(identity, memory_bytes=ResidentMemory().measure)
     signal.signal(signal.SIGTERM, lambda *_: session.stop())
     signal.signal(signal.SIGINT, lambda *_: session.stop())
     try:

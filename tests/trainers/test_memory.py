@@ -1,0 +1,71 @@
+"""Freed memory goes back to the system when a process keeps growing, and only then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from elastrec.trainers.memory import ResidentMemory
+from elastrec.trainers.threads import process_settings
+
+GIB = 1 << 30
+
+
+class Heap:
+    """A process of which `kept_bytes` are freed and not given back."""
+
+    def __init__(self) -> None:
+        self.used_bytes, self.kept_bytes, self.trims = GIB, 0, 0
+
+    def resident(self) -> int:
+        return self.used_bytes + self.kept_bytes
+
+    def trim(self) -> None:
+        self.kept_bytes = 0
+        self.trims += 1
+
+
+def test_a_process_that_keeps_its_size_gives_nothing_back() -> None:
+    heap = Heap()
+    memory = ResidentMemory(heap.resident, heap.trim)
+    for kept in (0, 400 << 20, 0, 500 << 20):
+        heap.kept_bytes = kept
+        assert memory.measure() == heap.resident()
+    assert heap.trims == 0
+
+
+def test_freed_memory_of_a_process_that_grows_is_given_back_again_and_again() -> None:
+    heap = Heap()
+    memory = ResidentMemory(heap.resident, heap.trim)
+    memory.measure()
+    for _ in range(3):
+        heap.kept_bytes = GIB
+        assert memory.measure() == GIB
+    assert heap.trims == 3
+
+
+def test_a_process_that_needs_more_memory_gives_back_less_often_the_larger_it_is() -> None:
+    heap = Heap()
+    memory = ResidentMemory(heap.resident, heap.trim)
+    for _ in range(160):
+        memory.measure()
+        heap.used_bytes += 100 << 20
+    assert heap.used_bytes > 16 * GIB
+    assert heap.trims <= 11
+
+
+def test_what_glibc_keeps_under_the_settings_of_a_worker_is_given_back() -> None:
+    code = """
+import psutil
+from elastrec.trainers.memory import ResidentMemory
+memory = ResidentMemory()
+memory.measure()
+# Some pieces stay, so that the freed ones do not lie at the end of the heap.
+pieces = [bytearray(b"x") * (1 << 20) for _ in range(1200)]
+pieces = pieces[::20]
+kept = psutil.Process().memory_info().rss
+print(kept - memory.measure() >> 20)
+"""
+    environment = process_settings({})
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert int(ran.stdout) > 900
