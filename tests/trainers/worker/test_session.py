@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,12 @@ JOB = TrainingJob(
 
 def never() -> bool:
     return False
+
+
+@pytest.fixture(autouse=True)
+def folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # JOB names no checkpoint store; the default one lies in the working folder.
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
