@@ -144,8 +144,8 @@ class Reconciler:
             self._stopping.wait(_LEAST_SECONDS_BETWEEN)
 
     def _seconds_to_next_try(self) -> float | None:
-        untils = [pause.until for name, pause in self._pauses.items() if name not in self._busy]
-        return max(0.0, min(untils) - time.monotonic()) if untils else None
+        moments = [pause.until for name, pause in self._pauses.items() if name not in self._busy]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _act_on(self, target: Wanted) -> None:
         now = time.monotonic()
