@@ -8,12 +8,18 @@ kernel killed it at its limit.
 from __future__ import annotations
 
 import ctypes
+import resource
 from collections.abc import Callable
-
-import psutil
+from pathlib import Path
 
 _GROWTH = 1.25
 _SLACK_BYTES = 256 << 20
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 class ResidentMemory:
@@ -22,32 +28,27 @@ class ResidentMemory:
     A process that does not grow never pays for it. Not safe for several threads.
 
     Args:
-        resident_bytes: measures.
+        measure_bytes: measures the resident memory.
         trim: gives freed memory back to the system.
     """
 
     def __init__(
-        self, resident_bytes: Callable[[], int] | None = None, trim: Callable[[], object] | None = None
+        self, measure_bytes: Callable[[], int] = resident_bytes, trim: Callable[[], object] | None = None
     ) -> None:
-        self._resident_bytes = resident_bytes or _resident_bytes()
+        self._measure_bytes = measure_bytes
         self._trim = trim or _malloc_trim()
         self._limit_bytes: float | None = None
 
     def measure(self) -> int:
         """Bytes, after freed memory was given back if that was due."""
-        resident = self._resident_bytes()
+        resident = self._measure_bytes()
         if self._limit_bytes is not None and resident > self._limit_bytes:
             self._trim()
-            resident = self._resident_bytes()
+            resident = self._measure_bytes()
             self._limit_bytes = None
         if self._limit_bytes is None:
             self._limit_bytes = _GROWTH * resident + _SLACK_BYTES
         return resident
-
-
-def _resident_bytes() -> Callable[[], int]:
-    process = psutil.Process()
-    return lambda: int(process.memory_info().rss)
 
 
 def _malloc_trim() -> Callable[[], object]:

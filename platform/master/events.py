@@ -6,6 +6,8 @@ machine's clock does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from elastrec.platform.clusters.protocol import EndReason
@@ -235,3 +237,6 @@ Event = (
     | Restarted
     | Measured
 )
+
+Submit = Callable[[Callable[[float], Event]], object]
+"""Takes an event, made of the time on the job's clock."""

@@ -8,15 +8,14 @@ from collections.abc import Callable
 import structlog
 
 from elastrec.platform.data.manifest import read_manifest
-from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, DiscardRecord
+from elastrec.platform.master.events import Submit
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.record_lane import RecordLane
 from elastrec.platform.master.term_watch import TermWatch
 from elastrec.platform.specs.errors import ElastrecError
 
 log = structlog.get_logger(__name__)
-Submit = Callable[[Callable[[float], events.Event]], object]
 
 
 class Executor:

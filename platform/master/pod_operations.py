@@ -10,6 +10,7 @@ import structlog
 
 from elastrec.platform.clusters.protocol import Fleet, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.master import events
+from elastrec.platform.master.events import Submit
 from elastrec.platform.master.observed import Observed
 from elastrec.platform.master.wanted import (
     GRACE_SECONDS,
@@ -27,7 +28,6 @@ from elastrec.platform.master.wanted import (
 from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
-Submit = Callable[[Callable[[float], events.Event]], object]
 _LOG_LINES = 30
 
 

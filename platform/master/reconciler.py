@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import structlog
 
 from elastrec.platform.clusters.protocol import Fleet, PodEventKind, PodPhase, PodSpec, PodStatus
+from elastrec.platform.master.events import Submit
 from elastrec.platform.master.observed import Observed
-from elastrec.platform.master.pod_operations import PodOperations, Submit
+from elastrec.platform.master.pod_operations import PodOperations
 from elastrec.platform.master.wanted import (
     MEMBER_ROLES,
     Action,
@@ -112,9 +113,8 @@ class Reconciler:
 
     def is_clean(self, kept: Iterable[str]) -> bool:
         """Whether the cluster has no worker and no server but those in `kept`, as far as it has said."""
-        spared = set(kept)
         with self._changed:
-            return all(pod.name in spared for pod in self._observed.pods.values() if pod.role in MEMBER_ROLES)
+            return not _members_but(set(kept), self._observed)
 
     def problem(self) -> str:
         """Why what is wanted is not there: what the cluster said last; empty while it does what it is asked for."""
@@ -246,7 +246,7 @@ class Reconciler:
                     observed.take(event)
                     if not observed.is_synced:
                         continue
-                    left = [p for p in observed.pods.values() if p.role in MEMBER_ROLES and p.name not in spared]
+                    left = _members_but(spared, observed)
                     if not left:
                         return
                     for pod in left:
@@ -256,4 +256,8 @@ class Reconciler:
             except ClusterError as error:
                 log.warning("pods_not_deleted", reason=str(error), next_try_seconds=_WATCH_PAUSE_SECONDS)
                 time.sleep(_WATCH_PAUSE_SECONDS)
-        log.error("pods_left", pods=sorted(pod.name for pod in observed.pods.values() if pod.role in MEMBER_ROLES))
+        log.error("pods_left", pods=sorted(pod.name for pod in _members_but(spared, observed)))
+
+
+def _members_but(spared: Set[str], observed: Observed) -> list[PodStatus]:
+    return [pod for pod in observed.pods.values() if pod.role in MEMBER_ROLES and pod.name not in spared]

@@ -38,7 +38,7 @@ class RecordLane:
     def __init__(
         self,
         request: LaunchRequest,
-        submit: Callable[[Callable[[float], events.Event]], object],
+        submit: events.Submit,
         in_progress: Callable[[], list[str]],
         term: TermWatch,
     ) -> None:

@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -39,6 +38,7 @@ from elastrec.platform.transport.job_messages import (
 )
 from elastrec.platform.transport.readiness import announce_ready
 from elastrec.trainers.master_client import MasterClient, MasterGoneError, TermPlace
+from elastrec.trainers.memory import resident_bytes
 from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
 from elastrec.trainers.parameter_server.records import restore
 from elastrec.trainers.parameter_server.saver import Saver
@@ -103,9 +103,9 @@ class ServerPod:
         memory_bytes: measures the process's resident memory.
     """
 
-    def __init__(self, settings: PodSettings, memory_bytes: Callable[[], int] | None = None) -> None:
+    def __init__(self, settings: PodSettings, memory_bytes: Callable[[], int] = resident_bytes) -> None:
         self._settings = settings
-        self._memory_bytes = memory_bytes or _resident_bytes
+        self._memory_bytes = memory_bytes
         self._master = MasterClient(settings.master_address, settings.token, settings.tls, settings.terms)
         self.incarnation = uuid.uuid4().hex
         self._changed = threading.Condition()
@@ -382,8 +382,3 @@ class ServerPod:
             save=directive.save.order_id if directive.save else "",
             restore=directive.restore.order_id if directive.restore else "",
         )  # fmt: skip
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
