@@ -7,8 +7,6 @@ The jars come from Maven Central once and stay in the user's cache folder, named
 from __future__ import annotations
 
 import base64
-import hashlib
-import os
 import shutil
 import signal
 import socket
@@ -18,9 +16,11 @@ import time
 import uuid
 from pathlib import Path
 
-_POM = Path(__file__).with_name("pom.xml")
+from tools.jars import Jars, JarsError
+from tools.ports import free_ports
+
+_JARS = Jars("kafka", Path(__file__).with_name("pom.xml"))
 _START_SECONDS = 60.0
-_FETCH_SECONDS = 180.0
 # Of one node: nothing is copied to others, and whoever waits for a dead broker does not wait long.
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -51,8 +51,7 @@ class BrokerError(Exception):
 
 def missing_program() -> str:
     """The program that is missing here, `java` or `mvn`; empty where a broker can be started."""
-    wanted = ["java"] if _jars().is_dir() else ["java", "mvn"]
-    return next((name for name in wanted if shutil.which(name) is None), "")
+    return _JARS.missing_program()
 
 
 def fetch_jars() -> Path:
@@ -61,28 +60,10 @@ def fetch_jars() -> Path:
     Raises:
         BrokerError: Maven failed; holds its last lines.
     """
-    jars = _jars()
-    if jars.is_dir():
-        return jars
-    jars.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=jars.parent, prefix="fetching-"))
     try:
-        shutil.copy(_POM, staging / "pom.xml")
-        command = [
-            "mvn", "-q", "-B", "-f", str(staging / "pom.xml"), "dependency:copy-dependencies",
-            "-DincludeScope=runtime", f"-DoutputDirectory={staging / 'jars'}",
-        ]  # fmt: skip
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise BrokerError(f"mvn did not fetch the jars within {_FETCH_SECONDS:.0f} s") from None
-        if done.returncode:
-            raise BrokerError(f"mvn failed with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
-        if not jars.is_dir():  # another process may have been quicker
-            (staging / "jars").rename(jars)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return jars
+        return _JARS.fetch()
+    except JarsError as error:
+        raise BrokerError(str(error)) from None
 
 
 class Broker:
@@ -98,7 +79,7 @@ class Broker:
     def __init__(self) -> None:
         jars = fetch_jars()
         self._folder = Path(tempfile.mkdtemp(prefix="elastrec-kafka-"))
-        port, controller = _free_ports(2)
+        port, controller = free_ports(2)
         self.servers = f"127.0.0.1:{port}"
         properties = self._folder / "server.properties"
         properties.write_text(_PROPERTIES.format(port=port, controller=controller, folder=self._folder))
@@ -164,16 +145,3 @@ class Broker:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS, cwd=self._folder)
         if done.returncode:
             raise BrokerError(f"Kafka's storage cannot be made: {(done.stdout + done.stderr)[-2000:]}")
-
-
-def _jars() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "elastrec" / f"kafka-{hashlib.sha256(_POM.read_bytes()).hexdigest()[:12]}"
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

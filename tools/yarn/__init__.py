@@ -1,0 +1,1 @@
+"""Real YARN daemons on this machine, from their published jars: for tests and trials, never for users' jobs."""
