@@ -129,6 +129,10 @@ class JobService(ObserverCalls, TimedWork):
         self._finished = threading.Event()
         self._stopping = threading.Event()
         self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
+        # A thread of its own, which nobody waits for: a store that hangs holds up neither the timer nor the end.
+        self._looks = threading.Thread(
+            target=self._term_watch.look_regularly, args=(self._stopping.wait,), name="terms", daemon=True
+        )
 
     def start(self, address: str, pause: Callable[[float], object] = time.sleep) -> None:
         """Begins or continues the job; pods are told to find the master at `address`.
@@ -154,6 +158,7 @@ class JobService(ObserverCalls, TimedWork):
             self.submit(lambda now: events.Restarted(time=now, away_seconds=away))
         self._reconciler.start()
         self._timer.start()
+        self._looks.start()
 
     def _take_term(self, address: str, pause: Callable[[float], object]) -> None:
         resumed: list[events.ResumedFrom | None] = []

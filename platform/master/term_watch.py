@@ -13,6 +13,9 @@ from elastrec.platform.master.launch import LaunchRequest
 
 log = structlog.get_logger(__name__)
 _LOOK_SECONDS = 2.0
+PERIOD_SECONDS = 30.0
+"""Between two looks of a master that has no other reason for one. One costs a listing of a few names, so a thousand
+jobs ask their store 33 times a second; nothing is lost meanwhile, for every act on pods and records looks first."""
 
 
 class TermWatch:
@@ -56,6 +59,19 @@ class TermWatch:
                 log.warning("master_superseded", job=self._request.job_id, reason=str(error))
                 self._on_superseded()
             raise
+
+    def look_regularly(self, wait: Callable[[float], bool]) -> None:
+        """Looks again and again, so that a master with nothing to save or to delete ends, too, once it is superseded.
+
+        Returns when it is, or when `wait`, which passes the seconds until the next look, says that it is to end.
+        """
+        while not self.superseded and not wait(PERIOD_SECONDS):
+            try:
+                self.check()
+            except SupersededError:
+                return
+            except StoreError as error:
+                log.warning("successor_not_looked_for", job=self._request.job_id, reason=str(error))
 
     def is_superseded(self) -> bool:
         """Whether another master has taken the job over; false where the store does not tell within two seconds."""

@@ -20,6 +20,7 @@ from elastrec.checkpoints import (
     newest_term,
     take_term,
 )
+from elastrec.platform.master import term_watch
 from elastrec.platform.master.explanation import read_explanation
 from elastrec.platform.master.ledger import read_ledger
 from elastrec.platform.master.phases import NUMBERS_PER_TERM
@@ -209,6 +210,55 @@ def test_a_master_whose_pods_have_gone_over_to_another_takes_none_of_them_for_de
         pod.killed.set()  # they are heard elsewhere
     s.wait(lambda: bool(s.service.superseded))
     assert not s.cluster.deleted and not s.service.state.membership.losses
+
+
+def test_a_master_that_has_nothing_to_do_still_finds_that_it_was_superseded(
+    stage: Make, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(term_watch, "PERIOD_SECONDS", 0.05)
+    s = stage(rows=100_000)
+    s.start()
+    trained(s, 5)
+    pods = set(s.cluster.pods)
+    # It saves nothing, hears everybody, and has no pod to make: nothing else makes it look.
+    assert s.service.state.plan.save_interval_seconds == 0
+    rival(s)
+    s.wait(lambda: bool(s.service.superseded))
+    s.service.wait_until_done()
+    s.service.close()
+    assert set(s.cluster.pods) == pods and not s.cluster.deleted
+
+
+def test_looks_go_on_while_the_store_is_away_and_end_with_the_master_or_with_its_term(stage: Make, tmp_path: Path):
+    s = stage()
+    found: list[str] = []
+    waited: list[float] = []
+    watch = term_watch.TermWatch(s.request, lambda: (1, "holder"), lambda: found.append("superseded"))
+    store = Path(s.request.store)
+
+    def wait(seconds: float) -> bool:
+        """Plays what happens between two looks."""
+        waited.append(seconds)
+        if len(waited) == 2:
+            store.rename(tmp_path / "elsewhere")
+            store.write_text("no folder")
+        elif len(waited) == 3:
+            store.unlink()
+            (tmp_path / "elsewhere").rename(store)
+            rival(s)
+        return len(waited) == 5
+
+    take_term(
+        s.request.store, s.job_name, s.request.job_id, holder="holder", address="127.0.0.1:8", base=lambda: ""
+    )  # fmt: skip
+    watch.look_regularly(wait)
+    assert waited == [term_watch.PERIOD_SECONDS] * 3 and found == ["superseded"]
+    assert "has taken term 2" in watch.superseded
+    watch.look_regularly(wait)
+    assert len(waited) == 3
+    other = term_watch.TermWatch(s.request, lambda: (2, "rival"), lambda: found.append("never"))
+    other.look_regularly(wait)
+    assert len(waited) == 5 and found == ["superseded"]
 
 
 def test_pruning_looks_for_a_higher_term_before_each_deletion(stage: Make):
