@@ -15,9 +15,12 @@ from typing import Any
 from benchmarks.processes.jobs import launched
 from elastrec.platform import jobs
 from elastrec.platform.jobs.masters import wait_for_master
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.specs.shape import Shape as JobShape
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
-from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Profile
+from elastrec.platform.transport.profile_messages import GetProfile, Profile
 
 _POLL_SECONDS = 0.25
 _START_SECONDS = 240.0
@@ -31,12 +34,10 @@ class Shape:
     worker_cores: float
     server_cores: float
 
-    def is_of(self, configuration: Configuration) -> bool:
-        return (self.workers, self.worker_cores, self.server_cores) == (
-            configuration.workers,
-            configuration.worker_cores,
-            configuration.parameter_server_cores,
-        )
+    def is_of(self, configuration: JobShape) -> bool:
+        workers, servers = configuration[Role.WORKER], configuration[Role.PARAMETER_SERVER]
+        told = workers.count, workers.size.cores, servers.size.cores
+        return (self.workers, self.worker_cores, self.server_cores) == told
 
 
 def measure_shapes(
@@ -72,8 +73,11 @@ def measure_shapes(
 def _measure(client: RpcClient, shape: Shape, seconds: float, least_steps: int) -> Profile:
     before = _measured(_profile(client), shape)
     asked = ChangeShape(
-        workers=shape.workers, worker_cores=shape.worker_cores, parameter_server_cores=shape.server_cores
-    )  # fmt: skip
+        change={
+            Role.WORKER: PlacesChange(count=shape.workers, cores=shape.worker_cores),
+            Role.PARAMETER_SERVER: PlacesChange(cores=shape.server_cores),
+        }
+    )
     done = client.call(asked, ShapeAnswer, timeout_seconds=15, remember=True)
     if not done.accepted:
         raise RuntimeError(f"{shape}: refused: {done.reason}")
@@ -116,8 +120,9 @@ def _line(told: Profile, shape: Shape) -> str:
     for each in told.measured:
         if shape.is_of(each.configuration):
             return (
-                f"{each.configuration.parameter_servers} servers × {shape.server_cores:g}, {shape.workers} workers × "
-                f"{shape.worker_cores:g} cores: {1000 * each.worker_seconds / each.steps:.1f} ms per step, "
+                f"{each.configuration[Role.PARAMETER_SERVER].count} servers × {shape.server_cores:g}, "
+                f"{shape.workers} workers × {shape.worker_cores:g} cores: "
+                f"{1000 * each.worker_seconds / each.steps:.1f} ms per step, "
                 f"{each.steps} steps"
             )
     return f"{shape}: nothing"

@@ -24,7 +24,8 @@ from elastrec.platform import jobs
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.specs.environment import POD
-from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.platform.specs.metrics import Role, TrainingMetrics
+from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
 
 BATCH = 512
@@ -149,7 +150,10 @@ class _Disturb:
         client = wait_for_master(self._platform, job_id)
         try:
             answer = client.call(
-                ChangeShape(workers=self._case.grow_to), ShapeAnswer, timeout_seconds=15.0, remember=True
+                ChangeShape(change={Role.WORKER: PlacesChange(count=self._case.grow_to)}),
+                ShapeAnswer,
+                timeout_seconds=15.0,
+                remember=True,
             )
         finally:
             client.close()

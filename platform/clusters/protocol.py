@@ -15,6 +15,7 @@ import msgspec
 
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PodSize as PodSize
 
 
 class PodPhase(StrEnum):
@@ -94,13 +95,6 @@ class RestartPolicy(StrEnum):
 
     NEVER = "Never"
     ON_FAILURE = "OnFailure"
-
-
-class PodSize(msgspec.Struct, frozen=True):
-    """What a pod asks for and is limited to."""
-
-    cores: float
-    memory_bytes: int
 
 
 class PodSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,10 +27,11 @@ from elastrec.platform.scaling.shared_round import decide_shared
 from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, Plan
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team
+from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
-from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Measured, Profile
+from elastrec.platform.transport.profile_messages import GetProfile, Measured, Profile
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +116,7 @@ def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProf
     holder = Holder(
         job_id=job_id,
         team=job.metadata.team,
-        allocation=_allocation(told.configuration),
+        allocation=Allocation.of(told.configuration),
         least_workers=max(elasticity.minimum_workers, team.minimum_workers),
         priority=team.priority,
     )
@@ -127,8 +128,8 @@ def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProf
     return JobProfile(
         job_id=job_id,
         shape=shape_of(job, told),
-        allocation=_allocation(told.configuration),
-        started_with=_allocation(told.measured[0].configuration),
+        allocation=Allocation.of(told.configuration),
+        started_with=Allocation.of(told.measured[0].configuration),
         remaining_samples=float(told.remaining_samples),
         observations=observations_of(told),
         limits=Limits(workers=(holder.least_workers, max(holder.least_workers, elasticity.maximum_workers))),
@@ -220,7 +221,7 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
     with live_master(platform, wanted.job_id) as client:
         if client is None:
             return answer(changed=False, reason="the job is no longer in the cluster")
-        now = _allocation(client.call(GetProfile(), Profile, timeout_seconds=10.0).configuration)
+        now = Allocation.of(client.call(GetProfile(), Profile, timeout_seconds=10.0).configuration)
         if now != before:
             return answer(changed=False, reason=f"the plan is stale: the job has {now} meanwhile")
         done = client.call(_change(wanted), ShapeAnswer, timeout_seconds=15.0, remember=True)
@@ -230,14 +231,17 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
 
 def _change(wanted: Plan) -> ChangeShape:
     changes, after = wanted.changes, wanted.allocation
-    return ChangeShape(
-        workers=after.workers if Change.WORKERS in changes else None,
-        parameter_servers=after.parameter_servers if Change.SERVERS in changes else None,
-        worker_cores=after.worker_cores if Change.WORKER_SIZE in changes else None,
-        parameter_server_cores=after.parameter_server_cores if Change.SERVER_SIZE in changes else None,
-        parameter_server_memory_bytes=after.parameter_server_memory_bytes if Change.SERVER_SIZE in changes else None,
-        live_only=True,
+    is_server_size = Change.SERVER_SIZE in changes
+    workers = PlacesChange(
+        count=after.workers if Change.WORKERS in changes else None,
+        cores=after.worker_cores if Change.WORKER_SIZE in changes else None,
     )
+    servers = PlacesChange(
+        count=after.parameter_servers if Change.SERVERS in changes else None,
+        cores=after.parameter_server_cores if is_server_size else None,
+        memory_bytes=after.parameter_server_memory_bytes if is_server_size else None,
+    )
+    return ChangeShape(change={Role.WORKER: workers, Role.PARAMETER_SERVER: servers}, live_only=True)
 
 
 def shape_of(job: TrainingJob, told: Profile) -> ModelShape:
@@ -247,10 +251,6 @@ def shape_of(job: TrainingJob, told: Profile) -> ModelShape:
         dense_bytes=told.dense_bytes,
         embedding_dimension=job.spec.model.embedding_dimension,
     )
-
-
-def _allocation(configuration: Configuration) -> Allocation:
-    return Allocation(**msgspec.structs.asdict(configuration))
 
 
 def observations_of(told: Profile) -> tuple[Observation, ...]:
@@ -263,7 +263,7 @@ def observation_of(measured: Measured) -> Observation:
     # Workers read and prepare their rows themselves, so all but standing still for servers is T_grad of eq. 2.
     own_seconds = measured.worker_seconds - measured.pull_seconds - measured.push_seconds
     return Observation(
-        allocation=_allocation(measured.configuration),
+        allocation=Allocation.of(measured.configuration),
         iteration_seconds=measured.worker_seconds / measured.steps,
         compute_seconds=max(own_seconds, 0.0) / measured.steps,
         iterations=measured.steps,

@@ -21,6 +21,7 @@ from elastrec.platform.scaling.warm_start import warm_start as choose
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.uris import masked
 
 log = structlog.get_logger(__name__)
@@ -60,15 +61,7 @@ def allocation_asked_for(job: TrainingJob) -> Allocation:
 
 def asked_for(job: TrainingJob) -> amounts.Allocation:
     """What the job file asks for."""
-    worker, server = job.spec.resources.worker, job.spec.resources.parameter_server
-    return amounts.Allocation(
-        workers=worker.count,
-        parameter_servers=server.count,
-        worker_cores=worker.cores,
-        parameter_server_cores=server.cores,
-        worker_memory_bytes=worker.memory,
-        parameter_server_memory_bytes=server.memory,
-    )
+    return amounts.Allocation.of(Shape.of(job.spec.resources))
 
 
 def features_of(job: TrainingJob, training_rows: int) -> Features:

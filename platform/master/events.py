@@ -13,6 +13,7 @@ import msgspec
 from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master.phases import CompleteRecord
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart, ShardProgress
 
 
@@ -179,12 +180,9 @@ class SaveAsked(_Event, frozen=True, kw_only=True):
 
 
 class ShapeAsked(_Event, frozen=True, kw_only=True):
-    """Wanted counts and cores; None keeps what is."""
+    """Another shape is wanted; what the change does not name stays as it is wanted."""
 
-    workers: int | None = None
-    parameter_servers: int | None = None
-    worker_cores: float | None = None
-    parameter_server_cores: float | None = None
+    change: dict[Role, PlacesChange]
 
 
 class ShapeTakenBack(_Event, frozen=True, kw_only=True):

@@ -193,16 +193,14 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
 
 
 def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
-    servers = state.membership.servers()
-    if len(servers) == state.wanted_servers:
+    servers, wanted = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
+    if len(servers) == wanted.count:
         return
-    size = state.plan.servers if not servers else servers[0]
-    cores = size.wanted_cores if isinstance(size, Member) else size.cores
-    for server in servers[state.wanted_servers :]:
+    for server in servers[wanted.count :]:
         server.retiring = True
         dismiss(state, server, effects, delete=True)
-    for index in range(len(servers), state.wanted_servers):
-        state.membership.add(Role.PARAMETER_SERVER, index, cores, size.memory_bytes, state.time)
+    for index in range(len(servers), wanted.count):
+        state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
     state.routing_epoch += 1
 
 
@@ -248,7 +246,7 @@ def _lose(
         return
     if member.name in state.membership.members:
         dismiss(state, member, effects, delete=delete)
-    successor = state.membership.add(member.role, member.index, member.wanted_cores, member.memory_bytes, state.time)
+    successor = state.membership.add(member.role, member.index, member.wanted_size, state.time)
     successor.oom_bytes, successor.reason = oom_bytes, reason
     effects.append(
         Decided(

@@ -8,6 +8,7 @@ import msgspec
 
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.job_messages import RoutingTable
 
 
@@ -52,6 +53,11 @@ class Member(msgspec.Struct, kw_only=True):
     superseded: list[str] = []
     transfers: int = 0
     active: float = 0.0
+
+    @property
+    def wanted_size(self) -> PodSize:
+        """The size that it shall have."""
+        return PodSize(self.wanted_cores, self.memory_bytes)
 
     @property
     def wanted_cores(self) -> float:
@@ -119,7 +125,7 @@ class Membership(msgspec.Struct, kw_only=True):
         found = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
         return sorted(found, key=lambda member: member.index)
 
-    def add(self, role: Role, index: int, cores: float, memory_bytes: int, time: float) -> Member:
+    def add(self, role: Role, index: int, size: PodSize, time: float) -> Member:
         """A new pod for a place."""
         place = f"{role}/{index}"
         restart = self.places.get(place, 0)
@@ -131,8 +137,8 @@ class Membership(msgspec.Struct, kw_only=True):
             role=role,
             index=index,
             restart=restart,
-            cores=cores,
-            memory_bytes=memory_bytes,
+            cores=size.cores,
+            memory_bytes=size.memory_bytes,
             created=time,
             used_since=time,
         )

@@ -17,7 +17,7 @@ from elastrec.platform.master.observations import Observations, Remembered
 log = structlog.get_logger(__name__)
 MEMOIR_FILE = "observations.json"
 EVERY_SECONDS = 10.0
-_FORMAT = 1
+_FORMAT = 2
 
 
 class _Page(msgspec.Struct, kw_only=True):

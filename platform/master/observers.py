@@ -6,9 +6,7 @@ import abc
 import threading
 from collections.abc import Callable
 
-import msgspec
-
-from elastrec.platform.master import events
+from elastrec.platform.master import events, shape
 from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.explanation import explanation
@@ -179,23 +177,13 @@ class ObserverCalls(abc.ABC):
 
     def change_shape(self, message: ChangeShape) -> ShapeAnswer:
         """Asks for another number or size of pods of the running job."""
-        buckets = self.state.plan.virtual_buckets
         if self.state.phase.is_final:
             return ShapeAnswer(reason=f"the job is {self.state.phase}")
-        if message.workers is not None and not 1 <= message.workers <= 10_000:
-            return ShapeAnswer(reason=f"workers: {message.workers} is not allowed; allowed: 1 to 10000")
-        if message.parameter_servers is not None and not 1 <= message.parameter_servers <= buckets:
-            given = message.parameter_servers
-            return ShapeAnswer(reason=f"parameter_servers: {given} is not allowed; allowed: 1 to {buckets}")
-        for name in ("worker_cores", "parameter_server_cores"):
-            cores = getattr(message, name)
-            if cores is not None and cores <= 0:
-                return ShapeAnswer(reason=f"{name}: {cores} is not allowed; allowed: above 0")
-        if reason := self._not_yet_possible(message):
+        with self._lock:
+            reason = shape.refusal(self.state, message.change, live_only=message.live_only)
+        if reason:
             return ShapeAnswer(reason=reason)
-        left_out = ("live_only", "parameter_server_memory_bytes")
-        shape = {name: value for name, value in msgspec.structs.asdict(message).items() if name not in left_out}
-        effects = self.submit(lambda now: events.ShapeAsked(time=now, **shape))
+        effects = self.submit(lambda now: events.ShapeAsked(time=now, change=message.change))
         for effect in effects:
             if isinstance(effect, Decided) and effect.decision == "shape_asked":
                 return ShapeAnswer(request_id=effect.inputs["request"])
@@ -217,28 +205,6 @@ class ObserverCalls(abc.ABC):
                 )
         self.submit(lambda now: events.ShapeTakenBack(time=now, request_id=message.request_id))
         return Done()
-
-    def _not_yet_possible(self, message: ChangeShape) -> str:
-        """Why a change cannot be made to the running job; empty when it can."""
-        workers, servers = self.state.membership.workers(), self.state.membership.servers()
-        memory = message.parameter_server_memory_bytes
-        if memory is not None and any(server.memory_bytes != memory for server in servers):
-            return (
-                f"{memory / 2**30:.3g} GiB per parameter server are not yet possible live: the job would have to stop; "
-                "give spec.resources.parameter_server.memory in its next job file"
-            )
-        if not message.live_only:
-            return ""
-        if message.parameter_servers not in (None, self.state.wanted_servers):
-            return (
-                "another number of parameter servers is not yet possible live: the job would have to save, "
-                "restart its servers and restore; ask without live_only to have that done"
-            )
-        for name, members in (("worker_cores", workers), ("parameter_server_cores", servers)):
-            cores = getattr(message, name)
-            if cores is not None and any(member.wanted_cores != cores for member in members):
-                return f"another size of pods ({name}: {cores:g}) is not yet possible live; ask without live_only"
-        return ""
 
     def finish_job(self, message: FinishJob) -> Done:
         """The result has been read: the master may go."""

@@ -8,19 +8,7 @@ import msgspec
 
 from elastrec.checkpoints import new_record_uri
 from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.specs.job import PodResources
-
-
-class Places(msgspec.Struct, frozen=True):
-    """Pods of one role at the start."""
-
-    count: int
-    cores: float
-    memory_bytes: int
-
-    @staticmethod
-    def of(resources: PodResources) -> Places:
-        return Places(resources.count, resources.cores, resources.memory)
+from elastrec.platform.specs.shape import Shape
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +16,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         shard_rows: B · M of AntDT §V-C.
+        shape: at the start.
         is_synchronous: bsp or ssp: the list of members matters.
         start_record: empty: from nothing.
         older_start_records: taken, in this order, where the start record is damaged.
@@ -45,8 +34,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     shuffle: bool
     seed: int
-    workers: Places
-    servers: Places
+    shape: Shape
     virtual_buckets: int
     is_synchronous: bool
     start_record: str
@@ -80,8 +68,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             epochs=spec.training.epochs,
             shuffle=spec.training.shuffle,
             seed=spec.training.seed,
-            workers=Places.of(spec.resources.worker),
-            servers=Places.of(spec.resources.parameter_server),
+            shape=Shape.of(spec.resources),
             virtual_buckets=spec.resources.virtual_buckets,
             is_synchronous=spec.training.consistency.mode != "async",
             start_record=request.start_record,

@@ -13,8 +13,9 @@ import msgspec
 
 from elastrec.platform.master.pace import look_seconds
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import Places, PodSize, Shape
 from elastrec.platform.transport.job_messages import WindowMetrics
-from elastrec.platform.transport.profile_messages import Configuration, Measured, ServerUse
+from elastrec.platform.transport.profile_messages import Measured, ServerUse
 
 if TYPE_CHECKING:
     from elastrec.platform.master.membership import Member
@@ -27,26 +28,19 @@ _LOOK_SECONDS = 0.2
 _MOST_CONFIGURATIONS = 256
 
 
-def configuration_of(state: JobState) -> Configuration | None:
+def configuration_of(state: JobState) -> Shape | None:
     """What the job has, or is on its way to; None while it has no worker or no server."""
     workers = [worker for worker in state.membership.workers() if not worker.retiring]
     servers = state.membership.servers()
     if not workers or not servers:
         return None
-    worker, server = _smallest(workers), _smallest(servers)
-    return Configuration(
-        workers=len(workers),
-        parameter_servers=len(servers),
-        worker_cores=worker.cores,
-        parameter_server_cores=server.cores,
-        worker_memory_bytes=worker.memory_bytes,
-        parameter_server_memory_bytes=server.memory_bytes,
-    )
+    return Shape({Role.PARAMETER_SERVER: _places(servers), Role.WORKER: _places(workers)})
 
 
-def _smallest(members: Sequence[Member]) -> Member:
-    # Pods of one role differ in memory after one of them ran out of it.
-    return min(members, key=lambda member: (member.cores, member.memory_bytes))
+def _places(members: Sequence[Member]) -> Places:
+    # Pods of one role differ where one was resized and another was refused.
+    smallest = min(members, key=lambda member: (member.cores, member.memory_bytes))
+    return Places(len(members), PodSize(smallest.cores, smallest.memory_bytes))
 
 
 def is_settled(state: JobState) -> bool:
@@ -55,7 +49,7 @@ def is_settled(state: JobState) -> bool:
     return (
         state.phase is Phase.TRAINING
         and state.phases.save is None
-        and state.wanted_servers == len(state.membership.servers())
+        and state.has_wanted_servers
         and all(
             member.is_registered and not member.retiring and not (member.role is Role.WORKER and member.starved)
             for member in members
@@ -84,8 +78,8 @@ class ProfileBook:
     """One job's sums. Not safe for several threads: its owner locks."""
 
     def __init__(self) -> None:
-        self._sums: dict[Configuration, Measured] = {}
-        self._now: Configuration | None = None
+        self._sums: dict[Shape, Measured] = {}
+        self._now: Shape | None = None
         self._settled_since = 0.0
         self._looked = float("-inf")
         self._heard: dict[str, float] = {}

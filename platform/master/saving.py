@@ -73,7 +73,7 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
 def _schedule(state: JobState, *, hangs: bool = False) -> None:
     """Sets when the next periodic record is due; while the store hangs, training goes on as long as a save may hang."""
     interval = state.plan.save_interval_seconds
-    if state.wanted_servers != len(state.membership.servers()) and state.phase is Phase.TRAINING:
+    if not state.has_wanted_servers and state.phase is Phase.TRAINING:
         # Other servers wait for a record.
         interval = min(interval or _RESHAPE_RETRY_SECONDS, _RESHAPE_RETRY_SECONDS)
     periodic = state.phase is Phase.TRAINING and interval > 0
@@ -161,8 +161,9 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     _keep_record(state, save, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
-    elif state.wanted_servers != len(state.membership.servers()):
-        losses.recover(state, f"{state.wanted_servers} parameter servers were asked for", effects)
+    elif not state.has_wanted_servers:
+        count = state.wanted_shape[Role.PARAMETER_SERVER].count
+        losses.recover(state, f"{count} parameter servers were asked for", effects)
     else:
         _schedule(state)
 

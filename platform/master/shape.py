@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,11 +12,13 @@ from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.events import PodResized, ResizeRefused, ShapeAsked, ShapeTakenBack
 from elastrec.platform.master.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import Places, PlacesChange, Shape, ShapeChange, field_name, named_fields
 from elastrec.platform.transport.job_messages import ShapeOutcome, ShapeRequest
 
 if TYPE_CHECKING:
     from elastrec.platform.master.state import JobState
 
+MOST_WORKERS = 10_000
 TIMEOUT_SECONDS = 3600.0
 """A request that the job has not reached by then, as there is no room or no record, is given up."""
 
@@ -24,40 +27,33 @@ class RequestedShape(msgspec.Struct, kw_only=True):
     """The last request for a shape.
 
     Attributes:
-        asked: when; `wanted`: what, by field of ShapeAsked; `before`: the same fields as they were wanted before.
+        asked: when; `change`: what; `before`: the shape that was wanted before.
     """
 
     request_id: str
     asked: float
-    wanted: dict[str, float]
-    before: dict[str, float]
+    change: dict[Role, PlacesChange]
+    before: Shape
     outcome: ShapeOutcome = ShapeOutcome.OPEN
     reason: str = ""
 
     def told(self) -> ShapeRequest:
         """For observers."""
         return ShapeRequest(
-            request_id=self.request_id, wanted=_words(self.wanted), outcome=self.outcome, reason=self.reason
+            request_id=self.request_id, wanted=_words(self.change), outcome=self.outcome, reason=self.reason
         )
 
 
 def shape_asked(state: JobState, event: ShapeAsked, effects: list[Effect]) -> None:
     if state.phase.is_final:
         return
-    wanted = {
-        name: float(value)
-        for name, value in msgspec.structs.asdict(event).items()
-        if name != "time" and value is not None
-    }
     state.phases.orders += 1
     request_id = f"shape-{state.phases.orders}"
     _end(state, ShapeOutcome.SUPERSEDED, f"by {request_id}", effects)
-    before = _wanted_now(state)
-    state.requested_shape = RequestedShape(
-        request_id=request_id, asked=state.time, wanted=wanted, before={name: before[name] for name in wanted}
-    )
-    effects.append(Decided(decision="shape_asked", inputs={"request": request_id, "wanted": _words(wanted)}))
-    _want(state, wanted, effects)
+    change, before = event.change, state.wanted_shape
+    state.requested_shape = RequestedShape(request_id=request_id, asked=state.time, change=change, before=before)
+    effects.append(Decided(decision="shape_asked", inputs={"request": request_id, "wanted": _words(change)}))
+    _want(state, before.changed(change), change, effects)
 
 
 def shape_taken_back(state: JobState, event: ShapeTakenBack, effects: list[Effect]) -> None:
@@ -98,17 +94,7 @@ def _give_up(state: JobState, outcome: ShapeOutcome, reason: str, effects: list[
     if request is None or request.outcome is not ShapeOutcome.OPEN:
         return
     _end(state, outcome, reason, effects)
-    _want(state, request.before, effects)
-
-
-def _wanted_now(state: JobState) -> dict[str, float]:
-    found = {"workers": float(len(_staying_workers(state))), "parameter_servers": float(state.wanted_servers)}
-    for name, members, places in (
-        ("worker_cores", _staying_workers(state), state.plan.workers),
-        ("parameter_server_cores", state.membership.servers(), state.plan.servers),
-    ):
-        found[name] = members[0].wanted_cores if members else places.cores
-    return found
+    _want(state, request.before, request.change, effects)
 
 
 def _has_wanted(state: JobState) -> bool:
@@ -116,32 +102,67 @@ def _has_wanted(state: JobState) -> bool:
     members = state.membership.members.values()
     return (
         all(member.is_registered and not member.retiring and member.asked_cores is None for member in members)
-        and len(state.membership.servers()) == state.wanted_servers
+        and state.has_wanted_servers
         and state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING)
     )
 
 
-def _want(state: JobState, wanted: dict[str, float], effects: list[Effect]) -> None:
-    of_roles = (
-        (Role.WORKER, wanted.get("worker_cores")),
-        (Role.PARAMETER_SERVER, wanted.get("parameter_server_cores")),
-    )
-    for role, cores in of_roles:
-        for member in state.membership.members.values():
-            if cores is not None and member.role is role:
-                state.membership.ask_for(member, cores)
-    if (workers := wanted.get("workers")) is not None:
-        _set_workers(state, int(workers), wanted.get("worker_cores"), effects)
-    servers = wanted.get("parameter_servers")
-    if servers is not None and servers != state.wanted_servers:
+def _want(state: JobState, target: Shape, change: ShapeChange, effects: list[Effect]) -> None:
+    """Wants another shape, which differs from the one before in nothing but what the change names."""
+    before, state.wanted_shape = state.wanted_shape, target
+    for member in state.membership.members.values():
+        if member.role in change and change[member.role].cores is not None:
+            state.membership.ask_for(member, target[member.role].size.cores)
+    workers = change.get(Role.WORKER)
+    if workers is not None and workers.count is not None:
+        _set_workers(state, target[Role.WORKER], effects)
+    servers = target[Role.PARAMETER_SERVER].count
+    if servers != before[Role.PARAMETER_SERVER].count and not state.has_wanted_servers:
         # Rows change their owners only while everybody stands still on a complete record.
-        state.wanted_servers = int(servers)
-        if servers != len(state.membership.servers()):
-            state.phases.save_asked = True
+        state.phases.save_asked = True
 
 
-def _words(wanted: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in wanted.items())
+def refusal(state: JobState, change: ShapeChange, *, live_only: bool) -> str:
+    """Why the running job cannot have another shape; empty when it can.
+
+    Args:
+        live_only: as in ChangeShape.
+    """
+    most = {Role.WORKER: MOST_WORKERS, Role.PARAMETER_SERVER: state.plan.virtual_buckets}
+    for role, places in change.items():
+        if role not in most:
+            return f"change: role {str(role)!r} is not allowed; allowed: {', '.join(most)}"
+        if places.count is not None and not 1 <= places.count <= most[role]:
+            return f"{field_name(role, 'count')}: {places.count} is not allowed; allowed: 1 to {most[role]}"
+        if places.cores is not None and not (math.isfinite(places.cores) and places.cores > 0):
+            return f"{field_name(role, 'cores')}: {places.cores} is not allowed; allowed: above 0"
+    return next((words for role in change if (words := _not_yet_possible(state, role, change[role], live_only))), "")
+
+
+def _not_yet_possible(state: JobState, role: Role, change: PlacesChange, live_only: bool) -> str:
+    members = [member for member in state.membership.members.values() if member.role is role]
+    memory = change.memory_bytes
+    if memory is not None and any(member.memory_bytes != memory for member in members):
+        name = role.replace("-", " ")
+        return (
+            f"{memory / 2**30:.3g} GiB per {name} are not yet possible live: the job would have to stop; "
+            f"give spec.resources.{role.replace('-', '_')}.memory in its next job file"
+        )
+    if not live_only:
+        return ""
+    if role is Role.PARAMETER_SERVER and change.count not in (None, state.wanted_shape[role].count):
+        return (
+            "another number of parameter servers is not yet possible live: the job would have to save, "
+            "restart its servers and restore; ask without live_only to have that done"
+        )
+    if change.cores is not None and any(member.wanted_cores != change.cores for member in members):
+        name = field_name(role, "cores")
+        return f"another size of pods ({name}: {change.cores:g}) is not yet possible live; ask without live_only"
+    return ""
+
+
+def _words(change: ShapeChange) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in named_fields(change).items())
 
 
 def _staying_workers(state: JobState) -> list[Member]:
@@ -170,22 +191,24 @@ def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect])
     member.reason = f"{event.cores:g} cores were refused: {event.reason}"
     inputs = {"pod": event.pod, "cores": member.cores, "asked_cores": event.cores, "reason": event.reason}
     effects.append(Decided(decision="resize_refused", inputs=inputs))
-    cores_of = {Role.WORKER: "worker_cores", Role.PARAMETER_SERVER: "parameter_server_cores"}[member.role]
-    if state.requested_shape is not None and state.requested_shape.wanted.get(cores_of) == event.cores:
+    refused = PlacesChange(cores=event.cores)
+    if state.wanted_shape[member.role].changed(refused) == state.wanted_shape[member.role]:
+        # No later pod is made with what the cluster will not give.
+        state.wanted_shape = state.wanted_shape.changed({member.role: PlacesChange(cores=member.cores)})
+    request = state.requested_shape
+    if request is not None and (asked := request.change.get(member.role)) is not None and asked.cores == event.cores:
         _end(state, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
 
 
-def _set_workers(state: JobState, wanted: int, cores: float | None, effects: list[Effect]) -> None:
+def _set_workers(state: JobState, wanted: Places, effects: list[Effect]) -> None:
     staying = _staying_workers(state)
-    for worker in staying[wanted:]:
+    for worker in staying[wanted.count :]:
         worker.retiring = True
         if not worker.is_registered:
             # Nobody is there yet who could leave by itself.
             losses.dismiss(state, worker, effects, delete=True)
     taken = {worker.index for worker in state.membership.workers()}
-    free = (index for index in range(len(taken) + wanted) if index not in taken)
-    places = state.plan.workers
-    size = cores or (staying[0].wanted_cores if staying else places.cores)
-    for _ in range(wanted - len(staying)):
-        state.membership.add(Role.WORKER, next(free), size, places.memory_bytes, state.time)
+    free = (index for index in range(len(taken) + wanted.count) if index not in taken)
+    for _ in range(wanted.count - len(staying)):
+        state.membership.add(Role.WORKER, next(free), wanted.size, state.time)
     state.phases.version += 1

@@ -50,6 +50,7 @@ from elastrec.platform.master.shards import Ended, ShardQueue
 from elastrec.platform.master.sketches import merge_sketches
 from elastrec.platform.master.time_book import WITHOUT_MASTER, TimeBook
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.transport.job_messages import (
     Directive,
     Mode,
@@ -69,7 +70,7 @@ class JobState(msgspec.Struct, kw_only=True):
     """One job.
 
     Attributes:
-        wanted_servers: reached at the next restore (see ShapeAsked).
+        wanted_shape: other servers are reached at the next restore (see ShapeAsked).
         requested_shape: the last request for one.
         routing_epoch: grows with every change of the servers or their addresses.
         evaluation_sketch: merged over the completed evaluation shards.
@@ -88,7 +89,7 @@ class JobState(msgspec.Struct, kw_only=True):
     training: ShardQueue
     evaluation: ShardQueue
     membership: Membership
-    wanted_servers: int
+    wanted_shape: Shape
     requested_shape: shape.RequestedShape | None = None
     routing_epoch: int = 1
     evaluation_sketch: bytes = b""
@@ -128,12 +129,17 @@ class JobState(msgspec.Struct, kw_only=True):
                 keep_rows=KEPT_PREDICTION_ROWS,
             ),
             membership=Membership(job_id=plan.job_id),
-            wanted_servers=plan.servers.count,
+            wanted_shape=plan.shape,
         )
 
     @property
     def phase(self) -> Phase:
         return self.phases.phase
+
+    @property
+    def has_wanted_servers(self) -> bool:
+        """Whether there are as many servers as are wanted."""
+        return len(self.membership.servers()) == self.wanted_shape[Role.PARAMETER_SERVER].count
 
     @property
     def start_record(self) -> str | None:
@@ -320,12 +326,12 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
 
 def _begun(state: JobState, event: Begun, effects: list[Effect]) -> None:
     plan = state.plan
-    for role, places in ((Role.PARAMETER_SERVER, plan.servers), (Role.WORKER, plan.workers)):
+    for role, places in plan.shape.places.items():
         for index in range(places.count):
-            state.membership.add(role, index, places.cores, places.memory_bytes, event.time)
+            state.membership.add(role, index, places.size, event.time)
     inputs = {
-        "workers": plan.workers.count,
-        "parameter_servers": plan.servers.count,
+        "workers": plan.shape[Role.WORKER].count,
+        "parameter_servers": plan.shape[Role.PARAMETER_SERVER].count,
         "record": state.phases.restore.uri,
     }
     effects.append(Decided(decision="job_begun", inputs=inputs))

@@ -50,7 +50,7 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
             index=member.index,
             restart=member.restart,
             uid=member.uid,
-            size=PodSize(member.wanted_cores, member.memory_bytes),
+            size=member.wanted_size,
             granted=PodSize(member.cores, member.memory_bytes),
             may_be_created=not member.retiring and not is_final,
         )

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import Shape
 
 GIBIBYTE = 2**30
 
@@ -53,7 +55,9 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods of a job and the size of each: A of DLRover-RM §4.2. The fields are those of a job record's `Sizes`.
+    """The shape of a job as the numbers that plans search: A of DLRover-RM §4.2.
+
+    The fields are those of a job record's `Sizes`.
 
     Attributes:
         workers: w of eq. 1.
@@ -76,6 +80,19 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("worker_cores", "parameter_server_cores"):
             value = getattr(self, field)
             require(is_positive(value), field, value, "a number above 0", mend)
+
+    @staticmethod
+    def of(shape: Shape) -> Allocation:
+        """Raises ScalingError for a shape that no job can have."""
+        workers, servers = shape[Role.WORKER], shape[Role.PARAMETER_SERVER]
+        return Allocation(
+            workers=workers.count,
+            parameter_servers=servers.count,
+            worker_cores=workers.size.cores,
+            parameter_server_cores=servers.size.cores,
+            worker_memory_bytes=workers.size.memory_bytes,
+            parameter_server_memory_bytes=servers.size.memory_bytes,
+        )
 
     @property
     def resources(self) -> Resources:

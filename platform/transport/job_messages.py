@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -358,16 +359,12 @@ class ChangeShape(Message, frozen=True):
     What is not named stays as it was wanted last. A request before it that has not ended is superseded.
 
     Attributes:
-        parameter_server_memory_bytes: not yet possible at all while the job runs.
+        change: other memory is not yet possible at all while the job runs.
         live_only: refuse what would make the job stand still (other servers: a save, a restart, a restore), and other
             sizes of pods.
     """
 
-    workers: int | None = None
-    parameter_servers: int | None = None
-    worker_cores: float | None = None
-    parameter_server_cores: float | None = None
-    parameter_server_memory_bytes: int | None = None
+    change: dict[Role, PlacesChange] = {}
     live_only: bool = False
 
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.transport.job_messages import Message, TableUsage
-
-
-class Configuration(msgspec.Struct, frozen=True, order=True):
-    """Pods of a job and the size of each. Cores are those of one pod, memory is in bytes of one pod."""
-
-    workers: int
-    parameter_servers: int
-    worker_cores: float
-    parameter_server_cores: float
-    worker_memory_bytes: int
-    parameter_server_memory_bytes: int
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +17,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         pull_seconds, push_seconds: the part of it in which a worker stood still for the servers.
     """
 
-    configuration: Configuration
+    configuration: Shape
     steps: int = 0
     samples: int = 0
     worker_seconds: float = 0.0
@@ -80,7 +70,7 @@ class Profile(Message, frozen=True):
 
     job_json: bytes
     phase: str
-    configuration: Configuration
+    configuration: Shape
     is_settled: bool
     measured: list[Measured]
     remaining_samples: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from elastrec.platform.jobs.scaling import NotNow, profile_of
@@ -12,10 +11,11 @@ from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.types import JobProfile
 from elastrec.platform.specs.loading import job_to_json, load_job
 from elastrec.platform.specs.scaling import ScalingSettings, Team
-from elastrec.platform.transport.profile_messages import Configuration, Measured, Profile
+from elastrec.platform.transport.profile_messages import Measured, Profile
+from tests.shapes import shape
 
-ONE = Configuration(1, 1, 0.5, 1.0, 2**31, 2**30)
-TWO = msgspec.structs.replace(ONE, workers=2)
+ONE = shape(1, 1, 0.5, 1.0, 2**31, 2**30)
+TWO = shape(2, 1, 0.5, 1.0, 2**31, 2**30)
 
 
 def told(scaling: dict[str, Any] | None = None, **changes: Any) -> Profile:
@@ -55,7 +55,7 @@ def test_a_profile_has_the_measured_steps_and_the_bounds_of_the_job_file() -> No
     (observation,) = profile.observations
     assert observation.allocation == profile.allocation and profile.allocation.workers == 1
     assert (observation.iteration_seconds, observation.compute_seconds) == (0.2, pytest.approx(0.17))
-    assert profile.started_with is not None and profile.started_with.workers == TWO.workers
+    assert profile.started_with is not None and profile.started_with.workers == 2
     assert profile.limits.workers == (1, 6)
     assert profile.movable == {Change.WORKERS}
     assert (profile.priority, profile.remaining_samples, profile.shape.dense_bytes) == (3.0, 1e6, 4096)

@@ -38,11 +38,12 @@ from elastrec.platform.master import events, stages
 from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
 from elastrec.platform.master.ledger import ledger_table, queues_now, running_attempts
-from elastrec.platform.master.plan import JobPlan, Places
+from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.shards import ShardQueue
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase
 from tests.platform.master.world import World, disturb, plan
+from tests.shapes import change, shape
 
 NEVER = 2**60
 _REMEMBERED = 40
@@ -207,8 +208,7 @@ def random_plan(chance: random.Random) -> JobPlan:
         epochs=chance.randint(1, 3),
         shuffle=chance.random() < 0.7,
         seed=chance.randrange(2**31),
-        workers=Places(chance.randint(1, 4), 1.0, 1000),
-        servers=Places(chance.randint(1, 3), 1.0, 1000),
+        shape=shape(chance.randint(1, 4), chance.randint(1, 3)),
         is_synchronous=chance.random() < 0.3,
         save_interval_seconds=chance.choice([0.0, 5.0, 200.0]),
         lease_seconds=chance.choice([2.0, 60.0]),
@@ -255,9 +255,8 @@ def upset(world: JournalledWorld, chance: random.Random) -> None:
         if pod.name in world.up:
             world.kill(pod.name, EndReason.EVICTED, None)
     else:
-        world.tell(
-            events.ShapeAsked(time=world.time, worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5)
-        )
+        asked = change(worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5)
+        world.tell(events.ShapeAsked(time=world.time, change=asked))
     world.reconcile()
 
 

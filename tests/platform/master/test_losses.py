@@ -13,11 +13,11 @@ from elastrec.platform.master.effects import AnswerLease
 from elastrec.platform.master.journal import encode_state
 from elastrec.platform.master.loss_causes import is_taken_away
 from elastrec.platform.master.losses import TAKEN_AWAY_PER_RESTART
-from elastrec.platform.master.plan import Places
 from elastrec.platform.specs.job import FaultTolerance
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Shard
 from tests.platform.master.world import World, plan
+from tests.shapes import shape
 
 DEFAULTS = FaultTolerance()
 DAY_SECONDS = 86_400.0
@@ -32,8 +32,7 @@ def long_job(workers: int = 1, **changes: Any) -> World:
     values: dict[str, Any] = {
         "training_rows": 100_000_000,
         "shard_rows": 10_000_000,
-        "workers": Places(workers, 1.0, 1000),
-        "servers": Places(1, 1.0, 1000),
+        "shape": shape(workers, 1),
         "save_interval_seconds": 0.0,
         "lease_seconds": DEFAULTS.lease,
         "shard_attempts": DEFAULTS.shard_attempts,

@@ -12,18 +12,19 @@ from elastrec.platform.master.memoir import EVERY_SECONDS, MEMOIR_FILE, Memoir
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import TableUsage
-from elastrec.platform.transport.profile_messages import Configuration, GetProfile, Measured, Profile
+from elastrec.platform.transport.profile_messages import GetProfile, Measured, Profile
 from tests.disks import small_disk
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
+from tests.shapes import shape
 
-TWO = Configuration(2, 2, 1.0, 1.0, 1000, 1000)
+TWO = shape(2, 2, 1.0, 1.0, 1000, 1000)
 
 
 def observed(configurations: int = 2) -> Observations:
     seen = Observations(0.0)
     seen.profile.recall(
-        Measured(configuration=Configuration(1 + n, 2, 1.0, 1.0, 1000, 1000), steps=10, worker_seconds=2.0 + n)
+        Measured(configuration=shape(1 + n, 2, 1.0, 1.0, 1000, 1000), steps=10, worker_seconds=2.0 + n)
         for n in range(configurations)
     )
     for samples in (1000, 2000):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from elastrec.platform.master import events
 from elastrec.platform.master.profile_book import SETTLING_SECONDS, ProfileBook, configuration_of, is_settled
 from elastrec.platform.transport.job_messages import WindowMetrics
-from elastrec.platform.transport.profile_messages import Configuration
 from tests.platform.master.world import World, running
+from tests.shapes import change, shape
 
 STEPS = WindowMetrics(samples=200, steps=4, pull_seconds=0.2, push_seconds=0.1)
-TWO = Configuration(2, 2, 1.0, 1.0, 1000, 1000)
+TWO = shape(2, 2, 1.0, 1.0, 1000, 1000)
 LATER = SETTLING_SECONDS + 1.0
 
 
-def ask(world: World, **shape: int) -> None:
-    world.tell(events.ShapeAsked(time=world.time, **shape))
+def ask(world: World, **wanted: int) -> None:
+    world.tell(events.ShapeAsked(time=world.time, change=change(**wanted)))
 
 
 def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
@@ -38,7 +38,7 @@ def test_while_pods_come_nothing_is_settled_and_the_configuration_is_the_wanted_
     book.add("j-worker-0", STEPS, world.state, 0.0)
     ask(world, workers=3)
     assert not is_settled(world.state)
-    assert configuration_of(world.state) == Configuration(3, 2, 1.0, 1.0, 1000, 1000)
+    assert configuration_of(world.state) == shape(3, 2, 1.0, 1.0, 1000, 1000)
     book.add("j-worker-0", STEPS, world.state, LATER)
     assert book.measured() == []
 
@@ -46,7 +46,7 @@ def test_while_pods_come_nothing_is_settled_and_the_configuration_is_the_wanted_
 def test_a_worker_that_leaves_belongs_to_no_configuration_any_more():
     world = running()
     ask(world, workers=1)
-    assert configuration_of(world.state) == Configuration(1, 2, 1.0, 1.0, 1000, 1000)
+    assert configuration_of(world.state) == shape(1, 2, 1.0, 1.0, 1000, 1000)
     assert not is_settled(world.state)
 
 

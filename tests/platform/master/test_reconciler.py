@@ -19,6 +19,7 @@ from elastrec.platform.transport.ledger_messages import Explanation, GetExplanat
 from elastrec.platform.transport.profile_messages import GetProfile, Profile
 from tests.platform.master.fakes import FakeCluster, job
 from tests.platform.master.stage import Stage
+from tests.shapes import change
 
 WORKER = "clicks-1-worker-1"
 PATIENT = {"heartbeat_interval": 0.02, "heartbeat_timeout": 60, "lease": 60}
@@ -56,7 +57,7 @@ def test_a_cluster_that_is_away_costs_neither_a_record_nor_training(stage: Stage
         raise ClusterError("the API is away", retryable=True)
 
     s.cluster.before = away
-    assert s.call(ChangeShape(workers=12), ShapeAnswer).accepted
+    assert s.call(ChangeShape(change=change(workers=12)), ShapeAnswer).accepted
     s.wait(lambda: "the API is away" in s.metrics().reason)
     assert s.call(SaveNow()).accepted
     s.wait(lambda: s.service.state.phases.record is not None)
@@ -76,7 +77,7 @@ def test_a_quota_is_waited_for_and_status_says_so(stage: Stage) -> None:
             raise ClusterError("exceeded quota: cpu", retryable=True)
 
     s.cluster.before = quota
-    s.call(ChangeShape(workers=3), ShapeAnswer)
+    s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)
     s.wait(lambda: s.metrics().reason == "clicks-1-worker-2 is not created: exceeded quota: cpu (tried again)")
     full[0] = False
     s.wait(lambda: "clicks-1-worker-2" in s.cluster.pods)
@@ -90,7 +91,7 @@ def test_a_late_word_about_an_earlier_pod_of_a_name_replaces_nobody(stage: Stage
         s.cluster.plane.tell_late(earlier)
         s.cluster.changed.notify_all()
     # Later events were heard, so this one was, too.
-    s.call(ChangeShape(workers=3), ShapeAnswer)
+    s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)
     s.wait(lambda: "clicks-1-worker-2" in s.pods)
     s.wait(lambda: "clicks-1-worker-2" in s.service._reconciler.running())
     assert s.service.state.membership.losses == {}
@@ -106,10 +107,10 @@ def test_a_refused_resize_leaves_the_job_with_what_it_has(stage: Stage) -> None:
 
     s.cluster.before = too_large
     cores = s.service.state.membership.members[WORKER].cores
-    s.call(ChangeShape(worker_cores=4.0), ShapeAnswer)
+    s.call(ChangeShape(change=change(worker_cores=4.0)), ShapeAnswer)
     s.wait(lambda: all(m.asked_cores is None for m in s.service.state.membership.workers()))
     assert {worker.cores for worker in s.service.state.membership.workers()} == {cores} != {4.0}
-    assert s.call(GetProfile(), Profile).configuration.worker_cores == cores
+    assert s.call(GetProfile(), Profile).configuration[Role.WORKER].size.cores == cores
     assert "4 cores were refused: no node has 4 cores" in {pod.reason for pod in s.metrics().pods}
     request = s.service.state.requested_shape
     assert request is not None and request.outcome is ShapeOutcome.REFUSED and "no node has 4 cores" in request.reason
@@ -121,16 +122,16 @@ def test_a_deferred_resize_costs_and_counts_when_it_is_granted(stage: Stage) -> 
     s.cluster.plane.defers_resizes = True
     membership = s.service.state.membership
     cores = membership.members[WORKER].cores
-    s.call(ChangeShape(worker_cores=4.0), ShapeAnswer)
+    s.call(ChangeShape(change=change(worker_cores=4.0)), ShapeAnswer)
     words = f"has {cores:g} cores, 4 are asked for: the node is full"
     s.wait(lambda: [pod.reason for pod in s.metrics().pods].count(words) == 2)
     assert {worker.cores for worker in membership.workers()} == {cores}
-    assert s.call(GetProfile(), Profile).configuration.worker_cores == cores
+    assert s.call(GetProfile(), Profile).configuration[Role.WORKER].size.cores == cores
     with s.cluster.changed:
         s.cluster.plane.settle()
         s.cluster.changed.notify_all()
     s.wait(lambda: {worker.cores for worker in membership.workers()} == {4.0})
-    assert s.call(GetProfile(), Profile).configuration.worker_cores == 4.0
+    assert s.call(GetProfile(), Profile).configuration[Role.WORKER].size.cores == 4.0
     assert words not in {pod.reason for pod in s.metrics().pods}
 
 
@@ -158,22 +159,22 @@ def test_a_deletion_that_is_refused_for_the_moment_is_repeated(stage: Stage) -> 
             raise ClusterError("conflict", retryable=True)
 
     s.cluster.before = conflict
-    s.call(ChangeShape(parameter_servers=1), ShapeAnswer)
+    s.call(ChangeShape(change=change(parameter_servers=1)), ShapeAnswer)
     s.wait(lambda: "clicks-1-ps-1" not in s.cluster.pods)
     assert refusals == [0] and s.service.state.phase is not Phase.FAILED
 
 
 def test_the_name_of_a_pod_is_never_used_again(stage: Stage) -> None:
     s = training(stage)
-    s.call(ChangeShape(workers=1), ShapeAnswer)
+    s.call(ChangeShape(change=change(workers=1)), ShapeAnswer)
     s.wait(lambda: worker_of(s)() is None)
     first = {name for name in s.cluster.specs if name.startswith(WORKER)}
-    s.call(ChangeShape(workers=2), ShapeAnswer)
+    s.call(ChangeShape(change=change(workers=2)), ShapeAnswer)
     s.wait(lambda: f"{WORKER}-r1" in s.pods)
     assert first == {WORKER}
-    s.call(ChangeShape(workers=1), ShapeAnswer)
+    s.call(ChangeShape(change=change(workers=1)), ShapeAnswer)
     s.wait(lambda: len(s.service.state.membership.workers()) == 1)
-    s.call(ChangeShape(workers=2), ShapeAnswer)
+    s.call(ChangeShape(change=change(workers=2)), ShapeAnswer)
     s.wait(lambda: f"{WORKER}-r2" in s.pods)
 
 
@@ -184,7 +185,7 @@ def test_a_master_that_comes_back_at_another_address_keeps_its_pods(stage: Stage
     s.cluster.before = lambda operation, name: asked.append(f"{operation} {name}")
     s.address = ""
     s.start()
-    s.call(ChangeShape(workers=3), ShapeAnswer)
+    s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)
     s.wait(lambda: "clicks-1-worker-2" in s.pods)
     assert s.service.state.phase is not Phase.FAILED, s.service.state.failure
     assert {name: s.cluster.pods[name].uid for name in before} == before

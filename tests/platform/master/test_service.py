@@ -31,6 +31,7 @@ from elastrec.platform.transport.job_messages import (
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.fakes import ScriptedPod, job
 from tests.platform.master.stage import Stage
+from tests.shapes import change
 
 
 @pytest.fixture
@@ -189,21 +190,21 @@ def test_a_stopped_job_sends_its_pods_home(stage: Callable[..., Stage]):
 def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
     s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
-    assert s.call(ChangeShape(workers=3), ShapeAnswer).accepted
+    assert s.call(ChangeShape(change=change(workers=3)), ShapeAnswer).accepted
     s.wait(lambda: len(s.service.state.membership.workers()) == 3)
     s.wait(lambda: "clicks-1-worker-2" in s.service.state.training.held)
-    assert s.call(ChangeShape(workers=1), ShapeAnswer).accepted
+    assert s.call(ChangeShape(change=change(workers=1)), ShapeAnswer).accepted
     s.wait(lambda: len(s.service.state.membership.workers()) == 1)
-    assert not s.call(ChangeShape(workers=0), ShapeAnswer).accepted
+    assert not s.call(ChangeShape(change=change(workers=0)), ShapeAnswer).accepted
     assert s.service.state.membership.losses == {}
 
 
 def test_the_number_of_servers_changes_on_a_complete_record(stage: Callable[..., Stage]):
     s = stage(rows=6000)
     s.wait_for(Phase.TRAINING)
-    refused = s.call(ChangeShape(parameter_servers=3, live_only=True), ShapeAnswer)
+    refused = s.call(ChangeShape(change=change(parameter_servers=3), live_only=True), ShapeAnswer)
     assert not refused.accepted and "not yet possible live" in refused.reason
-    assert s.call(ChangeShape(parameter_servers=3), ShapeAnswer).accepted
+    assert s.call(ChangeShape(change=change(parameter_servers=3)), ShapeAnswer).accepted
     s.wait(lambda: len(s.service.state.membership.servers()) == 3)
     s.wait_for(Phase.SUCCEEDED)
     assert s.rows_trained() == [1] * 6000
@@ -212,15 +213,16 @@ def test_the_number_of_servers_changes_on_a_complete_record(stage: Callable[...,
 def test_other_sizes_are_not_yet_possible_live(stage: Callable[..., Stage]):
     s = stage(rows=10_000)
     s.wait_for(Phase.TRAINING)
-    for change, words in (
-        (ChangeShape(parameter_server_memory_bytes=3 * 2**30, live_only=True), "3 GiB per parameter server"),
-        (ChangeShape(parameter_server_memory_bytes=3 * 2**30), "next job file"),
-        (ChangeShape(worker_cores=7.0, live_only=True), "worker_cores: 7"),
-        (ChangeShape(parameter_server_cores=7.0, live_only=True), "parameter_server_cores: 7"),
+    memory = change(parameter_server_memory_bytes=3 * 2**30)
+    for asked, words in (
+        (ChangeShape(change=memory, live_only=True), "3 GiB per parameter server"),
+        (ChangeShape(change=memory), "next job file"),
+        (ChangeShape(change=change(worker_cores=7.0), live_only=True), "worker_cores: 7"),
+        (ChangeShape(change=change(parameter_server_cores=7.0), live_only=True), "parameter_server_cores: 7"),
     ):
-        refused = s.call(change, ShapeAnswer)
+        refused = s.call(asked, ShapeAnswer)
         assert not refused.accepted and "not yet possible live" in refused.reason and words in refused.reason
-    assert s.call(ChangeShape(workers=3, live_only=True), ShapeAnswer).accepted
+    assert s.call(ChangeShape(change=change(workers=3), live_only=True), ShapeAnswer).accepted
     s.wait_for(Phase.SUCCEEDED)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from elastrec.platform.master import events, shape
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
     GetStatus,
@@ -19,10 +20,11 @@ from elastrec.platform.transport.ledger_messages import Explanation, GetExplanat
 from tests.platform.master.stage import Stage
 from tests.platform.master.test_service import stage  # noqa: F401
 from tests.platform.master.world import World, plan, running
+from tests.shapes import change
 
 
 def ask(world: World, **shape_asked: int) -> None:
-    world.tell(events.ShapeAsked(time=world.time, **shape_asked))
+    world.tell(events.ShapeAsked(time=world.time, change=change(**shape_asked)))
 
 
 def last(world: World) -> ShapeRequest:
@@ -78,7 +80,7 @@ def test_a_later_request_supersedes_an_open_one():
     ends = [e.inputs for e in world.effects if getattr(e, "decision", "") == "shape_ended"]
     assert ends == [{"request": "shape-2", "outcome": "superseded", "reason": f"by {last(world).request_id}"}]
     # What it does not name is still wanted.
-    assert world.state.wanted_servers == 3
+    assert world.state.wanted_shape[Role.PARAMETER_SERVER].count == 3
 
 
 def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
@@ -138,9 +140,9 @@ def test_the_asker_sees_what_became_of_a_request_and_so_does_the_story(stage: Ca
     s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
     assert s.call(GetStatus(), Status).shape_request is None
-    refused = s.call(ChangeShape(workers=0), ShapeAnswer)
+    refused = s.call(ChangeShape(change=change(workers=0)), ShapeAnswer)
     assert not refused.accepted and "allowed: 1 to 10000" in refused.reason
-    asked = s.call(ChangeShape(workers=3), ShapeAnswer)
+    asked = s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)
     assert asked.request_id == "shape-2"
 
     def request() -> ShapeRequest | None:
@@ -155,3 +157,10 @@ def test_the_asker_sees_what_became_of_a_request_and_so_does_the_story(stage: Ca
     story = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
     assert "was asked for another shape (shape-2): workers 3" in story
     assert "the request shape-2 for another shape: done" in story
+
+
+def test_only_workers_and_servers_can_be_asked_for():
+    world = long_job()
+    evaluators = {Role.EVALUATOR: PlacesChange(count=2)}
+    assert "role 'evaluator' is not allowed" in shape.refusal(world.state, evaluators, live_only=False)
+    assert "above 0" in shape.refusal(world.state, change(worker_cores=float("nan")), live_only=False)

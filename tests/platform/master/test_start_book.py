@@ -8,13 +8,14 @@ from elastrec.platform.master import events
 from elastrec.platform.master.start_book import StartBook
 from elastrec.platform.specs.metrics import Role
 from tests.platform.master.world import World, running
+from tests.shapes import change
 
 
 def added_worker(world: World, book: StartBook, time: float) -> str:
     """Asks for one worker more at this time; returns its pod's name."""
     before = set(world.state.membership.members)
     wanted = len(world.state.membership.workers()) + 1
-    world.state.handle(events.ShapeAsked(time=time, workers=wanted))
+    world.state.handle(events.ShapeAsked(time=time, change=change(workers=wanted)))
     book.asked(world.state, time)
     (new,) = set(world.state.membership.members) - before
     return new

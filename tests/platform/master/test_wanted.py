@@ -18,7 +18,6 @@ from elastrec.platform.clusters.protocol import (
 )
 from elastrec.platform.master import events
 from elastrec.platform.master.observed import Observed
-from elastrec.platform.master.plan import Places
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.wanted import (
     Action,
@@ -34,6 +33,7 @@ from elastrec.platform.master.wanted import (
 )
 from elastrec.platform.specs.metrics import Role
 from tests.platform.master.world import plan
+from tests.shapes import change, shape
 
 SIZE, LARGE = PodSize(1.0, 1000), PodSize(2.0, 1000)
 RUNNING = PodStatus(name="j-worker-0", uid="a", job="j", role=Role.WORKER, phase=PodPhase.RUNNING, size=SIZE)
@@ -46,7 +46,7 @@ def of(pod: PodStatus = RUNNING, **changes: Any) -> PodStatus:
 
 def job(*told: events.Event, uid: str = "a") -> JobState:
     """One worker, whose uid is known, and one server, which is of no interest here."""
-    state = JobState.new(plan(workers=Places(1, 1.0, 1000), servers=Places(1, 1.0, 1000)))
+    state = JobState.new(plan(shape=shape(1, 1)))
     known = [events.PodSeen(time=0.0, pod="j-ps-0", uid="s"), events.PodSeen(time=0.0, pod="j-worker-0", uid=uid)]
     for event in (events.Begun(time=0.0), *known[: 2 if uid else 1], *told):
         state.handle(event)
@@ -94,7 +94,7 @@ def test_another_pod_of_a_name_is_deleted_and_no_end_of_ours() -> None:
 
 
 def test_a_size_is_asked_for_until_the_cluster_has_taken_it_or_refused() -> None:
-    larger = job(events.ShapeAsked(time=1.0, worker_cores=2.0))
+    larger = job(events.ShapeAsked(time=1.0, change=change(worker_cores=2.0)))
     assert actions(larger, RUNNING) == [Resize("j-worker-0", "a", LARGE)]
     assert actions(larger, of(asked=LARGE, resize=ResizeState.DEFERRED)) == []
     infeasible = of(asked=LARGE, resize=ResizeState.INFEASIBLE, resize_message="too large")
@@ -106,9 +106,19 @@ def test_what_was_refused_is_taken_back() -> None:
     refused = events.ResizeRefused(
         time=2.0, pod="j-worker-0", uid="a", cores=2.0, memory_bytes=1000, reason="too large"
     )
-    state = job(events.ShapeAsked(time=1.0, worker_cores=2.0), refused)
+    state = job(events.ShapeAsked(time=1.0, change=change(worker_cores=2.0)), refused)
     assert actions(state, of(asked=LARGE, resize=ResizeState.INFEASIBLE)) == [Resize("j-worker-0", "a", SIZE)]
     assert actions(state, RUNNING) == []
+
+
+def test_a_later_pod_is_not_made_with_a_size_that_was_refused() -> None:
+    refused = events.ResizeRefused(
+        time=2.0, pod="j-worker-0", uid="a", cores=2.0, memory_bytes=1000, reason="too large"
+    )
+    larger, more = change(worker_cores=2.0), change(workers=2)
+    state = job(events.ShapeAsked(time=1.0, change=larger), refused, events.ShapeAsked(time=3.0, change=more))
+    (create,) = actions(state, RUNNING)
+    assert isinstance(create, Create) and create.pod.size == SIZE
 
 
 def test_a_size_that_nobody_asked_for_is_known_and_changed_back() -> None:

@@ -11,7 +11,7 @@ from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease, CommitRecord, DiscardRecord, Effect
 from elastrec.platform.master.journal import encode_state
 from elastrec.platform.master.observed import Observed
-from elastrec.platform.master.plan import JobPlan, Places
+from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.pod_operations import PodOperations
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.wanted import MEMBER_ROLES, WantedPod, compare, wanted
@@ -19,6 +19,7 @@ from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
 from tests.platform.master.control_plane import ControlPlane
+from tests.shapes import change, shape
 
 
 def plan(**changes: Any) -> JobPlan:
@@ -30,8 +31,7 @@ def plan(**changes: Any) -> JobPlan:
         "epochs": 1,
         "shuffle": True,
         "seed": 1,
-        "workers": Places(2, 1.0, 1000),
-        "servers": Places(2, 1.0, 1000),
+        "shape": shape(),
         "virtual_buckets": 64,
         "is_synchronous": False,
         "start_record": "",
@@ -387,9 +387,8 @@ def disturb(world: World, chance: random.Random) -> None:
         # Its store does not answer any more, or does again.
         world.hung ^= {name}
     elif what < 0.95:
-        world.tell(
-            events.ShapeAsked(time=world.time, workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))
-        )
+        asked = change(workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))
+        world.tell(events.ShapeAsked(time=world.time, change=asked))
         if chance.random() < 0.3 and world.state.requested_shape is not None:
             request_id = world.state.requested_shape.request_id
             world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))
