@@ -13,7 +13,7 @@ import msgspec
 from elastrec.platform.clusters.protocol import EndReason
 from elastrec.platform.master.phases import CompleteRecord
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.specs.shape import PlacesChange, PodSize
 from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart, ShardProgress
 
 
@@ -126,12 +126,13 @@ class PodDeleted(_Event, frozen=True, kw_only=True):
 
 
 class PodResized(_Event, frozen=True, kw_only=True):
-    """The pod has another size than the job knows."""
+    """The pod has this size. `outcome_of`: what it was asked to have, if this is what came of it."""
 
     pod: str
     uid: str
     cores: float
     memory_bytes: int
+    outcome_of: PodSize | None = None
 
 
 class ResizeRefused(_Event, frozen=True, kw_only=True):

@@ -205,14 +205,15 @@ def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
 
 
 def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> None:
-    if member.oom_bytes == member.memory_bytes:
+    if member.oom_bytes == member.asked.memory_bytes:
         state.fail(
             f"pod {member.name} was killed for memory twice in a row at {format_bytes(member.memory_bytes)}; "
             f"raise spec.resources.{_SPEC_NAME[member.role]}.memory above that",
             effects,
         )
         return
-    _lose(state, member, f"ended ({EndReason.OUT_OF_MEMORY})", effects, delete=False, oom_bytes=member.memory_bytes)
+    reason, limit = f"ended ({EndReason.OUT_OF_MEMORY})", member.asked.memory_bytes
+    _lose(state, member, reason, effects, delete=False, oom_bytes=limit)
 
 
 def _lose(
@@ -246,7 +247,7 @@ def _lose(
         return
     if member.name in state.membership.members:
         dismiss(state, member, effects, delete=delete)
-    successor = state.membership.add(member.role, member.index, member.wanted_size, state.time)
+    successor = state.membership.add(member.role, member.index, member.asked, state.time)
     successor.oom_bytes, successor.reason = oom_bytes, reason
     effects.append(
         Decided(

@@ -19,8 +19,10 @@ class Member(msgspec.Struct, kw_only=True):
         restart: grows with every pod of the place, so that no name is used twice.
         uid: the cluster's, of the pod; empty until the cluster has said that it has the pod.
         incarnation: of the registered process; empty until it has registered.
-        cores, memory_bytes: that it was granted; before it is created, those it shall be created with.
-        asked_cores: what it shall have, while the cluster has not granted or refused that; None: what it has.
+        cores, memory_bytes: that it was granted, which may be more than it was asked for, where a cluster rounds up;
+            before it is created, those it shall be created with.
+        asked: the size that it shall have.
+        awaits_size: the cluster has not said yet what came of another size.
         used_since: up to then, its cores and memory are counted in `Membership.usage`.
         oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
             pod has made progress.
@@ -37,9 +39,10 @@ class Member(msgspec.Struct, kw_only=True):
     restart: int
     cores: float
     memory_bytes: int
+    asked: PodSize
     created: float
     used_since: float = 0.0
-    asked_cores: float | None = None
+    awaits_size: bool = False
     uid: str = ""
     incarnation: str = ""
     address: str = ""
@@ -53,16 +56,6 @@ class Member(msgspec.Struct, kw_only=True):
     superseded: list[str] = []
     transfers: int = 0
     active: float = 0.0
-
-    @property
-    def wanted_size(self) -> PodSize:
-        """The size that it shall have."""
-        return PodSize(self.wanted_cores, self.memory_bytes)
-
-    @property
-    def wanted_cores(self) -> float:
-        """The cores that it shall have."""
-        return self.cores if self.asked_cores is None else self.asked_cores
 
     @property
     def is_registered(self) -> bool:
@@ -139,6 +132,7 @@ class Membership(msgspec.Struct, kw_only=True):
             restart=restart,
             cores=size.cores,
             memory_bytes=size.memory_bytes,
+            asked=size,
             created=time,
             used_since=time,
         )
@@ -164,15 +158,26 @@ class Membership(msgspec.Struct, kw_only=True):
 
     def ask_for(self, member: Member, cores: float) -> None:
         """A pod shall have so many cores."""
-        member.asked_cores = None if cores == member.cores else cores
+        if cores != member.asked.cores:
+            member.asked = PodSize(cores, member.asked.memory_bytes)
+            member.awaits_size = cores != member.cores
         self.revision += 1
 
-    def granted(self, member: Member, cores: float, memory_bytes: int, time: float) -> None:
-        """A pod has another size from now on; what it shall have stays as it was."""
+    def granted(self, member: Member, size: PodSize, outcome_of: PodSize | None, time: float) -> None:
+        """A pod has this size from now on; what it shall have stays as it was.
+
+        Args:
+            outcome_of: what it was asked to have, if this is what came of it; None: that is still to come.
+        """
         self._count_usage(member, time)
-        target_cores = member.wanted_cores
-        member.cores, member.memory_bytes = cores, memory_bytes
-        self.ask_for(member, target_cores)
+        member.cores, member.memory_bytes = size.cores, size.memory_bytes
+        member.awaits_size = outcome_of != member.asked
+        self.revision += 1
+
+    def refused(self, member: Member) -> None:
+        """A pod keeps the size that it has."""
+        member.asked, member.awaits_size = PodSize(member.cores, member.memory_bytes), False
+        self.revision += 1
 
     def _count_usage(self, member: Member, time: float) -> None:
         spent = self.usage.setdefault(member.role, Usage())

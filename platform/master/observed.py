@@ -64,11 +64,15 @@ class Observed:
             self.pods[pod.uid] = pod
             self._unseen[pod.uid] = self._watch
 
-    def changed(self, uid: str, **fields: object) -> None:
-        """The cluster accepted a change; the watch will say so, too."""
-        if uid in self.pods:
-            self._unseen.setdefault(uid, self._watch)
-            self.pods[uid] = msgspec.structs.replace(self.pods[uid], **fields)
+    def changed(self, before: PodStatus | None, **fields: object) -> None:
+        """The cluster accepted a change; the watch will say so, too.
+
+        Args:
+            before: what `pods` had of the pod when the change was asked for. What the watch has said since is newer.
+        """
+        if before is not None and self.pods.get(before.uid) is before:
+            self._unseen.setdefault(before.uid, self._watch)
+            self.pods[before.uid] = msgspec.structs.replace(before, **fields)
 
     def by_name(self) -> dict[str, PodStatus]:
         """The youngest pod of each name."""

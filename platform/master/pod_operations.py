@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from elastrec.platform.clusters.protocol import Fleet, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import Fleet, PodPhase, PodSize, PodSpec, PodStatus, ResizeState
 from elastrec.platform.master import events
 from elastrec.platform.master.events import Submit
 from elastrec.platform.master.observed import Observed
@@ -61,9 +61,10 @@ class PodOperations:
             case Create(name, pod):
                 self._create(name, pod)
             case Delete(name, uid):
+                before = self._known(uid)
                 self._fleet.delete(name, uid, grace_seconds=GRACE_SECONDS)
                 with self._lock:
-                    self._observed.changed(uid, is_ending=True)
+                    self._observed.changed(before, is_ending=True)
             case Resize(name, uid, size):
                 self._resize(name, uid, size)
             case Found(name, uid):
@@ -72,10 +73,15 @@ class PodOperations:
                 self._tell_end(action)
             case Forgotten(name):
                 self._submit(lambda now: events.PodDeleted(time=now, pod=name))
-            case Granted(name, uid, size):
+            case Granted(name, uid, size, outcome_of):
                 self._submit(
                     lambda now: events.PodResized(
-                        time=now, pod=name, uid=uid, cores=size.cores, memory_bytes=size.memory_bytes
+                        time=now,
+                        pod=name,
+                        uid=uid,
+                        cores=size.cores,
+                        memory_bytes=size.memory_bytes,
+                        outcome_of=outcome_of,
                     )
                 )
             case Infeasible(name, uid, size, reason):
@@ -95,6 +101,7 @@ class PodOperations:
         self._submit(lambda now: events.PodSeen(time=now, pod=name, uid=created.uid))
 
     def _resize(self, name: str, uid: str, size: PodSize) -> None:
+        before = self._known(uid)
         try:
             self._fleet.resize(name, uid, size)
         except ClusterError as error:
@@ -103,7 +110,11 @@ class PodOperations:
             self._refuse_resize(name, uid, size, str(error))
             return
         with self._lock:
-            self._observed.changed(uid, asked=size)
+            self._observed.changed(before, asked=size, resize=ResizeState.IN_PROGRESS)
+
+    def _known(self, uid: str) -> PodStatus | None:
+        with self._lock:
+            return self._observed.pods.get(uid)
 
     def _refuse_resize(self, name: str, uid: str, size: PodSize, reason: str) -> None:
         self._submit(

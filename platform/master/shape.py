@@ -12,7 +12,7 @@ from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.events import PodResized, ResizeRefused, ShapeAsked, ShapeTakenBack
 from elastrec.platform.master.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.specs.shape import Places, PlacesChange, Shape, ShapeChange, field_name, named_fields
+from elastrec.platform.specs.shape import Places, PlacesChange, PodSize, Shape, ShapeChange, field_name, named_fields
 from elastrec.platform.transport.job_messages import ShapeOutcome, ShapeRequest
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _has_wanted(state: JobState) -> bool:
     """Whether every pod that is wanted works, and no other one is there."""
     members = state.membership.members.values()
     return (
-        all(member.is_registered and not member.retiring and member.asked_cores is None for member in members)
+        all(member.is_registered and not member.retiring and not member.awaits_size for member in members)
         and state.has_wanted_servers
         and state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING)
     )
@@ -142,7 +142,7 @@ def refusal(state: JobState, change: ShapeChange, *, live_only: bool) -> str:
 def _not_yet_possible(state: JobState, role: Role, change: PlacesChange, live_only: bool) -> str:
     members = [member for member in state.membership.members.values() if member.role is role]
     memory = change.memory_bytes
-    if memory is not None and any(member.memory_bytes != memory for member in members):
+    if memory is not None and any(member.asked.memory_bytes != memory for member in members):
         name = role.replace("-", " ")
         return (
             f"{memory / 2**30:.3g} GiB per {name} are not yet possible live: the job would have to stop; "
@@ -155,7 +155,7 @@ def _not_yet_possible(state: JobState, role: Role, change: PlacesChange, live_on
             "another number of parameter servers is not yet possible live: the job would have to save, "
             "restart its servers and restore; ask without live_only to have that done"
         )
-    if change.cores is not None and any(member.wanted_cores != change.cores for member in members):
+    if change.cores is not None and any(member.asked.cores != change.cores for member in members):
         name = field_name(role, "cores")
         return f"another size of pods ({name}: {change.cores:g}) is not yet possible live; ask without live_only"
     return ""
@@ -178,16 +178,16 @@ def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> No
     if member is None or member.uid != event.uid:
         return
     inputs = {"pod": event.pod, "before_cores": member.cores, "cores": event.cores, "memory_bytes": event.memory_bytes}
-    state.membership.granted(member, event.cores, event.memory_bytes, state.time)
+    state.membership.granted(member, PodSize(event.cores, event.memory_bytes), event.outcome_of, state.time)
     effects.append(Decided(decision="pod_resized", inputs=inputs))
 
 
 def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect]) -> None:
     """It keeps what it has; what was asked for is forgotten, unless it is something else by now."""
     member = state.membership.members.get(event.pod)
-    if member is None or member.uid != event.uid or member.asked_cores != event.cores:
+    if member is None or member.uid != event.uid or member.asked.cores != event.cores:
         return
-    state.membership.ask_for(member, member.cores)
+    state.membership.refused(member)
     member.reason = f"{event.cores:g} cores were refused: {event.reason}"
     inputs = {"pod": event.pod, "cores": member.cores, "asked_cores": event.cores, "reason": event.reason}
     effects.append(Decided(decision="resize_refused", inputs=inputs))

@@ -29,6 +29,7 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
         uid: of the pod that the job knows under this name; empty: none yet.
         size: it shall have.
         granted: what the job knows it to have.
+        awaits_size: the job does not know yet what came of the size.
         may_be_created: false for one that is to leave.
     """
 
@@ -39,6 +40,7 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     size: PodSize
     granted: PodSize
+    awaits_size: bool
     may_be_created: bool
 
     @staticmethod
@@ -50,7 +52,8 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
             index=member.index,
             restart=member.restart,
             uid=member.uid,
-            size=member.wanted_size,
+            size=member.asked,
+            awaits_size=member.awaits_size,
             granted=PodSize(member.cores, member.memory_bytes),
             may_be_created=not member.retiring and not is_final,
         )
@@ -133,11 +136,12 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Granted:
-    """Tell the job that the pod has another size."""
+    """Tell the job what size the pod has. `outcome_of`: what was asked for, if this is what came of it."""
 
     name: str
     uid: str
     size: PodSize
+    outcome_of: PodSize | None = None
 
 
 @dataclass(frozen=True)
@@ -191,8 +195,10 @@ def _with_uid(pod: WantedPod, observed: Observed) -> Action | None:
         return Lost(pod.name, pod.uid, _end_of(last), last)
     if status.phase.is_final:
         return Lost(pod.name, pod.uid, _end_of(status), status)
-    if status.size != pod.granted:
-        return Granted(pod.name, pod.uid, status.size)
+    # A cluster that rounds up has done what it was asked for although the sizes differ.
+    outcome_of = status.asked_size if status.resize is ResizeState.DONE else None
+    if status.size != pod.granted or (pod.awaits_size and outcome_of == pod.size):
+        return Granted(pod.name, pod.uid, status.size, outcome_of)
     if status.asked_size != pod.size:
         return Resize(pod.name, pod.uid, pod.size)
     if status.resize is ResizeState.INFEASIBLE and pod.size != pod.granted:

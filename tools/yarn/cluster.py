@@ -67,7 +67,7 @@ class YarnCluster:
         self._configurations = {"resourcemanager": self._configuration("resourcemanager", client | own)}
         for number in range(nodes):
             name, first = f"node-{number}", len(_SERVICES) + 5 * number
-            settings = client | node_settings(self.folder / name, ports[first : first + 5])
+            settings = client | node_settings(self.folder / name, number, ports[first : first + 5])
             self._configurations[name] = self._configuration(name, settings)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._left: list[psutil.Process] = []

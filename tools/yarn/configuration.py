@@ -54,8 +54,6 @@ def resource_manager_settings(folder: Path) -> dict[str, object]:
         "yarn.scheduler.minimum-allocation-mb": STEP_MB,
         "yarn.scheduler.maximum-allocation-mb": MOST_MB,
         "yarn.scheduler.maximum-allocation-vcores": NODE_CORES,
-        # Several nodes of one machine.
-        "yarn.scheduler.include-port-in-node-name": "true",
         "yarn.resourcemanager.recovery.enabled": "true",
         "yarn.resourcemanager.store.class": (
             "org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore"
@@ -66,17 +64,20 @@ def resource_manager_settings(folder: Path) -> dict[str, object]:
     }
 
 
-def node_settings(folder: Path, ports: list[int]) -> dict[str, object]:
+def node_settings(folder: Path, number: int, ports: list[int]) -> dict[str, object]:
     """What one NodeManager has to know; everything of its containers lies in `folder`.
 
     Args:
+        number: each node has an address of its own, as the scheduler tells nodes apart by their host. (With
+            `yarn.scheduler.include-port-in-node-name` it would not, but would never grant a container more, either.)
         ports: five.
     """
+    host = f"127.0.0.{number + 2}"
     services = ("address", "localizer.address", "webapp.address", "collector-service.address", "amrmproxy.address")
-    addresses = {f"yarn.nodemanager.{name}": f"127.0.0.1:{port}" for name, port in zip(services, ports, strict=True)}
+    addresses = {f"yarn.nodemanager.{name}": f"{host}:{port}" for name, port in zip(services, ports, strict=True)}
     return addresses | {
-        "yarn.nodemanager.hostname": "127.0.0.1",
-        "yarn.nodemanager.bind-host": "127.0.0.1",
+        "yarn.nodemanager.hostname": host,
+        "yarn.nodemanager.bind-host": host,
         "yarn.nodemanager.resource.cpu-vcores": NODE_CORES,
         "yarn.nodemanager.resource.memory-mb": NODE_MB,
         "yarn.nodemanager.vmem-check-enabled": "false",

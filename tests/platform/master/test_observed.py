@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import EndReason, PodEvent, PodEventKind, PodPhase, PodSize, PodStatus
+from elastrec.platform.clusters.protocol import (
+    EndReason,
+    PodEvent,
+    PodEventKind,
+    PodPhase,
+    PodSize,
+    PodStatus,
+    ResizeState,
+)
 from elastrec.platform.master.observed import Observed
 from elastrec.platform.specs.metrics import Role
 
@@ -77,6 +85,17 @@ def test_an_answer_is_older_than_what_the_watch_has_said() -> None:
     observed.take(PodEvent(PodEventKind.DELETED, ended))
     observed.created(pod("a"))
     assert not observed.pods
+
+
+def test_the_answer_to_a_change_is_older_than_what_the_watch_has_said_meanwhile() -> None:
+    observed = synced("a")
+    before = observed.pods["a"]
+    resized = msgspec.structs.replace(before, size=PodSize(2.0, 1000))
+    observed.take(PodEvent(PodEventKind.MODIFIED, resized))
+    observed.changed(before, resize=ResizeState.IN_PROGRESS)
+    assert observed.pods["a"] == resized
+    observed.changed(resized, is_ending=True)
+    assert observed.pods["a"].is_ending
 
 
 def test_a_late_word_about_a_pod_that_is_gone_does_not_bring_it_back() -> None:

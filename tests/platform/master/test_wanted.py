@@ -99,7 +99,29 @@ def test_a_size_is_asked_for_until_the_cluster_has_taken_it_or_refused() -> None
     assert actions(larger, of(asked=LARGE, resize=ResizeState.DEFERRED)) == []
     infeasible = of(asked=LARGE, resize=ResizeState.INFEASIBLE, resize_message="too large")
     assert actions(larger, infeasible) == [Infeasible("j-worker-0", "a", LARGE, "too large")]
-    assert actions(larger, of(size=LARGE)) == [Granted("j-worker-0", "a", LARGE)]
+    assert actions(larger, of(size=LARGE)) == [Granted("j-worker-0", "a", LARGE, LARGE)]
+
+
+def test_a_cluster_that_rounds_up_has_done_what_it_was_asked_for() -> None:
+    rounded = PodSize(3.0, 1024)
+    state = job(events.ShapeAsked(time=1.0, change=change(worker_cores=2.0)))
+    # What came of the larger size is not known before the cluster says so.
+    assert actions(state, of(size=rounded, asked=LARGE, resize=ResizeState.IN_PROGRESS)) == [
+        Granted("j-worker-0", "a", rounded)
+    ]
+    told = events.PodResized(time=2.0, pod="j-worker-0", uid="a", cores=3.0, memory_bytes=1024)
+    state.handle(told)
+    member = state.membership.members["j-worker-0"]
+    assert (member.cores, member.awaits_size) == (3.0, True)
+    assert actions(state, of(size=rounded, asked=LARGE)) == [Granted("j-worker-0", "a", rounded, LARGE)]
+    state.handle(msgspec.structs.replace(told, outcome_of=LARGE))
+    assert not member.awaits_size and member.asked == LARGE
+    assert actions(state, of(size=rounded, asked=LARGE)) == []
+    # The word about a size that was asked for before is none about the next one.
+    state.handle(events.ShapeAsked(time=3.0, change=change(worker_cores=4.0)))
+    state.handle(msgspec.structs.replace(told, outcome_of=LARGE))
+    assert member.awaits_size
+    assert actions(state, of(size=rounded, asked=LARGE)) == [Resize("j-worker-0", "a", PodSize(4.0, 1000))]
 
 
 def test_what_was_refused_is_taken_back() -> None:
@@ -123,7 +145,7 @@ def test_a_later_pod_is_not_made_with_a_size_that_was_refused() -> None:
 
 def test_a_size_that_nobody_asked_for_is_known_and_changed_back() -> None:
     state = job()
-    assert actions(state, of(size=LARGE)) == [Granted("j-worker-0", "a", LARGE)]
+    assert actions(state, of(size=LARGE)) == [Granted("j-worker-0", "a", LARGE, LARGE)]
     state.handle(events.PodResized(time=1.0, pod="j-worker-0", uid="a", cores=2.0, memory_bytes=1000))
     assert actions(state, of(size=LARGE)) == [Resize("j-worker-0", "a", SIZE)]
     assert state.membership.members["j-worker-0"].cores == 2.0
