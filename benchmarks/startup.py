@@ -31,7 +31,6 @@ from elastrec.operators import settings
 from elastrec.operators.rest import AirflowClient
 from elastrec.operators.services import ServiceStack
 from elastrec.platform import jobs
-from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import find_agent
 from elastrec.platform.data.generator import GenerateSpec, generate
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -164,7 +163,7 @@ def measure_demo(home: Path) -> list[Figure]:
                     raise RuntimeError(f"the demo ended: {(home.parent / 'demo.log').read_text()[-2000:]}")
                 time.sleep(_LOOK_SECONDS)
             services = time.monotonic() - began
-            platform = jobs.Platform.connect(config_of(cluster), "", str(home / "work"))
+            platform = jobs.Platform.connect(cluster.config, "", str(home / "work"))
             metrics = first_batch(platform)
             seconds = time.monotonic() - began
             cluster.close()

@@ -102,7 +102,7 @@ def collect(file: Path | None, seconds: float, *, overlapped: bool) -> list[Run]
     if not missing:
         return runs
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=_WEIGHT) as platform:
-        if not platform.cluster.capacity().limits_enforced:
+        if not platform.XX:
             raise SystemExit("throughput_model_real: control groups cannot be written here, so pods have no limits")
         log = generate(
             GenerateSpec(path=f"{folder}/clicks", rows_per_day=_ROWS, days=2, seed=1, dense=8, sparse=12, lists=0)

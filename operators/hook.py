@@ -83,14 +83,14 @@ class ElastrecHook(BaseHook):
         return True, f"the cluster has {capacity.total.cores:g} cores and {gib:.1f} GiB for pods"
 
     def _cluster(self, connection: Connection, extra: dict[str, Any], folder: Path | None) -> ClusterConfig:
-        from elastrec.platform.clusters import ClusterConfig, config_of
+        from elastrec.platform.clusters.local.config import LocalConfig
         from elastrec.platform.clusters.local.life_cycle import find_agent
 
         if extra.get("agent_state"):
             found = find_agent(str(extra["agent_state"]), folder)
             if found is None:
                 raise ClusterError(f"extra.agent_state: no node agent runs in {extra['agent_state']}")
-            return config_of(found)
+            return found.config
         token = connection.password or _text_of(str(extra.get("token_file") or ""), "extra.token_file")
         problems = [
             FieldProblem(field, "absent", allowed, "fill it in, or name a node agent's folder in extra.agent_state")
@@ -104,8 +104,7 @@ class ElastrecHook(BaseHook):
         if problems:
             raise SpecError(problems, f"the connection {self.elastrec_conn_id}")
         ca = str(extra.get("ca") or (folder / CA_FILE if folder else ""))
-        return ClusterConfig(
-            backend=str(extra.get("backend") or "local"),
+        return LocalConfig(
             address=f"{connection.host}:{connection.port}",
             token=str(token),
             tls=ca if ca.startswith("-----BEGIN") else _text_of(ca, "extra.ca"),

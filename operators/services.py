@@ -167,14 +167,13 @@ class ServiceStack:
 
     def cluster_config(self) -> ClusterConfig:
         """How to reach the node agent."""
-        from elastrec.platform.clusters import config_of
         from elastrec.platform.clusters.local.life_cycle import find_agent
         from elastrec.platform.jobs import tls_folder
 
         found = find_agent(self.agent_state, tls_folder())
         if found is None:
             raise ServiceError(f"no node agent runs in {self.agent_state}; see {self.agent_state}")
-        return config_of(found)
+        return found.config
 
     def environment(self) -> dict[str, str]:
         """Variables under which `airflow` and `elastrec` commands talk to this stack."""

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import psutil
 
-from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import find_agent
 from elastrec.platform.jobs import Platform
 from elastrec.platform.jobs import jobs as observe_all
@@ -77,7 +76,7 @@ class Elastrec:
         cluster = find_agent(self.home / "agent")
         if cluster is None:
             return []
-        platform = Platform.connect(config_of(cluster), "", str(self.home / "work"))
+        platform = Platform.connect(cluster.config, "", str(self.home / "work"))
         try:
             return [observation.metrics for observation in observe_all(platform)]
         except ClusterError:

@@ -33,6 +33,7 @@ ALLOWED = {
         "platform.data",
         "platform.scaling",
         "platform.jobs.types",
+        "platform.clusters.pods",
         "platform.clusters.protocol",
     ),
 }

@@ -24,7 +24,6 @@ import structlog
 
 from benchmarks.processes.groups import outweigh_other_load
 from elastrec.platform import jobs
-from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -68,7 +67,7 @@ def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Plat
             outweigh_other_load(cluster.agent().agent_id, weight)
             work = home / "work"
             work.mkdir()
-            yield jobs.Platform.connect(config_of(cluster), f"sqlite:///{home}/mlflow.db", str(work))
+            yield jobs.Platform.connect(cluster.config, f"sqlite:///{home}/mlflow.db", str(work))
         finally:
             cluster.close()
             stop_agent(home / "agent")

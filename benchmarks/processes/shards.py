@@ -23,7 +23,7 @@ import numpy as np
 import structlog
 
 from benchmarks.processes.child import serve
-from elastrec.platform.clusters.protocol import PodEvent, PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.service import JobService

@@ -7,6 +7,7 @@ import click
 from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, output_option
 from elastrec.platform.cli.status_command import pods_of
+from elastrec.platform.clusters.nodes import Capacity, limits_enforced
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 
 
@@ -84,8 +85,9 @@ def agent_capacity() -> None:
 
 
 def _show_capacity() -> None:
-    capacity = jobs.Platform.from_environment(start=False).cluster.capacity()
+    nodes = jobs.Platform.from_environment(start=False).cluster.nodes()
+    capacity = Capacity.of(nodes)
     for name, size in (("total", capacity.total), ("free", capacity.free)):
         click.echo(f"{name}: {size.cores:g} cores, {size.memory_bytes / 2**30:.1f}Gi memory")
-    if not capacity.limits_enforced:
+    if not limits_enforced(nodes):
         click.echo("limits are not enforced: cgroups cannot be written; pods only get thread counts")

@@ -16,7 +16,7 @@ from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, output_option
 from elastrec.platform.cli.progress import PLAIN_LINE_EVERY_SECONDS, progress_line
 from elastrec.platform.cli.tables import Columns
-from elastrec.platform.clusters.protocol import PodStatus
+from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.quantities import format_bytes

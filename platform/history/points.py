@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 from numpy.typing import ArrayLike
 
-from elastrec.platform.clusters.protocol import PodStatus
+from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 

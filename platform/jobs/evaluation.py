@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import structlog
 
-from elastrec.platform.clusters.protocol import PodPhase, PodSpec, RestartPolicy
+from elastrec.platform.clusters.pods import PodPhase, PodSpec, RestartPolicy
 from elastrec.platform.history import History
 from elastrec.platform.jobs.gate import decide
 from elastrec.platform.jobs.last_words import pod_last_words

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 
-from elastrec.platform.clusters.protocol import PodStatus
+from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.specs.environment import CA_FILE, TOKEN_FILE
 from elastrec.platform.specs.errors import ClusterError
@@ -21,7 +21,7 @@ _MAXIMUM_KNOWN = 64
 
 def new_job_secret(platform: Platform, job_id: str) -> JobSecret:
     """A random secret for a job: with TLS for its pods where the cluster's own API uses it."""
-    return JobSecret(new_token(), new_job_tls(job_id) if platform.cluster_config.tls else None)
+    return JobSecret(new_token(), new_job_tls(job_id) if platform.cluster_config.job_tls else None)
 
 
 def new_job_tls(job_id: str) -> TlsConfig:

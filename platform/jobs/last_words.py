@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.data.files import join, write_bytes
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.specs.errors import ClusterError, DataError

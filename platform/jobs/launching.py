@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints import concluded_term, newest_term
-from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.identity import new_job_secret

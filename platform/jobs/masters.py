@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.launch import pod_name

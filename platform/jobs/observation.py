@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.jobs.last_words import ending_of, keep_log, pod_last_words
 from elastrec.platform.jobs.masters import ask_pod, pod_of_master
 from elastrec.platform.jobs.surroundings import Platform

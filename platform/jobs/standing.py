@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import Capacity, PodPhase, PodSize, PodStatus
+from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.launch import TEAM_LABEL
 from elastrec.platform.scaling.amounts import Resources

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import msgspec
-
-from elastrec.platform.clusters import ClusterConfig, config_of, connect_cluster
+from elastrec.platform.clusters import ClusterConfig, connect_launcher, decode_config
 from elastrec.platform.clusters.local import find_agent, start_agent
 from elastrec.platform.clusters.local.absent import AbsentCluster
+from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.specs.environment import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
@@ -56,7 +56,8 @@ class Platform:
         base_folder: Path | None = None,
     ) -> Platform:
         """A platform on a cluster that is already there."""
-        cluster = connect_cluster(cluster_config)
+        cluster: Any = connect_launcher(cluster_config)
+        cluster = cluster.cluster
         return Platform(cluster, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url)
 
     @staticmethod
@@ -86,7 +87,7 @@ class Platform:
             cluster = start_agent(state, tls_folder=tls) if start else find_agent(state, tls)
             if cluster is None:
                 raise NoAgentError(f"no node agent runs for {home}; start one with `elastrec agent start`")
-            config = config_of(cluster)
+            config = cluster.config
         return Platform.connect(config, tracking, str(work))
 
     @staticmethod
@@ -96,7 +97,7 @@ class Platform:
             return Platform.from_environment(start=False)
         except NoAgentError:
             home = home_folder()
-            config = ClusterConfig(backend="local", address="", token="")
+            config = LocalConfig(address="", token="")
             return Platform(AbsentCluster(home / "agent"), config, tracking_uri(), str(home / "work"), Path.cwd())
 
 
@@ -168,12 +169,8 @@ def read_cluster_config(file: Path) -> ClusterConfig:
         SpecError: it cannot be read or holds something else.
     """
     try:
-        config = msgspec.json.decode(file.read_bytes(), type=ClusterConfig)
-    except (OSError, msgspec.MsgspecError) as error:
-        problem = FieldProblem(CLUSTER_VARIABLE, f"{str(file)!r} ({error})", "a readable cluster file (JSON)")
+        text = file.read_bytes()
+    except OSError as error:
+        problem = FieldProblem(CLUSTER_VARIABLE, f"{str(file)!r} ({error.strerror})", "a readable cluster file (JSON)")
         raise SpecError([problem], str(file)) from None
-    if config.backend != "local":
-        raise SpecError([FieldProblem("backend", repr(config.backend), "local")], str(file))
-    if not (config.token.isascii() and config.token.isprintable()):
-        raise SpecError([FieldProblem("token", "this one", "printable ASCII characters", "copy it again")], str(file))
-    return config
+    return decode_config(text, str(file))

@@ -15,12 +15,11 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-import msgspec
 import structlog
 
 from elastrec.checkpoints import expect_existing_stores
-from elastrec.platform.clusters import ClusterConfig, connect_fleet
-from elastrec.platform.clusters.protocol import BAD_INPUT_EXIT_CODE
+from elastrec.platform.clusters import connect_fleet, decode_config
+from elastrec.platform.clusters.pods import BAD_INPUT_EXIT_CODE
 from elastrec.platform.master.history_sink import leave_points, open_history_sink
 from elastrec.platform.master.journal import JournalError
 from elastrec.platform.master.launch import decode_launch
@@ -69,11 +68,7 @@ def run() -> int:
     host, port = os.environ.get(environment.HOST, "127.0.0.1"), int(_variable(environment.PORT))
     token = _read(files / environment.TOKEN_FILE).strip()
     request = decode_launch(_read(files / environment.LAUNCH_FILE))
-    try:
-        config = msgspec.json.decode(_read(files / environment.CLUSTER_FILE), type=ClusterConfig)
-    except msgspec.MsgspecError as error:
-        problem = FieldProblem("cluster", str(error), "a ClusterConfig as JSON")
-        raise SpecError([problem], environment.CLUSTER_FILE) from None
+    config = decode_config(_read(files / environment.CLUSTER_FILE), environment.CLUSTER_FILE)
     tls = TlsConfig.from_folder(files, job_server_name(request.job_id))
     fleet = connect_fleet(config, request.job_id)
     sink = open_history_sink(request, fleet, work)

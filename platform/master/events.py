@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import EndReason
+from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master.phases import CompleteRecord
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize

@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
-from elastrec.platform.clusters.protocol import PodSize, PodSpec, RestartPolicy
+from elastrec.platform.clusters import ClusterConfig, encode_config
+from elastrec.platform.clusters.pods import PodSize, PodSpec, RestartPolicy
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import PodResources, TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.security import TlsConfig
-
-if TYPE_CHECKING:
-    from elastrec.platform.clusters import ClusterConfig
 
 TEAM_LABEL = "elastrec.io/team"
 """Whose share of the cluster a pod counts against."""
@@ -166,7 +164,7 @@ def master_pod(
     """The job's master: restarted in place by its node, so that its journal and its address survive."""
     secrets = {
         **secret_files(token, tls, serves=True),
-        environment.CLUSTER_FILE: msgspec.json.encode(cluster_config).decode(),
+        environment.CLUSTER_FILE: encode_config(cluster_config.for_master()),
     }
     return _pod(
         request,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrec.platform.clusters.protocol import EndCause, EndReason
+from elastrec.platform.clusters.pods import EndCause, EndReason
 
 
 def is_taken_away(end: EndReason) -> bool:

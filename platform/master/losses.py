@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.clusters.protocol import EndReason
+from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master import leasing, saving, stages
 from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import PodEvent, PodEventKind, PodStatus
+from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodStatus
 
 _REMEMBERED = 10_000
 

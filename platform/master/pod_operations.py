@@ -8,7 +8,8 @@ from typing import Any
 
 import structlog
 
-from elastrec.platform.clusters.protocol import Fleet, PodPhase, PodSize, PodSpec, PodStatus, ResizeState
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodSpec, PodStatus, ResizeState
+from elastrec.platform.clusters.protocol import Fleet
 from elastrec.platform.master import events
 from elastrec.platform.master.events import Submit
 from elastrec.platform.master.observed import Observed

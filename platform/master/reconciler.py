@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from elastrec.platform.clusters.protocol import Fleet, PodEventKind, PodPhase, PodSpec, PodStatus
+from elastrec.platform.clusters.pods import PodEventKind, PodPhase, PodSpec, PodStatus
+from elastrec.platform.clusters.protocol import Fleet
 from elastrec.platform.master.events import Submit
 from elastrec.platform.master.observed import Observed
 from elastrec.platform.master.pod_operations import PodOperations

@@ -16,7 +16,8 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints import StoreError, take_term
-from elastrec.platform.clusters.protocol import Fleet, PodSpec
+from elastrec.platform.clusters.pods import PodSpec
+from elastrec.platform.clusters.protocol import Fleet
 from elastrec.platform.master import events, stages
 from elastrec.platform.master.answers import Directives, FastAnswer, Unknown, check_kind, check_progress
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt

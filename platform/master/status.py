@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastrec.platform.clusters.protocol import PodPhase, PodStatus, ResizeState
+from elastrec.platform.clusters.pods import PodPhase, PodStatus, ResizeState
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master import stages
 from elastrec.platform.master.membership import Member

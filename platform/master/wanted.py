@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import EndReason, PodSize, PodStatus, ResizeState
+from elastrec.platform.clusters.pods import EndReason, PodSize, PodStatus, ResizeState
 from elastrec.platform.master.membership import Member
 from elastrec.platform.master.observed import Observed
 from elastrec.platform.master.state import JobState

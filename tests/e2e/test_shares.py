@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from elastrec.platform import jobs
-from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodPhase, PodStatus
+from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.jobs import scaling
 from elastrec.platform.scaling.quota import POLICY
@@ -29,7 +28,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[jobs.Platform
     cluster = start_agent(home / "agent", cores=CORES, memory_bytes=24 * 2**30)
     (home / "work").mkdir()
     try:
-        yield jobs.Platform.connect(config_of(cluster), f"sqlite:///{home}/mlflow.db", str(home / "work"))
+        yield jobs.Platform.connect(cluster.config, f"sqlite:///{home}/mlflow.db", str(home / "work"))
     finally:
         cluster.close()
         stop_agent(home / "agent")

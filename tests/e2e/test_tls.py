@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform import jobs
-from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.masters import pod_of_master
@@ -37,7 +36,7 @@ def test_a_job_trains_with_tls_on_every_port(tmp_path: Path, tls_folder: Path, m
     try:
         platform = jobs.Platform.from_environment(start=False)
         # Another caller, who knows the cluster's address, token and root alone.
-        other = jobs.Platform.connect(config_of(cluster), platform.tracking_uri, platform.work_uri)
+        other = jobs.Platform.connect(cluster.config, platform.tracking_uri, platform.work_uri)
         prepared = jobs.prepare(platform, load_job(place.content), "click-tls")
         jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
         master = pod_of_master(other, prepared.job_id)

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from elastrec.platform.clusters.nodes import limits_enforced
 from tests.faults.drill import drill
 from tests.faults.injury import kinds_that_work
 from tests.faults.outcome import Outcome
@@ -62,7 +63,7 @@ def campaign(site: Site, seed: int, numbers: Iterator[int], notes: Notes, eviden
     Args:
         evidence: folder for logs and journals of runs in which something did not hold.
     """
-    kinds = kinds_that_work(site.cluster.capacity().limits_enforced)
+    kinds = kinds_that_work(limits_enforced(site.cluster.nodes()))
     for number in numbers:
         if notes.faults >= faults:
             break

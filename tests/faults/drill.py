@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from elastrec.platform import jobs
-from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.launching import launch_request
 from elastrec.platform.jobs.masters import pod_of_master, wait_for_master

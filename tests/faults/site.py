@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from elastrec.platform import jobs
-from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.local.client import LocalCluster
 from elastrec.platform.data.generator import GenerateReport
@@ -68,7 +67,7 @@ def site_at(home: Path) -> Iterator[Site]:
         data = make_data(home / "data")
         cluster = start_agent(home / "agent", cores=AGENT_CORES)
         try:
-            yield Site(home, data, jobs.Platform.connect(config_of(cluster), "", str(home / "work")), cluster)
+            yield Site(home, data, jobs.Platform.connect(cluster.config, "", str(home / "work")), cluster)
         finally:
             cluster.close()
             stop_agent(home / "agent")

@@ -17,9 +17,8 @@ import psutil
 
 from elastrec.checkpoints import open_record
 from elastrec.platform import jobs
-from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import find_agent, start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodStatus
+from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.data.generator import GenerateSpec, generate, training_data_for
 from elastrec.platform.master.explanation import as_text
 from elastrec.platform.master.launch import master_pod, pod_name
@@ -108,7 +107,7 @@ class Site:
         """To the agent that runs now."""
         found = find_agent(self.agent)
         assert found is not None
-        self.platform = jobs.Platform.connect(config_of(found), "", str(self.work))
+        self.platform = jobs.Platform.connect(found.config, "", str(self.work))
 
     def kill_agent(self) -> psutil.Process:
         """As `kill -9` does; its pods run on."""

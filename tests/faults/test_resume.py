@@ -10,7 +10,7 @@ import pytest
 
 from elastrec.checkpoints import list_terms
 from elastrec.platform import jobs
-from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.master.ledger import read_ledger
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from tests.faults.surroundings import ROWS, SHARDS, Run, Site, kept, renamed, small_job, write_model

@@ -193,14 +193,14 @@ def _handlers(agent: NodeAgent, info: messages.AgentInfo) -> dict[type[msgspec.S
         return info
 
     return {
-        messages.CreatePod: lambda request: agent.create(request.pod),
+        messages.CreatePod: lambda request: agent.create(request.pod, replaces_ended=request.replaces_ended),
         messages.DeletePod: delete,
         messages.GetGrace: lambda request: messages.Grace(grace_seconds=agent.longest_grace_seconds(request.name)),
         messages.ResizePod: lambda request: agent.resize(request.name, request.size, request.uid),
         messages.ListPods: lambda request: messages.PodList(pods=agent.pods(request.name, request.job)),
         messages.GetSecrets: lambda request: messages.Secrets(files=agent.secrets(request.name, request.uid)),
         messages.WatchPods: lambda request: agent.watch(request.job, request.resume, request.wait_seconds),
-        messages.GetCapacity: lambda request: agent.capacity(),
+        messages.GetNodes: lambda request: messages.Nodes(nodes=agent.nodes()),
         messages.ReadLog: agent.read_log,
         messages.GetAgent: lambda request: info,
         messages.StopAgent: stop,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,7 +11,8 @@ from typing import Any, NoReturn
 from elastrec.platform.clusters.local.client import creation_request
 from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.sizes import kept_size, machine_size
-from elastrec.platform.clusters.protocol import Capacity, PodSpec, PodStatus
+from elastrec.platform.clusters.nodes import Capacity, Node
+from elastrec.platform.clusters.pods import PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
 
@@ -58,6 +61,11 @@ class AbsentCluster:
             finally:
                 journal.close()
         return Capacity(size, size)
+
+    def nodes(self) -> builtins.list[Node]:
+        """This machine, all of it free."""
+        size = self.capacity().total
+        return [Node(name=socket.gethostname(), size=size, free=size)]
 
     def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
         """Refused."""

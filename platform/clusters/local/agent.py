@@ -16,23 +16,18 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.local import pod_life as life
+from elastrec.platform.clusters.local.admission import admission
 from elastrec.platform.clusters.local.journal import Journal, KeptEvent
 from elastrec.platform.clusters.local.limits import Limits, Usage
 from elastrec.platform.clusters.local.long_polls import LongPolls
-from elastrec.platform.clusters.local.pod_checks import check_fits_at_all, check_size, check_spec
+from elastrec.platform.clusters.local.pod_checks import check_fits_at_all, check_group, check_size, check_spec
 from elastrec.platform.clusters.local.pod_environment import pod_command, pod_environment
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod, StillDyingError
 from elastrec.platform.clusters.local.ports import choose_port
 from elastrec.platform.clusters.local.reactor import Reactor
-from elastrec.platform.clusters.protocol import (
-    Capacity,
-    EndReason,
-    PodEventKind,
-    PodSize,
-    PodSpec,
-    PodStatus,
-)
+from elastrec.platform.clusters.nodes import Node, NodeCondition
+from elastrec.platform.clusters.pods import EndReason, PodEventKind, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
@@ -107,8 +102,12 @@ class NodeAgent(LongPolls):
 
     # Requests
 
-    def create(self, spec: PodSpec) -> PodStatus:
-        """See `Cluster.create`."""
+    def create(self, spec: PodSpec, *, replaces_ended: bool = False) -> PodStatus:
+        """See `CreatePod`.
+
+        Raises:
+            ClusterError: the pod cannot be honoured, or another one has its name.
+        """
         check_spec(spec)
         with self._lock:
             present = self._find(spec.name)
@@ -121,8 +120,12 @@ class NodeAgent(LongPolls):
                 if present.is_deleting:
                     problem = f"name: {spec.name} is being deleted; create it again when that is done"
                     raise ClusterError(problem, retryable=True)
-                return self._status(present)
+                if not (replaces_ended and present.stage is Stage.ENDED):
+                    return self._status(present)
             check_fits_at_all(spec.name, spec.size, self._total)
+            check_group(spec, (record.spec for record in self._pods.values()))
+            if present is not None:
+                self._forget(present)
             port = choose_port({record.port for record in self._pods.values()}) if spec.serves else 0
             record = life.new_record(spec, uid=uuid.uuid4().hex, node=self._node, port=port, now=time.time())
             self._runner.prepare(record.uid, spec.files | spec.secrets)
@@ -215,10 +218,12 @@ class NodeAgent(LongPolls):
                 if name in (None, record.spec.name) and job in (None, record.spec.job)
             ]
 
-    def capacity(self) -> Capacity:
-        """See `Cluster.capacity`."""
+    def nodes(self) -> list[Node]:
+        """This machine."""
         with self._lock:
-            return Capacity(self._total, life.free_of(self._total, self._pods.values()), self._limits.enforced)
+            free = life.free_of(self._total, self._pods.values())
+            conditions = () if self._limits.enforced else (NodeCondition.LIMITS_NOT_ENFORCED,)
+            return [Node(name=self._node, size=self._total, free=free, conditions=conditions)]
 
     # Transitions
 
@@ -231,15 +236,13 @@ class NodeAgent(LongPolls):
         return record
 
     def _admit(self) -> None:
-        """Starts waiting pods in the order of their creation; one that does not fit lets smaller ones pass."""
-        for record in list(self._pods.values()):
-            if record.stage is not Stage.WAITING or record.is_deleting:
-                continue
-            short = life.shortage(record.size, life.free_of(self._total, self._pods.values()))
-            if not short:
+        """Starts the waiting pods that may start now."""
+        while (decided := admission(list(self._pods.values()), self._total)).start:
+            for record in decided.start:
                 self._launch(record)
-            elif short != record.message:
-                self._keep(life.unschedulable(record, short))
+        for uid, reason in decided.why.items():
+            if reason != self._pods[uid].message:
+                self._keep(life.unschedulable(self._pods[uid], reason))
 
     def _launch(self, record: PodRecord) -> None:
         record = self._keep(life.starting(record))

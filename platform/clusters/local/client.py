@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -9,8 +10,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from elastrec.platform.clusters.local import messages
+from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.clusters.local.pod_checks import check_options
 from elastrec.platform.clusters.local.pod_environment import pod_command
-from elastrec.platform.clusters.protocol import Capacity, PodEvent, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.nodes import Capacity, Node
+from elastrec.platform.clusters.pods import PodEvent, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.transport.client import RpcClient
 from elastrec.platform.transport.security import TlsConfig
@@ -23,7 +27,12 @@ _MASK = "***"
 
 
 def creation_request(pod: PodSpec) -> dict[str, Any]:
-    """The request CreatePod; the texts of secrets are masked."""
+    """The request CreatePod; the texts of secrets are masked.
+
+    Raises:
+        ClusterError: the pod has another backend's options.
+    """
+    check_options(pod)
     masked = msgspec.structs.replace(pod, secrets=dict.fromkeys(pod.secrets, _MASK), command=pod_command(pod))
     request: dict[str, Any] = msgspec.to_builtins(messages.CreatePod(pod=masked))
     return {"kind": messages.CreatePod.__name__, **request}
@@ -55,9 +64,10 @@ class LocalCluster:
         except TransportError as error:
             raise ClusterError(f"local cluster {error}", retryable=error.retryable) from error
 
-    def create(self, pod: PodSpec) -> PodStatus:
-        """See `Cluster.create`."""
-        return self.call(messages.CreatePod(pod=pod), PodStatus)
+    def create(self, pod: PodSpec, *, replaces_ended: bool = False) -> PodStatus:
+        """See `Cluster.create`, `CreatePod`."""
+        check_options(pod)
+        return self.call(messages.CreatePod(pod=pod, replaces_ended=replaces_ended), PodStatus)
 
     def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
         """See `Cluster.delete`."""
@@ -84,9 +94,19 @@ class LocalCluster:
         """The pods of one job, for its master."""
         return LocalFleet(self, job)
 
+    @property
+    def config(self) -> LocalConfig:
+        """What a pod needs to reach the same cluster."""
+        tls = self.tls.root_pem.decode() if self.tls else ""
+        return LocalConfig(address=self.address, token=self.token, tls=tls)
+
+    def nodes(self) -> builtins.list[Node]:
+        """The agent's machine."""
+        return self.call(messages.GetNodes(), messages.Nodes).nodes
+
     def capacity(self) -> Capacity:
         """See `Cluster.capacity`."""
-        return self.call(messages.GetCapacity(), Capacity)
+        return Capacity.of(self.nodes())
 
     def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
         """See `Cluster.logs`. Following ends with the pod. Bytes that are no UTF-8 are replaced."""
@@ -153,6 +173,10 @@ class LocalFleet:
             resume = answer.resume
             if left <= 0.0:
                 return
+
+    def nodes(self) -> list[Node]:
+        """See `Fleet.nodes`."""
+        return self._cluster.nodes()
 
     def logs(self, name: str, *, tail_lines: int | None = None) -> Iterator[str]:
         """See `Fleet.logs`."""

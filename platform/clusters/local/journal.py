@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.local.pod_life import PodRecord
-from elastrec.platform.clusters.protocol import PodEventKind, PodStatus
+from elastrec.platform.clusters.pods import PodEventKind, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import PodSize
+from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.specs.errors import ClusterError
 
 _PERIOD_MICROSECONDS = 100_000

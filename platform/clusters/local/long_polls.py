@@ -14,7 +14,7 @@ from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.limits import Usage
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.pod_runner import PodRunner
-from elastrec.platform.clusters.protocol import PodEvent, PodEventKind, PodStatus
+from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
 _LONGEST_POLL_SECONDS = 30.0

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import PodEvent, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.nodes import Node
+from elastrec.platform.clusters.pods import PodEvent, PodSize, PodSpec, PodStatus
 
 
 class CreatePod(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by the PodStatus."""
+    """Answered by the PodStatus.
+
+    Attributes:
+        replaces_ended: where a pod of the name is there and has ended, it is deleted first.
+    """
 
     pod: PodSpec
+    replaces_ended: bool = False
 
 
 class DeletePod(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +93,12 @@ class PodEvents(msgspec.Struct, frozen=True, kw_only=True):
     resume: str
 
 
-class GetCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by Capacity."""
+class GetNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """Answered by Nodes."""
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: list[Node]
 
 
 class ReadLog(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterable
 
 from elastrec.platform.clusters.local.limits import LEAST_CORES
 from elastrec.platform.clusters.local.pod_life import shortage
-from elastrec.platform.clusters.protocol import PodSize, PodSpec
+from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.specs.errors import ClusterError
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -31,9 +32,66 @@ def check_spec(spec: PodSpec) -> None:
             raise ClusterError(f"pod {spec.name}: the file name {file!r} is not allowed; allowed: a plain name")
     if not 0 <= spec.grace_seconds < math.inf:
         raise ClusterError(f"pod {spec.name}: grace_seconds {spec.grace_seconds} is not allowed; allowed: >= 0")
+    _check_words(spec)
     if not 0 <= spec.startup_cores < math.inf:
         raise ClusterError(f"pod {spec.name}: startup_cores {spec.startup_cores} is not allowed; allowed: >= 0")
     check_size(spec.size)
+
+
+def check_options(spec: PodSpec) -> None:
+    """Refuses options: the local backend has none. A client says it: the agent could not even read them.
+
+    Raises:
+        ClusterError: there are some.
+    """
+    if spec.options is not None:
+        backend = type(spec.options).__struct_config__.tag
+        raise ClusterError(
+            f"pod {spec.name}: options of {backend!r} are not allowed on the local cluster; leave them out"
+        )
+
+
+def _check_words(spec: PodSpec) -> None:
+    """Refuses what other clusters can do and one machine without containers cannot."""
+    for field, value, why in (
+        ("queue", spec.queue, "it has no queues"),
+        ("image", spec.image, "its pods run with the interpreter and the packages of the node agent"),
+    ):
+        if value:
+            raise ClusterError(
+                f"pod {spec.name}: {field} {value!r} is not allowed on the local cluster: {why}; leave it out"
+            )
+    if spec.group is not None and (not spec.group.name or spec.group.least < 1):
+        raise ClusterError(f"pod {spec.name}: group {spec.group} is not allowed; allowed: a name, and least >= 1")
+    placement = spec.placement
+    if placement is None or not placement.is_required:
+        # Of one node, none is nearer or farther.
+        return
+    for field, labels, why in (
+        ("near_nodes", placement.near_nodes, "its only node has no labels"),
+        ("avoid_pods", placement.avoid_pods, "it has one node, which all pods share"),
+    ):
+        if labels:
+            raise ClusterError(
+                f"pod {spec.name}: placement.{field} {labels} is not allowed on the local cluster: {why}; "
+                "leave it out, or set is_required to false"
+            )
+
+
+def check_group(spec: PodSpec, others: Iterable[PodSpec]) -> None:
+    """Refuses a pod whose group has another least number already.
+
+    Raises:
+        ClusterError: it has.
+    """
+    for other in others:
+        if spec.group is None or other.group is None or spec.job != other.job or spec.group.name != other.group.name:
+            continue
+        if spec.group.least != other.group.least:
+            raise ClusterError(
+                f"pod {spec.name}: group.least {spec.group.least} is not allowed: pod {other.name} of the same group "
+                f"says {other.group.least}; say the same number in all pods of a group"
+            )
 
 
 def check_size(size: PodSize) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from elastrec.platform.clusters.protocol import PodSize, PodSpec
+from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.specs import environment as names
 
 _PASSED = frozenset(

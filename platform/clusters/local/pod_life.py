@@ -19,7 +19,7 @@ import msgspec
 
 from elastrec.platform.clusters.local.limits import Usage
 from elastrec.platform.clusters.local.pod_runner import ProcessExit
-from elastrec.platform.clusters.protocol import (
+from elastrec.platform.clusters.pods import (
     BAD_INPUT_EXIT_CODE,
     EndCause,
     EndReason,
@@ -260,6 +260,7 @@ def status_of(record: PodRecord, usage: Usage | None = None) -> PodStatus:
         reason=record.reason,
         end=record.end,
         is_ending=record.is_deleting,
+        ending_until_unix_seconds=record.kill_unix_seconds,
         waits_for_room=record.stage is Stage.WAITING and record.reason == _NO_ROOM,
         message=record.message,
         exit_code=record.exit_code,

@@ -24,7 +24,7 @@ import msgspec
 
 from elastrec.platform.clusters.local.limits import Limits, Usage
 from elastrec.platform.clusters.local.shim import boot_id, start_ticks, write_once
-from elastrec.platform.clusters.protocol import PodSize
+from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.transport.security import write_secret
 

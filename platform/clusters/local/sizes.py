@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from elastrec.platform.clusters.local.journal import Journal
-from elastrec.platform.clusters.protocol import PodSize
+from elastrec.platform.clusters.pods import PodSize
 
 _MEMORY_SHARE = 0.9
 _CORES, _MEMORY = "cores", "memory_bytes"

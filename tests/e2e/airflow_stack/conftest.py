@@ -13,7 +13,7 @@ import yaml
 from elastrec.operators.rest import AirflowClient
 from elastrec.operators.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder
 from elastrec.operators.settings import DAG_ID
-from elastrec.platform.clusters import connect_cluster
+from elastrec.platform.clusters import connect_launcher
 from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.jobs import Platform, stop
 from tests.e2e.airflow_stack.waiting import wait
@@ -100,7 +100,7 @@ def airflow(stack: ServiceStack) -> AirflowClient:
 
 @pytest.fixture(scope="package")
 def cluster(stack: ServiceStack) -> Cluster:
-    return connect_cluster(stack.cluster_config())
+    return connect_launcher(stack.cluster_config()).cluster
 
 
 @pytest.fixture(autouse=True)

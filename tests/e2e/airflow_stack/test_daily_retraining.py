@@ -18,7 +18,8 @@ from playwright.sync_api import expect
 from elastrec.operators.rest import AirflowApiError, AirflowClient
 from elastrec.operators.services import ServiceStack, answers
 from elastrec.operators.settings import DAG_ID, JOB_FILE_VARIABLE
-from elastrec.platform.clusters.protocol import Cluster, PodStatus
+from elastrec.platform.clusters.pods import PodStatus
+from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
 from tests.e2e.airflow_stack.browser import (

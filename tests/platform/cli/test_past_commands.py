@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.past_commands import explain, ledger
-from elastrec.platform.clusters import ClusterConfig
+from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
 from elastrec.platform.master.explanation import write_explanation
@@ -36,7 +36,7 @@ class Noting(World):
 @pytest.fixture
 def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The id of a job that has succeeded and left its ledger in the default store."""
-    config = ClusterConfig(backend="local", address="", token="secret")
+    config = LocalConfig(address="", token="secret")
     platform = jobs.Platform(FakeCluster(), config, "", str(tmp_path), tmp_path)  # type: ignore[arg-type]
     monkeypatch.setattr(jobs.Platform, "from_environment", staticmethod(lambda **_: platform))
     world = Noting(plan())

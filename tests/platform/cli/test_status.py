@@ -24,7 +24,7 @@ from elastrec.platform.cli import status_command
 from elastrec.platform.cli.status_command import NO_JOBS, Look
 from elastrec.platform.cli.tables import Columns
 from elastrec.platform.clusters.local import start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodStatus
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from tests.processes import wait_for
 

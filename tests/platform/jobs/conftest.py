@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.clusters import config_of
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.jobs import Platform, observe
 from elastrec.platform.jobs.identity import new_job_secret
@@ -29,7 +28,7 @@ def small_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 @pytest.fixture
 def platform_with_master(small_cluster: LocalCluster, tmp_path: Path) -> Platform:
     """With the master of job `clicks-1`, which runs."""
-    platform = Platform.connect(config_of(small_cluster), "", str(tmp_path / "work"))
+    platform = Platform.connect(small_cluster.config, "", str(tmp_path / "work"))
     resources = {"master": {"cores": 0.25, "memory": "256Mi"}, "virtual_buckets": 64}
     resources |= {role: {"count": 1, "cores": 0.5, "memory": "400Mi"} for role in ("worker", "parameter_server")}
     request = launch(str(tmp_path / "store"), job(resources=resources))

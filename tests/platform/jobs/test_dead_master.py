@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.jobs import Platform, failure_report, observe, stop
 from elastrec.platform.jobs.masters import pod_of_master
 from elastrec.platform.specs.metrics import Phase

@@ -13,9 +13,9 @@ import msgspec
 import psutil
 import pytest
 
-from elastrec.platform.clusters import ClusterConfig, config_of
 from elastrec.platform.clusters.local import find_agent, start_agent
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.jobs import Platform, Prepared, launch, observe
 from elastrec.platform.jobs.identity import new_job_secret, new_job_tls, secret_of
 from elastrec.platform.jobs.masters import pod_of_master
@@ -61,7 +61,7 @@ def test_a_jobs_certificate_holds_for_every_address_of_its_servers_and_for_no_ot
 
 
 def test_a_job_has_certificates_where_the_cluster_has_them_and_a_random_token_everywhere() -> None:
-    plain = ClusterConfig(backend="local", address="127.0.0.1:1", token="t")
+    plain = LocalConfig(address="127.0.0.1:1", token="t")
     secrets = [
         new_job_secret(Platform.connect(config, "", "work"), JOB)
         for config in (plain, plain, msgspec.structs.replace(plain, tls="PEM"))
@@ -111,7 +111,7 @@ def busy() -> Iterator[BusyCluster]:
 def test_two_callers_that_launch_a_job_at_once_end_up_with_one_secret(
     busy: BusyCluster, prepared: Prepared, tmp_path: Path
 ) -> None:
-    configs = [ClusterConfig(backend="local", address="127.0.0.1:1", token=token) for token in ("one", "two")]
+    configs = [LocalConfig(address="127.0.0.1:1", token=token) for token in ("one", "two")]
     platforms = [Platform(busy, config, WITHOUT_MLFLOW, str(tmp_path), tmp_path) for config in configs]
     with ThreadPoolExecutor(2) as pool:
         calls = [
@@ -130,7 +130,7 @@ def test_a_refused_master_is_an_error_of_its_launch(prepared: Prepared, tmp_path
         def create(self, pod: PodSpec) -> PodStatus:
             raise ClusterError("larger than the whole cluster")
 
-    config = ClusterConfig(backend="local", address="127.0.0.1:1", token="t")
+    config = LocalConfig(address="127.0.0.1:1", token="t")
     platform = Platform(Full(), config, WITHOUT_MLFLOW, str(tmp_path), tmp_path)
     with pytest.raises(ClusterError, match="larger than the whole cluster"):
         launch(platform, prepared, ALLOCATION)
@@ -150,7 +150,7 @@ def test_a_new_token_of_the_cluster_locks_nobody_out_of_the_jobs_that_run(
     assert again.token != agent.token
     with pytest.raises(ClusterError, match="refused the token"):
         observe(platform_with_master, JOB)
-    platform = Platform.connect(config_of(again), "", platform_with_master.work_uri)
+    platform = Platform.connect(again.config, "", platform_with_master.work_uri)
     wait_for(lambda: observe(platform, JOB).reachable, 30, "an answer of the master")
     master = pod_of_master(platform, JOB)
     assert master is not None and master.restarts == 0
@@ -168,7 +168,7 @@ def test_the_secret_is_asked_for_once_and_again_for_another_pod_of_the_name(tmp_
         name=f"{JOB}-master", uid="", job=JOB, role=Role.MASTER, phase=PodPhase.RUNNING, size=PodSize(1.0, 1)
     )
     cluster = Counting()
-    platform = Platform(cluster, ClusterConfig(backend="local", address="", token=""), "", "work", tmp_path)
+    platform = Platform(cluster, LocalConfig(address="", token=""), "", "work", tmp_path)
     first, second = (msgspec.structs.replace(master, uid=uid) for uid in ("first", "second"))
     tokens = [secret.token for pod in (first, first, second) if (secret := secret_of(platform, pod))]
     assert tokens == ["of first", "of first", "of second"] and cluster.asked == 2

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from mlflow import MlflowClient
 
-from elastrec.platform.clusters import ClusterConfig
+from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.history import metric_names
 from elastrec.platform.history.points import Point
 from elastrec.platform.jobs import publishing, tracking
@@ -51,7 +51,7 @@ def prepared(tmp_path: Path) -> Prepared:
 
 @pytest.fixture
 def platform(tmp_path: Path) -> Platform:
-    config = ClusterConfig(backend="local", address="127.0.0.1:1", token="t")
+    config = LocalConfig(address="127.0.0.1:1", token="t")
     return Platform(FakeCluster(), config, f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), tmp_path)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elastrec.platform.clusters.protocol import Capacity, PodPhase, PodSize, PodStatus
+from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs.scaling import NotNow, holders_of, profile_of
 from elastrec.platform.jobs.standing import standing_of
 from elastrec.platform.master.launch import TEAM_LABEL

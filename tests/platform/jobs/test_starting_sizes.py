@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import Capacity, PodPhase, PodSize, PodStatus
+from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.history import History
 from elastrec.platform.history.points import CostMeter, Point

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
+from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.jobs import Platform, tls_folder
 from elastrec.platform.jobs.surroundings import read_cluster_config
 from elastrec.platform.specs.errors import AuthenticationError, SpecError
@@ -63,7 +63,7 @@ def test_the_work_folder_is_the_owners_alone_in_a_home_that_others_can_enter(
 @pytest.mark.parametrize("token", ["geheim-ä", "line\n", "nul\0"])
 def test_a_token_that_no_header_can_carry_is_refused(tmp_path: Path, token: str) -> None:
     file = tmp_path / "cluster.json"
-    file.write_bytes(msgspec.json.encode(ClusterConfig(backend="local", address="127.0.0.1:1", token=token)))
+    file.write_bytes(msgspec.json.encode(LocalConfig(address="127.0.0.1:1", token=token)))
     with pytest.raises(SpecError, match="token: this one is not allowed; allowed: printable ASCII characters") as error:
         read_cluster_config(file)
     assert token not in str(error.value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from elastrec.platform.clusters import ClusterConfig
+from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.jobs.starting_sizes import warm_start
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import wait_for_tracking
@@ -17,7 +17,7 @@ from tests.platform.master.fakes import FakeCluster
 
 
 def test_a_password_in_the_tracking_uri_is_never_shown(tmp_path: Path) -> None:
-    config = ClusterConfig(backend="local", address="127.0.0.1:1", token="t")
+    config = LocalConfig(address="127.0.0.1:1", token="t")
     platform = Platform(FakeCluster(), config, "http://user:secret@127.0.0.1:1", str(tmp_path), tmp_path)
     lines: list[str] = []
     assert not wait_for_tracking(platform, 0.05, lines.append)

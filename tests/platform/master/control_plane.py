@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import (
+from elastrec.platform.clusters.pods import (
     EndReason,
     PodEvent,
     PodEventKind,

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from elastrec.checkpoints import PartWriter, newest_term, open_store
-from elastrec.platform.clusters.protocol import Capacity, EndReason, PodEvent, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.clusters.pods import EndReason, PodEvent, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.specs.errors import TransportError

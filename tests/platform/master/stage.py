@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import PodSpec
+from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.master.service import JobService
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import PodSize, RestartPolicy
+from elastrec.platform.clusters.pods import PodSize, RestartPolicy
 from elastrec.platform.master.launch import (
     LaunchRequest,
     decode_launch,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastrec.platform.clusters.protocol import EndReason
+from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease
 from elastrec.platform.master.journal import encode_state

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.clusters import ClusterConfig, config_of
+from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodSize, PodSpec
+from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.master.launch import LaunchRequest, encode_launch
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
@@ -84,7 +84,7 @@ def master(tmp_path: Path, cluster: LocalCluster) -> Iterator[Callable[..., Mast
         size = {"count": 1, "cores": worker_cores, "memory": "900Mi"}
         sections = {"worker": size, "parameter_server": {"count": 1, "cores": 1.9, "memory": "900Mi"}}
         request = launch(str(tmp_path / "store"), job(resources=sections | {"virtual_buckets": 64}))
-        made.append(Master(tmp_path, config_of(cluster), request))
+        made.append(Master(tmp_path, cluster.config, request))
         return made[-1]
 
     # Something that fills the cluster, so that no pod of these jobs ever starts.

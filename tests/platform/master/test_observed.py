@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.clusters.protocol import (
-    EndReason,
-    PodEvent,
-    PodEventKind,
-    PodPhase,
-    PodSize,
-    PodStatus,
-    ResizeState,
-)
+from elastrec.platform.clusters.pods import EndReason, PodEvent, PodEventKind, PodPhase, PodSize, PodStatus, ResizeState
 from elastrec.platform.master.observed import Observed
 from elastrec.platform.specs.metrics import Role
 

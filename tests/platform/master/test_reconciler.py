@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSize, PodSpec
+from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodSpec
 from elastrec.platform.master.reconciler import Reconciler
 from elastrec.platform.master.wanted import Wanted
 from elastrec.platform.specs.errors import ClusterError

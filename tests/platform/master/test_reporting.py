@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from elastrec.platform.clusters.protocol import PodPhase, PodSize, PodStatus
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import Point

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import PodSpec
+from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
 from elastrec.platform.master.journal import Journal
 from elastrec.platform.specs.job import TrainingJob

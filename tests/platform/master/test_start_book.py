@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrec.platform.clusters.protocol import EndReason
+from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.master import events
 from elastrec.platform.master.start_book import StartBook

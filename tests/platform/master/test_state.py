@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.clusters.protocol import EndReason
+from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease, DiscardRecord
 from elastrec.platform.master.journal import Journal, decode_state, encode_state

@@ -7,15 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.protocol import (
-    EndReason,
-    PodEvent,
-    PodEventKind,
-    PodPhase,
-    PodSize,
-    PodStatus,
-    ResizeState,
-)
+from elastrec.platform.clusters.pods import EndReason, PodEvent, PodEventKind, PodPhase, PodSize, PodStatus, ResizeState
 from elastrec.platform.master import events
 from elastrec.platform.master.observed import Observed
 from elastrec.platform.master.state import JobState

@@ -6,7 +6,7 @@ import contextlib
 import random
 from typing import Any
 
-from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSpec
+from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSpec
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease, CommitRecord, DiscardRecord, Effect
 from elastrec.platform.master.journal import encode_state

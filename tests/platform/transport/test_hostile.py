@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from elastrec.platform.clusters.local import start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodSize, PodSpec
+from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.jobs import home_folder
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.specs.metrics import Role

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastrec.checkpoints import open_store
-from elastrec.platform.clusters.protocol import PodSpec
+from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import SaveNow

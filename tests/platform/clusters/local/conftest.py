@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.clusters.nodes import limits_enforced
+from elastrec.platform.clusters.pods import PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.metrics import Role
 
 MIB = 1 << 20
@@ -125,7 +126,7 @@ def cluster(shared: LocalCluster) -> Iterator[LocalCluster]:
 @pytest.fixture
 def has_cgroups(cluster: LocalCluster) -> None:
     """Leaves a test out where no limits can be enforced."""
-    if not cluster.capacity().limits_enforced:
+    if not limits_enforced(cluster.nodes()):
         pytest.skip("no writable cgroup here")
 
 

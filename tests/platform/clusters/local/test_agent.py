@@ -14,13 +14,12 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
-from elastrec.platform.clusters import ClusterConfig, config_of, connect_cluster
+from elastrec.platform.clusters import connect_launcher, encode_config
 from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodPhase, RestartPolicy
+from elastrec.platform.clusters.pods import PodPhase, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from tests.certificates import certify
 
@@ -105,7 +104,7 @@ def test_a_start_that_was_only_written_down_is_done_by_the_next_agent(state, mak
 import msgspec
 from pathlib import Path
 from elastrec.platform.clusters.local import journal, pod_life
-from elastrec.platform.clusters.protocol import PodEventKind
+from elastrec.platform.clusters.pods import PodEventKind
 book = journal.Journal(Path({str(state / "journal.sqlite")!r}))
 record = pod_life.starting(book.records()[1])
 book.write(record, journal.KeptEvent(PodEventKind.MODIFIED, pod_life.status_of(record), book.version + 1))
@@ -249,7 +248,7 @@ def test_an_agent_with_a_certificate_speaks_tls_only(state, tmp_path):
     cluster = start_agent(state, **_SIZE, tls_folder=folder)
     try:
         assert cluster.capacity().total.cores == 2.0
-        assert connect_cluster(config_of(cluster)).list() == []
+        assert connect_launcher(cluster.config).pods() == []
         with pytest.raises(ClusterError):
             LocalCluster(cluster.address, cluster.token).agent(timeout_seconds=1.0)
         for look in (find_agent, start_agent, stop_agent):
@@ -362,16 +361,14 @@ def test_neither_torch_nor_airflow_is_imported_by_the_agent():
 
 def test_a_pod_reaches_its_cluster_by_the_config_in_its_files(state, make_pod, until):
     cluster = start_agent(state, **_SIZE)
-    text = msgspec.json.encode(config_of(cluster)).decode()
+    text = encode_config(cluster.config)
     program = """
-import msgspec, os, pathlib
-from elastrec.platform.clusters import ClusterConfig, connect_cluster
+import os, pathlib
+from elastrec.platform.clusters import connect_launcher, decode_config
 text = pathlib.Path(os.environ["ELASTREC_FILES"], "cluster.json").read_text()
-print([pod.name for pod in connect_cluster(msgspec.json.decode(text, type=ClusterConfig)).list()])
+print([pod.name for pod in connect_launcher(decode_config(text, "cluster.json")).pods()])
 """
     pod = make_pod(program, name="curious", files={"cluster.json": text}, cores=1.0, memory=256 * MIB)
     cluster.create(pod)
     assert until(cluster, "curious").reason == "Completed", list(cluster.logs("curious"))
     assert json.loads(next(cluster.logs("curious")).replace("'", '"')) == ["curious"]
-    with pytest.raises(ClusterError, match="backend: 'mesos' is not allowed"):
-        connect_cluster(ClusterConfig(backend="mesos", address="", token=""))

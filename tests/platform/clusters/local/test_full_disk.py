@@ -7,7 +7,7 @@ import signal
 import time
 
 from elastrec.platform.clusters.local import start_agent, stop_agent
-from elastrec.platform.clusters.protocol import PodPhase
+from elastrec.platform.clusters.pods import PodPhase
 from tests.disks import small_disk
 
 MIB = 1 << 20

@@ -16,7 +16,8 @@ from elastrec.platform.clusters.local import start_agent
 from elastrec.platform.clusters.local.journal import Journal, KeptEvent
 from elastrec.platform.clusters.local.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
 from elastrec.platform.clusters.local.pod_life import status_of
-from elastrec.platform.clusters.protocol import PodEventKind, PodPhase, PodSize, RestartPolicy
+from elastrec.platform.clusters.nodes import limits_enforced
+from elastrec.platform.clusters.pods import PodEventKind, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 
 MIB = 1 << 20
@@ -215,7 +216,7 @@ def test_a_running_pod_shows_what_it_uses(cluster, make_pod, first_line, until_t
 
 def test_without_cgroups_there_is_one_warning_and_the_rest_works(state, make_pod, until, first_line, until_true):
     cluster = start_agent(state, cores=1.0, memory_bytes=512 * MIB, limits="threads")
-    assert cluster.capacity().limits_enforced is False
+    assert limits_enforced(cluster.nodes()) is False
     pods = [make_pod("print('up')\nwhile True: pass"), make_pod("import subprocess; subprocess.run(['sleep', '99'])")]
     for pod in pods:
         cluster.create(pod)

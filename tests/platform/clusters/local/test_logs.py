@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastrec.platform.clusters.local import pod_logs
 from elastrec.platform.clusters.local.shim import SegmentedLog
-from elastrec.platform.clusters.protocol import RestartPolicy
+from elastrec.platform.clusters.pods import RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 
 

@@ -11,7 +11,7 @@ from elastrec.platform.clusters.local import pod_life as life
 from elastrec.platform.clusters.local.pod_checks import check_fits_at_all
 from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.pod_runner import ProcessExit
-from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSize, PodSpec, RestartPolicy
+from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodSpec, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 

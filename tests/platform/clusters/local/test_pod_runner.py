@@ -12,7 +12,7 @@ import pytest
 
 from elastrec.platform.clusters.local.limits import ThreadLimits
 from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod
-from elastrec.platform.clusters.protocol import PodSize
+from elastrec.platform.clusters.pods import PodSize
 
 _SIZE = PodSize(1.0, 1 << 26)
 _ENVIRONMENT = {"PATH": os.environ["PATH"]}

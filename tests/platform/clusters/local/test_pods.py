@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.clusters.protocol import EndReason, PodPhase, PodSize, RestartPolicy
+from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 

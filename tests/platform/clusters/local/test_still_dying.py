@@ -14,7 +14,7 @@ import pytest
 
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.clusters.local.state_folder import StateFolder
-from elastrec.platform.clusters.protocol import PodPhase, PodSpec, PodStatus
+from elastrec.platform.clusters.pods import PodPhase, PodSpec, PodStatus
 from tests.processes import wait_for
 
 CORES, MEMORY_BYTES = 2.0, 1 << 30

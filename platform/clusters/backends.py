@@ -1,0 +1,171 @@
+"""Kinds of clusters, found as entry points of the group `elastrec.clusters`, and how each is reached.
+
+An entry point's name is the backend's name everywhere; its value is a `Backend`. A backend is loaded when a cluster of
+its kind is used, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import msgspec
+
+from elastrec.platform.clusters.protocol import Fleet, Launcher
+from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+
+GROUP = "elastrec.clusters"
+TAG = "backend"
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field=TAG):
+    """Base of how to reach a cluster; it may hold secrets. A backend declares a subclass with its name as tag:
+    `class Config(ClusterConfig, tag="kubernetes")`.
+
+    As JSON, with the tag as field `backend`, it is the file that `ELASTREC_CLUSTER` names and a master's
+    `cluster.json`.
+    """
+
+    def problems(self) -> list[FieldProblem]:
+        """What is wrong with its values; secrets are not shown."""
+        return []
+
+    @property
+    def job_tls(self) -> bool:
+        """Whether the pods of a job speak TLS with each other and with callers."""
+        return True
+
+    def for_master(self) -> ClusterConfig:
+        """What the master of a job needs for its fleet: nothing that only callers outside may do, if possible."""
+        return self
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One kind of cluster.
+
+    Attributes:
+        config: its own type of configuration, whose tag is the backend's name.
+        launcher: a client for those outside of a job; sends nothing yet.
+        fleet: a client for the master of the job of this id; sends nothing yet.
+        is_remote: pods run on other machines than the caller: they see none of the caller's local paths.
+    """
+
+    config: type[ClusterConfig]
+    launcher: Callable[[Any], Launcher]
+    fleet: Callable[[Any, str], Fleet]
+    is_remote: bool = True
+
+
+# To look through all installed packages takes 50 ms, which a master's start would pay twice.
+_loaded: dict[str, Backend] = {}
+
+
+def installed_backends() -> tuple[str, ...]:
+    """Names of the backends that can be used here."""
+    return tuple(sorted({each.name for each in entry_points(group=GROUP)}))
+
+
+def load_backend(name: str) -> Backend:
+    """The backend of a name.
+
+    Raises:
+        ClusterError: no installed package offers it, or it cannot be loaded.
+    """
+    if name in _loaded:
+        return _loaded[name]
+    for each in entry_points(group=GROUP):
+        if each.name == name:
+            try:
+                backend = each.load()
+            except Exception as error:
+                problem = f"backend: {name!r} cannot be loaded from {each.value}: {error}; install what it needs"
+                raise ClusterError(problem) from error
+            if not isinstance(backend, Backend):
+                raise ClusterError(f"backend: {name!r} is {each.value}, which is no Backend; correct the entry point")
+            return _loaded.setdefault(name, backend)
+    raise ClusterError(
+        f"backend: {name!r} is not allowed; allowed: {', '.join(installed_backends())}; "
+        f"install a package with an entry point of this name in the group {GROUP}"
+    )
+
+
+def backend_of(config: ClusterConfig) -> Backend:
+    """The backend that a configuration is for.
+
+    Raises:
+        ClusterError: it is not installed here.
+    """
+    return load_backend(str(type(config).__struct_config__.tag))
+
+
+def connect_launcher(config: ClusterConfig) -> Launcher:
+    """A client for those outside of a job; nothing is sent yet.
+
+    Raises:
+        ClusterError: the backend is not installed here.
+    """
+    return backend_of(config).launcher(config)
+
+
+def connect_fleet(config: ClusterConfig, job: str) -> Fleet:
+    """A client for the pods of one job; nothing is sent yet.
+
+    Raises:
+        ClusterError: the backend is not installed here.
+    """
+    return backend_of(config).fleet(config, job)
+
+
+def encode_config(config: ClusterConfig) -> str:
+    """The configuration as JSON; it may hold secrets."""
+    return msgspec.json.encode(config).decode()
+
+
+class _Tagged(msgspec.Struct, frozen=True):
+    backend: str
+
+
+def decode_config(text: str | bytes, source: str) -> ClusterConfig:
+    """A configuration of an installed backend.
+
+    Args:
+        source: where the text came from, for messages.
+
+    Raises:
+        SpecError: it is no such configuration.
+    """
+    try:
+        name = msgspec.json.decode(text, type=_Tagged).backend
+        config = load_backend(name).config
+    except msgspec.MsgspecError as error:
+        allowed = f"a cluster's JSON with the field backend: {', '.join(installed_backends())}"
+        raise SpecError([FieldProblem(TAG, f"this file ({error})", allowed)], source) from None
+    except ClusterError as error:
+        allowed = f"an installed backend: {', '.join(installed_backends())}"
+        raise SpecError([FieldProblem(TAG, f"{name!r} ({error})", allowed)], source) from None
+    try:
+        decoded = msgspec.json.decode(text, type=config)
+    except msgspec.MsgspecError as error:
+        fields = ", ".join(field.encode_name for field in msgspec.structs.fields(config))
+        problem = FieldProblem("cluster", f"this configuration ({error})", f"the fields of {name}: {fields}")
+        raise SpecError([problem], source) from None
+    if problems := decoded.problems():
+        raise SpecError(problems, source)
+    return decoded
+
+
+__all__ = [
+    "GROUP",
+    "Backend",
+    "ClusterConfig",
+    "backend_of",
+    "connect_fleet",
+    "connect_launcher",
+    "decode_config",
+    "encode_config",
+    "installed_backends",
+    "load_backend",
+]

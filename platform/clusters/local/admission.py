@@ -1,0 +1,68 @@
+"""Which of the waiting pods start now. Pure: records in, decisions out.
+
+Pods start in the order of priority, then of creation; one that does not fit lets smaller ones pass. Pods of a group
+that has not started yet start together, as soon as the least number of them is there and fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from elastrec.platform.clusters.local.pod_life import PodRecord, Stage, free_of, shortage
+from elastrec.platform.clusters.pods import PodGroup, PodSize
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """`start`: records to start now, together; `why`: by uid, why others go on waiting."""
+
+    start: list[PodRecord]
+    why: dict[str, str]
+
+
+def admission(records: Sequence[PodRecord], total: PodSize) -> Admission:
+    """What to start next: one pod, or the first pods of one group. To be asked again until it starts nothing.
+
+    Args:
+        records: all pods of the node, oldest first.
+    """
+    free, why = free_of(total, records), dict[str, str]()
+    for record in in_order(records):
+        if record.uid in why:
+            continue
+        group, waiting = _unstarted_group(record, records)
+        if group is not None and len(waiting) < group.least:
+            problem = f"group {group.name}: {len(waiting)} of {group.least} pods are there"
+        else:
+            start = waiting[: group.least] if group else waiting
+            problem = shortage(_sum(each.size for each in start), free)
+            if not problem:
+                return Admission(start, why)
+        why |= {each.uid: problem for each in waiting}
+    return Admission([], why)
+
+
+def in_order(records: Iterable[PodRecord]) -> list[PodRecord]:
+    """The waiting pods, those of higher priority first."""
+    waiting = [record for record in records if record.stage is Stage.WAITING and not record.is_deleting]
+    return sorted(waiting, key=lambda record: -record.spec.priority)
+
+
+def _unstarted_group(record: PodRecord, records: Sequence[PodRecord]) -> tuple[PodGroup | None, list[PodRecord]]:
+    """The group of which no pod has started yet, with its waiting pods; None, and the pod, where it starts alone."""
+    group = record.spec.group
+    if group is None:
+        return None, [record]
+    members = [each for each in records if each.spec.job == record.spec.job and is_of(each, group.name)]
+    return (None, [record]) if any(each.attempt for each in members) else (group, in_order(members))
+
+
+def is_of(record: PodRecord, group: str) -> bool:
+    """Whether a pod is of the group of this name of its job."""
+    return record.spec.group is not None and record.spec.group.name == group
+
+
+def _sum(sizes: Iterable[PodSize]) -> PodSize:
+    added = list(sizes)
+    return PodSize(sum(size.cores for size in added), sum(size.memory_bytes for size in added))

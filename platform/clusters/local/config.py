@@ -1,0 +1,37 @@
+"""How a node agent is reached."""
+
+from __future__ import annotations
+
+from elastrec.platform.clusters.backends import ClusterConfig
+from elastrec.platform.specs.errors import FieldProblem
+from elastrec.platform.transport.security import TlsConfig
+
+
+class LocalConfig(ClusterConfig, frozen=True, kw_only=True, tag="local"):
+    """Of the local cluster; holds a secret.
+
+    Attributes:
+        address: `host:port` of the node agent.
+        token: sent with every call.
+        tls: PEM text of the root to trust; empty for plain TCP.
+    """
+
+    address: str
+    token: str
+    tls: str = ""
+
+    def problems(self) -> list[FieldProblem]:
+        """A token that no connection can carry."""
+        if self.token.isascii() and self.token.isprintable():
+            return []
+        return [FieldProblem("token", "this one", "printable ASCII characters", "copy it again")]
+
+    @property
+    def job_tls(self) -> bool:
+        """Where the agent speaks TLS."""
+        return bool(self.tls)
+
+    @property
+    def client_tls(self) -> TlsConfig | None:
+        """For a client of the agent."""
+        return TlsConfig(root_pem=self.tls.encode()) if self.tls else None
