@@ -22,6 +22,7 @@ from elastrec.platform.master.shards import shard_seed
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.job_messages import RoutingTable, Shard
+from elastrec.trainers.memory import ResidentMemory
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from elastrec.trainers.worker.feed import Item
@@ -32,6 +33,7 @@ from elastrec.trainers.worker.work import reader_of
 
 _TOKEN = "benchmark"
 _SCORED_ROWS, _MOST_SCORED = 4096, 16
+_STEPS_PER_LOOK = 32
 _Items = list[Item]
 
 
@@ -52,8 +54,12 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
 def train(step: Step, minibatches: _Items, overlap_after: int | None) -> None:
     """Steps as the worker's loop takes them; pulls overlap once `overlap_after` steps are done (None: never)."""
     step.mode(training=True)
+    memory = ResidentMemory()
     ahead: InFlight | None = None
     for number, item in enumerate(minibatches):
+        if number % _STEPS_PER_LOOK == 0:
+            # A worker looks with every heartbeat.
+            memory.measure()
         started = step.pull(item)
         if ahead:
             step.train(ahead, hold=True)
