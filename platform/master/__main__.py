@@ -1,6 +1,7 @@
 """The master pod: `python -m elastrec.platform.master`.
 
-SIGTERM ends the process, not the job: it makes a record, if there is time, and leaves its pods as they are.
+SIGTERM ends the process, not the job: it makes a record, if there is time, and leaves its pods as they are. A job that
+is over waits in the next process for whoever reads its result.
 
 Exit code 0: the job is over, or another master has taken it over; 2: it would fail again, its node need not restart it;
 else it may be restarted (143: after SIGTERM).
@@ -95,15 +96,16 @@ def run() -> int:
     service.start(server.address, pause)
     server.serve_in_background()
     log.info("master_started", job=request.job_id, address=server.address, continued=service.is_continued)
-    service.wait_until_done(stopped=stopped.is_set)
+    is_done = service.wait_until_done(stopped=stopped.is_set)
     if service.is_superseded():
         server.shutdown()
         service.close()
         if sink:
             leave_points(request, sink.close())
         return 0
-    if stopped.is_set() and not service.state.phase.is_final:
-        # Its node wants the process to end, or its cluster: that is no wish about the job (`StopJob` is).
+    if not is_done:
+        # Its node wants the process to end, or its cluster: that is no wish about the job (`StopJob` is). One that is
+        # over comes back, too: who waits for its result asks the master.
         service.leave(_SAVE_GRACE_SECONDS)
         server.shutdown()
         service.close()

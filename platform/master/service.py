@@ -257,19 +257,22 @@ class JobService(ObserverCalls, TimedWork):
         """Seconds on the job's clock."""
         return self._clock() - self._zero
 
-    def wait_until_done(self, poll_seconds: float = 0.2, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Returns when FinishJob came, when the linger time after the end is over, or when `stopped` says so."""
+    def wait_until_done(self, poll_seconds: float = 0.2, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """True when FinishJob came or the linger time after the end is over; False when `stopped` said so before."""
         ended: float | None = None
-        while not stopped() and not self._finished.wait(poll_seconds):
+        while not self._finished.wait(poll_seconds):
+            if stopped():
+                return False
             if not self.state.phase.is_final:
                 continue
             ended = self._clock() if ended is None else ended
             if self._clock() - ended > self.request.linger_seconds:
-                return
+                return True
         # Pods get the chance to leave by themselves before their master is gone.
         deadline = self._clock() + self.state.plan.exit_seconds + 5.0
         while not stopped() and not self.superseded and not self.is_swept() and self._clock() < deadline:
             self._stopping.wait(poll_seconds)
+        return True
 
     def maximum_connections(self) -> int:
         """For an RpcServer."""

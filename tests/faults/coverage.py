@@ -28,6 +28,13 @@ _AIRFLOW = (
     "e2e/airflow_stack/test_daily_retraining.py::"
     "test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
 )
+_RESUME = "faults/test_resume.py::test_"
+_STORES = "faults/test_bad_stores.py::test_a_job_whose_"
+_TERMS = "platform/master/test_terms.py::test_"
+_RECONCILER = "platform/master/test_reconciler.py::test_"
+_DATABASE = "platform/history/test_database.py::test_"
+_NODE_JOURNAL = "platform/clusters/local/test_lost_journal.py::test_"
+_CALLER = "e2e/test_interrupted_runs.py::test_"
 RANDOM = "faults/test_campaign.py::test_random_faults_cost_no_sample_and_hardly_any_quality"
 
 TRIED = (
@@ -35,6 +42,80 @@ TRIED = (
     Tried("kill -9 of a server", ((Kind.KILL, Victim.SERVER),), (_KILLS,)),
     Tried("kill -9 of the master", ((Kind.KILL, Victim.MASTER),), (_KILLS,)),
     Tried("kill -9 of the node agent", ((Kind.KILL, Victim.AGENT),), (_AGENT_AND_PORTS,)),
+    Tried("SIGTERM to a worker", ((Kind.TERMINATE, Victim.WORKER),), (RANDOM,)),
+    Tried("SIGTERM to a server", ((Kind.TERMINATE, Victim.SERVER),), (RANDOM,)),
+    Tried(
+        "SIGTERM to the master",
+        ((Kind.TERMINATE, Victim.MASTER),),
+        (f"{_RESUME}a_signal_to_the_master_is_no_stop_and_costs_no_row", RANDOM),
+    ),
+    Tried(
+        "SIGTERM, SIGHUP or Ctrl-C to whoever launched the job",
+        (),
+        (
+            f"{_CALLER}sigterm_and_sighup_stop_the_job_as_ctrl_c_does",
+            f"{_CALLER}a_second_terminal_with_the_same_key_leaves_the_job_alone_while_the_first_one_lives",
+        ),
+    ),
+    Tried(
+        "the master comes back at another address, with its journal",
+        (),
+        (f"{_TERMS}a_master_that_moved_with_its_journal_takes_the_next_term_and_its_pods_follow",),
+    ),
+    Tried(
+        "the master's journal is lost",
+        (),
+        (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record_and_says_so",),
+    ),
+    Tried(
+        "the master's journal is damaged, and the job is launched again",
+        (),
+        (
+            f"{_CALLER}a_run_whose_master_cannot_start_again_fails_soon_with_the_reason",
+            f"{_RESUME}a_job_that_ended_for_good_goes_on_under_the_same_key_and_its_ledger_holds_every_row_once",
+        ),
+    ),
+    Tried(
+        "two masters of one job",
+        (),
+        (
+            f"{_TERMS}a_superseded_master_commits_nothing_ends_and_touches_no_pod",
+            f"{_TERMS}a_record_that_an_older_master_commits_late_is_in_nobodys_way",
+        ),
+    ),
+    Tried(
+        "two processes of one pod",
+        (),
+        ("platform/master/test_superseded.py::test_the_superseded_process_ends_and_the_job_goes_on",),
+    ),
+    Tried(
+        "a late event of an earlier pod of that name",
+        (),
+        (f"{_RECONCILER}a_late_word_about_an_earlier_pod_of_a_name_replaces_nobody",),
+    ),
+    Tried(
+        "control plane away while pods are wanted",
+        (),
+        (f"{_RECONCILER}a_cluster_that_is_away_costs_neither_a_record_nor_training",),
+    ),
+    Tried("newest record damaged", (), (f"{_STORES}newest_record_is_damaged_goes_on_from_the_one_before_it",)),
+    Tried("checkpoint store away during a rollback", (), (f"{_STORES}store_goes_away_during_a_rollback_waits_for_it",)),
+    Tried(
+        "first command of a home killed in MLflow's migration, or two of them at once",
+        (),
+        (
+            f"{_DATABASE}a_first_command_that_is_killed_leaves_nothing_that_hinders_the_next",
+            f"{_DATABASE}first_commands_that_come_together_all_succeed",
+        ),
+    ),
+    Tried(
+        "the node agent's journal is damaged or lost",
+        (),
+        (
+            f"{_NODE_JOURNAL}a_damaged_journal_is_one_line_and_stopping_the_agent_ends_its_pods",
+            f"{_NODE_JOURNAL}the_pods_of_a_lost_journal_end_when_an_agent_starts",
+        ),
+    ),
     Tried("kill -9 of Airflow's triggerer, scheduler and api-servers, all at once", (), (_AIRFLOW,)),
     Tried(
         "two faults at once, or the second while the first is being repaired",

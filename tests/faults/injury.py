@@ -98,6 +98,8 @@ def _hurt_pod(fault: Fault, scene: Scene, process: psutil.Process) -> bool:
             return True
         case Kind.KILL:
             process.kill()
+        case Kind.TERMINATE:
+            process.terminate()
         case Kind.OUT_OF_MEMORY:
             _starve(process)
         case Kind.PORT:

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     """What is done to a process."""
 
     KILL = "kill -9"
+    TERMINATE = "SIGTERM"
     STOP = "stop and continue"
     OUT_OF_MEMORY = "memory limit"
     CUT = "network cut"
@@ -34,15 +35,18 @@ class Victim(StrEnum):
 # Whom each kind can hit.
 PLACES = {
     Kind.KILL: tuple(Victim),
+    # To the node agent it is the order to end all pods.
+    Kind.TERMINATE: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
     Kind.STOP: tuple(Victim),
     Kind.OUT_OF_MEMORY: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
     Kind.CUT: (Victim.SERVER,),  # from all workers
     Kind.PORT: (Victim.MASTER, Victim.AGENT),  # the others get another port with every process
 }
-_WEIGHTS = {Kind.KILL: 8, Kind.STOP: 6, Kind.OUT_OF_MEMORY: 3, Kind.CUT: 3, Kind.PORT: 2}
+_WEIGHTS = {Kind.KILL: 8, Kind.TERMINATE: 3, Kind.STOP: 6, Kind.OUT_OF_MEMORY: 3, Kind.CUT: 3, Kind.PORT: 2}
 # Longer than the jobs' heartbeat timeout; some longer than their lease, too. A killed agent is started again so late.
 _SECONDS = {
     Kind.KILL: (0.2, 3.0),
+    Kind.TERMINATE: (0.0, 0.0),
     Kind.STOP: (3.5, 9.0),
     Kind.OUT_OF_MEMORY: (0.0, 0.0),
     Kind.CUT: (2.0, 9.0),
