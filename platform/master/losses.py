@@ -125,10 +125,14 @@ def _save_ticked(state: JobState, save: Save, effects: list[Effect]) -> None:
         saving.unknown(state, f"its manifest was not written for {timeout}", effects)
 
 
-def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
-    """Everybody back to the last complete record, in a new generation; the number of servers may change here."""
+def recover(state: JobState, reason: str, effects: list[Effect], lost: Member | None = None) -> None:
+    """Everybody back to the last complete record, in a new generation; the number of servers may change here.
+
+    Args:
+        lost: the server that was given up for it; its process may still run.
+    """
     state.phases.move(Phase.RECOVERING, state.time)
-    _roll_back(state, reason, effects)
+    _roll_back(state, reason, effects, lost)
 
 
 def record_damaged(state: JobState, member: Member, problem: RestoreProblem, effects: list[Effect]) -> None:
@@ -162,7 +166,7 @@ def is_restoring(state: JobState, order_id: str) -> bool:
     return state.phase in (Phase.STARTING, Phase.RECOVERING) and state.phases.restore.order_id == order_id
 
 
-def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
+def _roll_back(state: JobState, reason: str, effects: list[Effect], lost: Member | None = None) -> None:
     phases = state.phases
     record = phases.record
     phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
@@ -178,7 +182,7 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     order = phases.begin_restore(record.uri if record else state.start_record or "")
     for save in given_up:
         # What is found complete from here on holds rows that are trained again.
-        stages.abandon(state, save, is_committing=save.stage == COMMITTING)
+        stages.abandon(state, save, is_committing=save.stage == COMMITTING, lost=lost)
     phases.unknown = []
     stages.begin(state)
     state.times.rolled_back()
@@ -258,7 +262,7 @@ def _lose(
     if member.role is Role.PARAMETER_SERVER:
         state.routing_epoch += 1
         if state.phase in _WITH_MODEL:
-            recover(state, f"{member.name}: {reason}", effects)
+            recover(state, f"{member.name}: {reason}", effects, lost=member)
 
 
 def _take_back(

@@ -100,15 +100,17 @@ def _has_left(entry: Abandoned, report: PodReported, order_id: str) -> bool:
     )
 
 
-def abandon(state: JobState, save: Save, *, is_committing: bool = False) -> None:
+def abandon(state: JobState, save: Save, *, is_committing: bool = False, lost: Member | None = None) -> None:
     """Gives a save's folder up, in the directive's current version; `discard_abandoned` deletes it.
 
     Args:
         is_committing: its manifest may still be written.
+        lost: a server that has no place any more and may still write.
     """
     writers = {}
     if save.stage == WRITING:
-        writers = {s.name: s.incarnation for s in state.membership.servers() if s.name not in save.parts}
+        servers = [*state.membership.servers(), *([lost] if lost else [])]
+        writers = {server.name: server.incarnation for server in servers if server.name not in save.parts}
     if save.stage != PAUSING:
         state.phases.abandoned[save.order_id] = Abandoned(
             uri=save.uri,

@@ -36,7 +36,8 @@ from elastrec.platform.transport.job_messages import (
     ShardProgress,
     WindowMetrics,
 )
-from tests.platform.master.control_plane import ControlPlane
+from tests.platform.clusters.fake_fleet import FakeFleet
+from tests.platform.clusters.fleets import new_fleet
 
 
 def job(**spec: Any) -> TrainingJob:
@@ -76,10 +77,10 @@ class FakeCluster:
         plane: what the cluster knows.
     """
 
-    def __init__(self, plane: ControlPlane | None = None) -> None:
+    def __init__(self, plane: FakeFleet | None = None) -> None:
         self.on_create: Callable[[PodSpec], None] = lambda spec: None
         self.before: Callable[[str, str], None] = lambda operation, name: None
-        self.plane = plane or ControlPlane()
+        self.plane = plane or new_fleet()
         self.specs: dict[str, PodSpec] = {}
         self.deleted: list[str] = []
         self.resized: list[tuple[str, PodSize]] = []

@@ -13,6 +13,8 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart
 from tests.platform.master.world import World, plan, running
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 
 def act(world: World, rounds: int = 1) -> None:
     for _ in range(rounds):

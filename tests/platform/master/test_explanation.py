@@ -34,6 +34,8 @@ from tests.platform.master.fakes import job
 from tests.platform.master.test_service import Stage, stage  # noqa: F401
 from tests.platform.master.world import World, disturb, plan
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 
 def in_training(world: World) -> None:
     """Everybody behaves until both workers have shards."""

@@ -23,6 +23,8 @@ from tests.platform.master.stage import Stage
 from tests.platform.master.world import plan
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:

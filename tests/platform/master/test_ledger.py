@@ -16,6 +16,8 @@ from elastrec.platform.transport.ledger_messages import Attempt, QueueNow
 from tests.platform.master.fakes import job
 from tests.platform.master.test_service import Stage, stage  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 
 def queue(cursor: int, begun: list[tuple[int, int]] | None = None, *, shuffle: bool = False) -> QueueNow:
     return QueueNow(kind="train", rows=95, shard_rows=10, shuffle=shuffle, seed=3, cursor=cursor, begun=begun or [])

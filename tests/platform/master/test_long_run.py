@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastrec.platform.master import events
 from tests.platform.master.long_run import long_run
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 
 def test_a_long_random_life_is_replayed_from_every_prefix_of_its_journal() -> None:
-    figures = long_run(seed=1, least_events=30_000)
+    figures = long_run(seed=23, least_events=30_000)
     # A run that saw hardly anything would prove hardly anything.
     assert figures.master_restarts > 20 and figures.loaded_prefixes > 10
     assert figures.rollbacks > 20 and figures.records > 20

@@ -19,6 +19,8 @@ from elastrec.platform.transport.job_messages import Shard
 from tests.platform.master.world import World, plan
 from tests.shapes import shape
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 DEFAULTS = FaultTolerance()
 DAY_SECONDS = 86_400.0
 KILLED = {"end": EndReason.KILLED, "exit_code": 137}

@@ -18,6 +18,8 @@ from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 from tests.shapes import shape
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 TWO = shape(2, 2, 1.0, 1.0, 1000, 1000)
 
 

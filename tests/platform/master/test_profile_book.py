@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastrec.platform.master import events
 from elastrec.platform.master.profile_book import SETTLING_SECONDS, ProfileBook, configuration_of, is_settled
 from elastrec.platform.transport.job_messages import WindowMetrics
 from tests.platform.master.world import World, running
 from tests.shapes import change, shape
+
+pytestmark = pytest.mark.usefixtures("fleet")
 
 STEPS = WindowMetrics(samples=200, steps=4, pull_seconds=0.2, push_seconds=0.1)
 TWO = shape(2, 2, 1.0, 1.0, 1000, 1000)

@@ -21,6 +21,8 @@ from tests.platform.master.fakes import FakeCluster, job
 from tests.platform.master.stage import Stage
 from tests.shapes import change
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 WORKER = "clicks-1-worker-1"
 PATIENT = {"heartbeat_interval": 0.02, "heartbeat_timeout": 60, "lease": 60}
 
@@ -128,6 +130,7 @@ def test_a_deferred_resize_costs_and_counts_when_it_is_granted(stage: Stage) -> 
     assert {worker.cores for worker in membership.workers()} == {cores}
     assert s.call(GetProfile(), Profile).configuration[Role.WORKER].size.cores == cores
     with s.cluster.changed:
+        s.cluster.plane.defers_resizes = False
         s.cluster.plane.settle()
         s.cluster.changed.notify_all()
     s.wait(lambda: {worker.cores for worker in membership.workers()} == {4.0})

@@ -23,6 +23,8 @@ from elastrec.platform.transport.job_messages import Heartbeat, WindowMetrics
 from tests.platform.master.fakes import FakeCluster
 from tests.platform.master.world import World, plan, running
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 
 def beat(pod: str, **metrics: Any) -> Heartbeat:
     window = WindowMetrics(**metrics)

@@ -33,6 +33,8 @@ from tests.platform.master.fakes import ScriptedPod, job
 from tests.platform.master.stage import Stage
 from tests.shapes import change
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:

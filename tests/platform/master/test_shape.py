@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from elastrec.platform.master import events, shape
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange
@@ -21,6 +23,8 @@ from tests.platform.master.stage import Stage
 from tests.platform.master.test_service import stage  # noqa: F401
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change
+
+pytestmark = pytest.mark.usefixtures("fleet")
 
 
 def ask(world: World, **shape_asked: int) -> None:

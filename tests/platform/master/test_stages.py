@@ -13,6 +13,8 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Mode, SavedPart
 from tests.platform.master.world import World, plan, running
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 TIMEOUT = 40.0
 
 
@@ -119,6 +121,25 @@ def test_a_writer_that_ends_has_left_its_folder(how: str):
     else:
         world.up["j-ps-1"] |= {"incarnation": "another", "writing": "", "uri": ""}
         world.register("j-ps-1")
+    assert world.discarded == [save.uri]
+
+
+def test_a_silent_server_that_was_given_up_while_it_wrote_keeps_its_folder_until_the_cluster_has_ended_it():
+    world = running()
+    save = saving(world, hung="j-ps-0", stage=WRITING)
+    everybody_acts(world)
+    assert world.up["j-ps-0"]["uri"] == save.uri
+    world.plane.delays = True
+    uid, incarnation = world.up["j-ps-0"]["uid"], world.up["j-ps-0"]["incarnation"]
+    world.tell(events.PodSilent(time=world.time, pod="j-ps-0", incarnation=incarnation, silent_seconds=15.0))
+    for _ in range(20):
+        world.start_pod()
+        world.reconcile()
+    # Its successor has registered, and it writes on.
+    assert world.state.membership.members["j-ps-0-r1"].incarnation and world.plane.pods[uid].is_ending
+    assert world.discarded == []
+    world.plane.settle()
+    world.reconcile()
     assert world.discarded == [save.uri]
 
 

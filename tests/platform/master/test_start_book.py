@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.master import events
@@ -9,6 +11,8 @@ from elastrec.platform.master.start_book import StartBook
 from elastrec.platform.specs.metrics import Role
 from tests.platform.master.world import World, running
 from tests.shapes import change
+
+pytestmark = pytest.mark.usefixtures("fleet")
 
 
 def added_worker(world: World, book: StartBook, time: float) -> str:

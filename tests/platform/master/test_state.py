@@ -18,6 +18,8 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Mode, SavedPart
 from tests.platform.master.world import World, disturb, plan, running
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), synchronous=st.booleans(), acts=st.integers(0, 500))

@@ -24,6 +24,8 @@ from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 from tests.platform.master.test_service import stage  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 POD, OTHER = "clicks-1-worker-0", "clicks-1-worker-1"
 
 

@@ -33,6 +33,8 @@ from elastrec.platform.transport.ledger_messages import Explanation, GetExplanat
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 
+pytestmark = pytest.mark.usefixtures("fleet")
+
 Make = Callable[..., Stage]
 
 

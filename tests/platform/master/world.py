@@ -18,7 +18,7 @@ from elastrec.platform.master.wanted import MEMBER_ROLES, WantedPod, compare, wa
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
-from tests.platform.master.control_plane import ControlPlane
+from tests.platform.clusters.fleets import new_fleet
 from tests.shapes import change, shape
 
 
@@ -61,7 +61,7 @@ class World:
 
     def __init__(self, job_plan: JobPlan, mischief: random.Random | None = None) -> None:
         self.state = JobState.new(job_plan)
-        self.plane = ControlPlane(mischief)
+        self.plane = new_fleet(mischief)
         self.plane.on_gone = self._process_ends
         self._is_reconciling = False
         self._forget_observations()

@@ -1,7 +1,8 @@
-"""A cluster with the manners of Kubernetes, without processes, threads or a clock: what it is asked for comes later.
+"""What every fake cluster shares: its pods, its log of events with opaque tokens, and how it misbehaves by chance.
 
-With mischief it refuses for the moment, loses answers, forgets watch tokens and with them what happened meanwhile,
-repeats old events, defers and refuses resizes.
+No processes, threads or clock: what a fleet is asked for comes later, when `settle` is called. How a cluster of one
+kind creates, deletes and resizes is its own (`fake_kubernetes.py`, `fake_local.py`); each is held to the real cluster
+by `test_fleets.py`.
 """
 
 from __future__ import annotations
@@ -12,34 +13,27 @@ from typing import Any
 
 import msgspec
 
-from elastrec.platform.clusters.pods import (
-    EndReason,
-    PodEvent,
-    PodEventKind,
-    PodPhase,
-    PodSize,
-    PodSpec,
-    PodStatus,
-    ResizeState,
-)
+from elastrec.platform.clusters.pods import EndReason, PodEvent, PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
 _LATE_EVENTS = 30
 
 
-class ControlPlane:
-    """Implements `Fleet` for one job.
+class FakeFleet:
+    """Implements `Fleet` for one job, but for `create`, `delete` and `resize`.
 
     Attributes:
-        mischief: None: everything is accepted, done and told at once.
+        mischief: None: nothing fails by chance, and what is asked for is done at once.
+        delays: what is asked for is done by `settle` alone, without mischief too.
         pods: by uid.
         logs_of: by pod name.
-        defers_resizes: nodes are full for now.
+        defers_resizes: the nodes are full for now.
         on_gone: called with name and uid when a pod's process has to end.
     """
 
     def __init__(self, mischief: random.Random | None = None) -> None:
         self.mischief = mischief
+        self.delays = False
         self.pods: dict[str, PodStatus] = {}
         self.logs_of: dict[str, str] = {}
         self.defers_resizes = False
@@ -48,47 +42,26 @@ class ControlPlane:
         self._forgotten = 0
         self._serial = 0
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether what is asked for is done at once."""
+        return self.mischief is None and not self.delays
+
     # What a job's master asks
 
     def create(self, pod: PodSpec) -> PodStatus:
-        self._may_fail("quota")
-        found = self.named(pod.name)
-        if found is None:
-            self._serial += 1
-            found = PodStatus(
-                name=pod.name, uid=f"uid-{self._serial}", job=pod.job, role=pod.role, phase=PodPhase.PENDING,
-                size=pod.size, created_unix_seconds=float(self._serial),
-            )  # fmt: skip
-            self._tell(PodEventKind.ADDED, found)
-        self._may_fail("the answer is lost")
-        return found
+        raise NotImplementedError
 
     def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
-        self._may_fail("conflict")
-        pod = self.pods.get(uid)
-        if pod is None or pod.is_ending:
-            return
-        self._change(uid, is_ending=True)
-        if self.mischief is None:
-            self._finish_deletion(uid)
+        raise NotImplementedError
 
     def resize(self, name: str, uid: str, size: PodSize) -> None:
-        self._may_fail("too many requests")
-        pod = self.pods.get(uid)
-        if pod is None or pod.phase.is_final:
-            raise ClusterError(f"{name} is not there")
-        what = self.mischief.random() if self.mischief else 0.5 if self.defers_resizes else 1.0
-        if what < 0.2:
-            raise ClusterError("no node is that large")
-        if what < 0.6:
-            self._change(uid, asked=size, resize=ResizeState.DEFERRED, resize_message="the node is full")
-        else:
-            self._change(uid, size=size, asked=None, resize=ResizeState.DONE, resize_message="")
+        raise NotImplementedError
 
     def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
         if resume == "" or int(resume) < self._forgotten:
             yield from [PodEvent(PodEventKind.SEEN, pod) for pod in self.pods.values()]
-            yield PodEvent(PodEventKind.SYNCED, resume=str(self._forgotten + len(self._events)))
+            yield PodEvent(PodEventKind.SYNCED, resume=self.token())
             return
         begin = int(resume) - self._forgotten
         for number, event in enumerate(self._events[begin:], start=int(resume) + 1):
@@ -99,9 +72,14 @@ class ControlPlane:
 
     def logs(self, name: str, *, tail_lines: int | None = None) -> Iterator[str]:
         self._may_fail("the node does not answer")
-        return iter([self.logs_of[name]] if name in self.logs_of else [])
+        lines = self.logs_of[name].splitlines() if name in self.logs_of else []
+        return iter(lines if tail_lines is None else lines[-tail_lines:])
 
     # What a test does
+
+    def token(self) -> str:
+        """From which a watch goes on with what happens from now on."""
+        return str(self._forgotten + len(self._events))
 
     def named(self, name: str) -> PodStatus | None:
         return next((pod for pod in self.pods.values() if pod.name == name), None)
@@ -111,9 +89,22 @@ class ControlPlane:
         self._change(uid, phase=PodPhase.RUNNING)
 
     def end(self, uid: str, end: EndReason, exit_code: int | None = None) -> None:
-        """The pod's process is gone."""
-        phase = PodPhase.SUCCEEDED if end is EndReason.COMPLETED else PodPhase.FAILED
-        self._change(uid, phase=phase, end=end, exit_code=exit_code)
+        """The pod's process is gone; nobody hears of it where the cluster has forgotten the pod."""
+        if uid in self.pods:
+            phase = PodPhase.SUCCEEDED if end is EndReason.COMPLETED else PodPhase.FAILED
+            self._change(uid, phase=phase, end=end, exit_code=exit_code)
+
+    def evict(self, uid: str) -> None:
+        """The cluster takes the pod away, in its own way."""
+        raise NotImplementedError
+
+    def lose_node(self, uid: str) -> None:
+        """The pod's node is not heard of any more; its process goes on."""
+        self._change(uid, phase=PodPhase.FAILED, end=EndReason.NODE_LOST, is_ending=False)
+
+    def settle(self) -> None:
+        """What was accepted is done, or found to be impossible."""
+        raise NotImplementedError
 
     def tell_late(self, pod: PodStatus) -> None:
         """An event of a pod that is not there any more."""
@@ -130,21 +121,23 @@ class ControlPlane:
         self._forgotten += len(self._events) + 1
         self._events = []
 
-    def settle(self) -> None:
-        """What was accepted is done, or found to be impossible."""
-        for uid, pod in list(self.pods.items()):
-            if pod.is_ending:
-                self._finish_deletion(uid)
-            elif pod.resize is ResizeState.DEFERRED:
-                if self.mischief and self.mischief.random() < 0.3:
-                    self._change(uid, resize=ResizeState.INFEASIBLE, resize_message="the node is too small")
-                else:
-                    self._change(uid, size=pod.asked_size, asked=None, resize=ResizeState.DONE, resize_message="")
+    # What the kinds of cluster are made of
 
-    def _finish_deletion(self, uid: str) -> None:
+    def _add(self, spec: PodSpec) -> PodStatus:
+        self._serial += 1
+        pod = PodStatus(
+            name=spec.name, uid=f"uid-{self._serial}", job=spec.job, role=spec.role, phase=PodPhase.PENDING,
+            size=spec.size, created_unix_seconds=float(self._serial),
+        )  # fmt: skip
+        self._tell(PodEventKind.ADDED, pod)
+        return pod
+
+    def _forget(self, uid: str) -> None:
+        """The pod is not there any more; what ended it is what was known, or whoever asked for its deletion."""
         pod = self.pods.pop(uid)
-        gone = pod if pod.phase.is_final else msgspec.structs.replace(pod, end=EndReason.DELETED)
-        self._events.append(PodEvent(PodEventKind.DELETED, gone))
+        self._events.append(
+            PodEvent(PodEventKind.DELETED, msgspec.structs.replace(pod, end=pod.end or EndReason.DELETED))
+        )
         self.on_gone(pod.name, uid)
 
     def _may_fail(self, words: str) -> None:

@@ -1,0 +1,24 @@
+"""The fake clusters under which the master's tests run, by name, and the one that runs now."""
+
+from __future__ import annotations
+
+import random
+
+from tests.platform.clusters.fake_fleet import FakeFleet
+from tests.platform.clusters.fake_kubernetes import FakeKubernetes
+
+FLEETS: dict[str, type[FakeFleet]] = {"kubernetes": FakeKubernetes}
+"""Each takes the mischief alone."""
+_chosen = "kubernetes"
+
+
+def choose(name: str) -> str:
+    """Fakes that are made from now on are of this kind; returns the kind of before."""
+    global _chosen
+    before, _chosen = _chosen, name
+    return before
+
+
+def new_fleet(mischief: random.Random | None = None) -> FakeFleet:
+    """A fake cluster of the chosen kind."""
+    return FLEETS[_chosen](mischief)
