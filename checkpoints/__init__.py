@@ -19,9 +19,12 @@ from elastrec.checkpoints.terms import (
     check_term,
     conclude,
     concluded_term,
+    launched_jobs,
     list_terms,
     newest_term,
+    read_launch,
     take_term,
+    write_launch,
 )
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "discard",
     "expect_existing_stores",
     "latest_record",
+    "launched_jobs",
     "list_records",
     "list_terms",
     "new_record_uri",
@@ -59,6 +63,8 @@ __all__ = [
     "open_record",
     "open_store",
     "prune",
+    "read_launch",
     "summarize",
     "take_term",
+    "write_launch",
 ]

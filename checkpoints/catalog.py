@@ -40,20 +40,27 @@ def list_records(store: str | Store, job_name: str, job_id: str | None = None) -
 
     def age(item: tuple[str, RecordManifest]) -> tuple[str, float, str, int, int, float]:
         uri, found = item
-        last, term = written[found.interval_end, found.job_id], max(found.term, bases.get(uri, 0))
+        last, term = written[found.interval_end, found.job_id], max(found.term, bases.get(_name(uri), 0))
         return found.interval_end, last, found.job_id, term, found.step, found.created_unix_seconds
 
     return sorted(records, key=age, reverse=True)
 
 
 def _bases(store: Store, job_name: str, records: list[tuple[str, RecordManifest]]) -> dict[str, int]:
-    """The highest term that continues from each record. Asked only of jobs of which there is something to order."""
+    """The highest term that continues from each record, by the record's name, which stays when a store is moved.
+
+    Asked only of jobs of which there is something to order.
+    """
     of_job = Counter(manifest.job_id for _, manifest in records)
     bases: dict[str, int] = {}
     for job_id in (job_id for job_id, count in of_job.items() if count > 1):
         for term in list_terms(store, job_name, job_id, after=1):
-            bases[term.base] = term.term
+            bases[_name(term.base)] = term.term
     return bases
+
+
+def _name(uri: str) -> str:
+    return uri.rpartition("/")[2]
 
 
 def _names(store: Store, job_name: str, job_id: str | None) -> list[str]:

@@ -3,6 +3,8 @@
 `{store}/{job name}/terms/{job id}/{number:08d}.json` is written with put-if-absent and never deleted: of several
 masters that want a number one gets it, and a higher number supersedes all lower ones. A number whose file was deleted
 could be taken a second time; so nothing here, and nothing that prunes, deletes one.
+
+Beside them lies `launch.json`, opaque here: with what the job was launched last.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from elastrec.platform.specs.errors import CheckpointError
 _log = structlog.get_logger(__name__)
 
 _CONCLUDED_FILE = "concluded.json"
+_LAUNCH_FILE = "launch.json"
 _NUMBER = re.compile(r"(\d{8})\.json")
 _HIGHEST = 99_999_999
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
@@ -167,6 +170,37 @@ def concluded_term(store: str | Store, job_name: str, job_id: str) -> int:
         raise CheckpointError(f"{opened.child_uri(key)}: it cannot be read: {error}") from error
 
 
+def write_launch(store: str | Store, job_name: str, job_id: str, launch: bytes) -> None:
+    """Keeps with what a job is about to be launched; replaces what an earlier launch of it has left.
+
+    Raises:
+        CheckpointError: the store refused.
+    """
+    opened = open_store(store) if isinstance(store, str) else store
+    opened.put(f"{terms_folder(job_name, job_id)}/{_LAUNCH_FILE}", launch)
+
+
+def read_launch(store: str | Store, job_name: str, job_id: str) -> bytes | None:
+    """What `write_launch` kept last; None when the job was never launched.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    opened = open_store(store) if isinstance(store, str) else store
+    found = opened.get_versioned(f"{terms_folder(job_name, job_id)}/{_LAUNCH_FILE}")
+    return None if found is None else found[0]
+
+
+def launched_jobs(store: str | Store, job_name: str) -> list[str]:
+    """Ids of the jobs of a name that have terms or were launched, sorted.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    opened = open_store(store) if isinstance(store, str) else store
+    return opened.folders(f"{job_name}/terms")
+
+
 def _put(store: Store, key: str, data: bytes) -> None:
     if store.conditional_writes():
         store.put_if_absent(key, data)
@@ -205,8 +239,11 @@ __all__ = [
     "check_term",
     "conclude",
     "concluded_term",
+    "launched_jobs",
     "list_terms",
     "newest_term",
+    "read_launch",
     "take_term",
     "terms_folder",
+    "write_launch",
 ]

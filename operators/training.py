@@ -25,8 +25,6 @@ from elastrec.operators.links import push_link
 from elastrec.operators.params import read_interval, read_job, refuse_unknown
 from elastrec.operators.progress import progress_line
 from elastrec.operators.triggers import JobPhaseTrigger
-from elastrec.platform.specs.errors import JobNotFoundError
-from elastrec.platform.specs.metrics import Phase
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -157,14 +155,14 @@ class LaunchJobOperator(ElastrecOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Launches; a job of an earlier try that has failed or was stopped is removed first."""
-        from elastrec.platform.jobs import Allocation, Prepared, stop
+        from elastrec.platform.jobs import Allocation, Prepared, remove_unsuccessful, stop
 
         prepared, allocation = take(Prepared, self.prepared), take(Allocation, self.allocation)
         self._owner = owner_token(context)
-        attaches = _remove_unsuccessful(self.platform, prepared.job_id)
+        attaches = remove_unsuccessful(self.platform, prepared.job_id)
         try:
             with no_retry_for_bad_input():
-                launched = _attach(self.platform, prepared, allocation, self._owner)
+                launched = _attach(self, prepared, allocation, self._owner)
         except Exception as error:
             # Airflow runs no teardown for a set-up task that failed; a job that an earlier try started may go on
             # until the last one has given up.
@@ -200,15 +198,15 @@ class OfflinePhaseOperator(ElastrecOperator):
 
     def execute(self, context: Context) -> None:
         """Takes the job over and defers."""
-        from elastrec.platform.jobs import Allocation, Launched, Prepared
+        from elastrec.platform.jobs import Allocation, Launched, Prepared, remove_unsuccessful
 
         prepared, allocation = take(Prepared, self.prepared), take(Allocation, self.allocation)
         task = context["ti"]
         push_link(context, take(Launched, self.launched).run_url)
         self._owner = owner_token(context)
         if task.try_number > 1:
-            _remove_unsuccessful(self.platform, prepared.job_id)
-        launched = _attach(self.platform, prepared, allocation, self._owner)
+            remove_unsuccessful(self.platform, prepared.job_id)
+        launched = _attach(self, prepared, allocation, self._owner)
         self.log.info("watching job %s as %s; MLflow run %s", launched.job_id, self._owner, launched.run_url)
         self.defer(
             trigger=JobPhaseTrigger(**watched(self, context, launched.job_id, self._owner)),
@@ -243,24 +241,13 @@ def _data_interval(run: DagRunProtocol) -> tuple[datetime, datetime] | None:
     return run.data_interval_start, run.data_interval_end
 
 
-def _attach(platform: Platform, prepared: Prepared, allocation: Allocation, owner: str) -> Launched:
+def _attach(operator: ElastrecOperator, prepared: Prepared, allocation: Allocation, owner: str) -> Launched:
     from elastrec.platform.jobs import launch
 
-    return launch(platform, prepared, allocation, owner=owner)
-
-
-def _remove_unsuccessful(platform: Platform, job_id: str) -> bool:
-    """Removes a job that has failed or was stopped; returns whether a job is there afterwards."""
-    from elastrec.platform.jobs import finish, observe
-
-    try:
-        phase = observe(platform, job_id).metrics.phase
-    except JobNotFoundError:
-        return False
-    if phase in (Phase.FAILED, Phase.STOPPED):
-        finish(platform, job_id)
-        return False
-    return True
+    launched = launch(operator.platform, prepared, allocation, owner=owner)
+    if launched.goes_on_from:
+        operator.log.info("goes on from %s at %s samples", launched.goes_on_from, f"{launched.goes_on_at:,}")
+    return launched
 
 
 def _stop_owned(platform: Platform, prepared: Any, owner: str, task_id: str) -> None:

@@ -20,6 +20,7 @@ _LAZY = {
     "validate": "job_commands",
     "render": "job_commands",
     "run": "run_command",
+    "resume": "resume_command",
     "status": "status_command",
     "logs": "cluster_commands",
     "stop": "cluster_commands",
@@ -34,7 +35,7 @@ _LAZY = {
 }
 
 
-_PRIVATE = frozenset({"validate", "render", "run", "stop", "plan", "agent"})
+_PRIVATE = frozenset({"validate", "render", "run", "resume", "stop", "plan", "agent"})
 """Commands that write nothing but the platform's own files: only their owner may read those."""
 
 

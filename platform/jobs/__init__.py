@@ -14,6 +14,7 @@ from elastrec.platform.jobs.evaluation import (
     result,
     start_evaluator,
 )
+from elastrec.platform.jobs.kept_launch import KeptLaunch
 from elastrec.platform.jobs.launching import (
     finish,
     job_page,
@@ -35,6 +36,7 @@ from elastrec.platform.jobs.publishing import (
     with_run,
     with_tracking,
 )
+from elastrec.platform.jobs.resuming import prepare_again, remove_unsuccessful, resumable
 from elastrec.platform.jobs.starting_sizes import warm_start
 from elastrec.platform.jobs.surroundings import Platform, checked_tls_folder, home_folder, tls_folder
 from elastrec.platform.jobs.tracking import tracking_answers
@@ -46,6 +48,7 @@ __all__ = [
     "EvaluatorState",
     "GateDecision",
     "Interval",
+    "KeptLaunch",
     "Launched",
     "Observation",
     "Platform",
@@ -73,11 +76,14 @@ __all__ = [
     "ledger",
     "observe",
     "prepare",
+    "prepare_again",
     "publish_patience_seconds",
     "register",
     "remove_pods",
+    "remove_unsuccessful",
     "result",
     "result_of",
+    "resumable",
     "start_evaluator",
     "stop",
     "take_over",

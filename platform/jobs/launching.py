@@ -13,6 +13,7 @@ from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.identity import new_job_secret
+from elastrec.platform.jobs.kept_launch import keep_launch
 from elastrec.platform.jobs.last_words import ending_of, keep_log
 from elastrec.platform.jobs.masters import ask_pod, live_master, pod_of_master, wait_for_master
 from elastrec.platform.jobs.preparation import allocated
@@ -20,6 +21,7 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
 from elastrec.platform.master.launch import LaunchRequest, master_pod, pod_name
+from elastrec.platform.master.resumption import own_records
 from elastrec.platform.specs.errors import HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
@@ -34,18 +36,27 @@ _MASTER_END_SECONDS = 20.0
 
 
 def launch_request(
-    prepared: Prepared, allocation: Allocation, run_id: str = "", tracking_uri: str = ""
+    prepared: Prepared,
+    allocation: Allocation,
+    run_id: str = "",
+    tracking_uri: str = "",
+    earlier_terms: int | None = None,
 ) -> LaunchRequest:
     """What the job's master is started with.
+
+    Args:
+        earlier_terms: terms up to this number are of runs that are over; None: those whose model was published, and
+            with `spec.continual.resume: never` all.
 
     Raises:
         CheckpointError: the store could not be asked which runs of the job are over.
     """
     job = allocated(job_from_json(prepared.job_json), allocation)
-    of = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
-    earlier_terms = concluded_term(*of)
-    if job.spec.continual.resume == "never" and (newest := newest_term(*of)) is not None:
-        earlier_terms = newest.term
+    if earlier_terms is None:
+        of = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
+        earlier_terms = concluded_term(*of)
+        if job.spec.continual.resume == "never" and (newest := newest_term(*of)) is not None:
+            earlier_terms = newest.term
     return LaunchRequest.of(
         job,
         job_id=prepared.job_id,
@@ -64,33 +75,49 @@ def launch_request(
     )
 
 
-def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner: str = "") -> Launched:
+def launch(
+    platform: Platform,
+    prepared: Prepared,
+    allocation: Allocation,
+    owner: str = "",
+    earlier_terms: int | None = None,
+) -> Launched:
     """Creates the job's master, or takes over the job that already exists under this id. Never makes a second one.
 
     While MLflow is away this waits for `spec.history.launch_wait`, then goes on without a run: `publishing.with_run`
-    makes it later.
+    makes it later. A job that has left records goes on from the newest one.
 
     Args:
         owner: who may stop the job by `stop(owner=...)`; a later launch with another owner takes it over.
+        earlier_terms: as of `launch_request`.
 
     Raises:
+        SpecError: the positions of the job's records do not fit it as it is launched now.
         HistoryError: MLflow is there and refuses.
         ClusterError: the cluster refused the pod, or the master did not come up.
+        CheckpointError: the store cannot be asked, or refused to keep with what the job is launched.
     """
     name = pod_name(prepared.job_id, Role.MASTER)
     names = job_from_json(prepared.job_json).spec.history
+    existing = platform.cluster.get(name)
+    record = None
+    if existing is None:
+        # Before a run is made for it: what cannot go on is refused without a trace.
+        request = launch_request(prepared, allocation, earlier_terms=earlier_terms)
+        record = next(iter(own_records(request, 1)), None)
     history = History(platform.tracking_uri, names.experiment, platform.ui_url)
     run_id = _start_run(platform, history, prepared, allocation, names.launch_wait)
-    existing = platform.cluster.get(name)
     if existing is None:
-        request = launch_request(prepared, allocation, run_id, platform.tracking_uri)
+        request = msgspec.structs.replace(request, run_id=run_id, tracking_uri=platform.tracking_uri)
+        keep_launch(request.store, prepared, allocation, request.earlier_terms)
         secret = new_job_secret(platform, prepared.job_id)
         pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
         created = platform.cluster.create(msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
         # Another caller may have created it at the same time, with a run and a secret of its own.
         existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
     if existing is None:
-        log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner)
+        goes_on_from = record.uri if record else "nothing"
+        log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner, goes_on_from=goes_on_from)
     else:
         log.info("job_reattached", job_id=prepared.job_id, run_id=run_id, owner=owner, phase=existing.phase)
     with contextlib.closing(wait_for_master(platform, prepared.job_id)) as client:
@@ -110,6 +137,8 @@ def launch(platform: Platform, prepared: Prepared, allocation: Allocation, owner
         run_url=history.run_url(run_id) if run_id else "",
         owner=owner,
         allocation=allocation,
+        goes_on_from=record.uri if record and existing is None else "",
+        goes_on_at=record.manifest.step if record and existing is None else 0,
     )
 
 

@@ -72,6 +72,8 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run_id, run_url: of its run in MLflow; empty when MLflow was away.
         allocation: the start-up sizes, for the description of a run that is made later.
+        goes_on_from: URI of the job's own record that this launch goes on from, `goes_on_at` samples trained; empty
+            where it began, or ran already.
     """
 
     job_id: str
@@ -80,6 +82,8 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     run_url: str
     owner: str = ""
     allocation: Allocation | None = None
+    goes_on_from: str = ""
+    goes_on_at: int = 0
 
 
 class ModelScore(msgspec.Struct, frozen=True):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elastrec.checkpoints import list_terms
+from elastrec.checkpoints import list_records, list_terms
 from elastrec.platform import jobs
 from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.master.ledger import read_ledger
+from elastrec.platform.specs.loading import job_from_json, job_to_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from tests.faults.surroundings import ROWS, SHARDS, Run, Site, kept, renamed, small_job, write_model
 from tests.faults.test_surroundings import AUC_TOLERANCE, python_path
-from tests.processes import wait_for
+from tests.processes import elastrec_at, wait_for
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -39,16 +43,30 @@ def prepared(site: Site, folder: Path) -> jobs.Prepared:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(site: Site, prepared: jobs.Prepared) -> TrainingMetrics:
+def signalled(site: Site, prepared: jobs.Prepared) -> tuple[TrainingMetrics, set[str], set[str]]:
+    """A job whose master got SIGTERM: its end, and the pods before and at the end, by name and uid."""
     run = site.launch(prepared)
+    run.trained(0.25)
+    (master,) = site.processes(f"{run.job_id}-master")
+    before = pods_of(run)
+    master.send_signal(signal.SIGTERM)
+    wait_for(lambda: not master.is_running() or master.status() == "zombie", 30, "the end of the process")
+    run.when(lambda found: found.shards_done > SHARDS // 4, "a master that goes on")
     metrics = run.finished()
+    after = pods_of(run)
     run.finish()
-    return metrics
+    return metrics, before, after
 
 
-def check_auc(metrics: TrainingMetrics, undisturbed: TrainingMetrics) -> None:
-    assert metrics.auc is not None and undisturbed.auc is not None
-    assert abs(metrics.auc - undisturbed.auc) < AUC_TOLERANCE
+def pods_of(run: Run) -> set[str]:
+    return {f"{pod.name} {pod.uid}" for pod in run.site.platform.cluster.list(run.job_id)}
+
+
+def check_auc(auc: float | None, signalled: tuple[TrainingMetrics, set[str], set[str]]) -> None:
+    """As good as a job that lost no row and never went back."""
+    expected = signalled[0].auc
+    assert auc is not None and expected is not None
+    assert abs(auc - expected) < AUC_TOLERANCE
 
 
 def two_records(run: Run) -> None:
@@ -57,48 +75,78 @@ def two_records(run: Run) -> None:
 
 
 def test_a_signal_to_the_master_is_no_stop_and_costs_no_row(
-    site: Site, prepared: jobs.Prepared, undisturbed: TrainingMetrics
+    signalled: tuple[TrainingMetrics, set[str], set[str]],
 ) -> None:
-    run = site.launch(prepared)
-    run.trained(0.25)
-    (master,) = site.processes(f"{run.job_id}-master")
-    pods = {pod.name: pod.uid for pod in site.platform.cluster.list(run.job_id)}
-    master.send_signal(signal.SIGTERM)
-    wait_for(lambda: not master.is_running() or master.status() == "zombie", 30, "the end of the process")
-    run.when(lambda found: found.shards_done > SHARDS // 4, "a master that goes on")
-    metrics = run.finished()
-    assert {pod.name: pod.uid for pod in site.platform.cluster.list(run.job_id)}.items() <= pods.items()
+    metrics, before, after = signalled
+    assert after <= before
     # Nothing was rolled back, and what the master was not told while it was away it was told later.
     assert metrics.generation == 0 and metrics.samples_trained == ROWS
-    check_auc(metrics, undisturbed)
-    run.finish()
 
 
-@pytest.mark.parametrize("how", ["stopped", "failed"])
-def test_a_job_that_ended_for_good_goes_on_under_the_same_key_and_its_ledger_holds_every_row_once(
-    site: Site, prepared: jobs.Prepared, undisturbed: TrainingMetrics, folder: Path, how: str
+def test_a_job_that_failed_goes_on_under_the_same_key(
+    site: Site, prepared: jobs.Prepared, signalled: tuple[TrainingMetrics, set[str], set[str]], folder: Path
 ) -> None:
     own = renamed(prepared)
     first = site.begin(own)
     two_records(first)
-    if how == "stopped":
-        assert jobs.stop(site.platform, own.job_id, "enough")
-    else:
-        journal_is_damaged(site, first)
-        jobs.stop(site.platform, own.job_id, "it failed")
+    journal_is_damaged(site, first)
+    jobs.stop(site.platform, own.job_id, "it failed")
     assert site.platform.cluster.list(own.job_id) == []
     second = site.begin(own)
     resumed = wait_for(lambda: told(second, "resumed from "), 60, "a job that goes on")
     metrics = second.when(lambda found: found if found.phase.is_final else None, "the end of the job", 200.0)
     assert metrics.phase is Phase.SUCCEEDED, resumed
     assert metrics.shards_done == metrics.shards_total == SHARDS
-    check_auc(metrics, undisturbed)
+    check_auc(metrics.auc, signalled)
     second.finish()
     terms = list_terms(str(folder / "store"), "surroundings", own.job_id)
     assert [term.term for term in terms] == [1, 2] and terms[1].base and terms[1].base in resumed
-    if how == "stopped":
-        ledger = read_ledger(str(folder / "store"), own.job_id)
-        assert ledger is not None and kept(ledger) == ROWS
+
+
+def test_a_job_that_was_stopped_is_resumed_with_its_store_alone_and_its_ledger_holds_every_row_once(
+    prepared: jobs.Prepared, signalled: tuple[TrainingMetrics, set[str], set[str]], folder: Path
+) -> None:
+    store, file = str(folder / "store"), folder / "job.json"
+    file.write_text(job_to_json(job_from_json(prepared.job_json)))
+    job_id = jobs.job_id_for("surroundings", "stopped")
+
+    def records() -> list[str]:
+        return [uri for uri, _ in list_records(store, "surroundings", job_id)]
+
+    with elastrec_at(folder / "one") as here:
+        running = here.start("run", str(file), "--run-key", "stopped")
+        try:
+            wait_for(lambda: len(records()) == 2, 240, "two records")
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=180)
+        finally:
+            end(running)
+        assert running.returncode == 130, said
+    shutil.rmtree(here.home)
+    newest, before = records()
+    part = max(Path(newest.removeprefix("file://")).rglob("*ps-0*"), key=lambda each: each.stat().st_size)
+    part.write_bytes(part.read_bytes()[:-1])
+
+    with elastrec_at(folder / "other") as there:
+        done = there.call("resume", "surroundings", "--store", store, "--output", "json")
+        assert done.returncode == 0, done.stderr
+        # Of the two records, the newest one is damaged.
+        assert f"Goes on from {before} at " in done.stderr and "skipped" in done.stderr and newest in done.stderr
+        refused = there.call("resume", job_id, "--store", store)
+        assert refused.returncode == 2 and "its model is published" in refused.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["shards_done"] == outcome["shards_total"] == SHARDS and outcome["version"] == "1"
+    check_auc(outcome["auc"], signalled)
+    terms = list_terms(store, "surroundings", job_id)
+    assert [(term.term, term.base) for term in terms] == [(1, ""), (2, before)]
+    ledger = read_ledger(store, job_id)
+    assert ledger is not None and kept(ledger) == ROWS
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.communicate()
 
 
 def told(run: Run, words: str) -> str:

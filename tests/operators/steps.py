@@ -124,6 +124,11 @@ class Platform:
         self.calls.append("finish")
         self.phase = None
 
+    def remove_unsuccessful(self, platform: Any, job_id: str) -> bool:
+        if self.phase in (Phase.FAILED, Phase.STOPPED):
+            self.finish(platform, job_id)
+        return self.phase is not None
+
     def stop(self, platform: Any, job_id: str, reason: str, owner: str = "") -> bool:
         self.calls.append(f"stop as {owner or 'anybody'}")
         return True

@@ -37,7 +37,15 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     made = Platform()
     monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: made))
     names = ("observe", "launch", "finish", "stop", "failure_report", "job_page", "tracking_answers", "with_run")
-    for name in (*names, "publish_patience_seconds", "away_message", "is_trained", "finish_job", "take_over"):
+    for name in (
+        *names,
+        "publish_patience_seconds",
+        "away_message",
+        "is_trained",
+        "finish_job",
+        "take_over",
+        "remove_unsuccessful",
+    ):
         monkeypatch.setattr(f"elastrec.platform.jobs.{name}", getattr(made, name))
     return made
 

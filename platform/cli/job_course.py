@@ -1,0 +1,178 @@
+"""What `run` and `resume` do with a prepared job, in front of a person: launch, wait, evaluate, register, or stop."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import structlog
+
+from elastrec.platform import jobs
+from elastrec.platform.cli.options import echo_json
+from elastrec.platform.cli.progress import JobProgress
+from elastrec.platform.cli.run_claim import RunClaim
+from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.uris import masked
+
+log = structlog.get_logger(__name__)
+_POLL_SECONDS = 0.5
+_SILENCE_SECONDS = 180.0
+_LOOK_FOR_TRACKING_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """A job to be trained and published.
+
+    Attributes:
+        again: what to do to take it up again, for people.
+        keep: leave the pods of a failed job in the cluster.
+        allocation: start-up sizes; None: chosen as for any job.
+        earlier_terms: as of `jobs.launch`.
+        is_resumed: it was launched before and does not run now.
+    """
+
+    prepared: jobs.Prepared
+    again: str
+    keep: bool
+    allocation: jobs.Allocation | None = None
+    earlier_terms: int | None = None
+    is_resumed: bool = False
+
+
+def train_and_publish(platform: jobs.Platform, course: Course, progress: JobProgress) -> jobs.Result:
+    """Trains, evaluates and registers; a job that does not get so far is stopped, unless somebody else has its claim.
+
+    Raises:
+        JobFailedError: it failed; the message has the pods' last words.
+        HistoryAwayError: MLflow stayed away; the job is left as it is.
+        ElastrecError: it could not be launched, observed or published.
+    """
+    with RunClaim(Path(platform.work_uri), course.prepared.job_id) as claim:
+        return _train_and_publish(platform, course, claim, progress)
+
+
+def show_outcome(outcome: jobs.Result, output: str) -> None:
+    """On standard output."""
+    if output == "json":
+        echo_json(outcome)
+        return
+    click.echo(
+        f"AUC {outcome.auc:.5f}   normalised entropy {outcome.normalized_entropy:.5f}   in {outcome.seconds:.1f} s"
+    )
+    samples = f"samples trained {outcome.samples_trained:,} of {outcome.samples_total:,}"
+    click.echo(f"{samples}, shards {outcome.shards_done}/{outcome.shards_total}")
+    champion = " (champion)" if outcome.is_champion else ""
+    click.echo(f"model {outcome.registered_model} version {outcome.version}{champion}: {outcome.gate}")
+    click.echo(f"MLflow run {outcome.run_url or outcome.run_id}")
+
+
+def _train_and_publish(platform: jobs.Platform, course: Course, claim: RunClaim, progress: JobProgress) -> jobs.Result:
+    prepared = course.prepared
+    is_kept = course.keep
+    ended = False
+    try:
+        launched = _trained(platform, course, claim.owner, progress)
+        progress.say("Exporting and checking the model, scoring the champion on the same rows")
+        decision = jobs.evaluate_and_gate(platform, prepared, launched, progress.say)
+        registered = jobs.with_tracking(
+            platform, prepared, lambda: jobs.register(platform, prepared, launched, decision), progress.say
+        )
+        launched = jobs.with_run(platform, prepared, launched)
+        outcome = jobs.result(platform, prepared, launched, decision, registered)
+        ended = True
+    except HistoryAwayError as error:
+        # Its master waits for a while, then leaves everything in the store: either is found again by the key.
+        is_kept = True
+        raise HistoryAwayError(f"{error}; when MLflow is back, {course.again}") from error
+    finally:
+        if ended:
+            jobs.finish_job(platform, prepared)
+            jobs.forget(platform, prepared)
+        elif not is_kept:
+            _stop(platform, prepared.job_id, claim, progress)
+    return outcome
+
+
+def _stop(platform: jobs.Platform, job_id: str, claim: RunClaim, progress: JobProgress) -> None:
+    if not claim.acquire():
+        progress.say(f"Job {job_id} is left to the other `elastrec run` with this key")
+    elif not jobs.stop(platform, job_id, "the caller ended", owner=claim.owner) and platform.cluster.list(job_id):
+        progress.say(f"Job {job_id} goes on: somebody else has taken it over")
+
+
+def _trained(platform: jobs.Platform, course: Course, owner: str, progress: JobProgress) -> jobs.Launched:
+    """Launches the job, or finds the one that runs or has run under this id, and waits for its end.
+
+    Args:
+        owner: takes the job over; empty: it is left to whom it belongs.
+    """
+    prepared = course.prepared
+    allocation = course.allocation or jobs.warm_start(platform, prepared)
+    if jobs.is_trained(platform, prepared):
+        progress.say(f"Job {prepared.job_id} is trained already; going on with what it has left")
+        return jobs.Launched(job_id=prepared.job_id, master_pod="", run_id="", run_url="", allocation=allocation)
+    launched = jobs.launch(platform, prepared, allocation, owner, course.earlier_terms)
+    if launched.goes_on_from:
+        progress.say(f"Goes on from {launched.goes_on_from} at {launched.goes_on_at:,} samples")
+    elif course.is_resumed:
+        start = f" from {prepared.start_record}" if prepared.start_record else ""
+        progress.say(f"It has left no complete record: it starts{start} at its first row")
+    if launched.run_id:
+        _say_run(launched, progress)
+    else:
+        server = masked(platform.tracking_uri)
+        progress.say(f"MLflow at {server} does not answer: training without; its figures come later")
+    return _wait(platform, prepared, launched, progress)
+
+
+def _say_run(launched: jobs.Launched, progress: JobProgress) -> None:
+    if launched.run_url:
+        progress.say(f"MLflow run: {launched.run_url}")
+
+
+def _wait(
+    platform: jobs.Platform, prepared: jobs.Prepared, launched: jobs.Launched, progress: JobProgress
+) -> jobs.Launched:
+    job_id = prepared.job_id
+    heard_at = looked_at = time.monotonic()
+    while True:
+        if not launched.run_id and time.monotonic() - looked_at > _LOOK_FOR_TRACKING_SECONDS:
+            looked_at = time.monotonic()
+            launched = _with_run_if_back(platform, prepared, launched, progress)
+        try:
+            observation = jobs.observe(platform, job_id)
+        except ClusterError as error:
+            # A node agent that is being started again is no reason to stop a job that goes on training without it.
+            if not error.retryable or time.monotonic() - heard_at > _SILENCE_SECONDS:
+                raise
+            continue
+        if observation.reachable:
+            heard_at = time.monotonic()
+        elif time.monotonic() - heard_at > _SILENCE_SECONDS:
+            raise ClusterError(f"job {job_id}: its master has not answered for {_SILENCE_SECONDS:.0f} s")
+        progress.show(observation.metrics)
+        phase = observation.metrics.phase
+        if phase is Phase.SUCCEEDED:
+            return launched
+        if phase.is_final:
+            raise JobFailedError(jobs.failure_report(platform, job_id))
+        time.sleep(_POLL_SECONDS)
+
+
+def _with_run_if_back(
+    platform: jobs.Platform, prepared: jobs.Prepared, launched: jobs.Launched, progress: JobProgress
+) -> jobs.Launched:
+    if not jobs.tracking_answers(platform):
+        return launched
+    try:
+        launched = jobs.with_run(platform, prepared, launched)
+    except HistoryError as error:
+        # Training goes on either way, and the end asks again.
+        log.warning("run_not_made", job_id=prepared.job_id, error=str(error))
+        return launched
+    _say_run(launched, progress)
+    return launched

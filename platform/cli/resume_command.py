@@ -1,0 +1,77 @@
+"""`resume`: a job that failed or was stopped goes on, by what its checkpoint store keeps of it."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from elastrec.platform import jobs
+from elastrec.platform.cli.job_course import Course, show_outcome, train_and_publish
+from elastrec.platform.cli.options import output_option, parse_overrides
+from elastrec.platform.cli.progress import JobProgress
+from elastrec.platform.cli.run_claim import interrupted_by_signals
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--store",
+    metavar="URI",
+    default=jobs.DEFAULT_STORE,
+    show_default=True,
+    help="Checkpoint store of the job, as its job file names it.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Override one field where it is another one here, for example --set spec.data.path=/mnt/clicks. Repeatable.",
+)
+@click.option("--keep", is_flag=True, help="Leave the pods of a job that fails in the cluster, to look at them.")
+@output_option
+def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output: str) -> None:
+    """Go on with a JOB that failed or was stopped, from its newest undamaged record.
+
+    JOB is a job's id, or a job's name: then it is the job of that name that was launched last. It keeps id and data,
+    starts at that record's positions, and ends as with `run`, with the same output. A job that runs is watched.
+
+    With what it was launched lies in its checkpoint store: neither job file nor home folder nor cluster need be those
+    of its launch. Files of other content, and --set of what numbers the rows, are refused.
+    """
+    changes = parse_overrides(overrides)
+    platform = jobs.Platform.from_environment()
+    kept = jobs.resumable(platform, job, store)
+    words = ["elastrec", "resume", kept.job_id, *(("--store", store) if store != jobs.DEFAULT_STORE else ())]
+    words += [word for override in overrides for word in ("--set", override)]
+    with interrupted_by_signals(), JobProgress() as progress:
+        progress.say(f"To take it up again: {shlex.join(words)}")
+        runs = jobs.remove_unsuccessful(platform, kept.job_id)
+        if runs:
+            _refuse_changes(kept.job_id, overrides)
+            progress.say(f"Job {kept.job_id} is in the cluster and has not failed: it is watched")
+            prepared = kept.prepared
+        else:
+            progress.say(f"Job {kept.job_id}, launched {kept.launched}: checking job, data and model")
+            prepared = jobs.prepare_again(platform, kept, changes, store)
+        course = Course(
+            prepared,
+            f"run {shlex.join(words)}",
+            keep,
+            # Sizes that were asked for now count, not those of the launch.
+            allocation=None if changes else kept.allocation,
+            earlier_terms=kept.earlier_terms,
+            is_resumed=not runs,
+        )
+        outcome = train_and_publish(platform, course, progress)
+    show_outcome(outcome, output)
+
+
+def _refuse_changes(job_id: str, overrides: tuple[str, ...]) -> None:
+    if overrides:
+        problem = FieldProblem(
+            "--set", repr(overrides[0]), "nothing, since the job runs", f"stop it first: elastrec stop {job_id}"
+        )
+        raise SpecError([problem], "the command line")
