@@ -21,6 +21,7 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.transport.profile_messages import Measured
 from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, allocation, coefficients, measure, spread, step_seconds
+from tests.shapes import shape as job_shape
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def runs() -> list[Run]:
                 compute = coefficients().gradient * SHAPE.batch_size / shape.worker_cores
                 measured.append(
                     Measured(
-                        configuration=shapes.shape(**msgspec.structs.asdict(sizes)), steps=100, samples=51_200,
+                        configuration=job_shape(**msgspec.structs.asdict(sizes)), steps=100, samples=51_200,
                         worker_seconds=100 * seconds, pull_seconds=100 * (seconds - compute),
                     )
                 )  # fmt: skip
