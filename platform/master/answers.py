@@ -9,11 +9,12 @@ import msgspec
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError
+from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.job_messages import ShardProgress
 
 
 class FastAnswer(msgspec.Struct, tag="Answer"):
-    """An `Answer` whose directive is already encoded: it is the same bytes for all pods of a role."""
+    """An `Answer` whose directive is already encoded: it is the same bytes for all workers."""
 
     directive: msgspec.Raw
     known: bool = True
@@ -28,7 +29,7 @@ class Unknown(msgspec.Struct, tag="Answer"):
 
 
 class Directives:
-    """Encoded directives of the newest version, one per role; not thread-safe."""
+    """Encoded directives of the newest version: one for all workers, one per server; not thread-safe."""
 
     def __init__(self) -> None:
         self._encoded: dict[tuple[int, str], msgspec.Raw] = {}
@@ -37,7 +38,8 @@ class Directives:
         """What the pod's process shall do now."""
         member = state.membership.members.get(pod)
         leaves = member is None or member.retiring or member.is_held_by_another(incarnation)
-        kind = "exit" if member is None or leaves else str(member.role)
+        # Every server is told what it has to restore, and nothing of the others.
+        kind = "exit" if member is None or leaves else "worker" if member.role is Role.WORKER else pod
         key = (state.phases.version, kind)
         encoded = self._encoded.get(key)
         if encoded is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from elastrec.platform.clusters.pods import EndReason
-from elastrec.platform.master.phases import CompleteRecord
+from elastrec.platform.master.recovery import CompleteRecord
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize
 from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart, ShardProgress

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from elastrec.platform.master.effects import AnswerLease, Effect
 from elastrec.platform.master.events import ShardsAsked
 from elastrec.platform.master.membership import Member
-from elastrec.platform.master.phases import PAUSING
+from elastrec.platform.master.saves import PAUSING
 from elastrec.platform.master.shards import ShardQueue
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.job_messages import LeaseState, Shard
@@ -26,7 +26,7 @@ def _worker_of(state: JobState, event: ShardsAsked) -> Member | None:
 def _may_lease(state: JobState, event: ShardsAsked) -> bool:
     """Whether shards of that kind are handed out now."""
     wanted = Phase.TRAINING if event.kind == "train" else Phase.EVALUATING
-    return state.phase is wanted and state.phases.save is None and event.count > 0
+    return state.phase is wanted and state.saves.quiescing is None and event.count > 0
 
 
 def answer_unchanged(state: JobState, event: ShardsAsked) -> AnswerLease | None:
@@ -77,7 +77,7 @@ def moving_workers(state: JobState) -> list[Member]:
     Who holds no shard has pushed nothing that is not applied and acknowledged, and gets no shard now. So nobody waits
     for a process that still loads its model, which may take longer than the interval between two saves.
     """
-    save = state.phases.save
+    save = state.saves.quiescing
     if save is None or save.stage != PAUSING:
         return []
     return [

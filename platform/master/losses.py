@@ -8,16 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrec.platform.clusters.pods import EndReason
-from elastrec.platform.master import leasing, saving, stages
+from elastrec.platform.master import leasing, rollback, saving, stages
 from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.master.loss_causes import is_taken_away
 from elastrec.platform.master.membership import Member
-from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, Save
+from elastrec.platform.master.saves import PAUSING
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.quantities import format_bytes
-from elastrec.platform.transport.job_messages import RestoreProblem
 
 if TYPE_CHECKING:
     from elastrec.platform.master.state import JobState
@@ -82,8 +81,8 @@ def process_replaced(state: JobState, member: Member, event: PodRegistered, effe
     effects.append(Decided(decision="process_replaced", inputs={"pod": member.name, "phase": str(state.phase)}))
     if member.role is Role.WORKER:
         _take_back(state, member, effects, reason, culprit=None, blame=True)
-    elif event.restored_order_id != state.phases.restore.order_id and state.phase in _WITH_MODEL:
-        recover(state, f"{member.name}: {reason}", effects)
+    elif not state.recovery.is_in_force(member.name, event.restored_order_id) and state.phase in _WITH_MODEL:
+        rollback.recover(state, f"{member.name}: {reason}", effects)
 
 
 def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
@@ -94,13 +93,20 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
             for member in list(state.membership.members.values()):
                 dismiss(state, member, effects, delete=True)
         return
-    if phases.save is not None:
-        _save_ticked(state, phases.save, effects)
+    pausing = state.saves.quiescing
+    for save in list(state.saves.under_way.values()):
+        saving.ticked(state, save, effects)
+    if pausing is not None:
+        # Nobody is late with shards meanwhile.
+        if pausing.stage == PAUSING and pausing.since + state.plan.lease_seconds <= state.time:
+            for worker in leasing.moving_workers(state):
+                if not phases.phase.is_final:
+                    _lose(state, worker, "did not stand still for a save", effects, delete=True)
         return
-    for server in stages.late_servers(state):
+    for server in stages.late_restorers(state):
         if not phases.phase.is_final:
             timeout = f"{state.plan.restore_timeout_seconds:g} s (spec.faults.restore_timeout)"
-            uri = phases.restore.uri or "the start from nothing"
+            uri = state.recovery.uri or "the start from nothing"
             _lose(state, server, f"has not restored {uri}: it read nothing for {timeout}", effects, delete=True)
     running = {Phase.TRAINING: state.training, Phase.EVALUATING: state.evaluation}.get(phases.phase)
     for pod in running.late(state.time) if running else []:
@@ -108,104 +114,6 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
         if holder is not None and not phases.phase.is_final:
             seconds = state.plan.lease_seconds
             _lose(state, holder, f"no progress on its shards for {seconds:g} s", effects, delete=True)
-
-
-def _save_ticked(state: JobState, save: Save, effects: list[Effect]) -> None:
-    if (deadline := stages.deadline(state)) is None or deadline > state.time:
-        return
-    timeout = f"{state.plan.save_timeout_seconds:g} s (spec.faults.save_timeout)"
-    if save.stage == PAUSING:
-        for worker in leasing.moving_workers(state):
-            if not state.phase.is_final:
-                _lose(state, worker, "did not stand still for a save", effects, delete=True)
-    elif save.stage == WRITING:
-        names = ", ".join(server.name for server in stages.late_servers(state))
-        saving.failed(state, f"{names} wrote nothing for {timeout}", effects, hangs=True)
-    else:
-        saving.unknown(state, f"its manifest was not written for {timeout}", effects)
-
-
-def recover(state: JobState, reason: str, effects: list[Effect], lost: Member | None = None) -> None:
-    """Everybody back to the last complete record, in a new generation; the number of servers may change here.
-
-    Args:
-        lost: the server that was given up for it; its process may still run.
-    """
-    state.phases.move(Phase.RECOVERING, state.time)
-    _roll_back(state, reason, effects, lost)
-
-
-def record_damaged(state: JobState, member: Member, problem: RestoreProblem, effects: list[Effect]) -> None:
-    """A server could not restore a record: everybody goes back to the one before it, with that one's positions.
-
-    After the job's own records come those that it may start from, with the positions of its beginning. A job that
-    started from nothing starts from nothing again; one that did not fails when no undamaged record is left.
-    """
-    phases = state.phases
-    if not is_restoring(state, problem.order_id):
-        return
-    phases.give_up_record(phases.restore.uri)
-    effects.append(
-        Decided(
-            decision="record_damaged",
-            inputs={"record": phases.restore.uri, "pod": member.name, "reason": problem.reason},
-        )
-    )
-    if phases.record is None and state.start_record is None:
-        state.fail(
-            f"no undamaged record is left to go back to; the last: {problem.reason}; set spec.continual.start_from to "
-            "another record, or to nothing to train from scratch",
-            effects,
-        )
-        return
-    _roll_back(state, f"the record {phases.restore.uri} is damaged", effects)
-
-
-def is_restoring(state: JobState, order_id: str) -> bool:
-    """Whether the job waits for that restore order to be carried out."""
-    return state.phase in (Phase.STARTING, Phase.RECOVERING) and state.phases.restore.order_id == order_id
-
-
-def _roll_back(state: JobState, reason: str, effects: list[Effect], lost: Member | None = None) -> None:
-    phases = state.phases
-    record = phases.record
-    phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
-    # What was leased belongs to the generation that ends here.
-    state.ledger(state.training.restore(record.positions if record else None), effects)
-    for worker in state.membership.workers():
-        state.ledger(state.evaluation.lose(worker.name, blame=False, outcome="rolled back"), effects)
-    if phases.resume is Phase.TRAINING:
-        # What was evaluated of a final record that is damaged is not the model that will be final.
-        state.ledger(state.evaluation.restore(None), effects)
-        state.evaluation_sketch = b""
-    given_up = [*phases.unknown, *([phases.save] if phases.save else [])]
-    order = phases.begin_restore(record.uri if record else state.start_record or "")
-    for save in given_up:
-        # What is found complete from here on holds rows that are trained again.
-        stages.abandon(state, save, is_committing=save.stage == COMMITTING, lost=lost)
-    phases.unknown = []
-    stages.begin(state)
-    state.times.rolled_back()
-    _reshape_servers(state, effects)
-    state.reason = reason
-    effects.append(
-        Decided(
-            decision="rollback",
-            inputs={"reason": reason, "generation": phases.generation, "record": order.uri or "from nothing"},
-        )
-    )
-
-
-def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
-    servers, wanted = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
-    if len(servers) == wanted.count:
-        return
-    for server in servers[wanted.count :]:
-        server.retiring = True
-        dismiss(state, server, effects, delete=True)
-    for index in range(len(servers), wanted.count):
-        state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
-    state.routing_epoch += 1
 
 
 def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> None:
@@ -260,9 +168,11 @@ def _lose(
         )
     )
     if member.role is Role.PARAMETER_SERVER:
+        # The others keep the orders that they have.
+        state.recovery.order(successor.name, state.time)
         state.routing_epoch += 1
         if state.phase in _WITH_MODEL:
-            recover(state, f"{member.name}: {reason}", effects, lost=member)
+            rollback.recover(state, f"{member.name}: {reason}", effects)
 
 
 def _take_back(
@@ -321,4 +231,5 @@ def dismiss(state: JobState, member: Member, effects: list[Effect], *, delete: b
         for queue in (state.training, state.evaluation):
             state.ledger(queue.lose(member.name, blame=False), effects)
     state.membership.remove(member.name, state.time, delete=delete)
+    state.recovery.forget(member.name)
     state.phases.version += 1

@@ -30,7 +30,7 @@ class Member(msgspec.Struct, kw_only=True):
         retiring: it was told to leave for good.
         superseded: incarnations of processes that another has taken the place of; none of them counts again.
         transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
-            grow, or a save or a restore began.
+            grow, or its process registered.
     """
 
     name: str
@@ -48,7 +48,6 @@ class Member(msgspec.Struct, kw_only=True):
     address: str = ""
     node: str = ""
     reached_version: int = 0
-    restored_order_id: str = ""
     oom_bytes: int = 0
     reason: str = ""
     starved: bool = False
@@ -91,7 +90,7 @@ class Membership(msgspec.Struct, kw_only=True):
     Attributes:
         members: by pod name; exactly one per place.
         left: the last pod of each place that is empty now, by `role/index`; shown when the job is over.
-        leaving: pods that were given up and may still run; they hold no place.
+        leaving: pods that were given up and may still run, by name; they hold no place.
         ended: pods that end by themselves and are kept for their logs until the job ends well.
         places: how many pods each place has had, by `role/index`.
         revision: grows with every change of what is wanted of the cluster.
@@ -102,7 +101,7 @@ class Membership(msgspec.Struct, kw_only=True):
     job_id: str
     members: dict[str, Member] = {}
     left: dict[str, Member] = {}
-    leaving: list[str] = []
+    leaving: dict[str, Member] = {}
     ended: list[str] = []
     places: dict[str, int] = {}
     revision: int = 0
@@ -145,7 +144,10 @@ class Membership(msgspec.Struct, kw_only=True):
         if not member.retiring:
             self.left[f"{member.role}/{member.index}"] = member
         self._count_usage(member, time)
-        (self.leaving if delete else self.ended).append(name)
+        if delete:
+            self.leaving[name] = member
+        else:
+            self.ended.append(name)
         self.revision += 1
         return member
 

@@ -48,7 +48,7 @@ def is_settled(state: JobState) -> bool:
     members = state.membership.members.values()
     return (
         state.phase is Phase.TRAINING
-        and state.phases.save is None
+        and state.saves.quiescing is None
         and state.has_wanted_servers
         and all(
             member.is_registered and not member.retiring and not (member.role is Role.WORKER and member.starved)

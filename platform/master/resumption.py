@@ -16,8 +16,9 @@ from elastrec.checkpoints import DamagedRecordError, Record, newest_records
 from elastrec.platform.master.events import ResumedFrom
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leavings import read_result
-from elastrec.platform.master.phases import NUMBERS_PER_TERM, CompleteRecord
+from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.recovery import CompleteRecord
 from elastrec.platform.master.shards import Positions
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master import leasing, losses, stages
+from elastrec.platform.master import leasing, rollback, stages
 from elastrec.platform.master.effects import CommitRecord, Decided, Effect
-from elastrec.platform.master.phases import COMMITTING, PAUSING, WRITING, CompleteRecord, Save
+from elastrec.platform.master.recovery import CompleteRecord
+from elastrec.platform.master.saves import COMMITTING, PAUSING, WRITING, Save
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -20,18 +21,18 @@ _RESHAPE_RETRY_SECONDS = 10.0
 
 def step(state: JobState, time: float, effects: list[Effect]) -> bool:
     """Takes one step if one is due; true when something changed and another may be due."""
-    phases = state.phases
+    phases, saves = state.phases, state.saves
     if phases.phase is Phase.PENDING and any(m.is_registered for m in state.membership.members.values()):
         return _move(state, Phase.STARTING, effects)
     if phases.phase in (Phase.STARTING, Phase.RECOVERING):
         return _begin_work(state, time, effects)
     if phases.phase is Phase.TRAINING and state.training.is_done:
         return _finish_training(state, effects)
-    if phases.save is not None:
-        return _push_save(state, effects)
-    if phases.phase in (Phase.TRAINING, Phase.SAVING):
-        due = phases.next_save is not None and phases.next_save <= time
-        if due or phases.save_asked:
+    if any(_push_save(state, save, effects) for save in list(saves.under_way.values())):
+        return True
+    if saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.SAVING):
+        due = saves.next_save is not None and saves.next_save <= time
+        if due or saves.is_asked:
             return _begin_save(state, effects)
     if phases.phase is Phase.EVALUATING and state.evaluation.is_done:
         effects.append(Decided(decision="job_succeeded", inputs={"samples_trained": state.training.samples}))
@@ -53,15 +54,12 @@ def _move(state: JobState, to: Phase, effects: list[Effect]) -> bool:
 
 
 def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
-    phases = state.phases
-    servers_ready = all(
-        server.address and server.restored_order_id == phases.restore.order_id for server in state.membership.servers()
-    )
+    servers_ready = not state.recovery.awaited() and all(server.address for server in state.membership.servers())
     # One worker is enough: a job must not stand still because a second one finds no room.
     if not servers_ready or not any(w.is_registered and not w.retiring for w in state.membership.workers()):
         return False
     state.reason = ""
-    _move(state, phases.resume, effects)
+    _move(state, state.phases.resume, effects)
     state.training.rearm(time)
     state.evaluation.rearm(time)
     for worker in state.membership.workers():
@@ -78,13 +76,13 @@ def _schedule(state: JobState, *, hangs: bool = False) -> None:
         interval = min(interval or _RESHAPE_RETRY_SECONDS, _RESHAPE_RETRY_SECONDS)
     periodic = state.phase is Phase.TRAINING and interval > 0
     pause = max(interval, state.plan.save_timeout_seconds) if hangs else interval
-    state.phases.next_save = state.time + pause if periodic else None
+    state.saves.next_save = state.time + pause if periodic else None
 
 
 def _finish_training(state: JobState, effects: list[Effect]) -> bool:
-    save = state.phases.save
+    save = state.saves.quiescing
     if save is not None and save.stage != PAUSING:
-        return _push_save(state, effects)
+        return _push_save(state, save, effects)
     _move(state, Phase.SAVING, effects)
     if save is not None:
         save.is_final = True
@@ -93,9 +91,12 @@ def _finish_training(state: JobState, effects: list[Effect]) -> bool:
 
 
 def _begin_save(state: JobState, effects: list[Effect]) -> bool:
-    save = state.phases.begin_save(
+    state.phases.version += 1
+    save = state.saves.begin(
+        f"save-{state.phases.next_order()}",
         step=state.training.samples,
         is_final=state.phase is Phase.SAVING,
+        version=state.phases.version,
         time=state.time,
     )
     effects.append(
@@ -104,28 +105,21 @@ def _begin_save(state: JobState, effects: list[Effect]) -> bool:
     return True
 
 
-def _push_save(state: JobState, effects: list[Effect]) -> bool:
-    save = state.phases.save
-    if save is None:
-        return False
+def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
     if save.stage == PAUSING:
         if leasing.moving_workers(state):
             return False
         save.positions, save.rows = state.training.positions(), state.training.covered_rows()
-        save.stage = WRITING
-        stages.begin(state)
+        save.enter(WRITING, state.time)
         state.phases.version += 1
         return True
     if save.stage == WRITING:
-        problems = [f"{pod}: {part.problem}" for pod, part in save.parts.items() if part.problem]
-        if problems:
-            away = all(part.store_away for part in save.parts.values() if part.problem)
-            failed(state, "; ".join(problems), effects, store_away=away)
+        if problems := save.problems():
+            failed(state, save, "; ".join(problems), effects, store_away=save.is_store_away())
             return True
-        if any(server.name not in save.parts for server in state.membership.servers()):
+        if stages.writers(state, save):
             return False
-        save.stage = COMMITTING
-        stages.begin(state)
+        save.enter(COMMITTING, state.time)
         effects.append(commit_effect(state, save))
         return True
     return False
@@ -142,51 +136,48 @@ def commit_effect(state: JobState, save: Save) -> CommitRecord:
         generation=state.phases.generation,
         parts=list(save.parts.values()),
         positions=save.positions,
-        damaged=state.phases.damaged,
+        damaged=state.recovery.damaged,
     )
 
 
 def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     """The record is complete: rollbacks return to it, work goes on."""
-    phases = state.phases
-    save = phases.save
-    if save is None or save.order_id != order_id or save.positions is None:
+    save = state.saves.under_way.get(order_id)
+    if save is None or save.positions is None:
         _found_late(state, order_id, effects)
         return
-    phases.save = None
+    _end_save(state, save)
     state.reason = ""
     state.times.saved()
-    phases.version += 1
-    state.training.rearm(state.time)
     _keep_record(state, save, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
     elif not state.has_wanted_servers:
         count = state.wanted_shape[Role.PARAMETER_SERVER].count
-        losses.recover(state, f"{count} parameter servers were asked for", effects)
+        rollback.recover(state, f"{count} parameter servers were asked for", effects)
     else:
         _schedule(state)
 
 
 def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
-    phases = state.phases
+    saves = state.saves
     assert save.positions is not None
     _count_progress(state, save)
-    phases.add_record(CompleteRecord(save.uri, save.positions, save.is_final, save.step), state.plan.kept_records)
+    record = CompleteRecord(save.uri, save.positions, save.is_final, save.step)
+    state.recovery.add_record(record, state.plan.kept_records)
     # Older ones of this generation may be complete, too: nobody goes back to them, and they are pruned.
-    phases.unknown = []
-    phases.saves += 1
-    phases.final_failures = 0
+    saves.unknown = []
+    saves.completed += 1
+    saves.final_failures = 0
     effects.append(Decided(decision="record_committed", inputs={"record": save.uri, "step": save.step}))
 
 
 def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
     """The commit of a save that the job does not wait for any more has succeeded."""
-    phases = state.phases
-    if order_id in phases.abandoned:
-        phases.abandoned[order_id].is_committing = False
+    saves = state.saves
+    if saves.committing_has_ended(order_id):
         return
-    save = _take_unknown(state, order_id)
+    save = saves.take_unknown(order_id)
     if save is None or state.phase.is_final:
         return
     state.times.saved(save.unsaved)
@@ -195,26 +186,20 @@ def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
         _schedule_sooner(state)
         return
     # Nothing was trained since: the try that is under way is not needed.
-    retry, phases.save, phases.next_save = phases.save, None, None
-    phases.version += 1
-    if retry is not None:
+    saves.next_save = None
+    state.phases.version += 1
+    for retry in list(saves.under_way.values()):
+        saves.end(retry)
         stages.abandon(state, retry, is_committing=retry.stage == COMMITTING)
     state.reason = ""
     _move(state, Phase.EVALUATING, effects)
 
 
-def _take_unknown(state: JobState, order_id: str) -> Save | None:
-    phases = state.phases
-    save = next((save for save in phases.unknown if save.order_id == order_id), None)
-    phases.unknown = [other for other in phases.unknown if other is not save]
-    return save
-
-
 def _schedule_sooner(state: JobState) -> None:
     """The store has answered: the next periodic record need not wait longer than usual."""
-    phases, interval = state.phases, state.plan.save_interval_seconds
-    if state.phase is Phase.TRAINING and phases.next_save is not None and interval > 0:
-        phases.next_save = min(phases.next_save, state.time + interval)
+    saves, interval = state.saves, state.plan.save_interval_seconds
+    if state.phase is Phase.TRAINING and saves.next_save is not None and interval > 0:
+        saves.next_save = min(saves.next_save, state.time + interval)
 
 
 def _count_progress(state: JobState, save: Save) -> None:
@@ -222,9 +207,9 @@ def _count_progress(state: JobState, save: Save) -> None:
 
     Without this condition a job whose pods crash at once would go on for ever by saving the same state again.
     """
-    if save.rows <= state.phases.saved_rows:
+    if save.rows <= state.recovery.saved_rows:
         return
-    state.phases.saved_rows = save.rows
+    state.recovery.saved_rows = save.rows
     for role in (Role.WORKER, Role.PARAMETER_SERVER):
         state.membership.made_progress(role)
     for server in state.membership.servers():
@@ -233,26 +218,23 @@ def _count_progress(state: JobState, save: Save) -> None:
 
 def record_failed(state: JobState, order_id: str, reason: str, effects: list[Effect], *, store_away: bool) -> None:
     """The commit of a save has failed, perhaps long after the job has gone on without it."""
-    phases = state.phases
-    if phases.save is not None and phases.save.order_id == order_id:
-        failed(state, reason, effects, store_away=store_away)
-    elif order_id in phases.abandoned:
-        phases.abandoned[order_id].is_committing = False
-    elif (save := _take_unknown(state, order_id)) is not None:
+    saves = state.saves
+    if (under_way := saves.under_way.get(order_id)) is not None:
+        failed(state, under_way, reason, effects, store_away=store_away)
+    elif not saves.committing_has_ended(order_id) and (save := saves.take_unknown(order_id)) is not None:
         stages.abandon(state, save)
         _note_failure(state, save, reason, effects)
         _schedule_sooner(state)
 
 
 def _note_failure(state: JobState, save: Save, reason: str, effects: list[Effect]) -> None:
-    state.phases.failed_saves += 1
-    total = state.phases.failed_saves
-    inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": total}
+    state.saves.failed += 1
+    inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": state.saves.failed}
     effects.append(Decided(decision="save_failed", inputs=inputs))
 
 
 def failed(
-    state: JobState, reason: str, effects: list[Effect], *, store_away: bool = False, hangs: bool = False
+    state: JobState, save: Save, reason: str, effects: list[Effect], *, store_away: bool = False, hangs: bool = False
 ) -> None:
     """No record this time: training goes on and the next interval tries again; the final one is tried thrice.
 
@@ -260,27 +242,23 @@ def failed(
         store_away: the store could not be asked: the final record waits for it, however long that takes.
         hangs: the store does not answer: it gets more time until the next periodic record.
     """
-    save = _end_save(state)
-    if save is None:
-        return
+    _end_save(state, save)
     stages.abandon(state, save)
     _note_failure(state, save, reason, effects)
     if not save.is_final:
         _schedule(state, hangs=hangs)
     elif store_away:
         state.reason = f"the final record waits for the checkpoint store: {reason}"
-        state.phases.next_save = state.time + _STORE_AWAY_SECONDS
+        state.saves.next_save = state.time + _STORE_AWAY_SECONDS
     else:
         _final_failed(state, reason, effects)
 
 
-def unknown(state: JobState, reason: str, effects: list[Effect]) -> None:
+def unknown(state: JobState, save: Save, reason: str, effects: list[Effect]) -> None:
     """A commit has not ended in time: training goes on; the record counts when it is found complete after all."""
-    save = _end_save(state)
-    if save is None:
-        return
+    _end_save(state, save)
     save.unsaved = (state.times.unsaved_training, state.times.unsaved_waiting)
-    state.phases.unknown.append(save)
+    state.saves.unknown.append(save)
     inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason}
     effects.append(Decided(decision="save_unknown", inputs=inputs))
     if save.is_final:
@@ -289,19 +267,29 @@ def unknown(state: JobState, reason: str, effects: list[Effect]) -> None:
         _schedule(state, hangs=True)
 
 
-def _end_save(state: JobState) -> Save | None:
-    phases = state.phases
-    save, phases.save = phases.save, None
-    if save is not None:
-        phases.version += 1
+def _end_save(state: JobState, save: Save) -> None:
+    state.saves.end(save)
+    state.phases.version += 1
+    if save.quiesce:
         state.training.rearm(state.time)
-    return save
 
 
 def _final_failed(state: JobState, reason: str, effects: list[Effect]) -> None:
-    phases = state.phases
-    phases.final_failures += 1
-    if phases.final_failures >= FINAL_SAVE_ATTEMPTS:
+    saves = state.saves
+    saves.final_failures += 1
+    if saves.final_failures >= FINAL_SAVE_ATTEMPTS:
         state.fail(f"the final record could not be written in {FINAL_SAVE_ATTEMPTS} tries: {reason}", effects)
     else:
-        phases.next_save = state.time + _FINAL_RETRY_SECONDS * phases.final_failures
+        saves.next_save = state.time + _FINAL_RETRY_SECONDS * saves.final_failures
+
+
+def ticked(state: JobState, save: Save, effects: list[Effect]) -> None:
+    """Looks whether the stage of a save is late."""
+    if (deadline := stages.save_deadline(state, save)) is None or deadline > state.time:
+        return
+    timeout = f"{state.plan.save_timeout_seconds:g} s (spec.faults.save_timeout)"
+    if save.stage == WRITING:
+        names = ", ".join(server.name for server in stages.late_writers(state, save))
+        failed(state, save, f"{names} wrote nothing for {timeout}", effects, hangs=True)
+    elif save.stage == COMMITTING:
+        unknown(state, save, f"its manifest was not written for {timeout}", effects)

@@ -18,19 +18,19 @@ import structlog
 from elastrec.checkpoints import StoreError, take_term
 from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.clusters.protocol import Fleet
-from elastrec.platform.master import events, stages
-from elastrec.platform.master.answers import Directives, FastAnswer, Unknown, check_kind, check_progress
+from elastrec.platform.master import events
+from elastrec.platform.master.answers import Directives
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.history_sink import HistorySink
 from elastrec.platform.master.journal import Journal, JournalError, encode_state
 from elastrec.platform.master.launch import LaunchRequest, parameter_server_pod, worker_pod
-from elastrec.platform.master.leasing import answer_unchanged
 from elastrec.platform.master.life_signs import LifeSigns
 from elastrec.platform.master.memoir import Memoir
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.observers import ObserverCalls
 from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.pod_calls import PodCalls
 from elastrec.platform.master.reconciler import Reconciler
 from elastrec.platform.master.resumption import resumed_from
 from elastrec.platform.master.state import JobState
@@ -42,17 +42,13 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport import Handler, TlsConfig, connections_for
 from elastrec.platform.transport.job_messages import (
     ChangeShape,
-    Done,
     Failed,
     FinishJob,
     GetStatus,
     Heartbeat,
-    Leased,
     LeaseShards,
-    LeaseState,
     NameRun,
     Register,
-    Registered,
     SaveNow,
     StopJob,
     TakeBackShape,
@@ -63,13 +59,11 @@ from elastrec.platform.transport.profile_messages import GetProfile
 
 log = structlog.get_logger(__name__)
 JOURNAL_FILE = "journal.sqlite"
-MAXIMUM_LEASE = 1024
-_WAIT_SECONDS = 0.2
 _STORE_PAUSE_SECONDS = 2.0
 _LEAVE_LOOK_SECONDS = 0.05
 
 
-class JobService(ObserverCalls, TimedWork):
+class JobService(PodCalls, ObserverCalls, TimedWork):
     """One job's master without its socket.
 
     Args:
@@ -166,7 +160,7 @@ class JobService(ObserverCalls, TimedWork):
 
         def base() -> str:
             if self.is_continued:
-                record = self.state.phases.record
+                record = self.state.recovery.record
                 return record.uri if record else ""
             resumed[:] = [resumed_from(self.request, self.state.plan)]
             return resumed[0].records[-1].uri if resumed[0] else ""
@@ -219,11 +213,11 @@ class JobService(ObserverCalls, TimedWork):
             return
         if self.state.phase is not Phase.TRAINING:
             return
-        phases = self.state.phases
-        ended = phases.saves + phases.failed_saves
+        saves = self.state.saves
+        ended = saves.completed + saves.failed
         self.submit(lambda now: events.SaveAsked(time=now))
         deadline = self._clock() + grace_seconds
-        while phases.saves + phases.failed_saves == ended and self._clock() < deadline:
+        while saves.completed + saves.failed == ended and self._clock() < deadline:
             if self.state.phase is not Phase.TRAINING or self._stopping.wait(_LEAVE_LOOK_SECONDS):
                 return
 
@@ -373,116 +367,6 @@ class JobService(ObserverCalls, TimedWork):
             self._on_fatal()
             raise
 
-    def register(self, message: Register) -> Registered:
-        """A pod's process has started."""
-        self.submit(
-            lambda now: events.PodRegistered(
-                time=now,
-                pod=message.pod,
-                role=message.role,
-                incarnation=message.incarnation,
-                address=message.address,
-                node=message.node,
-                restored_order_id=message.restored_order_id,
-            )
-        )
-        with self._lock:
-            member = self.state.membership.members.get(message.pod)
-            if member is None or not member.is_held_by_another(message.incarnation):
-                self._life_signs.heard(message.pod, self._clock())
-                self._seen.registered(message.pod, self.state, self.now())
-            directive = self.state.directive(message.pod, message.incarnation)
-            pace = self._pace(message.pod)
-            sequence = self.journal.last
-        self._wait(sequence)
-        return Registered(
-            job_json=self._job_json,
-            rank=member.index if member else -1,
-            training_manifest=self.request.training_manifest,
-            evaluation_manifest=self.request.evaluation_manifest,
-            directive=directive,
-            heartbeat_seconds=pace,
-        )
-
-    def _pace(self, pod: str) -> float:
-        return self._life_signs.pace(pod, len(self.state.membership.members))
-
-    def heartbeat(self, message: Heartbeat) -> msgspec.Struct:
-        """Life sign; only what changes the state is journalled."""
-        check_progress(message.progress)
-        effects: list[Effect] = []
-        with self._lock:
-            member = self.state.membership.members.get(message.pod)
-            if member is not None and not member.is_registered:
-                return Unknown()
-            if member is not None and not member.is_held_by_another(message.incarnation):
-                self._life_signs.heard(message.pod, self._clock())
-                self._seen.heartbeat(message, self.state, self.now())
-                problem = message.restore_problem
-                report = events.PodReported(
-                    time=self.now(),
-                    pod=message.pod,
-                    incarnation=message.incarnation,
-                    generation=message.generation,
-                    reached_version=message.reached_version,
-                    progress=message.progress,
-                    saved=message.saved,
-                    restored_order_id=message.restored_order_id,
-                    damaged=problem if problem is not None and problem.is_damaged else None,
-                    writing=message.writing,
-                    transfers=message.transfers,
-                )
-                if self.state.is_news(report):
-                    effects, _ = self._apply(report)
-            directive = self._directives.of(message.pod, message.incarnation, self.state)
-            pace = self._pace(message.pod)
-            # The directive may follow from an event of somebody else that is not on disk yet.
-            sequence = self.journal.last
-        self._finish_event(effects, sequence)
-        return FastAnswer(directive, heartbeat_seconds=pace)
-
-    def lease(self, message: LeaseShards) -> Leased:
-        """Hands shards out, and takes progress over."""
-        check_progress(message.progress)
-        check_kind("kind", message.kind)
-        with self._lock:
-            request = events.ShardsAsked(
-                time=self.now(),
-                pod=message.pod,
-                incarnation=message.incarnation,
-                generation=message.generation,
-                request_id=message.request_id,
-                count=min(message.count, MAXIMUM_LEASE),
-                kind=message.kind,
-                progress=message.progress,
-            )
-            answer = answer_unchanged(self.state, request)
-            effects: list[Effect] = []
-            if answer is None:
-                effects, _ = self._apply(request)
-                answer = next(effect for effect in effects if isinstance(effect, AnswerLease))
-            granted = answer.state is LeaseState.GRANTED
-            directive = None if granted else self.state.directive(message.pod, message.incarnation)
-            sequence = self.journal.last
-        self._finish_event(effects, sequence)
-        wait = _WAIT_SECONDS if answer.state is LeaseState.WAIT else 0.0
-        return Leased(state=answer.state, shards=answer.shards, wait_seconds=wait, directive=directive)
-
-    def failed(self, message: Failed) -> Done:
-        """A pod is about to exit because of an error."""
-        self.submit(
-            lambda now: events.PodFailed(
-                time=now,
-                pod=message.pod,
-                incarnation=message.incarnation,
-                retryable=message.retryable,
-                reason=message.reason,
-                traceback=message.traceback,
-                shard=message.shard,
-            )
-        )
-        return Done()
-
     def _in_progress(self) -> list[str]:
         with self._lock:
-            return stages.records_in_progress(self.state)
+            return self.state.saves.in_progress()

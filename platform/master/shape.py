@@ -47,8 +47,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
 def shape_asked(state: JobState, event: ShapeAsked, effects: list[Effect]) -> None:
     if state.phase.is_final:
         return
-    state.phases.orders += 1
-    request_id = f"shape-{state.phases.orders}"
+    request_id = f"shape-{state.phases.next_order()}"
     _end(state, ShapeOutcome.SUPERSEDED, f"by {request_id}", effects)
     change, before = event.change, state.wanted_shape
     state.requested_shape = RequestedShape(request_id=request_id, asked=state.time, change=change, before=before)
@@ -119,7 +118,7 @@ def _want(state: JobState, target: Shape, change: ShapeChange, effects: list[Eff
     servers = target[Role.PARAMETER_SERVER].count
     if servers != before[Role.PARAMETER_SERVER].count and not state.has_wanted_servers:
         # Rows change their owners only while everybody stands still on a complete record.
-        state.phases.save_asked = True
+        state.saves.is_asked = True
 
 
 def refusal(state: JobState, change: ShapeChange, *, live_only: bool) -> str:

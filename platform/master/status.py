@@ -58,7 +58,7 @@ def training_metrics(
         evaluated=evaluated,
         evaluation_samples=final.rows if final else 0,
         generation=state.phases.generation,
-        checkpoint=state.phases.record.uri if state.phases.record else None,
+        checkpoint=state.recovery.record.uri if state.recovery.record else None,
         pods=tuple(
             _pod(member, samples.get(member.name), cluster.get(member.name), is_gone=member in gone)
             for member in members
@@ -134,9 +134,9 @@ def totals(state: JobState, time: float) -> dict[str, float]:
         "shards_total": state.training.total,
         "shards_done": state.training.done,
         "shards_repeated": state.training.repeats,
-        "rollbacks": state.phases.rollbacks,
-        "records": state.phases.saves,
-        "records_failed": state.phases.failed_saves,
+        "rollbacks": state.recovery.rollbacks,
+        "records": state.saves.completed,
+        "records_failed": state.saves.failed,
     }
     for role in (Role.WORKER, Role.PARAMETER_SERVER):
         spent = state.membership.spent(role, time)

@@ -82,9 +82,9 @@ def check(state: JobState) -> None:
         # When a job is over, what was under way stays in the ledger as unfinished.
         is_kept = queue.held.keys() <= members.keys() or state.phase.is_final
         assert is_kept, f"a pod without a place holds shards: {queue.held}"
-    is_waiting = state.phases.save is not None or stages.awaited_servers(state)
+    is_waiting = state.saves.quiescing is not None or stages.awaited_servers(state)
     assert state.next_deadline() is not None or not is_waiting, "a stage without a deadline"
-    record = state.phases.record
+    record = state.recovery.record
     assert record is None or record.positions.cursor <= state.training.cursor, "behind the last record"
 
 
@@ -289,7 +289,7 @@ def live_through_one_job(folder: Path, seed: str, figures: Figures) -> int:
         world.run_fairly(100_000)
         state = world.state
         assert not state.membership.members and state.phase.is_final
-        assert not any(entry.writers for entry in state.phases.abandoned.values())
+        assert not any(entry.writers for entry in state.saves.abandoned.values())
         if state.phase is Phase.FAILED:
             assert any(words in state.failure for words in _GOOD_REASONS), state.failure
         world.replay_every_prefix()
@@ -297,8 +297,8 @@ def live_through_one_job(folder: Path, seed: str, figures: Figures) -> int:
             world.check_ledger()
         figures.jobs += 1
         figures.ends[str(state.phase)] += 1
-        figures.rollbacks += state.phases.rollbacks
-        figures.records += state.phases.saves
+        figures.rollbacks += state.recovery.rollbacks
+        figures.records += state.saves.completed
     finally:
         world.close()
     return xxhash.xxh3_64_intdigest(b"".join(value.to_bytes(8, "little") for value in world.hashes))

@@ -29,12 +29,12 @@ def trained(world: World) -> list[events.Event]:
     before = len(world.events)
     act(world, 2)
     world.tell(events.SaveAsked(time=world.time))
-    saves = world.state.phases.saves
+    saves = world.state.saves.completed
     for _ in range(20):
         act(world)
-        if world.state.phases.saves > saves:
+        if world.state.saves.completed > saves:
             return world.events[before:]
-    raise AssertionError(world.state.phases.save)
+    raise AssertionError(world.state.saves.quiescing)
 
 
 def lose_a_server(world: World) -> None:
@@ -51,15 +51,15 @@ def decisions(world: World) -> list[Decided]:
 def test_a_damaged_newest_record_means_the_one_before_it_with_its_positions():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)
-    first = world.state.phases.record
+    first = world.state.recovery.record
     trained(world)
-    second = world.state.phases.record
+    second = world.state.recovery.record
     assert first is not None and second is not None and first.positions != second.positions
     world.damaged.add(second.uri)
     lose_a_server(world)
-    assert world.state.phases.restore.uri == second.uri
+    assert world.state.recovery.uri == second.uri
     act(world)
-    assert world.state.phases.restore.uri == first.uri and world.state.phase is Phase.RECOVERING
+    assert world.state.recovery.uri == first.uri and world.state.phase is Phase.RECOVERING
     assert world.state.training.positions() == first.positions
     assert world.state.phases.generation == 2
     told = [timeline_entry(0.0, 0.0, line.decision, line.inputs) for line in decisions(world)]
@@ -74,29 +74,29 @@ def test_a_report_of_damage_counts_once_however_many_servers_send_it():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)
     trained(world)
-    record = world.state.phases.record
+    record = world.state.recovery.record
     assert record is not None
     world.damaged.add(record.uri)
     lose_a_server(world)
-    order = world.state.phases.restore.order_id
+    orders = {pod: restore.order.order_id for pod, restore in world.state.recovery.servers.items()}
     for name in ("j-ps-0-r1", "j-ps-1"):
-        problem = RestoreProblem(order_id=order, reason="checksum differs", is_damaged=True)
+        problem = RestoreProblem(order_id=orders[name], reason="checksum differs", is_damaged=True)
         report = events.PodReported(
             time=world.time, pod=name, incarnation=world.up[name]["incarnation"], generation=1, reached_version=0,
             damaged=problem,
         )  # fmt: skip
         assert world.state.is_news(report) is (name == "j-ps-0-r1")
         world.tell(report)
-    assert world.state.phases.generation == 2 and len(world.state.phases.records) == 1
+    assert world.state.phases.generation == 2 and len(world.state.recovery.records) == 1
 
 
 def test_a_job_without_an_undamaged_record_of_its_own_goes_back_to_where_it_started():
     world = running(plan(save_interval_seconds=0.0, start_record="file:///store/yesterday"))
     trained(world)
-    world.damaged.update(record.uri for record in world.state.phases.records)
+    world.damaged.update(record.uri for record in world.state.recovery.records)
     lose_a_server(world)
     act(world)
-    assert world.state.phases.restore.uri == "file:///store/yesterday"
+    assert world.state.recovery.uri == "file:///store/yesterday"
     assert world.state.training.cursor == 0 and not world.state.training.returned
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 130
@@ -105,10 +105,10 @@ def test_a_job_without_an_undamaged_record_of_its_own_goes_back_to_where_it_star
 def test_a_job_that_started_from_nothing_starts_from_nothing_again():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)
-    world.damaged.update(record.uri for record in world.state.phases.records)
+    world.damaged.update(record.uri for record in world.state.recovery.records)
     lose_a_server(world)
     act(world)
-    assert world.state.phases.restore.uri == "" and world.state.training.cursor == 0
+    assert world.state.recovery.uri == "" and world.state.training.cursor == 0
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
 
@@ -135,7 +135,7 @@ def test_a_damaged_final_record_is_trained_and_evaluated_again():
     while world.state.phase is not Phase.EVALUATING:
         act(world)
     act(world, 2)
-    final = world.state.phases.record
+    final = world.state.recovery.record
     assert final is not None and final.is_final and world.state.evaluation.cursor > 0
     world.damaged.add(final.uri)
     lose_a_server(world)
@@ -143,20 +143,20 @@ def test_a_damaged_final_record_is_trained_and_evaluated_again():
     assert world.state.phases.resume is Phase.TRAINING and world.state.evaluation.cursor == 0
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 130
-    assert world.state.phases.record is not None and world.state.phases.record.uri != final.uri
+    assert world.state.recovery.record is not None and world.state.recovery.record.uri != final.uri
 
 
 def test_as_many_records_are_gone_back_to_as_the_store_keeps():
     world = running(plan(save_interval_seconds=0.0, kept_records=2))
     for _ in range(3):
         trained(world)
-    assert len(world.state.phases.records) == 2 and world.state.phases.saves == 3
+    assert len(world.state.recovery.records) == 2 and world.state.saves.completed == 3
 
 
 def test_damaged_records_are_named_to_the_one_who_prunes():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)
-    bad = world.state.phases.records[-1].uri
+    bad = world.state.recovery.records[-1].uri
     world.damaged.add(bad)
     lose_a_server(world)
     act(world, 3)
@@ -173,7 +173,7 @@ def test_the_final_record_waits_for_a_store_that_is_away_and_says_so():
     while world.state.phase is not Phase.SAVING:
         act(world)
     for _ in range(50):
-        save = world.state.phases.save
+        save = world.state.saves.quiescing
         if save is not None:
             for name in list(world.up):
                 if world.up[name]["role"] is Role.WORKER:
@@ -188,7 +188,7 @@ def test_the_final_record_waits_for_a_store_that_is_away_and_says_so():
             assert "waits for the checkpoint store: j-ps-0: no store is there" in world.state.reason
         world.time += 5.0
         world.tick()
-    assert world.state.phase is Phase.SAVING and world.state.phases.failed_saves > 10
+    assert world.state.phase is Phase.SAVING and world.state.saves.failed > 10
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
 
@@ -197,7 +197,7 @@ def test_the_final_record_waits_for_a_store_that_is_away_and_says_so():
 def test_only_a_store_that_is_away_is_waited_for_with_the_final_record(store_away: bool):
     world = running(plan(save_interval_seconds=0.0))
     for _ in range(1000):
-        if world.state.phase.is_final or world.state.phases.failed_saves > 5:
+        if world.state.phase.is_final or world.state.saves.failed > 5:
             break
         for name in list(world.up):
             world.act(name)

@@ -98,7 +98,7 @@ def test_a_record_saves_what_came_before_it():
     world.tell(events.SaveAsked(time=world.time))
     kept = seconds(world, TRAINING)
     world.time += 2.0
-    while world.state.phases.record is None:
+    while world.state.recovery.record is None:
         for name in list(world.up):
             world.act(name)
         world.commit()
@@ -194,11 +194,11 @@ def test_every_decision_of_a_disturbed_job_can_be_told(tmp_path: Path):
 
 def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Callable[..., Stage], tmp_path: Path):  # noqa: F811
     s = stage(job(checkpoint={"interval": 0.3}), rows=20_000)
-    s.wait(lambda: s.service.state.phases.saves >= 1 and s.service.state.training.done > 60)
+    s.wait(lambda: s.service.state.saves.completed >= 1 and s.service.state.training.done > 60)
     s.stop()
     time.sleep(0.5)  # what is measured here is time itself
     s.start()
-    s.wait(lambda: s.service.state.phase is Phase.TRAINING and s.service.state.phases.save is None)
+    s.wait(lambda: s.service.state.phase is Phase.TRAINING and s.service.state.saves.quiescing is None)
     done = s.service.state.training.done
     s.wait(lambda: s.service.state.training.done > done + 20)
     s.pods["clicks-1-ps-0"].kill()

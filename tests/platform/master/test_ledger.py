@@ -78,7 +78,7 @@ def test_a_running_job_tells_its_ledger_page_by_page(stage: Callable[..., Stage]
 
 def test_the_ledger_outlives_the_job_and_its_kept_rows_are_the_days(stage: Callable[..., Stage], tmp_path: Path):  # noqa: F811
     s = stage(job(checkpoint={"interval": 0.2}), rows=3000)
-    s.wait(lambda: s.service.state.phases.saves >= 1 and s.service.state.training.done > 40)
+    s.wait(lambda: s.service.state.saves.completed >= 1 and s.service.state.training.done > 40)
     s.pods["clicks-1-ps-0"].kill()
     s.wait(lambda: s.service.state.training.done > 60)
     s.pods["clicks-1-worker-0"].kill()

@@ -106,10 +106,10 @@ def save_a_record(world: World) -> None:
     world.tell(events.SaveAsked(time=world.time))
     for _ in range(3):
         for name in list(world.up):
-            if world.up[name]["role"] is Role.PARAMETER_SERVER or world.state.phases.save is not None:
+            if world.up[name]["role"] is Role.PARAMETER_SERVER or world.state.saves.quiescing is not None:
                 world.act(name)
     world.commit()
-    assert world.state.phases.save is None
+    assert world.state.saves.quiescing is None
 
 
 # What a healthy job on a shared cluster goes through

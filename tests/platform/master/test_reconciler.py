@@ -62,7 +62,7 @@ def test_a_cluster_that_is_away_costs_neither_a_record_nor_training(stage: Stage
     assert s.call(ChangeShape(change=change(workers=12)), ShapeAnswer).accepted
     s.wait(lambda: "the API is away" in s.metrics().reason)
     assert s.call(SaveNow()).accepted
-    s.wait(lambda: s.service.state.phases.record is not None)
+    s.wait(lambda: s.service.state.recovery.record is not None)
     trained = s.service.state.training.samples
     s.wait(lambda: s.service.state.training.samples > trained + 500)
     assert len(s.cluster.pods) == 4 and s.service.state.phase is Phase.TRAINING

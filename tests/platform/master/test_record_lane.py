@@ -29,7 +29,7 @@ def first_term(request: LaunchRequest) -> TermWatch:
 def commit_order(request: LaunchRequest) -> CommitRecord:
     """A save whose parts are written."""
     state = JobState.new(JobPlan.of(request))
-    save = state.phases.begin_save(step=40, is_final=False, time=1.0)
+    save = state.saves.begin("save-2", step=40, is_final=False, version=2, time=1.0)
     open_store(request.store).create()
     writer = PartWriter(save.uri, "clicks-1-ps-0", buckets=range(64), dense_range=(0, 4), generation=0)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})

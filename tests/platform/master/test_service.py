@@ -111,12 +111,12 @@ def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]
     s = stage(rows=4000)
     s.wait(lambda: s.service.state.training.done > 10)
     assert s.call(SaveNow()).accepted
-    s.wait(lambda: s.service.state.phases.record is not None)
-    record = s.service.state.phases.record
+    s.wait(lambda: s.service.state.recovery.record is not None)
+    record = s.service.state.recovery.record
     assert record is not None
     s.pods["clicks-1-ps-1"].kill()
     s.wait(lambda: s.service.state.phases.generation == 1)
-    assert s.service.state.phases.restore.uri == record.uri
+    assert s.service.state.recovery.uri == record.uri
     s.wait_for(Phase.SUCCEEDED)
     assert s.service.state.membership.losses == {Role.PARAMETER_SERVER: 1}
     assert min(s.rows_trained()) == 1
@@ -129,7 +129,7 @@ def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]
 def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
     s = stage(job(checkpoint={"interval": 0.1, "keep": 1}), rows=6000)
     s.wait_for(Phase.SUCCEEDED, 60)
-    assert s.service.state.phases.saves >= 2
+    assert s.service.state.saves.completed >= 2
     assert s.rows_trained() == [1] * 6000
     records = list((s.folder / "store/clicks/records").glob("*/manifest.json"))
     assert 1 <= len(records) <= 2

@@ -65,7 +65,7 @@ def test_a_request_is_open_until_every_pod_that_is_wanted_works():
 def test_a_request_for_what_is_there_is_done_at_once():
     world = long_job()
     ask(world, workers=2, parameter_servers=2)
-    assert last(world).outcome is ShapeOutcome.DONE and not world.state.phases.save_asked
+    assert last(world).outcome is ShapeOutcome.DONE and not world.state.saves.is_asked
 
 
 def test_other_servers_that_are_not_wanted_any_more_never_come():
@@ -73,7 +73,7 @@ def test_other_servers_that_are_not_wanted_any_more_never_come():
     ask(world, parameter_servers=3)
     ask(world, parameter_servers=2)
     go_on(world, 10)
-    assert len(world.state.membership.servers()) == 2 and world.state.phases.rollbacks == 0
+    assert len(world.state.membership.servers()) == 2 and world.state.recovery.rollbacks == 0
     assert last(world).outcome is ShapeOutcome.DONE
 
 
@@ -94,7 +94,7 @@ def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
     assert last(world).outcome is ShapeOutcome.TAKEN_BACK
     go_on(world, 10)
     assert len(world.state.membership.servers()) == 2 and len(world.state.membership.workers()) == 2
-    assert world.state.phases.rollbacks == 0 and world.state.phase is Phase.TRAINING
+    assert world.state.recovery.rollbacks == 0 and world.state.phase is Phase.TRAINING
 
 
 def test_only_the_open_request_can_be_taken_back():
@@ -122,11 +122,11 @@ def test_workers_that_find_no_room_are_given_up_in_time_and_those_that_work_stay
 def test_other_servers_wait_for_a_record_that_succeeds_not_for_the_next_interval():
     world = long_job()
     ask(world, parameter_servers=3)
-    while world.state.phases.failed_saves == 0:
+    while world.state.saves.failed == 0:
         for name in list(world.up):
             world.act(name)
         world.commit(succeed=False)
-    assert world.state.phases.next_save == world.time + 10.0
+    assert world.state.saves.next_save == world.time + 10.0
     world.time += 10.0
     world.tick()
     go_on(world, 12)

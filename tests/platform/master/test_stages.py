@@ -7,7 +7,7 @@ import pytest
 
 from elastrec.platform.master import events, stages
 from elastrec.platform.master.effects import Decided, DiscardRecord
-from elastrec.platform.master.phases import COMMITTING, WRITING, Save
+from elastrec.platform.master.saves import COMMITTING, WRITING, Save
 from elastrec.platform.master.status import training_metrics
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Mode, SavedPart
@@ -28,7 +28,7 @@ def saving(world: World, *, hung: str = "", stage: str = COMMITTING) -> Save:
 
 def until_stage(world: World, stage: str) -> Save:
     for _ in range(200):
-        save = world.state.phases.save
+        save = world.state.saves.quiescing
         if save is not None and save.stage == stage:
             return save
         everybody_acts(world)
@@ -72,9 +72,9 @@ def test_a_part_that_is_not_written_in_time_fails_the_save_and_training_goes_on(
     save = saving(world, hung="j-ps-1", stage=WRITING)
     everybody_acts(world)
     pass_seconds(world, TIMEOUT - 0.1)
-    assert world.state.phases.save is save
+    assert world.state.saves.quiescing is save
     late(world)
-    assert world.state.phases.save is None and world.state.phase is Phase.TRAINING
+    assert world.state.saves.quiescing is None and world.state.phase is Phase.TRAINING
     assert world.directive("j-worker-0").mode is Mode.TRAIN
     (failure,) = decisions(world, "save_failed")
     assert failure["reason"] == "j-ps-1 wrote nothing for 40 s (spec.faults.save_timeout)"
@@ -157,7 +157,7 @@ def test_a_late_part_belongs_to_no_later_record():
             time=world.time, pod="j-ps-1", incarnation=incarnation, generation=0, reached_version=0, saved=part
         )
     )
-    assert "j-ps-1" not in second.parts and world.state.phases.save is second
+    assert "j-ps-1" not in second.parts and world.state.saves.quiescing is second
 
 
 def test_a_server_that_gets_on_is_not_late():
@@ -168,9 +168,9 @@ def test_a_server_that_gets_on_is_not_late():
         pass_seconds(world, TIMEOUT - 1.0)
         world.up["j-ps-1"]["transfers"] += 1
         world.act("j-ps-1")
-    assert world.state.phases.save is save
+    assert world.state.saves.quiescing is save
     late(world)
-    assert world.state.phases.save is None
+    assert world.state.saves.quiescing is None
 
 
 def test_transfers_are_journalled_seldom():
@@ -179,7 +179,7 @@ def test_transfers_are_journalled_seldom():
     member = world.state.membership.members["j-ps-1"]
     beat = events.PodReported(
         time=member.active, pod="j-ps-1", incarnation=member.incarnation, generation=0,
-        reached_version=member.reached_version, transfers=member.transfers + 1, restored_order_id="restore-1",
+        reached_version=member.reached_version, transfers=member.transfers + 1, restored_order_id="restore-1/j-ps-1",
     )  # fmt: skip
     at = {share: stages.is_news(world.state, member, later(beat, share * TIMEOUT)) for share in (0.01, 0.04, 0.06, 1)}
     assert at == {0.01: False, 0.04: False, 0.06: True, 1: True}
@@ -193,7 +193,7 @@ def test_while_a_store_hangs_workers_train_at_least_as_long_as_they_pause():
     world = running(plan(save_interval_seconds=5.0))
     saving(world, hung="j-ps-1", stage=WRITING)
     late(world)
-    assert world.state.phases.next_save == world.time + TIMEOUT
+    assert world.state.saves.next_save == world.time + TIMEOUT
 
 
 def test_the_final_record_of_a_store_that_hangs_fails_the_job_after_three_tries():
@@ -204,7 +204,7 @@ def test_the_final_record_of_a_store_that_hangs_fails_the_job_after_three_tries(
         assert save.is_final
         everybody_acts(world)
         late(world)
-        assert world.state.phases.final_failures == tries
+        assert world.state.saves.final_failures == tries
         pass_seconds(world, 10.0)
     assert world.state.phase is Phase.FAILED
     assert "final record could not be written in 3 tries: j-ps-1 wrote nothing" in world.state.failure
@@ -217,8 +217,8 @@ def test_a_commit_that_does_not_end_is_unknown_and_training_goes_on():
     world = running()
     save = saving(world)
     late(world)
-    assert world.state.phases.save is None and world.state.phase is Phase.TRAINING
-    assert world.state.phases.record is None and not world.discarded
+    assert world.state.saves.quiescing is None and world.state.phase is Phase.TRAINING
+    assert world.state.recovery.record is None and not world.discarded
     (unknown,) = decisions(world, "save_unknown")
     assert unknown["order"] == save.order_id and "save_timeout" in str(unknown["reason"])
 
@@ -230,11 +230,11 @@ def test_an_unknown_record_that_is_found_complete_counts():
     pass_seconds(world, 5.0)
     everybody_acts(world)
     committed(world, save)
-    record = world.state.phases.record
-    assert record is not None and record.uri == save.uri and world.state.phases.saves == 1
+    record = world.state.recovery.record
+    assert record is not None and record.uri == save.uri and world.state.saves.completed == 1
     trained = world.state.training.covered_rows()
     world.kill("j-ps-0")
-    assert world.state.phases.restore.uri == save.uri
+    assert world.state.recovery.uri == save.uri
     assert world.state.training.covered_rows() == save.rows < trained
     world.hung.clear()
     world.run_fairly()
@@ -258,9 +258,9 @@ def test_an_unknown_record_that_fails_is_discarded():
     save = saving(world)
     late(world)
     world.tell(events.RecordFailed(time=world.time, order_id=save.order_id, reason="disk full"))
-    assert world.discarded == [save.uri] and world.state.phases.failed_saves == 1
+    assert world.discarded == [save.uri] and world.state.saves.failed == 1
     committed(world, save)
-    assert world.state.phases.record is None
+    assert world.state.recovery.record is None
 
 
 def test_an_unknown_record_changes_nothing_once_a_newer_one_is_complete():
@@ -270,7 +270,7 @@ def test_an_unknown_record_changes_nothing_once_a_newer_one_is_complete():
     newer = saving(world)
     committed(world, newer)
     committed(world, older)
-    assert [record.uri for record in world.state.phases.records] == [newer.uri] and world.state.phases.saves == 1
+    assert [record.uri for record in world.state.recovery.records] == [newer.uri] and world.state.saves.completed == 1
 
 
 def test_a_record_of_rows_that_were_rolled_back_never_counts_and_is_deleted_even_if_it_is_complete():
@@ -278,9 +278,9 @@ def test_a_record_of_rows_that_were_rolled_back_never_counts_and_is_deleted_even
     save = saving(world)
     late(world)
     world.kill("j-ps-0")
-    assert world.state.phases.restore.uri == "" and not world.discarded
+    assert world.state.recovery.uri == "" and not world.discarded
     committed(world, save)
-    assert world.state.phases.record is None
+    assert world.state.recovery.record is None
     assert DiscardRecord(uri=save.uri, may_be_complete=True) in world.effects
 
 
@@ -305,8 +305,8 @@ def test_a_final_record_that_is_found_complete_ends_the_training_without_another
     pass_seconds(world, 10.0)
     second = until_stage(world, WRITING)
     committed(world, first)
-    assert world.state.phase is Phase.EVALUATING and world.state.phases.save is None
-    record = world.state.phases.record
+    assert world.state.phase is Phase.EVALUATING and world.state.saves.quiescing is None
+    record = world.state.recovery.record
     assert record is not None and record.uri == first.uri
     everybody_acts(world)
     assert world.discarded == [second.uri]
@@ -373,7 +373,7 @@ def test_a_restart_of_the_master_gives_every_stage_its_whole_time():
     save = saving(world, hung="j-ps-1", stage=WRITING)
     world.time += TIMEOUT - 1.0
     world.tell(events.Restarted(time=world.time, away_seconds=1.0))
-    assert world.state.next_deadline() == world.time + TIMEOUT and world.state.phases.save is save
+    assert world.state.next_deadline() == world.time + TIMEOUT and world.state.saves.quiescing is save
 
 
 # Reasons
@@ -382,7 +382,7 @@ def test_a_restart_of_the_master_gives_every_stage_its_whole_time():
 def test_status_says_what_a_stage_waits_for_and_for_how_long():
     world = running()
     world.tell(events.SaveAsked(time=world.time))
-    save = world.state.phases.save
+    save = world.state.saves.quiescing
     assert save is not None and reason(world) == ""
     world.time += 3.0
     assert reason(world) == f"pausing for {save.order_id}: waiting for j-worker-0, j-worker-1 for 3 s"

@@ -37,7 +37,7 @@ def test_whatever_happens_a_job_ends_with_every_row_trained(seed: int, synchrono
         assert state.training.is_done and state.training.covered_rows() == 130 * state.plan.epochs
         assert state.training.samples >= 130 * state.plan.epochs
         assert state.evaluation.is_done
-        assert state.phases.record is not None and state.phases.record.is_final
+        assert state.recovery.record is not None and state.recovery.record.is_final
     assert not world.state.membership.members
 
 
@@ -179,7 +179,7 @@ def save_until_written(world: World) -> str:
     for _ in range(2):
         for name in sorted(world.up, reverse=True):
             world.act(name)
-    save = world.state.phases.save
+    save = world.state.saves.quiescing
     assert save is not None and len(save.parts) == 2
     return save.order_id
 
@@ -190,11 +190,11 @@ def test_the_end_of_an_older_save_says_nothing_about_the_one_under_way():
     world.tell(events.RecordFailed(time=world.time, order_id=older, reason="the store did not answer"))
     newer = save_until_written(world)
     world.tell(events.RecordCommitted(time=world.time, order_id=older))
-    assert world.state.phases.record is None
+    assert world.state.recovery.record is None
     world.tell(events.RecordFailed(time=world.time, order_id=older, reason="again"))
-    assert world.state.phases.save is not None and world.state.phases.save.order_id == newer
+    assert world.state.saves.quiescing is not None and world.state.saves.quiescing.order_id == newer
     world.tell(events.RecordCommitted(time=world.time, order_id=newer))
-    assert world.state.phases.record is not None
+    assert world.state.recovery.record is not None
 
 
 def test_nothing_is_leased_while_a_record_is_written():
@@ -230,8 +230,8 @@ def test_a_failed_record_does_not_stop_the_training():
         for name in list(world.up):
             world.act(name)
     world.commit(succeed=False)
-    assert world.state.phase is Phase.TRAINING and world.state.phases.save is None
-    assert world.state.phases.failed_saves == 1 and world.state.phases.next_save == world.time + 20.0
+    assert world.state.phase is Phase.TRAINING and world.state.saves.quiescing is None
+    assert world.state.saves.failed == 1 and world.state.saves.next_save == world.time + 20.0
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
 
@@ -241,14 +241,14 @@ def test_a_server_may_report_that_it_could_not_save():
     world.tell(events.SaveAsked(time=world.time))
     world.act("j-worker-0")
     world.act("j-worker-1")
-    save = world.state.phases.save
+    save = world.state.saves.quiescing
     assert save is not None
     part = SavedPart(order_id=save.order_id, manifest_json=b"", problem="No space left on device")
     incarnation = world.up["j-ps-0"]["incarnation"]
     effects = world.tell(
         events.PodReported(time=1.0, pod="j-ps-0", incarnation=incarnation, generation=0, reached_version=1, saved=part)
     )
-    assert world.state.phases.save is None and world.state.phases.failed_saves == 1
+    assert world.state.saves.quiescing is None and world.state.saves.failed == 1
     # Parts that other servers have written would take the room of the next try; this one may still be writing.
     assert DiscardRecord(uri=save.uri) not in effects
     world.act("j-ps-1")
@@ -326,8 +326,8 @@ def test_a_server_lost_while_evaluating_returns_to_the_final_record():
     assert world.state.phases.resume is Phase.EVALUATING
     # A prediction needs rows of the servers: what was leased begins again, as a lease of the new generation.
     assert not world.state.evaluation.doing and not world.state.evaluation.held
-    record = world.state.phases.record
-    assert record is not None and world.state.phases.restore.uri == record.uri
+    record = world.state.recovery.record
+    assert record is not None and world.state.recovery.uri == record.uri
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED and world.state.training.samples == 130
 
@@ -346,11 +346,11 @@ def test_a_state_is_a_plain_value():
 
 def test_a_restart_blames_nobody_and_postpones_no_record():
     world = running()
-    due = world.state.phases.next_save
+    due = world.state.saves.next_save
     world.time += 19.0
     pods = dict(world.plane.pods)
     world.tell(events.Restarted(time=world.time))
-    assert world.state.phases.next_save == due
+    assert world.state.saves.next_save == due
     assert world.plane.pods == pods
     world.time += 59.0
     assert all(deadline > world.time for deadline in world.state.training.deadlines.values())

@@ -68,10 +68,10 @@ def stage(tmp_path: Path) -> Iterator[Make]:
 
 def saved(s: Stage) -> str:
     """Makes a record; returns its URI."""
-    before = s.service.state.phases.saves
+    before = s.service.state.saves.completed
     assert s.call(SaveNow()).accepted
-    s.wait(lambda: s.service.state.phases.saves > before)
-    record = s.service.state.phases.record
+    s.wait(lambda: s.service.state.saves.completed > before)
+    record = s.service.state.recovery.record
     assert record is not None
     return record.uri
 
@@ -294,10 +294,10 @@ def test_a_master_without_its_journal_continues_from_the_newest_record_and_says_
     state = successor.service.state
     assert state.phases.term == 2
     assert state.phases.generation == NUMBERS_PER_TERM and state.phases.version > NUMBERS_PER_TERM
-    assert state.phases.restore.order_id == f"restore-{NUMBERS_PER_TERM + 1}" and state.phases.restore.uri == uri
+    assert state.recovery.number == NUMBERS_PER_TERM + 1 and state.recovery.uri == uri
     assert state.routing_epoch > NUMBERS_PER_TERM
     successor.wait_for(Phase.SUCCEEDED)
-    positions = s.service.state.phases.record
+    positions = s.service.state.recovery.record
     assert positions is not None
     assert counted(positions.positions, successor) == [1] * 4000
     told = [entry.what for entry in successor.call(GetExplanation(), Explanation).timeline]
@@ -339,7 +339,7 @@ def test_terms_of_a_run_that_is_over_are_not_continued(stage: Make):
     again.request = msgspec.structs.replace(again.request, earlier_terms=1)
     again.start()
     state = again.service.state
-    assert state.phases.term == 2 and not state.phases.records and state.training.samples == 0
+    assert state.phases.term == 2 and not state.recovery.records and state.training.samples == 0
 
 
 def test_a_master_that_took_its_term_and_was_killed_before_it_noted_it_begins_the_job_in_that_term(stage: Make):
@@ -366,7 +366,7 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
     assert s.call(StopJob(reason="enough")).accepted
     s.wait(s.service.state.is_swept)
     s.stop()
-    record = s.service.state.phases.record
+    record = s.service.state.recovery.record
     assert record is not None
     second = stage("another")
     second.start()

@@ -266,7 +266,8 @@ class World:
                 if not pod["writing"]:
                     pod["writing"], pod["uri"] = save.order_id, save.uri
                 return None, None
-            self._check_record()
+            if self.state.saves.under_way[save.order_id].quiesce:
+                self._check_record()
             pod["saved"], pod["reached"] = save.order_id, directive.version
             return SavedPart(order_id=save.order_id, manifest_json=b"{}"), None
         pod["reached"] = directive.version
@@ -274,12 +275,12 @@ class World:
 
     def _push(self, pod: dict[str, Any], shard: Shard, start: int, end: int) -> None:
         """Servers of another generation refuse a push."""
-        save = self.state.phases.save
+        save = self.state.saves.quiescing
         if shard.kind == "train" and start < end and pod["generation"] == self.state.phases.generation:
             assert save is None or save.positions is None, "rows are pushed under a record whose positions are taken"
 
     def _check_record(self) -> None:
-        save = self.state.phases.save
+        save = self.state.saves.quiescing
         assert save is not None and save.positions is not None
         queue, begun = self.state.training, {number: offset for number, offset, _ in save.positions.begun}
         for worker in self.state.membership.workers():
@@ -376,8 +377,8 @@ def disturb(world: World, chance: random.Random) -> None:
         world.commit(succeed=chance.random() < 0.7)
     elif what < 0.905:
         world.tell(events.SaveAsked(time=world.time))
-    elif what < 0.91 and world.state.phases.record is not None:
-        world.damaged.add(world.state.phases.record.uri)
+    elif what < 0.91 and world.state.recovery.record is not None:
+        world.damaged.add(world.state.recovery.record.uri)
     elif what < 0.93:
         # With a new process what the old one had under way is gone, except what it repeats.
         away_seconds = chance.choice([0.0, 3.0])

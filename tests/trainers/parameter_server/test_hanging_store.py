@@ -71,18 +71,18 @@ def test_a_save_that_hangs_costs_its_record_alone(stage: Stage, gate: Path) -> N
     stage.wait_for(Phase.TRAINING, 120)
     gate.touch()
     stage.call(SaveNow())
-    stage.wait(lambda: stage.service.state.phases.failed_saves == 1, 60)
-    assert stage.service.state.phase is Phase.TRAINING and stage.service.state.phases.save is None
+    stage.wait(lambda: stage.service.state.saves.failed == 1, 60)
+    assert stage.service.state.phase is Phase.TRAINING and stage.service.state.saves.quiescing is None
     done = stage.service.state.training.done
     stage.wait(lambda: stage.service.state.training.done > done)
     # The server still writes there.
-    (abandoned,) = stage.service.state.phases.abandoned.values()
+    (abandoned,) = stage.service.state.saves.abandoned.values()
     assert set(abandoned.writers) == {SERVER} and parts_folders(stage) == {abandoned.uri.rpartition("/")[2]}
     gate.unlink()
-    stage.wait(lambda: not stage.service.state.phases.abandoned, 60)
+    stage.wait(lambda: not stage.service.state.saves.abandoned, 60)
     stage.wait(lambda: abandoned.uri.rpartition("/")[2] not in parts_folders(stage), 60)
     stage.wait_for(Phase.SUCCEEDED, 120)
-    assert stage.service.state.phases.rollbacks == 0
+    assert stage.service.state.recovery.rollbacks == 0
 
 
 def test_a_store_that_hangs_for_good_ends_the_job_with_the_reason(stage: Stage, gate: Path) -> None:
