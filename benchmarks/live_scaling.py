@@ -28,6 +28,7 @@ from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.configurations import Shape, measure_shapes
 from benchmarks.processes.jobs import launched, private_platform
 from elastrec.platform import jobs
+from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.history.scaling_figures import Decision, Timed, throughput
 from elastrec.platform.jobs import scaling, scaling_story
@@ -177,7 +178,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Every number of workers for itself, then the job that is scaled."""
     settings = ScalingSettings(round_interval=arguments.round_seconds, least_steps=_LEAST_STEPS)
     with tempfile.TemporaryDirectory() as folder, private_platform(cores=6.0, weight=_WEIGHT) as platform:
-        if not platform.XX:
+        if not limits_enforced(platform.launcher.nodes()):
             raise SystemExit("live_scaling: this machine's control groups cannot be written, so pods have no limits")
         log = generate(
             GenerateSpec(path=f"{folder}/clicks", rows_per_day=60_000, days=2, seed=1, dense=8, sparse=12, lists=0)

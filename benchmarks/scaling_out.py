@@ -29,6 +29,7 @@ from benchmarks.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.processes.groups import Throttling, pod_groups, throttling
 from benchmarks.processes.jobs import private_platform, run_job
 from elastrec.platform import jobs
+from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 
@@ -205,7 +206,7 @@ def measure_case(platform: jobs.Platform, log: GenerateReport, name: str, rounds
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """All cases, one after the other."""
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=_WEIGHT) as platform:
-        if not platform.XX:
+        if not limits_enforced(platform.launcher.nodes()):
             raise SystemExit("scaling_out: this machine's control groups cannot be written, so pods have no limits")
         figures = []
         for name in arguments.case or list(CASES):

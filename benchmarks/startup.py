@@ -113,7 +113,6 @@ def from_trigger(
     parts = parts_of(begun, airflow.tasks(settings.DAG_ID, run_id), jobs.explanation(platform, metrics.job), trained)
     airflow.end_active_runs(settings.DAG_ID)
     jobs.stop(platform, metrics.job, "the benchmark has seen its first batch")
-    platform.cluster.close()
     return parts, {pod.removeprefix(f"{metrics.job}-"): seconds for pod, seconds in used.items()}
 
 

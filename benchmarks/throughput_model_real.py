@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.configurations import Shape, measure_shapes
 from benchmarks.processes.jobs import private_platform
+from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.jobs.scaling import observation_of
 from elastrec.platform.scaling.columns import Columns
@@ -102,7 +103,7 @@ def collect(file: Path | None, seconds: float, *, overlapped: bool) -> list[Run]
     if not missing:
         return runs
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=_WEIGHT) as platform:
-        if not platform.XX:
+        if not limits_enforced(platform.launcher.nodes()):
             raise SystemExit("throughput_model_real: control groups cannot be written here, so pods have no limits")
         log = generate(
             GenerateSpec(path=f"{folder}/clicks", rows_per_day=_ROWS, days=2, seed=1, dense=8, sparse=12, lists=0)

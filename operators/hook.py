@@ -75,8 +75,10 @@ class ElastrecHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Asks the cluster for its capacity."""
+        from elastrec.platform.clusters.nodes import Capacity
+
         try:
-            capacity = self.platform.cluster.capacity()
+            capacity = Capacity.of(self.platform.launcher.nodes())
         except Exception as error:
             return False, str(error)
         gib = capacity.total.memory_bytes / 2**30

@@ -23,6 +23,7 @@ import numpy as np
 import structlog
 
 from benchmarks.processes.child import serve
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
@@ -73,6 +74,9 @@ class RememberingCluster:
         yield from [PodEvent(PodEventKind.SEEN, pod) for pod in list(self._pods.values())]
         yield PodEvent(PodEventKind.SYNCED)
         threading.Event().wait(timeout_seconds)
+
+    def nodes(self) -> list[Node]:
+        return []
 
     def logs(self, name: str, *, tail_lines: int | None = None) -> Iterator[str]:
         return iter(())

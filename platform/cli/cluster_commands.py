@@ -18,11 +18,14 @@ from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 def logs(pod: str, follow: bool, tail: int | None) -> None:
     """Print the log of a POD; the name of a job stands for its master."""
     platform = jobs.Platform.from_environment(start=False)
-    name = pod if platform.cluster.get(pod) else f"{pod}-master"
-    if platform.cluster.get(name) is None:
-        known = ", ".join(status.name for status in platform.cluster.list()) or "none: the cluster has no pods"
-        raise SpecError([FieldProblem("POD", repr(pod), known)], "the command line")
-    for line in platform.cluster.logs(name, tail_lines=tail, follow=follow):
+    names = {status.name for status in platform.launcher.pods()}
+    if pod not in names:
+        first = platform.launcher.find(pod)
+        if first is None:
+            known = ", ".join(sorted(names)) or "none: the cluster has no pods"
+            raise SpecError([FieldProblem("POD", repr(pod), known)], "the command line")
+        pod = first.name
+    for line in platform.launcher.logs(pod, tail_lines=tail, follow=follow):
         click.echo(line)
 
 
@@ -85,7 +88,7 @@ def agent_capacity() -> None:
 
 
 def _show_capacity() -> None:
-    nodes = jobs.Platform.from_environment(start=False).cluster.nodes()
+    nodes = jobs.Platform.from_environment(start=False).launcher.nodes()
     capacity = Capacity.of(nodes)
     for name, size in (("total", capacity.total), ("free", capacity.free)):
         click.echo(f"{name}: {size.cores:g} cores, {size.memory_bytes / 2**30:.1f}Gi memory")

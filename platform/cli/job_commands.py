@@ -102,7 +102,7 @@ def render(
     pods = [master_pod(request, platform.cluster_config, token, tls)]
     pods += [parameter_server_pod(request, address, index, token, tls) for index in range(allocation.parameter_servers)]
     pods += [worker_pod(request, address, index, token, tls) for index in range(allocation.workers)]
-    requests = [platform.cluster.dry_run(pod) for pod in pods]
+    requests = [platform.launcher.dry_run(pod) for pod in pods]
     if output == "json":
         echo_json(requests)
         return

@@ -100,7 +100,7 @@ def _train_and_publish(platform: jobs.Platform, course: Course, claim: RunClaim,
 def _stop(platform: jobs.Platform, job_id: str, claim: RunClaim, progress: JobProgress) -> None:
     if not claim.acquire():
         progress.say(f"Job {job_id} is left to the other `elastrec run` with this key")
-    elif not jobs.stop(platform, job_id, "the caller ended", owner=claim.owner) and platform.cluster.list(job_id):
+    elif not jobs.stop(platform, job_id, "the caller ended", owner=claim.owner) and platform.launcher.pods(job_id):
         progress.say(f"Job {job_id} goes on: somebody else has taken it over")
 
 

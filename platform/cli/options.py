@@ -12,7 +12,7 @@ import msgspec
 import yaml
 from rich.console import Console
 
-from elastrec.platform.clusters.local.absent import AbsentCluster
+from elastrec.platform.clusters.local.absent import AbsentLauncher
 from elastrec.platform.jobs.surroundings import Platform, home_folder
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.errors import FieldProblem, SpecError
@@ -59,7 +59,7 @@ def job_options(function: Function) -> Function:
 def platform_to_look() -> Platform:
     """The platform for a command that starts nothing; says so where no node agent runs."""
     platform = Platform.for_looking()
-    if isinstance(platform.cluster, AbsentCluster):
+    if isinstance(platform.launcher, AbsentLauncher):
         click.echo(f"no node agent runs for {home_folder()}, and none is started", err=True)
     return platform
 

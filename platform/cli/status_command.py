@@ -66,7 +66,7 @@ class Look:
 
     def __init__(self, platform: jobs.Platform, job: str | None) -> None:
         self._job = job
-        self._pods = pods_of(platform, job) if job else platform.cluster.list()
+        self._pods = pods_of(platform, job) if job else platform.launcher.jobs()
         self._observations = [jobs.observe(platform, job)] if job else jobs.jobs(platform)
         self.columns = _pods_columns(self._pods) if job else _jobs_columns(self._observations, self._pods)
 
@@ -104,7 +104,7 @@ def _looks(platform: jobs.Platform, job: str | None, watch: bool) -> Iterator[Lo
     yield Look(platform, job)
     while watch:
         time.sleep(_LOOK_SECONDS)
-        if job and not platform.cluster.list(job):
+        if job and not jobs.pods_of_job(platform, job):
             click.echo(f"{job} is gone; what it did: elastrec explain {job}", err=True)
             return
         yield Look(platform, job)
@@ -147,9 +147,9 @@ def pods_of(platform: jobs.Platform, job: str) -> list[PodStatus]:
     Raises:
         SpecError: the cluster has no such job; names those that it has.
     """
-    pods = platform.cluster.list(job)
+    pods = jobs.pods_of_job(platform, job)
     if not pods:
-        known = sorted({pod.job for pod in platform.cluster.list()})
+        known = sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER)
         allowed = ", ".join(known) if known else "none: the cluster has no jobs"
         raise SpecError([FieldProblem("JOB", repr(job), allowed)], "the command line")
     return pods

@@ -18,6 +18,7 @@ from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 
 GROUP = "elastrec.clusters"
 TAG = "backend"
+_INSTALL = f"install a package, with all that it needs, that has an entry point of this name in the group {GROUP}"
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field=TAG):
@@ -40,6 +41,16 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def for_master(self) -> ClusterConfig:
         """What the master of a job needs for its fleet: nothing that only callers outside may do, if possible."""
         return self
+
+
+class BackendError(ClusterError):
+    """A backend that cannot be used here."""
+
+    field = TAG
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{TAG}: {problem}; {remedy}")
+        self.problem, self.remedy = problem, remedy
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ def load_backend(name: str) -> Backend:
     """The backend of a name.
 
     Raises:
-        ClusterError: no installed package offers it, or it cannot be loaded.
+        BackendError: no installed package offers it, or it cannot be loaded.
     """
     if name in _loaded:
         return _loaded[name]
@@ -81,15 +92,11 @@ def load_backend(name: str) -> Backend:
             try:
                 backend = each.load()
             except Exception as error:
-                problem = f"backend: {name!r} cannot be loaded from {each.value}: {error}; install what it needs"
-                raise ClusterError(problem) from error
+                raise BackendError(f"{name!r} cannot be loaded from {each.value}: {error}", _INSTALL) from error
             if not isinstance(backend, Backend):
-                raise ClusterError(f"backend: {name!r} is {each.value}, which is no Backend; correct the entry point")
+                raise BackendError(f"{name!r} is {each.value}, which is no Backend", "correct the entry point")
             return _loaded.setdefault(name, backend)
-    raise ClusterError(
-        f"backend: {name!r} is not allowed; allowed: {', '.join(installed_backends())}; "
-        f"install a package with an entry point of this name in the group {GROUP}"
-    )
+    raise BackendError(f"{name!r} is not allowed; allowed: {', '.join(installed_backends())}", _INSTALL)
 
 
 def backend_of(config: ClusterConfig) -> Backend:
@@ -139,13 +146,15 @@ def decode_config(text: str | bytes, source: str) -> ClusterConfig:
     """
     try:
         name = msgspec.json.decode(text, type=_Tagged).backend
-        config = load_backend(name).config
     except msgspec.MsgspecError as error:
-        allowed = f"a cluster's JSON with the field backend: {', '.join(installed_backends())}"
-        raise SpecError([FieldProblem(TAG, f"this file ({error})", allowed)], source) from None
-    except ClusterError as error:
-        allowed = f"an installed backend: {', '.join(installed_backends())}"
-        raise SpecError([FieldProblem(TAG, f"{name!r} ({error})", allowed)], source) from None
+        allowed = f"the JSON of a cluster, with the field backend: {', '.join(installed_backends())}"
+        raise SpecError([FieldProblem("cluster", f"this text ({error})", allowed)], source) from None
+    try:
+        config = load_backend(name).config
+    except BackendError as error:
+        installed = installed_backends()
+        value = error.problem if name in installed else repr(name)
+        raise SpecError([FieldProblem(TAG, value, ", ".join(installed), error.remedy)], source) from None
     try:
         decoded = msgspec.json.decode(text, type=config)
     except msgspec.MsgspecError as error:

@@ -7,11 +7,10 @@ conflict, a quota. Everything else is a refusal.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from elastrec.platform.clusters.nodes import Capacity, Node
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
@@ -79,42 +78,6 @@ class Launcher(Protocol):
         ...
 
 
-class Cluster(Protocol):
-    """What a job needs of a cluster. Every method raises ClusterError with the reason in the cluster's words."""
-
-    def create(self, pod: PodSpec) -> PodStatus:
-        """Creates a pod; where its job has one of that name and role, that one is returned as it is.
-
-        Raises:
-            ClusterError: another job or role has the name, or the pod is larger than the whole cluster.
-        """
-        ...
-
-    def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
-        """Stops and forgets a pod; no error when it does not exist. Returns when the process group is gone."""
-        ...
-
-    def get(self, name: str) -> PodStatus | None: ...
-
-    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
-        """The pod's `PodSpec.secrets`, for callers who may create pods; None when there is no such pod any more."""
-        ...
-
-    def list(self, job: str | None = None) -> builtins.list[PodStatus]: ...
-
-    def capacity(self) -> Capacity: ...
-
-    def nodes(self) -> builtins.list[Node]: ...
-
-    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of standard output and error, oldest first; kept after the pod's end until it is deleted."""
-        ...
-
-    def dry_run(self, pod: PodSpec) -> dict[str, Any]:
-        """Exactly the request that `create` would send, secrets masked."""
-        ...
-
-
 class Fleet(Protocol):
     """The pods of one job, for its master."""
 
@@ -165,4 +128,4 @@ def snapshot(fleet: Fleet) -> list[PodStatus]:
     raise ClusterError("the cluster ended a watch before its snapshot was complete", retryable=True)
 
 
-__all__ = ["Cluster", "Fleet", "Launcher", "snapshot"]
+__all__ = ["Fleet", "Launcher", "snapshot"]

@@ -14,13 +14,13 @@ from elastrec.platform.jobs.evaluation import (
     result,
     start_evaluator,
 )
+from elastrec.platform.jobs.job_pods import pods_of_job
 from elastrec.platform.jobs.kept_launch import KeptLaunch
 from elastrec.platform.jobs.launching import (
     finish,
     job_page,
     launch,
     launch_request,
-    remove_pods,
     stop,
     take_over,
 )
@@ -75,11 +75,11 @@ __all__ = [
     "launch_request",
     "ledger",
     "observe",
+    "pods_of_job",
     "prepare",
     "prepare_again",
     "publish_patience_seconds",
     "register",
-    "remove_pods",
     "remove_unsuccessful",
     "result",
     "result_of",

@@ -1,4 +1,9 @@
-"""After training: export the model, score the champion on the same rows, pass the gate, register."""
+"""After training: export the model, score the champion on the same rows, pass the gate, register.
+
+The evaluator is a job of its own, submitted by a launcher: it may run hours after the job that it evaluates has ended,
+when MLflow is back or a task of Airflow is cleared, and a master lingers for minutes only. All that it needs lies in
+the checkpoint store.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from elastrec.platform.jobs.publishing import with_run, with_tracking
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import Tell
 from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
-from elastrec.platform.master.launch import TEAM_LABEL, pod_name, pod_size
+from elastrec.platform.master.launch import TEAM_LABEL, evaluator_job, pod_name, pod_size
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
@@ -51,11 +56,11 @@ def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
     name = pod_name(request.job_id, Role.EVALUATOR)
     return PodSpec(
         name=name,
-        job=request.job_id,
+        job=evaluator_job(request.job_id),
         role=Role.EVALUATOR,
         command=("python", "-m", "elastrec.trainers.export"),
         size=pod_size(job.spec.resources.evaluator),
-        environment={environment.JOB: request.job_id, environment.POD: name},
+        environment={environment.POD: name},
         files={EXPORT_FILE: encode_request(request)},
         restart_policy=RestartPolicy.NEVER,
         labels={"elastrec.io/role": "evaluator", TEAM_LABEL: job.metadata.team},
@@ -63,7 +68,7 @@ def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
 
 
 def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
-    """Creates the evaluator pod of a job that has succeeded; does nothing when it exists.
+    """Submits the evaluator of a job that has succeeded; does nothing when there is one.
 
     One that MLflow went away from is replaced by another one.
 
@@ -71,11 +76,10 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
         JobFailedError: the job has not succeeded, or has no final record.
         HistoryError: MLflow is away or refuses.
     """
-    name = pod_name(prepared.job_id, Role.EVALUATOR)
-    if platform.cluster.get(name) is not None:
-        if evaluator_state(platform, prepared.job_id)[0] is not EvaluatorState.WITHOUT_HISTORY:
+    if platform.launcher.find(evaluator_job(prepared.job_id)) is not None:
+        state, _ = evaluator_state(platform, prepared.job_id)
+        if state is not EvaluatorState.WITHOUT_HISTORY:
             return
-        platform.cluster.delete(name)
     launched = with_run(platform, prepared, launched)
     metrics = result_of(platform, prepared)
     if metrics.phase is not Phase.SUCCEEDED or not metrics.checkpoint:
@@ -97,13 +101,13 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
         champion_model_uri=champion.model_uri if champion else "",
         registered_model=job.registered_model,
     )
-    platform.cluster.create(evaluator_pod(job, request))
+    platform.launcher.submit(evaluator_pod(job, request))
     log.info("evaluator_started", job_id=prepared.job_id, champion=champion.version if champion else "none")
 
 
 def evaluator_state(platform: Platform, job_id: str) -> tuple[EvaluatorState, str]:
     """Where the evaluator is, and why it failed."""
-    pod = platform.cluster.get(pod_name(job_id, Role.EVALUATOR))
+    pod = platform.launcher.find(evaluator_job(job_id))
     if pod is None:
         return EvaluatorState.FAILED, "the evaluator pod is gone"
     if pod.phase is PodPhase.SUCCEEDED:
@@ -210,7 +214,7 @@ def result(
 
 
 def _exported(platform: Platform, job_id: str) -> ExportResult:
-    return parse_result("\n".join(platform.cluster.logs(pod_name(job_id, Role.EVALUATOR))))
+    return parse_result("\n".join(platform.launcher.logs(pod_name(job_id, Role.EVALUATOR))))
 
 
 def _score(found: EvaluationResult) -> ModelScore:

@@ -84,7 +84,7 @@ def secret_of(platform: Platform, master: PodStatus) -> JobSecret | None:
     known = platform.known_secrets
     if (secret := known.get(master.uid)) is not None:
         return secret
-    files = platform.cluster.secrets(master.name, master.uid)
+    files = platform.launcher.secrets(master.name, master.uid)
     if files is None:
         return None
     if TOKEN_FILE not in files:

@@ -29,7 +29,7 @@ def ending_of(platform: Platform, pod: PodStatus) -> str:
 
 def _last_line(platform: Platform, pod: PodStatus) -> str:
     try:
-        lines = [line for line in platform.cluster.logs(pod.name, tail_lines=_REPORT_LINES) if line.strip()]
+        lines = [line for line in platform.launcher.logs(pod.name, tail_lines=_REPORT_LINES) if line.strip()]
     except ClusterError:
         return ""
     return lines[-1].strip()[:_LONGEST_LINE] if lines else ""
@@ -38,7 +38,7 @@ def _last_line(platform: Platform, pod: PodStatus) -> str:
 def pod_last_words(platform: Platform, pod: PodStatus) -> str:
     """The end of one pod's log under a heading that says how it ended."""
     heading = f"--- {pod.name}: {pod.phase.value} {pod.reason} (exit code {pod.exit_code}) {pod.message}".rstrip()
-    return "\n".join([heading, *platform.cluster.logs(pod.name, tail_lines=_REPORT_LINES)])
+    return "\n".join([heading, *platform.launcher.logs(pod.name, tail_lines=_REPORT_LINES)])
 
 
 def keep_log(platform: Platform, pod: PodStatus) -> str:
@@ -48,7 +48,7 @@ def keep_log(platform: Platform, pod: PodStatus) -> str:
     """
     uri = join(platform.work_uri, "logs", f"{pod.name}.log")
     try:
-        lines = list(platform.cluster.logs(pod.name, tail_lines=_KEPT_LINES))
+        lines = list(platform.launcher.logs(pod.name, tail_lines=_KEPT_LINES))
         write_bytes(uri, "\n".join([*lines, ""]).encode())
     except (ClusterError, DataError) as error:
         log.warning("pod_log_not_kept", pod=pod.name, reason=str(error))

@@ -13,6 +13,7 @@ from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.identity import new_job_secret
+from elastrec.platform.jobs.job_pods import remove_job
 from elastrec.platform.jobs.kept_launch import keep_launch
 from elastrec.platform.jobs.last_words import ending_of, keep_log
 from elastrec.platform.jobs.masters import ask_pod, live_master, pod_of_master, wait_for_master
@@ -99,7 +100,7 @@ def launch(
     """
     name = pod_name(prepared.job_id, Role.MASTER)
     names = job_from_json(prepared.job_json).spec.history
-    existing = platform.cluster.get(name)
+    existing = pod_of_master(platform, prepared.job_id)
     record = None
     if existing is None:
         # Before a run is made for it: what cannot go on is refused without a trace.
@@ -112,7 +113,7 @@ def launch(
         keep_launch(request.store, prepared, allocation, request.earlier_terms)
         secret = new_job_secret(platform, prepared.job_id)
         pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
-        created = platform.cluster.create(msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
+        created = platform.launcher.submit(msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
         # Another caller may have created it at the same time, with a run and a secret of its own.
         existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
     if existing is None:
@@ -201,7 +202,7 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
     ended, why, run_id = _ending(platform, job_id, pod)
     story = _story(platform, job_id, pod)
     _end_master(platform, job_id)
-    removed = remove_pods(platform, job_id)
+    removed = remove_job(platform, job_id)
     if removed:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
     if pod is not None:
@@ -216,7 +217,7 @@ def finish(platform: Platform, job_id: str) -> None:
     phase, failure, run_id = _ending(platform, job_id, pod)
     story = _story(platform, job_id, pod)
     _end_master(platform, job_id)
-    remove_pods(platform, job_id)
+    remove_job(platform, job_id)
     if pod is not None:
         _close_run(platform, run_id, phase, failure, story)
 
@@ -286,13 +287,3 @@ def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, expla
             error = str(refused)
     # The job is over either way; its run stays open and says so in the log.
     log.warning("run_not_closed", run_id=run_id, phase=phase.value, error=error)
-
-
-def remove_pods(platform: Platform, job_id: str) -> list[str]:
-    """Deletes every pod of the job, the master first so that it does not replace the others; returns their names."""
-    pods = sorted(platform.cluster.list(job_id), key=lambda pod: pod.role is not Role.MASTER)
-    for pod in pods:
-        if pod.role is Role.MASTER and pod.phase is PodPhase.FAILED:
-            keep_log(platform, pod)
-        platform.cluster.delete(pod.name)
-    return [pod.name for pod in pods]

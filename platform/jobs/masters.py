@@ -30,7 +30,8 @@ def pod_of_master(platform: Platform, job_id: str) -> PodStatus | None:
     Raises:
         ClusterError: the cluster does not answer.
     """
-    return platform.cluster.get(pod_name(job_id, Role.MASTER))
+    first = platform.launcher.find(job_id)
+    return first if first is not None and first.role is Role.MASTER else None
 
 
 def is_gone(pod: PodStatus | None) -> bool:
@@ -46,8 +47,8 @@ def master_client(platform: Platform, pod: PodStatus | None) -> RpcClient | None
     """
     if pod is None or pod.phase is not PodPhase.RUNNING or not pod.address:
         return None
-    secret = secret_of(platform, pod)
-    return RpcClient(pod.address, secret.token, secret.tls) if secret else None
+    address, secret = platform.launcher.address(pod), secret_of(platform, pod)
+    return RpcClient(address, secret.token, secret.tls) if address and secret else None
 
 
 def ask_pod(
@@ -98,7 +99,7 @@ def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _S
             name = pod_name(job_id, Role.MASTER)
             raise ClusterError(f"job {job_id}: its master {name} does not exist; it was stopped or never launched")
         if pod.phase is PodPhase.FAILED:
-            tail = "\n".join(platform.cluster.logs(pod.name, tail_lines=30))
+            tail = "\n".join(platform.launcher.logs(pod.name, tail_lines=30))
             raise ClusterError(f"job {job_id}: its master failed: {pod.reason} {pod.message}\n{tail}")
         if (client := master_client(platform, pod)) is not None:
             return client

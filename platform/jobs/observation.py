@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastrec.platform.clusters.pods import PodPhase
+from elastrec.platform.jobs.job_pods import pods_of_job
 from elastrec.platform.jobs.last_words import ending_of, keep_log, pod_last_words
 from elastrec.platform.jobs.masters import ask_pod, pod_of_master
 from elastrec.platform.jobs.surroundings import Platform
@@ -67,7 +68,7 @@ def failure_report(platform: Platform, job_id: str) -> str:
         ]
     except ClusterError as error:
         report = [str(error)]
-    for pod in platform.cluster.list(job_id):
+    for pod in pods_of_job(platform, job_id):
         if pod.phase is PodPhase.FAILED:
             report.append(pod_last_words(platform, pod))
             if pod.role is Role.MASTER and (uri := keep_log(platform, pod)):
@@ -78,7 +79,7 @@ def failure_report(platform: Platform, job_id: str) -> str:
 def jobs(platform: Platform) -> list[Observation]:
     """Every job of the cluster, by name; one that is removed while it is looked at is left out."""
     found = []
-    for name in sorted({pod.job for pod in platform.cluster.list() if pod.role is Role.MASTER}):
+    for name in sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER):
         try:
             found.append(observe(platform, name))
         except ClusterError:

@@ -15,6 +15,7 @@ import structlog
 from elastrec.checkpoints import compare, newest_records, open_record, open_store
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.record import Record
+from elastrec.platform.clusters.nodes import Capacity
 from elastrec.platform.data import (
     DataManifest,
     Partition,
@@ -160,20 +161,24 @@ def _absolute(platform: Platform, job: TrainingJob) -> TrainingJob:
 
 
 def _check_capacity(platform: Platform, job: TrainingJob) -> None:
-    total = platform.cluster.capacity().total
+    nodes = platform.launcher.nodes()
+    total = Capacity.of(nodes).total
+    # A pod must fit one node; which one has most cores and which one most memory may differ.
+    most_cores = max((node.size.cores for node in nodes), default=0.0)
+    most_memory = max((node.size.memory_bytes for node in nodes), default=0)
     problems = []
     for role in ("master", "worker", "parameter_server", "evaluator"):
         asked = getattr(job.spec.resources, role)
         for amount, limit, name in (
-            (asked.cores, total.cores, "cores"),
-            (asked.memory, total.memory_bytes, "memory"),
+            (asked.cores, most_cores, "cores"),
+            (asked.memory, most_memory, "memory"),
         ):
             if amount > limit:
                 problems.append(
                     FieldProblem(
                         f"spec.resources.{role}.{name}",
                         _SHOW[name](amount),
-                        f"at most {_SHOW[name](limit)}, all that the cluster has",
+                        f"at most {_SHOW[name](limit)}, all that the cluster's largest node has",
                         "ask for less or use a larger cluster",
                     )
                 )

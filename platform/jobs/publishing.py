@@ -13,7 +13,8 @@ import msgspec
 import structlog
 
 from elastrec.platform.history import History
-from elastrec.platform.jobs.launching import finish, remove_pods
+from elastrec.platform.jobs.job_pods import remove_job
+from elastrec.platform.jobs.launching import finish
 from elastrec.platform.jobs.masters import ask_pod, is_gone, pod_of_master
 from elastrec.platform.jobs.past import explanation, left_result, result_of
 from elastrec.platform.jobs.preparation import resolved
@@ -117,7 +118,7 @@ def finish_job(platform: Platform, prepared: Prepared) -> None:
     if left is None:
         finish(platform, job_id)
         return
-    remove_pods(platform, job_id)
+    remove_job(platform, job_id)
     if not tracking_answers(platform):
         log.warning("run_not_closed", job_id=job_id, phase=left.phase.value, error="MLflow does not answer")
         return

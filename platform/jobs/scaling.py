@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import structlog
 
+from elastrec.platform.clusters import nodes
 from elastrec.platform.jobs.masters import live_master
 from elastrec.platform.jobs.memory_outlook import memory_wish
 from elastrec.platform.jobs.observation import jobs
@@ -88,10 +89,17 @@ def profile(platform: Platform, job_id: str, settings: ScalingSettings) -> JobPr
     job = job_from_json(told.job_json)
     (now,) = [each for each in found.observations if each.allocation == found.allocation]
     speed = found.allocation.workers * found.shape.batch_size / now.iteration_seconds
-    # On the node that has most room; a server could have what it has already and what is free.
-    largest = found.allocation.parameter_server_memory_bytes + platform.cluster.capacity().free.memory_bytes
-    wish = memory_wish(job, told, found.allocation, speed, float(largest))
+    wish = memory_wish(job, told, found.allocation, speed, float(_largest_server_bytes(platform, job_id)))
     return msgspec.structs.replace(found, memory_wish=wish)
+
+
+def _largest_server_bytes(platform: Platform, job_id: str) -> int:
+    """The most memory that a server of the job could have: what is free on a node, and what it has there already."""
+    has: dict[str, int] = {}
+    for pod in platform.launcher.pods(job_id):
+        if pod.role is Role.PARAMETER_SERVER and not pod.phase.is_final:
+            has[pod.node] = max(has.get(pod.node, 0), pod.size.memory_bytes)
+    return max((node.free.memory_bytes + has.get(node.name, 0) for node in platform.launcher.nodes()), default=0)
 
 
 def ask_profile(platform: Platform, job_id: str) -> Profile | None:
@@ -167,7 +175,7 @@ def view(platform: Platform, settings: ScalingSettings) -> View:
     """
     prices = PriceList(core_hour=settings.prices.core_hour, gibibyte_hour=settings.prices.gibibyte_hour)
     return View(
-        capacity=Capacity(free=resources_of(platform.cluster.capacity().free)),
+        capacity=Capacity(free=resources_of(nodes.Capacity.of(platform.launcher.nodes()).free)),
         prices=prices,
         overheads=overheads(platform, settings),
         rules=Rules(max_slowdown=settings.max_slowdown),

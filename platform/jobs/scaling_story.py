@@ -10,16 +10,15 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.jobs.launching import RUN_LABEL
+from elastrec.platform.jobs.masters import pod_of_master
 from elastrec.platform.jobs.scaling import Applied, ask_profile, observations_of, shape_of
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers
-from elastrec.platform.master.launch import pod_name
 from elastrec.platform.scaling.explain import rows
 from elastrec.platform.scaling.throughput import ThroughputModel, fit
 from elastrec.platform.scaling.types import Observation, Plan
 from elastrec.platform.specs.errors import HistoryError, ScalingError
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.specs.metrics import Role
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +31,7 @@ def log_decision(platform: Platform, wanted: Plan, applied: Applied) -> str:
     Raises:
         ClusterError: the cluster or the job's master does not answer.
     """
-    master = platform.cluster.get(pod_name(wanted.job_id, Role.MASTER))
+    master = pod_of_master(platform, wanted.job_id)
     run_id = master.labels.get(RUN_LABEL, "") if master else ""
     if not run_id and (told := ask_profile(platform, wanted.job_id)) is not None:
         # MLflow was away at the launch; the run was made later.

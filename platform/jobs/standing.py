@@ -31,7 +31,7 @@ def standing(platform: Platform, settings: ScalingSettings, holders: Sequence[Ho
     Raises:
         ClusterError: the cluster cannot be reached.
     """
-    return standing_of(platform.cluster.list(), platform.cluster.capacity(), settings, holders)
+    return standing_of(platform.launcher.pods(), Capacity.of(platform.launcher.nodes()), settings, holders)
 
 
 def standing_of(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from elastrec.platform.clusters import ClusterConfig, connect_launcher, decode_config
+from elastrec.platform.clusters import ClusterConfig, Launcher, connect_launcher, decode_config
 from elastrec.platform.clusters.local import find_agent, start_agent
-from elastrec.platform.clusters.local.absent import AbsentCluster
+from elastrec.platform.clusters.local.absent import AbsentLauncher
 from elastrec.platform.clusters.local.config import LocalConfig
-from elastrec.platform.clusters.protocol import Cluster
 from elastrec.platform.specs.environment import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 from elastrec.platform.transport import TlsConfig
@@ -38,7 +36,7 @@ class Platform:
         known_secrets: of jobs that were talked to, by the uid of their master's pod.
     """
 
-    cluster: Cluster
+    launcher: Launcher
     cluster_config: ClusterConfig = field(repr=False)
     tracking_uri: str = field(repr=False)
     work_uri: str
@@ -56,9 +54,8 @@ class Platform:
         base_folder: Path | None = None,
     ) -> Platform:
         """A platform on a cluster that is already there."""
-        cluster: Any = connect_launcher(cluster_config)
-        cluster = cluster.cluster
-        return Platform(cluster, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url)
+        launcher = connect_launcher(cluster_config)
+        return Platform(launcher, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url)
 
     @staticmethod
     def from_environment(*, start: bool = True) -> Platform:
@@ -92,13 +89,13 @@ class Platform:
 
     @staticmethod
     def for_looking() -> Platform:
-        """As `from_environment`, but starts nothing: where no node agent runs, the cluster is an `AbsentCluster`."""
+        """As `from_environment`, but starts nothing: where no node agent runs, the cluster is an `AbsentLauncher`."""
         try:
             return Platform.from_environment(start=False)
         except NoAgentError:
             home = home_folder()
             config = LocalConfig(address="", token="")
-            return Platform(AbsentCluster(home / "agent"), config, tracking_uri(), str(home / "work"), Path.cwd())
+            return Platform(AbsentLauncher(home / "agent"), config, tracking_uri(), str(home / "work"), Path.cwd())
 
 
 def home_folder() -> Path:
@@ -173,4 +170,4 @@ def read_cluster_config(file: Path) -> ClusterConfig:
     except OSError as error:
         problem = FieldProblem(CLUSTER_VARIABLE, f"{str(file)!r} ({error.strerror})", "a readable cluster file (JSON)")
         raise SpecError([problem], str(file)) from None
-    return decode_config(text, str(file))
+    return decode_config(text, f"{file} ({CLUSTER_VARIABLE})")

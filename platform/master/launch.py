@@ -142,6 +142,11 @@ def pod_name(job_id: str, role: Role, index: int = 0, restart: int = 0) -> str:
     return f"{name}-r{restart}" if restart else name
 
 
+def evaluator_job(job_id: str) -> str:
+    """The job that a job's evaluator is: it is started when the other one's pods, its master included, may be gone."""
+    return pod_name(job_id, Role.EVALUATOR)
+
+
 def secret_files(token: str, tls: TlsConfig | None, *, serves: bool) -> dict[str, str]:
     """The files by which a pod of the job authenticates and, if it serves, is authenticated."""
     files = {environment.TOKEN_FILE: token}

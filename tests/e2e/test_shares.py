@@ -56,7 +56,7 @@ def now(platform: jobs.Platform, job_id: str) -> TrainingMetrics:
 
 
 def workers_of(platform: jobs.Platform, job_id: str) -> list[PodStatus]:
-    return [pod for pod in platform.cluster.list(job_id) if pod.role is Role.WORKER]
+    return [pod for pod in platform.launcher.pods(job_id) if pod.role is Role.WORKER]
 
 
 def running(platform: jobs.Platform, job_id: str) -> bool:

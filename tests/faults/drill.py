@@ -88,7 +88,7 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     platform, job_id = site.platform, prepared.job_id
     request = launch_request(prepared, jobs.warm_start(platform, prepared))
     pod = master_pod(request, platform.cluster_config, new_token())
-    platform.cluster.create(pod)
+    platform.launcher.submit(pod)
     client = wait_for_master(platform, job_id)
     watch = Watch(client, partial(_pushes, platform, job_id))
     scene = Scene(site.home, job_id, int(client.address.rpartition(":")[2]), watch.is_over)
@@ -142,7 +142,7 @@ def _pushes(platform: jobs.Platform, job_id: str) -> int | None:
         secret = secret_of(platform, master) if master else None
         if secret is None:
             return None
-        for pod in platform.cluster.list(job_id):
+        for pod in platform.launcher.pods(job_id):
             if pod.role is Role.PARAMETER_SERVER and pod.phase is PodPhase.RUNNING:
                 with contextlib.closing(RpcClient(pod.address, secret.token, secret.tls)) as client:
                     taken.append(client.call(GetStats(), Stats, timeout_seconds=0.5).pushes)

@@ -10,6 +10,7 @@ import psutil
 
 from elastrec.checkpoints.manifest import MANIFEST
 from elastrec.platform.clusters.local.client import LocalCluster
+from elastrec.platform.master.launch import evaluator_job
 from elastrec.platform.specs import environment
 from tests.processes import wait_for
 
@@ -31,7 +32,7 @@ def leftovers(
         ports: on which pods of the job listened.
         before: names in shared memory when the job began.
     """
-    found = [f"pod {pod.name} is still there: {pod.phase}" for pod in cluster.list(job_id)]
+    found = [f"pod {pod.name} is still there: {pod.phase}" for job in _jobs(job_id) for pod in cluster.list(job)]
     with contextlib.suppress(AssertionError):
         # What was killed is reaped, and what was moved to the trash is removed, a moment later.
         wait_for(lambda: not _processes(job_id) and not _pod_folders(home), _GRACE_SECONDS, "")
@@ -59,11 +60,15 @@ def groups(agent_id: str) -> list[Path]:
     return [pod for folder in own if folder.is_dir() for pod in folder.iterdir() if pod.is_dir()]
 
 
+def _jobs(job_id: str) -> tuple[str, ...]:
+    return (job_id, evaluator_job(job_id))
+
+
 def _processes(job_id: str) -> list[int]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(environment.JOB) == job_id and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(environment.JOB) in _jobs(job_id) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
     return found
 

@@ -17,7 +17,7 @@ import psutil
 
 from elastrec.checkpoints import open_record
 from elastrec.platform import jobs
-from elastrec.platform.clusters.local import find_agent, start_agent, stop_agent
+from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.data.generator import GenerateSpec, generate, training_data_for
 from elastrec.platform.master.explanation import as_text
@@ -105,13 +105,17 @@ class Site:
 
     def connect(self) -> None:
         """To the agent that runs now."""
+        self.platform = jobs.Platform.connect(self.cluster().config, "", str(self.work))
+
+    def cluster(self) -> LocalCluster:
+        """The agent that runs now."""
         found = find_agent(self.agent)
         assert found is not None
-        self.platform = jobs.Platform.connect(found.config, "", str(self.work))
+        return found
 
     def kill_agent(self) -> psutil.Process:
         """As `kill -9` does; its pods run on."""
-        victim = psutil.Process(self.platform.cluster.agent().pid)
+        victim = psutil.Process(self.cluster().agent().pid)
         victim.kill()
         wait_for(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE, 5, "the agent's end")
         return victim
@@ -141,7 +145,7 @@ class Site:
     def begin(self, prepared: jobs.Prepared) -> Run:
         """The job of `prepared` under its own id, which may have run before."""
         request = jobs.launch_request(prepared, jobs.warm_start(self.platform, prepared))
-        self.platform.cluster.create(master_pod(request, self.platform.cluster_config, new_token()))
+        self.platform.launcher.submit(master_pod(request, self.platform.cluster_config, new_token()))
         return Run(self, prepared)
 
 
@@ -163,7 +167,8 @@ class Run:
 
     def pod(self, role: Role) -> PodStatus | None:
         """The first pod of a role."""
-        return self.site.platform.cluster.get(pod_name(self.job_id, role))
+        pods = self.site.platform.launcher.pods(self.job_id)
+        return next((pod for pod in pods if pod.name == pod_name(self.job_id, role)), None)
 
     def metrics(self) -> TrainingMetrics:
         """What the master says now; fails when the job has failed."""
@@ -216,7 +221,7 @@ class Run:
     def finish(self) -> None:
         """Ends the master and looks whether anything is left."""
         jobs.finish(self.site.platform, self.job_id)
-        assert self.site.platform.cluster.list(self.job_id) == []
+        assert self.site.platform.launcher.pods(self.job_id) == []
         wait_for(lambda: not self.site.processes(self.job_id), 10, "no process of the job")
 
 

@@ -59,7 +59,7 @@ def signalled(site: Site, prepared: jobs.Prepared) -> tuple[TrainingMetrics, set
 
 
 def pods_of(run: Run) -> set[str]:
-    return {f"{pod.name} {pod.uid}" for pod in run.site.platform.cluster.list(run.job_id)}
+    return {f"{pod.name} {pod.uid}" for pod in run.site.platform.launcher.pods(run.job_id)}
 
 
 def check_auc(auc: float | None, signalled: tuple[TrainingMetrics, set[str], set[str]]) -> None:
@@ -91,7 +91,7 @@ def test_a_job_that_failed_goes_on_under_the_same_key(
     two_records(first)
     journal_is_damaged(site, first)
     jobs.stop(site.platform, own.job_id, "it failed")
-    assert site.platform.cluster.list(own.job_id) == []
+    assert site.platform.launcher.pods(own.job_id) == []
     second = site.begin(own)
     resumed = wait_for(lambda: told(second, "resumed from "), 60, "a job that goes on")
     metrics = second.when(lambda found: found if found.phase.is_final else None, "the end of the job", 200.0)

@@ -135,18 +135,18 @@ def test_a_killed_node_agent_and_taken_ports_cost_time_and_nothing_else(
     run = site.launch(prepared)
     server = f"{run.job_id}-ps-0"
     # Between the choice of the port and the server's first second somebody else begins to listen there.
-    address = wait_for(lambda: (pod := site.platform.cluster.get(server)) and pod.address, 60, "a server's address")
+    address = wait_for(lambda: (pod := run.pod(Role.PARAMETER_SERVER)) and pod.address, 60, "a server's address")
     with listening_at(address):
         run.when(lambda found: any(pod.name == f"{server}-r1" for pod in found.pods), "a server with another port")
     run.trained(0.2)
-    before = {pod.name: (pod.uid, pod.restarts) for pod in site.platform.cluster.list(run.job_id)}
+    before = {pod.name: (pod.uid, pod.restarts) for pod in site.platform.launcher.pods(run.job_id)}
     client = jobs.wait_for_master(site.platform, run.job_id)
     done = shards_done(client)
     site.kill_agent()
     wait_for(lambda: shards_done(client) > done + 1, 60, "training without an agent")
     client.close()
     site.start_agent()
-    assert {pod.name: (pod.uid, pod.restarts) for pod in site.platform.cluster.list(run.job_id)} == before
+    assert {pod.name: (pod.uid, pod.restarts) for pod in site.platform.launcher.pods(run.job_id)} == before
     master = run.pod(Role.MASTER)
     assert master is not None
     # The new agent sees the end of what it did not start; it tries again until the port is free.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import Any, NoReturn
 
 from elastrec.platform.clusters.local.client import creation_request
 from elastrec.platform.clusters.local.journal import Journal
+from elastrec.platform.clusters.local.launcher import FIRST_ROLES
 from elastrec.platform.clusters.local.sizes import kept_size, machine_size
-from elastrec.platform.clusters.nodes import Capacity, Node
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 
 
-class AbsentCluster:
-    """Implements `Cluster`: has no pods and the capacity with which its agent would start.
+class AbsentLauncher:
+    """Implements `Launcher`: there are no jobs, and one node of the size with which the agent would start.
 
     It shows what the agent would be sent (`dry_run`). What needs an agent raises ClusterError.
 
@@ -31,28 +31,40 @@ class AbsentCluster:
     def _refuse(self) -> NoReturn:
         raise ClusterError("no node agent runs; start one with `elastrec agent start`")
 
-    def create(self, pod: PodSpec) -> PodStatus:
+    def submit(self, first: PodSpec) -> PodStatus:
         """Refused."""
         self._refuse()
 
-    def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
-        """Refused."""
-        self._refuse()
-
-    def get(self, name: str) -> PodStatus | None:
-        """None: there is no pod."""
+    def find(self, job: str) -> PodStatus | None:
+        """None: there is no job."""
         return None
 
-    def list(self, job: str | None = None) -> list[PodStatus]:
-        """Empty."""
-        return []
+    def address(self, first: PodStatus) -> str:
+        """Refused."""
+        self._refuse()
 
     def secrets(self, name: str, uid: str) -> dict[str, str] | None:
         """None: there is no such pod."""
         return None
 
-    def capacity(self) -> Capacity:
-        """Of the agent that would be started; all of it is free."""
+    def jobs(self) -> list[PodStatus]:
+        """Empty."""
+        return []
+
+    def pods(self, job: str | None = None) -> list[PodStatus]:
+        """Empty."""
+        return []
+
+    def remove(self, job: str) -> list[str]:
+        """Refused."""
+        self._refuse()
+
+    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Refused."""
+        self._refuse()
+
+    def nodes(self) -> list[Node]:
+        """This machine, of the size with which its agent would start; all of it is free."""
         size = machine_size()
         if self._journal.is_file():
             journal = Journal(self._journal)
@@ -60,17 +72,8 @@ class AbsentCluster:
                 size = kept_size(journal)
             finally:
                 journal.close()
-        return Capacity(size, size)
-
-    def nodes(self) -> builtins.list[Node]:
-        """This machine, all of it free."""
-        size = self.capacity().total
         return [Node(name=socket.gethostname(), size=size, free=size)]
 
-    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Refused."""
-        self._refuse()
-
     def dry_run(self, pod: PodSpec) -> dict[str, Any]:
-        """See `Cluster.dry_run`."""
-        return creation_request(pod)
+        """See `Launcher.dry_run`."""
+        return creation_request(pod, replaces_ended=pod.role in FIRST_ROLES)

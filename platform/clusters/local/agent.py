@@ -168,7 +168,7 @@ class NodeAgent(LongPolls):
             time.sleep(_DYING_SECONDS / 10)
 
     def secrets(self, name: str, uid: str) -> dict[str, str] | None:
-        """See `Cluster.secrets`."""
+        """See `Launcher.secrets`."""
         with self._lock:
             record = self._find(name)
             if record is None or record.uid != uid:

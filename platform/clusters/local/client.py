@@ -1,4 +1,4 @@
-"""The local cluster as its users see it: the cluster protocol, spoken to a node agent."""
+"""What a node agent can be asked for, and the pods of one job as its master sees them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastrec.platform.clusters.local import messages
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.local.pod_checks import check_options
 from elastrec.platform.clusters.local.pod_environment import pod_command
-from elastrec.platform.clusters.nodes import Capacity, Node
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodEvent, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.transport.client import RpcClient
@@ -26,7 +26,7 @@ _DELETE_SLACK_SECONDS = 40.0
 _MASK = "***"
 
 
-def creation_request(pod: PodSpec) -> dict[str, Any]:
+def creation_request(pod: PodSpec, *, replaces_ended: bool = False) -> dict[str, Any]:
     """The request CreatePod; the texts of secrets are masked.
 
     Raises:
@@ -34,12 +34,14 @@ def creation_request(pod: PodSpec) -> dict[str, Any]:
     """
     check_options(pod)
     masked = msgspec.structs.replace(pod, secrets=dict.fromkeys(pod.secrets, _MASK), command=pod_command(pod))
-    request: dict[str, Any] = msgspec.to_builtins(messages.CreatePod(pod=masked))
+    request: dict[str, Any] = msgspec.to_builtins(messages.CreatePod(pod=masked, replaces_ended=replaces_ended))
     return {"kind": messages.CreatePod.__name__, **request}
 
 
 class LocalCluster:
-    """Implements `Cluster` by a node agent; safe to use from several threads.
+    """A client of a node agent: every call that it answers; safe to use from several threads.
+
+    Single pods are the business of a `LocalFleet`; those outside of a job use a `LocalLauncher`.
 
     Args:
         address: `host:port` of the agent.
@@ -65,12 +67,16 @@ class LocalCluster:
             raise ClusterError(f"local cluster {error}", retryable=error.retryable) from error
 
     def create(self, pod: PodSpec, *, replaces_ended: bool = False) -> PodStatus:
-        """See `Cluster.create`, `CreatePod`."""
+        """See `CreatePod`.
+
+        Raises:
+            ClusterError: the agent refuses, or does not answer.
+        """
         check_options(pod)
         return self.call(messages.CreatePod(pod=pod, replaces_ended=replaces_ended), PodStatus)
 
     def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
-        """See `Cluster.delete`."""
+        """Ends and forgets a pod, if it is there; returns when no process of it is left."""
         # The pod's own grace is known to the agent alone, unless we ask; asking also answers for absent pods.
         if grace_seconds is None:
             grace_seconds = self.call(messages.GetGrace(name=name), messages.Grace).grace_seconds
@@ -78,16 +84,16 @@ class LocalCluster:
         self.call(request, messages.Done, grace_seconds + _DELETE_SLACK_SECONDS)
 
     def get(self, name: str) -> PodStatus | None:
-        """See `Cluster.get`."""
+        """The pod of this name; None: there is none."""
         pods = self.call(messages.ListPods(name=name), messages.PodList).pods
         return pods[0] if pods else None
 
     def secrets(self, name: str, uid: str) -> dict[str, str] | None:
-        """See `Cluster.secrets`."""
+        """See `Launcher.secrets`."""
         return self.call(messages.GetSecrets(name=name, uid=uid), messages.Secrets).files
 
     def list(self, job: str | None = None) -> list[PodStatus]:
-        """See `Cluster.list`; oldest first."""
+        """Pods of a job, or all; oldest first."""
         return self.call(messages.ListPods(job=job), messages.PodList).pods
 
     def fleet(self, job: str) -> LocalFleet:
@@ -104,12 +110,8 @@ class LocalCluster:
         """The agent's machine."""
         return self.call(messages.GetNodes(), messages.Nodes).nodes
 
-    def capacity(self) -> Capacity:
-        """See `Cluster.capacity`."""
-        return Capacity.of(self.nodes())
-
     def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
-        """See `Cluster.logs`. Following ends with the pod. Bytes that are no UTF-8 are replaced."""
+        """See `Launcher.logs`. Following ends with the pod. Bytes that are no UTF-8 are replaced."""
         wait = _POLL_SECONDS if follow else 0.0
         request = messages.ReadLog(name=name, tail_lines=tail_lines)
         rest = b""
@@ -123,10 +125,6 @@ class LocalCluster:
             request = messages.ReadLog(name=name, uid=chunk.uid, position=chunk.position, wait_seconds=wait)
         if rest:
             yield rest.decode(errors="replace")
-
-    def dry_run(self, pod: PodSpec) -> dict[str, Any]:
-        """See `Cluster.dry_run`."""
-        return creation_request(pod)
 
     def agent(self, timeout_seconds: float = CALL_SECONDS) -> messages.AgentInfo:
         """Who serves this cluster."""

@@ -10,7 +10,7 @@ from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodSpec, PodStatus
 from elastrec.platform.specs.metrics import Role
 
-_FIRST_ROLES = (Role.MASTER, Role.EVALUATOR)
+FIRST_ROLES = (Role.MASTER, Role.EVALUATOR)
 
 
 class LocalLauncher:
@@ -25,7 +25,7 @@ class LocalLauncher:
 
     def find(self, job: str) -> PodStatus | None:
         """See `Launcher.find`."""
-        return next((pod for pod in self.pods(job) if pod.role in _FIRST_ROLES), None)
+        return next((pod for pod in self.pods(job) if pod.role in FIRST_ROLES), None)
 
     def address(self, first: PodStatus) -> str:
         """See `Launcher.address`: callers are on the pods' machine."""
@@ -37,7 +37,7 @@ class LocalLauncher:
 
     def jobs(self) -> list[PodStatus]:
         """See `Launcher.jobs`."""
-        return [pod for pod in self.pods() if pod.role in _FIRST_ROLES]
+        return [pod for pod in self.pods() if pod.role in FIRST_ROLES]
 
     def pods(self, job: str | None = None) -> list[PodStatus]:
         """See `Launcher.pods`."""
@@ -48,7 +48,7 @@ class LocalLauncher:
         removed: list[str] = []
         # What a master was just creating is there once the master is gone.
         while pods := self.pods(job):
-            first = [pod for pod in pods if pod.role in _FIRST_ROLES]
+            first = [pod for pod in pods if pod.role in FIRST_ROLES]
             for pod in first or pods:
                 self.cluster.delete(pod.name)
                 removed.append(pod.name)
@@ -64,4 +64,4 @@ class LocalLauncher:
 
     def dry_run(self, pod: PodSpec) -> dict[str, Any]:
         """See `Launcher.dry_run`."""
-        return creation_request(pod)
+        return creation_request(pod, replaces_ended=pod.role in FIRST_ROLES)

@@ -9,10 +9,10 @@ from elastrec.platform.clusters.pods import PodEvent, PodSize, PodSpec, PodStatu
 
 
 class CreatePod(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by the PodStatus.
+    """Answered by the PodStatus; where the job has a pod of that name and role, by that one's.
 
     Attributes:
-        replaces_ended: where a pod of the name is there and has ended, it is deleted first.
+        replaces_ended: one that has ended is deleted and created anew.
     """
 
     pod: PodSpec

@@ -14,7 +14,7 @@ from elastrec.operators.rest import AirflowClient
 from elastrec.operators.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder
 from elastrec.operators.settings import DAG_ID
 from elastrec.platform.clusters import connect_launcher
-from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.clusters.protocol import Launcher
 from elastrec.platform.jobs import Platform, stop
 from tests.e2e.airflow_stack.waiting import wait
 from tests.processes import processes_of
@@ -99,12 +99,12 @@ def airflow(stack: ServiceStack) -> AirflowClient:
 
 
 @pytest.fixture(scope="package")
-def cluster(stack: ServiceStack) -> Cluster:
-    return connect_launcher(stack.cluster_config()).cluster
+def launcher(stack: ServiceStack) -> Launcher:
+    return connect_launcher(stack.cluster_config())
 
 
 @pytest.fixture(autouse=True)
-def _clean_up(stack: ServiceStack, airflow: AirflowClient, cluster: Cluster) -> Iterator[None]:
+def _clean_up(stack: ServiceStack, airflow: AirflowClient, launcher: Launcher) -> Iterator[None]:
     """Ends what a test that failed left behind: killed services, unfinished runs, jobs. The next test starts clean."""
     yield
     for name in AIRFLOW_SERVICES:
@@ -112,15 +112,15 @@ def _clean_up(stack: ServiceStack, airflow: AirflowClient, cluster: Cluster) -> 
             stack.start_airflow(name)
     wait(lambda: answers(f"{stack.airflow_url}/api/v2/monitor/health"), "the API server")
     left = [run for dag in _DAGS for run in airflow.end_active_runs(dag)]
-    if not left and not cluster.list():
+    if not left and not launcher.pods():
         return
     # Airflow's own way first: triggers and the teardown tasks of the runs stop the jobs.
     with contextlib.suppress(AssertionError):
-        wait(cluster.list, "the end of the jobs", lambda pods: not pods, seconds=60)
+        wait(launcher.pods, "the end of the jobs", lambda pods: not pods, seconds=60)
     platform = Platform.connect(stack.cluster_config(), stack.mlflow_url, str(stack.home / "work"))
-    for job in {pod.job for pod in cluster.list()}:
+    for job in {pod.job for pod in launcher.pods()}:
         stop(platform, job, "a test left it behind")
-    wait(cluster.list, "the end of the pods", lambda pods: not pods)
+    wait(launcher.pods, "the end of the pods", lambda pods: not pods)
     wait(lambda: [task for dag in _DAGS for task in _unfinished(airflow, dag)], "the end of tasks", lambda at: not at)
 
 

@@ -19,7 +19,7 @@ from elastrec.operators.rest import AirflowApiError, AirflowClient
 from elastrec.operators.services import ServiceStack, answers
 from elastrec.operators.settings import DAG_ID, JOB_FILE_VARIABLE
 from elastrec.platform.clusters.pods import PodStatus
-from elastrec.platform.clusters.protocol import Cluster
+from elastrec.platform.clusters.protocol import Launcher
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
 from tests.e2e.airflow_stack.browser import (
@@ -55,17 +55,17 @@ def logs(airflow: AirflowClient, run_id: str, task_id: str) -> str:
     return "\n".join(airflow.log(DAG_ID, run_id, task_id, number) for number in range(1, tries + 1))
 
 
-def master(cluster: Cluster, job_id: str) -> PodStatus | None:
-    return next((pod for pod in cluster.list(job_id) if pod.role is Role.MASTER), None)
+def master(launcher: Launcher, job_id: str) -> PodStatus | None:
+    return next((pod for pod in launcher.pods(job_id) if pod.role is Role.MASTER), None)
 
 
-def trained(airflow: AirflowClient, cluster: Cluster, run_id: str, dag_id: str = DAG_ID) -> str:
+def trained(airflow: AirflowClient, launcher: Launcher, run_id: str, dag_id: str = DAG_ID) -> str:
     """The id of a run's job as soon as its workers run and its task waits deferred."""
 
     def observe() -> tuple[str, dict[str, str], list[str]]:
         prepared = airflow.xcom(dag_id, run_id, "prepare_data")
         job_id = str(prepared["job_id"]) if prepared else ""
-        pods = [f"{pod.name} {pod.phase}" for pod in cluster.list(job_id) if pod.role is Role.WORKER] if job_id else []
+        pods = [f"{pod.name} {pod.phase}" for pod in launcher.pods(job_id) if pod.role is Role.WORKER] if job_id else []
         return job_id, run_states(airflow, dag_id, run_id), pods
 
     def is_ready(seen: tuple[str, dict[str, str], list[str]]) -> bool:
@@ -92,7 +92,7 @@ def good_run(
 
 
 def test_a_triggered_run_trains_evaluates_registers_and_leaves_no_pod(
-    stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport, good_run: str
+    stack: ServiceStack, airflow: AirflowClient, launcher: Launcher, click_log: GenerateReport, good_run: str
 ) -> None:
     run_id = good_run
     metrics = airflow.xcom(DAG_ID, run_id, "offline_phase")
@@ -108,7 +108,7 @@ def test_a_triggered_run_trains_evaluates_registers_and_leaves_no_pod(
     for task_id in ("prepare_data", "warm_start"):
         assert quote(launched["job_id"]) in airflow.xcom(DAG_ID, run_id, task_id, "mlflow_run_url")
     assert "samples/s" in logs(airflow, run_id, "offline_phase")
-    assert cluster.list() == []
+    assert launcher.pods() == []
 
 
 @pytest.mark.browser
@@ -146,11 +146,11 @@ def stopped(stack: ServiceStack, names: Sequence[str]) -> Iterator[None]:
 
 
 def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job(
-    stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
+    stack: ServiceStack, airflow: AirflowClient, launcher: Launcher, click_log: GenerateReport
 ) -> None:
     run_id = airflow.trigger(DAG_ID, {"job": slow_job(click_log, "disturbed")})
-    job_id = trained(airflow, cluster, run_id)
-    before = master(cluster, job_id)
+    job_id = trained(airflow, launcher, run_id)
+    before = master(launcher, job_id)
     assert before is not None
     wait(lambda: first_try(airflow, run_id), "the triggerer to watch the job", lambda said: "samples/s" in said)
     # `core` and `execution` are the api-servers, for people and for tasks.
@@ -182,21 +182,21 @@ def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the
         "the second try to wait",
         lambda states: states["offline_phase"] == "deferred (try 2)",
     )
-    after = master(cluster, job_id)
+    after = master(launcher, job_id)
     assert after is not None
     assert (after.uid, after.restarts) == (before.uid, before.restarts)
-    assert {pod.job for pod in cluster.list()} == {job_id}
+    assert {pod.job for pod in launcher.pods()} == {job_id}
 
     airflow.set_task_state(DAG_ID, run_id, "offline_phase", "failed")
-    wait(cluster.list, "the end of the pods of a task that was marked failed", lambda pods: not pods)
+    wait(launcher.pods, "the end of the pods of a task that was marked failed", lambda pods: not pods)
     assert finished(airflow, DAG_ID, run_id) == "failed"
 
 
 def test_a_mapped_task_that_is_marked_failed_stops_its_job_although_the_triggerer_has_just_started(
-    stack: ServiceStack, airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
+    stack: ServiceStack, airflow: AirflowClient, launcher: Launcher, click_log: GenerateReport
 ) -> None:
     run_id = airflow.trigger(BARE_DAG, {"job": slow_job(click_log, "bare")})
-    job_id = trained(airflow, cluster, run_id, BARE_DAG)
+    job_id = trained(airflow, launcher, run_id, BARE_DAG)
 
     def log() -> str:
         return airflow.log(BARE_DAG, run_id, "offline_phase", 1, map_index=0)
@@ -205,9 +205,9 @@ def test_a_mapped_task_that_is_marked_failed_stops_its_job_although_the_triggere
     stack.kill("triggerer")
     stack.start_airflow("triggerer")
     wait(log, "the new triggerer to do so", lambda said: said.count("starting") == 2)
-    assert {pod.job for pod in cluster.list()} == {job_id}
+    assert {pod.job for pod in launcher.pods()} == {job_id}
     airflow.set_task_state(BARE_DAG, run_id, "offline_phase", "failed", map_index=0)
-    wait(cluster.list, "the end of the job's pods", lambda pods: not pods)
+    wait(launcher.pods, "the end of the job's pods", lambda pods: not pods)
     wait(log, "the decision in the task's log", lambda said: f"job {job_id} was stopped" in said)
 
 
@@ -216,7 +216,7 @@ def first_try(airflow: AirflowClient, run_id: str) -> str:
 
 
 def test_a_bug_in_the_users_model_fails_the_task_once_with_its_traceback_in_the_log(
-    airflow: AirflowClient, cluster: Cluster, click_log: GenerateReport
+    airflow: AirflowClient, launcher: Launcher, click_log: GenerateReport
 ) -> None:
     model = {"architecture": "broken_model:Broken", "embedding_dimension": 8, "options": {}}
     run_id = airflow.trigger(DAG_ID, {"job": job(click_log, "broken", model=model)})
@@ -227,7 +227,7 @@ def test_a_bug_in_the_users_model_fails_the_task_once_with_its_traceback_in_the_
     tasks = airflow.tasks(DAG_ID, run_id)
     assert tasks["offline_phase"]["try_number"] == 1
     assert tasks["finish"]["state"] == "success"
-    assert cluster.list() == []
+    assert launcher.pods() == []
 
 
 def test_a_job_that_cannot_run_is_refused_before_anything_starts(

@@ -54,9 +54,9 @@ def test_a_job_is_compared_with_the_size_that_the_agent_would_have(home: Path) -
     for size in ({"cores": 7.0, "memory_bytes": 3 << 30}, {"cores": 5.0}):
         start_agent(home / "agent", **size, limits="threads").close()
         stop_agent(home / "agent")
-        cluster = Platform.for_looking().cluster
-        total = cluster.capacity().total
+        launcher = Platform.for_looking().launcher
+        total = launcher.nodes()[0].size
         assert (total.cores, total.memory_bytes) == (size["cores"], 3 << 30)
-        assert cluster.list() == [] and cluster.get("a-pod") is None
+        assert launcher.pods() == launcher.jobs() == [] and launcher.find("a-job") is None
         with pytest.raises(ClusterError, match="no node agent runs"):
-            cluster.delete("a-pod")
+            launcher.remove("a-job")

@@ -20,7 +20,7 @@ from elastrec.platform.master.journal import Journal
 from elastrec.platform.master.ledger import SCHEMA, write_ledger
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.metrics import Phase
-from tests.platform.master.fakes import FakeCluster
+from tests.platform.master.fakes import FakeLauncher
 from tests.platform.master.world import World, plan
 
 
@@ -37,7 +37,7 @@ class Noting(World):
 def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The id of a job that has succeeded and left its ledger in the default store."""
     config = LocalConfig(address="", token="secret")
-    platform = jobs.Platform(FakeCluster(), config, "", str(tmp_path), tmp_path)  # type: ignore[arg-type]
+    platform = jobs.Platform(FakeLauncher(), config, "", str(tmp_path), tmp_path)  # type: ignore[arg-type]
     monkeypatch.setattr(jobs.Platform, "from_environment", staticmethod(lambda **_: platform))
     world = Noting(plan())
     world.run_fairly()

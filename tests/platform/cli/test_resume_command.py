@@ -18,14 +18,14 @@ from elastrec.platform.specs.errors import DataError, SpecError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.jobs.test_resuming import prepared
-from tests.platform.master.fakes import FakeCluster
+from tests.platform.master.fakes import FakeLauncher
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The default store of a platform, with the launch of job `clicks-1`; its cluster has no pod."""
     config = LocalConfig(address="", token="secret")
-    platform = jobs.Platform(FakeCluster(), config, "", str(tmp_path), tmp_path)  # type: ignore[arg-type]
+    platform = jobs.Platform(FakeLauncher(), config, "", str(tmp_path), tmp_path)  # type: ignore[arg-type]
     monkeypatch.setattr(jobs.Platform, "from_environment", staticmethod(lambda **_: platform))
     folder = str(tmp_path / "checkpoints")
     open_store(folder).create()

@@ -53,13 +53,16 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now: list[TrainingMetrics] = []
-        self.cluster = self
+        self.launcher = self
         monkeypatch.setattr(jobs, "jobs", lambda platform: [jobs.Observation(one) for one in self.now])
         monkeypatch.setattr(jobs, "observe", lambda platform, name: jobs.Observation(self.now[0]))
         monkeypatch.setattr(status_command.time, "sleep", lambda seconds: None)
 
-    def list(self, job: str | None = None) -> list[PodStatus]:
-        return [pod(), pod(Role.WORKER)] if self.now else []
+    def pods(self, job: str) -> list[PodStatus]:
+        return [pod(), pod(Role.WORKER)] if self.now and job == NAME else []
+
+    def jobs(self) -> list[PodStatus]:
+        return self.pods(NAME)[:1]
 
     def look(self, job: str | None = None) -> Look:
         return Look(self, job)  # type: ignore[arg-type]

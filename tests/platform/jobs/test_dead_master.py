@@ -54,7 +54,7 @@ def test_a_damaged_journal_fails_the_job_with_the_journals_message_and_its_log_i
     assert str(kept) in failure_report(platform, JOB)
     kept.unlink()
     stop(platform, JOB, "seen")
-    assert platform.cluster.list(JOB) == []
+    assert platform.launcher.pods(JOB) == []
     assert "master_started" in kept.read_text() and "file is not a database" in kept.read_text()
 
 

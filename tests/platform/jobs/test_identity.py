@@ -27,7 +27,7 @@ from elastrec.platform.transport.job_messages import Done, GetStatus, TakeOver
 from elastrec.platform.transport.security import job_server_name
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.jobs.conftest import JOB
-from tests.platform.master.fakes import FakeCluster
+from tests.platform.master.fakes import FakeCluster, FakeLauncher
 from tests.platform.master.fakes import job as training_job
 from tests.processes import wait_for
 
@@ -112,7 +112,7 @@ def test_two_callers_that_launch_a_job_at_once_end_up_with_one_secret(
     busy: BusyCluster, prepared: Prepared, tmp_path: Path
 ) -> None:
     configs = [LocalConfig(address="127.0.0.1:1", token=token) for token in ("one", "two")]
-    platforms = [Platform(busy, config, WITHOUT_MLFLOW, str(tmp_path), tmp_path) for config in configs]
+    platforms = [Platform(FakeLauncher(busy), config, WITHOUT_MLFLOW, str(tmp_path), tmp_path) for config in configs]
     with ThreadPoolExecutor(2) as pool:
         calls = [
             pool.submit(launch, platform, prepared, ALLOCATION, platform.cluster_config.token) for platform in platforms
@@ -131,7 +131,7 @@ def test_a_refused_master_is_an_error_of_its_launch(prepared: Prepared, tmp_path
             raise ClusterError("larger than the whole cluster")
 
     config = LocalConfig(address="127.0.0.1:1", token="t")
-    platform = Platform(Full(), config, WITHOUT_MLFLOW, str(tmp_path), tmp_path)
+    platform = Platform(FakeLauncher(Full()), config, WITHOUT_MLFLOW, str(tmp_path), tmp_path)
     with pytest.raises(ClusterError, match="larger than the whole cluster"):
         launch(platform, prepared, ALLOCATION)
 
@@ -157,7 +157,7 @@ def test_a_new_token_of_the_cluster_locks_nobody_out_of_the_jobs_that_run(
 
 
 def test_the_secret_is_asked_for_once_and_again_for_another_pod_of_the_name(tmp_path: Path) -> None:
-    class Counting(FakeCluster):
+    class Counting(FakeLauncher):
         asked = 0
 
         def secrets(self, name: str, uid: str) -> dict[str, str] | None:
@@ -167,10 +167,10 @@ def test_the_secret_is_asked_for_once_and_again_for_another_pod_of_the_name(tmp_
     master = PodStatus(
         name=f"{JOB}-master", uid="", job=JOB, role=Role.MASTER, phase=PodPhase.RUNNING, size=PodSize(1.0, 1)
     )
-    cluster = Counting()
-    platform = Platform(cluster, LocalConfig(address="", token=""), "", "work", tmp_path)
+    launcher = Counting()
+    platform = Platform(launcher, LocalConfig(address="", token=""), "", "work", tmp_path)
     first, second = (msgspec.structs.replace(master, uid=uid) for uid in ("first", "second"))
     tokens = [secret.token for pod in (first, first, second) if (secret := secret_of(platform, pod))]
-    assert tokens == ["of first", "of first", "of second"] and cluster.asked == 2
+    assert tokens == ["of first", "of first", "of second"] and launcher.asked == 2
     assert secret_of(platform, msgspec.structs.replace(master, uid="gone")) is None
     assert "of first" not in repr(platform)

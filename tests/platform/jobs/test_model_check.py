@@ -11,7 +11,7 @@ from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.jobs import Platform, model_check, preparation, prepare
 from elastrec.platform.jobs.model_check import ModelCheck
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from tests.platform.master.fakes import FakeCluster, job
+from tests.platform.master.fakes import FakeLauncher, job
 
 
 def _children() -> set[psutil.Process]:
@@ -19,7 +19,7 @@ def _children() -> set[psutil.Process]:
 
 
 def _platform(folder: Path) -> Platform:
-    return Platform(FakeCluster(), LocalConfig(address="", token=""), "", str(folder), folder)
+    return Platform(FakeLauncher(), LocalConfig(address="", token=""), "", str(folder), folder)
 
 
 def test_whoever_leaves_before_the_check_has_ended_ends_it() -> None:

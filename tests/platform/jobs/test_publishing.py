@@ -20,7 +20,7 @@ from elastrec.platform.master.leavings import read_points, write_points, write_r
 from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from tests.operators.steps import ALLOCATION, PREPARED
-from tests.platform.master.fakes import FakeCluster
+from tests.platform.master.fakes import FakeLauncher
 
 JOB, JOB_ID = "clicks", "clicks-1"
 LAUNCHED = Launched(job_id=JOB_ID, master_pod="", run_id="", run_url="", allocation=ALLOCATION)
@@ -52,7 +52,7 @@ def prepared(tmp_path: Path) -> Prepared:
 @pytest.fixture
 def platform(tmp_path: Path) -> Platform:
     config = LocalConfig(address="127.0.0.1:1", token="t")
-    return Platform(FakeCluster(), config, f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), tmp_path)
+    return Platform(FakeLauncher(), config, f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), tmp_path)
 
 
 def left(tmp_path: Path, phase: Phase = Phase.SUCCEEDED) -> TrainingMetrics:

@@ -21,7 +21,7 @@ from elastrec.platform.specs.errors import CheckpointError, ClusterError, SpecEr
 from elastrec.platform.specs.loading import job_to_json
 from elastrec.platform.specs.metrics import Role
 from tests.operators.steps import ALLOCATION, PREPARED
-from tests.platform.master.fakes import FakeCluster
+from tests.platform.master.fakes import FakeCluster, FakeLauncher
 from tests.platform.master.fakes import job as training_job
 
 
@@ -42,7 +42,7 @@ def platform(cluster: FakeCluster, tmp_path: Path) -> Platform:
     """MLflow does not answer; the cluster creates pods and runs nothing in them."""
     config = LocalConfig(address="", token="token-of-the-cluster")
     tracking = "http://person:password-of-mlflow@127.0.0.1:9"
-    return Platform(cluster, config, tracking, str(tmp_path / "work"), tmp_path)  # type: ignore[arg-type]
+    return Platform(FakeLauncher(cluster), config, tracking, str(tmp_path / "work"), tmp_path)  # type: ignore[arg-type]
 
 
 def prepared(store: str, job_id: str = "clicks-1", **spec: Any) -> Prepared:
@@ -165,7 +165,7 @@ def test_runs_that_were_over_at_the_launch_stay_over_when_it_is_resumed(store: s
 def test_what_is_left_in_the_cluster_of_a_job_that_failed_is_removed_and_one_that_runs_stays(
     platform: Platform, cluster: FakeCluster, store: str
 ) -> None:
-    from elastrec.platform.clusters.protocol import PodSize, PodSpec
+    from elastrec.platform.clusters.pods import PodSize, PodSpec
 
     assert not remove_unsuccessful(platform, "clicks-1")
     for name, role in (("clicks-1-master", Role.MASTER), ("clicks-1-ps-0", Role.PARAMETER_SERVER)):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.history import History
@@ -47,8 +47,8 @@ def prepared(folder: Path, job_id: str, rows: int = 1000, **scaling: Any) -> Pre
 @pytest.fixture
 def platform(tmp_path: Path) -> Any:
     size = PodSize(cores=16.0, memory_bytes=2**36)
-    cluster = SimpleNamespace(capacity=lambda: Capacity(total=size, free=size))
-    return SimpleNamespace(cluster=cluster, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", ui_url="")
+    launcher = SimpleNamespace(nodes=lambda: [Node(name="node", size=size, free=size)])
+    return SimpleNamespace(launcher=launcher, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", ui_url="")
 
 
 def finish(

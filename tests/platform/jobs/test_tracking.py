@@ -13,12 +13,12 @@ from elastrec.platform.jobs.tracking import wait_for_tracking
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_to_json
 from tests.operators.steps import PREPARED
-from tests.platform.master.fakes import FakeCluster
+from tests.platform.master.fakes import FakeLauncher
 
 
 def test_a_password_in_the_tracking_uri_is_never_shown(tmp_path: Path) -> None:
     config = LocalConfig(address="127.0.0.1:1", token="t")
-    platform = Platform(FakeCluster(), config, "http://user:secret@127.0.0.1:1", str(tmp_path), tmp_path)
+    platform = Platform(FakeLauncher(), config, "http://user:secret@127.0.0.1:1", str(tmp_path), tmp_path)
     lines: list[str] = []
     assert not wait_for_tracking(platform, 0.05, lines.append)
     assert len(lines) == 1 and lines[0].startswith("MLflow at http://user:***@127.0.0.1:1 does not answer")

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from elastrec.checkpoints import PartWriter, newest_term, open_store
-from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import EndReason, PodEvent, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
@@ -70,7 +70,7 @@ def launch(store: str, training_job: TrainingJob, rows: int = 1000, evaluation_r
 
 
 class FakeCluster:
-    """A `Cluster` and a `Fleet`, whose pods run as soon as they are created; `on_create` may start their scripts.
+    """A `Fleet`, whose pods run as soon as they are created; `on_create` may start their scripts.
 
     Attributes:
         before: called with the name of an operation and of a pod; it may wait, or raise ClusterError.
@@ -126,16 +126,6 @@ class FakeCluster:
             self.resized.append((name, size))
             self.changed.notify_all()
 
-    def get(self, name: str) -> PodStatus | None:
-        return self.pods.get(name)
-
-    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
-        status = self.pods.get(name)
-        return self.specs[name].secrets if status is not None and status.uid == uid else None
-
-    def list(self, job: str | None = None) -> list[PodStatus]:
-        return list(self.pods.values())
-
     def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
         self.before("watch", "")
         deadline = time.monotonic() + min(timeout_seconds, 0.2)
@@ -151,12 +141,50 @@ class FakeCluster:
                 return
             resume = events[-1].resume
 
-    def capacity(self) -> Capacity:
-        return Capacity(PodSize(64, 2**40), PodSize(64, 2**40))
+    def nodes(self) -> list[Node]:
+        return [Node(name="node", size=PodSize(64, 2**40), free=PodSize(64, 2**40))]
 
     def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
         self.before("logs", name)
         return iter([f"last words of {name}"])
+
+
+class FakeLauncher:
+    """A `Launcher` over the same memory."""
+
+    def __init__(self, cluster: FakeCluster | None = None) -> None:
+        self.cluster = cluster or FakeCluster()
+
+    def submit(self, first: PodSpec) -> PodStatus:
+        return self.cluster.create(first)
+
+    def find(self, job: str) -> PodStatus | None:
+        return next((pod for pod in self.jobs() if pod.job == job), None)
+
+    def address(self, first: PodStatus) -> str:
+        return first.address
+
+    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
+        status = self.cluster.pods.get(name)
+        return self.cluster.specs[name].secrets if status is not None and status.uid == uid else None
+
+    def jobs(self) -> list[PodStatus]:
+        return [pod for pod in self.pods() if pod.role in (Role.MASTER, Role.EVALUATOR)]
+
+    def pods(self, job: str | None = None) -> list[PodStatus]:
+        return [pod for pod in self.cluster.pods.values() if job in (None, pod.job)]
+
+    def remove(self, job: str) -> list[str]:
+        names = [pod.name for pod in self.pods(job)]
+        for name in names:
+            self.cluster.delete(name)
+        return names
+
+    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
+        return self.cluster.logs(name, tail_lines=tail_lines)
+
+    def nodes(self) -> list[Node]:
+        return self.cluster.nodes()
 
     def dry_run(self, pod: PodSpec) -> dict[str, Any]:
         return msgspec.to_builtins(pod)

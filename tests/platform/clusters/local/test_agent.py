@@ -247,7 +247,7 @@ def test_an_agent_with_a_certificate_speaks_tls_only(state, tmp_path):
     folder = certify(tmp_path / "tls")
     cluster = start_agent(state, **_SIZE, tls_folder=folder)
     try:
-        assert cluster.capacity().total.cores == 2.0
+        assert cluster.nodes()[0].size.cores == 2.0
         assert connect_launcher(cluster.config).pods() == []
         with pytest.raises(ClusterError):
             LocalCluster(cluster.address, cluster.token).agent(timeout_seconds=1.0)

@@ -98,7 +98,7 @@ def test_a_pod_has_its_cores_at_start_until_it_says_that_it_is_ready(cluster, ma
     pod, usual = make_pod(program, name="starting-pod", cores=3.5, startup_cores=8.0), make_pod(name="starting-not")
     cluster.create(pod)
     # More than the cluster has, but nothing of it is reserved; what the pod is told is what it was granted.
-    assert cluster.capacity().free.cores == 0.5
+    assert cluster.nodes()[0].free.cores == 0.5
     cluster.create(usual)
     lines = cluster.logs(pod.name, follow=True)
     assert next(lines) == "3 3.5"
@@ -194,7 +194,7 @@ def test_a_resize_that_the_node_has_no_room_for_is_refused(cluster, make_pod):
     with pytest.raises(ClusterError, match=r"insufficient cpu: asked 3.0, free 2.5"):
         resize(cluster, pod.name, PodSize(3.0, 128 * MIB))
     assert resize(cluster, pod.name, PodSize(2.5, 128 * MIB)).size.cores == 2.5
-    assert cluster.capacity().free.cores == 0.0
+    assert cluster.nodes()[0].free.cores == 0.0
     with pytest.raises(ClusterError, match="there is no such pod"):
         resize(cluster, "nobody", PodSize(1.0, MIB))
 

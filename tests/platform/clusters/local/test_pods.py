@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elastrec.platform.clusters.local.launcher import LocalLauncher
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
@@ -171,7 +172,7 @@ def test_a_pod_deleted_at_once_after_its_creation_leaves_nothing(cluster, make_p
         cluster.create(pod)
         cluster.delete(pod.name, grace_seconds=0.0)
     assert cluster.list() == []
-    assert cluster.capacity().free == cluster.capacity().total
+    assert cluster.nodes()[0].free == cluster.nodes()[0].size
 
 
 def test_grandchildren_that_left_the_group_die_with_the_pod(cluster, make_pod, first_line, is_alive):
@@ -231,7 +232,7 @@ def test_a_pod_that_does_not_fit_waits_and_starts_when_there_is_room(cluster, ma
     assert (waiting.phase, waiting.reason) == (PodPhase.PENDING, "Unschedulable")
     assert waiting.message == "insufficient cpu: asked 2.5, free 1.0"
     assert cluster.create(third).phase is PodPhase.PENDING
-    assert cluster.capacity().free == PodSize(1.0, 1536 * MIB)
+    assert cluster.nodes()[0].free == PodSize(1.0, 1536 * MIB)
     cluster.delete(first.name)
     until(cluster, second.name, running)
     assert cluster.get(third.name).message == "insufficient cpu: asked 2.0, free 1.5"
@@ -305,7 +306,7 @@ def test_a_fleet_orders_a_deletion_and_the_watch_tells_its_end(cluster, make_pod
 
 
 def test_a_dry_run_shows_the_request_without_secrets(cluster, make_pod):
-    request = cluster.dry_run(make_pod(files={"launch.json": "plain"}, secrets={"any.name": "s3cret"}))
+    request = LocalLauncher(cluster).dry_run(make_pod(files={"launch.json": "plain"}, secrets={"any.name": "s3cret"}))
     text = json.dumps(request)
     assert request["kind"] == "CreatePod"
     assert request["pod"]["files"] == {"launch.json": "plain"}

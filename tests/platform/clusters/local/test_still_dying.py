@@ -86,7 +86,7 @@ def test_a_pod_ends_when_its_last_process_has_ended_and_leaves_no_group(
             cluster = start()
             found = cluster.get("frozen")
             assert found is not None and found.phase is PodPhase.RUNNING
-            assert cluster.capacity().free.cores == 0, "what it holds is not given to others"
+            assert cluster.nodes()[0].free.cores == 0, "what it holds is not given to others"
         ended = until(cluster, "frozen")
         assert (ended.phase, ended.message) == (PodPhase.FAILED, "the pod's supervisor died")
         cluster.delete("frozen")

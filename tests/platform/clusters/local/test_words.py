@@ -49,7 +49,7 @@ def test_what_one_machine_cannot_do_is_refused_by_name(cluster, make_pod, fields
 
 def test_a_dry_run_refuses_other_backends_options_too(cluster, make_pod) -> None:
     with pytest.raises(ClusterError, match="options of 'other'"):
-        cluster.dry_run(make_pod(options=OtherOptions()))
+        LocalLauncher(cluster).dry_run(make_pod(options=OtherOptions()))
 
 
 def test_a_preference_for_a_place_and_what_one_node_fulfils_anyway_are_taken(cluster, make_pod, until, running) -> None:

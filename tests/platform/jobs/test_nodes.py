@@ -1,0 +1,63 @@
+"""A cluster of several nodes: a pod must fit one of them, whatever they have together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastrec.platform.clusters.nodes import Capacity, Node, NodeCondition
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
+from elastrec.platform.jobs.preparation import _check_capacity
+from elastrec.platform.jobs.scaling import _largest_server_bytes
+from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.metrics import Role
+from tests.platform.master.fakes import job
+
+GIB = 2**30
+
+
+def node(name: str, memory: int, free: int, cores: float = 4.0, *conditions: NodeCondition) -> Node:
+    size, left = PodSize(cores, memory * GIB), PodSize(cores, free * GIB)
+    return Node(name=name, size=size, free=left, conditions=conditions)
+
+
+def server(node: str, memory: int, role: Role = Role.PARAMETER_SERVER) -> PodStatus:
+    return PodStatus(
+        name=f"clicks-1-{role}-{node}", uid=node, job="clicks-1", role=role, phase=PodPhase.RUNNING,
+        size=PodSize(1.0, memory * GIB), node=node,
+    )  # fmt: skip
+
+
+def platform(nodes: list[Node], pods: list[PodStatus] | None = None) -> Any:
+    return SimpleNamespace(launcher=SimpleNamespace(nodes=lambda: nodes, pods=lambda job: pods or []))
+
+
+def test_a_server_can_have_what_is_free_on_one_node_and_no_sum_over_nodes() -> None:
+    nodes = [node("a", 16, 6), node("b", 16, 5)]
+    assert _largest_server_bytes(platform(nodes), "clicks-1") == 6 * GIB
+
+
+def test_a_server_keeps_what_it_has_on_its_own_node_alone() -> None:
+    nodes = [node("a", 16, 6), node("b", 16, 5)]
+    on_b = [server("b", 4), server("b", 2), server("a", 9, Role.WORKER)]
+    assert _largest_server_bytes(platform(nodes, on_b), "clicks-1") == 9 * GIB
+
+
+def test_a_pod_larger_than_every_node_is_refused_although_it_is_smaller_than_the_cluster() -> None:
+    nodes = [node("a", 8, 8, 2.0), node("b", 4, 4, 6.0)]
+    asked = {"worker": {"count": 2, "cores": 7.0, "memory": "1Gi"}, "parameter_server": {"count": 1, "memory": "9Gi"}}
+    with pytest.raises(SpecError) as refused:
+        _check_capacity(platform(nodes), job(resources=asked))
+    says = str(refused.value)
+    assert "spec.resources.worker.cores: 7 is not allowed; allowed: at most 6" in says
+    assert "spec.resources.parameter_server.memory: 9Gi is not allowed; allowed: at most 8Gi" in says
+
+
+def test_the_capacity_leaves_out_what_no_pod_can_get() -> None:
+    cordoned = node("b", 8, 8, 4.0, NodeCondition.UNSCHEDULABLE)
+    gone = node("c", 8, 8, 4.0, NodeCondition.NOT_READY)
+    capacity = Capacity.of([node("a", 8, 3), cordoned, gone])
+    assert (capacity.total.memory_bytes, capacity.free.memory_bytes) == (16 * GIB, 3 * GIB)
+    assert Capacity.of([]) == Capacity(PodSize(0, 0), PodSize(0, 0))
