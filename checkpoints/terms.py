@@ -39,6 +39,8 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
             knows its own file.
         address: `host:port` at which the holder is reached.
         base: URI of the record that the term continues from; empty: none.
+        positions: of the shards where it began, as the record keeps them, opaque; empty: at the first row, or where
+            the same holder's journal stood.
         started: ISO 8601, for people.
     """
 
@@ -46,6 +48,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     holder: str
     address: str
     base: str = ""
+    positions: str = ""
     started: str = ""
 
 
@@ -103,12 +106,14 @@ def take_term(
     holder: str,
     address: str,
     base: Callable[[], str],
+    positions: Callable[[], str] = lambda: "",
     wait: Callable[[float], object] = time.sleep,
 ) -> Term:
     """Takes the next term, however long the store is away; the holder's newest one if it has the same address.
 
     Args:
         base: URI of the record to continue from; asked anew whenever another master was faster.
+        positions: asked after `base`: where the shards stand there.
         wait: passes the seconds between two tries; an exception of it ends the tries.
 
     Raises:
@@ -133,6 +138,7 @@ def take_term(
                 holder=holder,
                 address=address,
                 base=base(),
+                positions=positions(),
                 started=datetime.now(UTC).isoformat(timespec="seconds"),
             )
             tried = f"{terms_folder(job_name, job_id)}/{number:08d}.json"

@@ -5,6 +5,7 @@ Pure, but for the two functions that put it beside the job's records, where it o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,9 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from elastrec.checkpoints import Store, open_store
+from elastrec.checkpoints import Store, list_terms, open_store
 from elastrec.platform.master.journal import Journal
-from elastrec.platform.master.phases import NUMBERS_PER_TERM
+from elastrec.platform.master.lives import BEFORE, added_rows, attempts_before, lives
 from elastrec.platform.master.shards import ShardQueue, shard_order, shard_seed
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import CheckpointError
@@ -69,10 +70,10 @@ def running_attempts(state: JobState) -> list[Attempt]:
 
 def queues_now(state: JobState) -> list[QueueNow]:
     """What counts at the moment, by kind."""
-    return [_queue_now(queue) for queue in (state.training, state.evaluation)]
+    return [queue_now(queue) for queue in (state.training, state.evaluation)]
 
 
-def _queue_now(queue: ShardQueue) -> QueueNow:
+def queue_now(queue: ShardQueue) -> QueueNow:
     begun = [(number, lease.offset) for number, lease in queue.doing.items()]
     begun += [(number, back.offset) for number, back in queue.returned.items()]
     return QueueNow(
@@ -87,18 +88,16 @@ def _queue_now(queue: ShardQueue) -> QueueNow:
 
 
 def ledger_table(
-    pages: Iterable[Sequence[Attempt]], queues: Sequence[QueueNow], earlier: pa.Table | None = None
+    pages: Iterable[Sequence[Attempt]], queues: Sequence[QueueNow], earlier: Sequence[pa.RecordBatch] = ()
 ) -> pa.Table:
     """The ledger, in the order in which attempts ended; attempts that still run are to come last.
 
     Args:
         pages: lines; taken one page at a time, so that only columns of a long ledger are ever in memory.
         queues: what counts at the moment.
-        earlier: ledger of the masters before, where this one continues from a record of theirs.
+        earlier: lines of the masters before, where this one continues from a record of theirs.
     """
-    batches = [_raw(page) for page in pages if page]
-    if earlier is not None:
-        batches = [*earlier.select(_raw([]).schema.names).cast(_raw([]).schema).to_batches(), *batches]
+    batches = [*earlier, *(_raw(page) for page in pages if page)]
     raw = pa.Table.from_batches(batches) if batches else pa.Table.from_batches([], _raw([]).schema)
     raw = raw.unify_dictionaries().combine_chunks()
     found = {name: raw.column(name).to_numpy() for name in ("epoch", "shard", "from", "to")}
@@ -218,7 +217,8 @@ def write_ledger(
 ) -> str:
     """Puts the ledger of a job that is over beside its records; returns its URI.
 
-    What masters of the same run have left before comes first, so that one ledger tells of all rows of the model.
+    What masters of the same run have left before comes first, so that one ledger tells of all rows of the model. Of one
+    that left nothing, lines tell which rows it trained `before record …`, and no more (see `lives`).
 
     Args:
         earlier_terms: up to this one, terms are of other runs.
@@ -236,7 +236,7 @@ def write_ledger(
         yield running_attempts(state)
 
     opened, key = open_store(store), ledger_key(job_name, job_id)
-    earlier = _of_earlier_masters(opened, key, state, earlier_terms) if state.is_resumed else None
+    earlier = _earlier(opened, job_name, job_id, state, earlier_terms) if state.is_resumed else []
     table = ledger_table(pages(), queues_now(state), earlier)
     table = table.replace_schema_metadata(_metadata(job_name, job_id, state))
     sink = pa.BufferOutputStream()
@@ -250,15 +250,34 @@ def _metadata(job_name: str, job_id: str, state: JobState) -> dict[str, str]:
     return {"elastrec": msgspec.json.encode(facts).decode()}
 
 
-def _of_earlier_masters(store: Store, key: str, state: JobState, earlier_terms: int) -> pa.Table | None:
-    # The rows that this master has written there itself come from its journal. What was evaluated begins anew.
-    if not store.exists(key):
-        return None
-    table = _read(store, key)
-    first = state.phases.generation // NUMBERS_PER_TERM * NUMBERS_PER_TERM
+def _earlier(store: Store, job_name: str, job_id: str, state: JobState, earlier_terms: int) -> list[pa.RecordBatch]:
+    """Lines of the lives before this one, in their order; of one that left none, what is known from positions."""
+    key = ledger_key(job_name, job_id)
+    left = _left_lines(_read(store, key)) if store.exists(key) else None
+    of_job = lives(list_terms(store, job_name, job_id, after=earlier_terms), state.plan.holder)
+    queue = queue_now(state.training)
+    batches: list[pa.RecordBatch] = []
+    for number, (life, following) in enumerate(itertools.pairwise(of_job)):
+        own = _of_generations(left, life.generation, following.generation) if left is not None else None
+        if own is not None and own.num_rows:
+            batches += own.to_batches()
+            continue
+        span_S2 = added_rows(queue, [each.begin for each in of_job])[number + 1]
+        batches.append(_raw(attempts_before(queue, span_S2, life.generation, following.base)))
+    return batches
+
+
+def _left_lines(table: pa.Table) -> pa.Table:
+    # What was evaluated begins anew with each life; lines that follow from positions are made anew.
+    is_training = pc.equal(table.column("kind").cast(pa.string()), "train")
+    is_derived = pc.starts_with(table.column("outcome").cast(pa.string()), BEFORE)
+    raw = _raw([]).schema
+    return table.filter(pc.and_(is_training, pc.invert(is_derived))).select(raw.names).cast(raw)
+
+
+def _of_generations(table: pa.Table, first: int, end: int) -> pa.Table:
     generation = table.column("generation")
-    is_ours = pc.and_(pc.greater_equal(generation, earlier_terms * NUMBERS_PER_TERM), pc.less(generation, first))
-    return table.filter(pc.and_(is_ours, pc.equal(table.column("kind").cast(pa.string()), "train")))
+    return table.filter(pc.and_(pc.greater_equal(generation, first), pc.less(generation, end)))
 
 
 def _read(store: Store, key: str) -> pa.Table:

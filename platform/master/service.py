@@ -165,6 +165,10 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             resumed[:] = [resumed_from(self.request, self.state.plan)]
             return resumed[0].records[-1].uri if resumed[0] else ""
 
+        def positions() -> str:
+            begin = resumed[0].records[-1].positions if resumed and resumed[0] else None
+            return msgspec.json.encode(begin).decode() if begin else ""
+
         term = take_term(
             self.request.store,
             self.job.metadata.name,
@@ -172,6 +176,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             holder=self.state.plan.holder,
             address=address,
             base=base,
+            positions=positions,
             wait=pause,
         )
         while not self.is_continued and not resumed:

@@ -391,3 +391,34 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
     stopped = told.index("stopped: enough")
     resumed = told[stopped + 1]
     assert resumed.startswith(f"resumed from {uri} at ") and f"{again:,} rows are trained again" in resumed
+
+
+@pytest.mark.parametrize("ends", [("died", "stopped"), ("stopped", "died"), ("died", "died")])
+def test_rows_of_a_master_that_left_no_ledger_are_told_by_the_record_that_held_them(stage: Make, ends: tuple[str, str]):
+    bases: list[str] = []
+    for number, end in enumerate(ends):
+        s = stage(f"journal-{number}")
+        s.start()
+        trained(s, 20 + 40 * number)
+        bases.append(saved(s))
+        trained(s, 40 + 40 * number)
+        if end == "stopped":
+            assert s.call(StopJob(reason="enough")).accepted
+            s.wait(s.service.state.is_swept)
+        s.stop()
+    last = stage("last")
+    last.start()
+    last.wait_for(Phase.SUCCEEDED)
+    last.stop()
+    table = read_ledger(last.request.store, last.request.job_id)
+    assert table is not None
+    rows = table.filter(pc.equal(table.column("kind").cast("string"), "train")).to_pylist()
+    counts = [0] * 4000
+    for row in rows:
+        for place in range(row["from"], row["from"] + row["kept"]):
+            counts[row["first_row"] + place] += 1
+    assert counts == [1] * 4000
+    for number, end in enumerate(ends):
+        outcomes = {row["outcome"] for row in rows if row["generation"] == number * NUMBERS_PER_TERM}
+        named = f"before record {bases[number].rpartition('/')[2]}"
+        assert outcomes == {named} if end == "died" else outcomes and named not in outcomes
