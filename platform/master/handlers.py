@@ -49,7 +49,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
     resumed = event.resumed.records if event.resumed else []
     state.phases.begin_first_term(event.term)
     state.recovery.resume_from(state.phases.orders, resumed)
-    state.routing_epoch = state.phases.version
+    state.ownership.begin(state.phases.version)
     record = state.recovery.record
     if record is not None and record.is_final:
         state.phases.resume = Phase.EVALUATING
@@ -83,6 +83,7 @@ def _begun(state: JobState, event: Begun, effects: list[Effect]) -> None:
             member = state.membership.add(role, index, places.size, event.time)
             if role is Role.PARAMETER_SERVER:
                 state.recovery.order(member.name, event.time)
+    state.ownership.assign([server.name for server in state.membership.servers()], plan.virtual_buckets)
     inputs = {
         "workers": plan.shape[Role.WORKER].count,
         "parameter_servers": plan.shape[Role.PARAMETER_SERVER].count,
@@ -146,7 +147,6 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
             state.recovery.restored(member.name, event.restored_order_id)
         if member.address != event.address:
             member.address = event.address
-            state.routing_epoch += 1
             state.phases.version += 1
 
 

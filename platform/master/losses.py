@@ -81,8 +81,13 @@ def process_replaced(state: JobState, member: Member, event: PodRegistered, effe
     effects.append(Decided(decision="process_replaced", inputs={"pod": member.name, "phase": str(state.phase)}))
     if member.role is Role.WORKER:
         _take_back(state, member, effects, reason, culprit=None, blame=True)
-    elif not state.recovery.is_in_force(member.name, event.restored_order_id) and state.phase in _WITH_MODEL:
+    elif _lost_rows(state, member, event.restored_order_id) and state.phase in _WITH_MODEL:
         rollback.recover(state, f"{member.name}: {reason}", effects)
+
+
+def _lost_rows(state: JobState, member: Member, restored_order_id: str) -> bool:
+    is_owner = member.name in state.ownership.servers
+    return is_owner and not state.recovery.is_in_force(member.name, restored_order_id)
 
 
 def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
@@ -167,10 +172,10 @@ def _lose(
             inputs={"pod": member.name, "by": successor.name, "reason": reason, "phase": str(state.phase)},
         )
     )
-    if member.role is Role.PARAMETER_SERVER:
+    if member.name in state.ownership.servers:
         # The others keep the orders that they have.
         state.recovery.order(successor.name, state.time)
-        state.routing_epoch += 1
+        state.ownership.take_over(member.name, successor.name)
         if state.phase in _WITH_MODEL:
             rollback.recover(state, f"{member.name}: {reason}", effects)
 

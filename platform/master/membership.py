@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import msgspec
 
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PodSize
-from elastrec.platform.transport.job_messages import RoutingTable
 
 
 class Member(msgspec.Struct, kw_only=True):
@@ -113,7 +110,7 @@ class Membership(msgspec.Struct, kw_only=True):
         return [member for member in self.members.values() if member.role is Role.WORKER]
 
     def servers(self) -> list[Member]:
-        """In order of their index, which is the order of the routing table."""
+        """In the order of their places."""
         found = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
         return sorted(found, key=lambda member: member.index)
 
@@ -212,14 +209,3 @@ class Membership(msgspec.Struct, kw_only=True):
                 total.core_seconds += member.cores * seconds
                 total.byte_seconds += member.memory_bytes * seconds
         return total
-
-    def routing(self, epoch: int, virtual_buckets: int) -> RoutingTable:
-        """Bucket b belongs to server b mod S; an address is empty until its server has registered."""
-        servers = self.servers()
-        return _routing(epoch, tuple(s.name for s in servers), tuple(s.address for s in servers), virtual_buckets)
-
-
-@lru_cache(maxsize=8)
-def _routing(epoch: int, servers: tuple[str, ...], addresses: tuple[str, ...], virtual_buckets: int) -> RoutingTable:
-    owners = [bucket % len(servers) for bucket in range(virtual_buckets)] if servers else []
-    return RoutingTable(epoch=epoch, owners=owners, servers=list(servers), addresses=list(addresses))

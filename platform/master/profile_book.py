@@ -31,7 +31,7 @@ _MOST_CONFIGURATIONS = 256
 def configuration_of(state: JobState) -> Shape | None:
     """What the job has, or is on its way to; None while it has no worker or no server."""
     workers = [worker for worker in state.membership.workers() if not worker.retiring]
-    servers = state.membership.servers()
+    servers = state.owners()
     if not workers or not servers:
         return None
     return Shape({Role.PARAMETER_SERVER: _places(servers), Role.WORKER: _places(workers)})

@@ -1,6 +1,6 @@
 """Going back: everybody to the last complete record, in a new generation. Pure.
 
-All servers are ordered to restore. The number of servers may change here and nowhere else.
+All servers are ordered to restore. Other servers get buckets here and nowhere else.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     saves.unknown, saves.under_way = [], {}
     recovery.roll_back(phases.next_order())
     _reshape_servers(state, effects)
-    for server in state.membership.servers():
+    for server in state.owners():
         recovery.order(server.name, state.time)
     state.times.rolled_back()
     state.reason = reason
@@ -88,12 +88,13 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
 
 
 def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
-    servers, wanted = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
-    if len(servers) == wanted.count:
+    if state.has_wanted_servers:
         return
+    servers, wanted = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
     for server in servers[wanted.count :]:
         server.retiring = True
         losses.dismiss(state, server, effects, delete=True)
     for index in range(len(servers), wanted.count):
         state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
-    state.routing_epoch += 1
+    names = [server.name for server in state.membership.servers()]
+    state.ownership.assign(names, state.plan.virtual_buckets)

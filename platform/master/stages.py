@@ -30,7 +30,7 @@ def writers(state: JobState, save: Save) -> list[Member]:
     """Servers that have not written their part of a save although it waits for that."""
     if save.stage != WRITING:
         return []
-    return [server for server in state.membership.servers() if server.name not in save.parts]
+    return [server for server in state.owners() if server.name not in save.parts]
 
 
 def restorers(state: JobState) -> list[Member]:

@@ -15,7 +15,8 @@ from elastrec.platform.master.effects import (
     RecordAttempt,
 )
 from elastrec.platform.master.events import Event, PodReported
-from elastrec.platform.master.membership import Membership
+from elastrec.platform.master.membership import Member, Membership
+from elastrec.platform.master.ownership import Ownership
 from elastrec.platform.master.phases import Phases
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.recovery import Recovery
@@ -44,7 +45,6 @@ class JobState(msgspec.Struct, kw_only=True):
     Attributes:
         wanted_shape: other servers are reached at the next restore (see ShapeAsked).
         requested_shape: the last request for one.
-        routing_epoch: grows with every change of the servers or their addresses.
         evaluation_sketch: merged over the completed evaluation shards.
         reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
         poisoned: kind, first row and length of the shard that failed the job.
@@ -63,9 +63,9 @@ class JobState(msgspec.Struct, kw_only=True):
     training: ShardQueue
     evaluation: ShardQueue
     membership: Membership
+    ownership: Ownership
     wanted_shape: Shape
     requested_shape: shape.RequestedShape | None = None
-    routing_epoch: int = 1
     evaluation_sketch: bytes = b""
     reason: str = ""
     failure: str = ""
@@ -102,6 +102,7 @@ class JobState(msgspec.Struct, kw_only=True):
                 keep_rows=KEPT_PREDICTION_ROWS,
             ),
             membership=Membership(job_id=plan.job_id),
+            ownership=Ownership(),
             wanted_shape=plan.shape,
         )
 
@@ -111,8 +112,8 @@ class JobState(msgspec.Struct, kw_only=True):
 
     @property
     def has_wanted_servers(self) -> bool:
-        """Whether there are as many servers as are wanted."""
-        return len(self.membership.servers()) == self.wanted_shape[Role.PARAMETER_SERVER].count
+        """Whether as many servers as are wanted own buckets."""
+        return len(self.ownership.servers) == self.wanted_shape[Role.PARAMETER_SERVER].count
 
     def handle(self, event: Event) -> list[Effect]:
         """Takes one event in; returns what is to be done because of it."""
@@ -129,8 +130,13 @@ class JobState(msgspec.Struct, kw_only=True):
     def queue(self, kind: str) -> ShardQueue:
         return self.training if kind == "train" else self.evaluation
 
+    def owners(self) -> list[Member]:
+        """Servers that own buckets, in the order of the routing table."""
+        members = self.membership.members
+        return [members[name] for name in self.ownership.servers if name in members]
+
     def routing(self) -> RoutingTable:
-        return self.membership.routing(self.routing_epoch, self.plan.virtual_buckets)
+        return self.ownership.table({server.name: server.address for server in self.owners()})
 
     def directive(self, pod: str, incarnation: str) -> Directive:
         """The whole of what a pod's process should be doing; one without a place, or superseded, should exit."""
@@ -146,8 +152,9 @@ class JobState(msgspec.Struct, kw_only=True):
         if member is not None and member.role is Role.PARAMETER_SERVER and mode is not Mode.EXIT:
             # Servers refuse all others; to a thousand workers the list would be most of each answer.
             members = self.training_members()
-            restore = self.recovery.servers[pod].order
-            save = self.saves.order_for(pod)
+            ordered = self.recovery.servers.get(pod)
+            restore = ordered.order if ordered is not None else None
+            save = self.saves.order_for(pod) if pod in self.ownership.servers else None
         return Directive(
             term=phases.term,
             version=phases.version,

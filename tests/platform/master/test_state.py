@@ -92,10 +92,10 @@ def test_a_lost_server_voids_the_progress_of_the_old_generation():
     name, pod = next((n, p) for n, p in world.up.items() if p["shards"])
     shard = pod["shards"][0][0]
     trained = world.state.training.samples
-    epoch = world.state.routing_epoch
+    epoch = world.state.routing().epoch
     world.kill("j-ps-0")
     assert world.state.phase is Phase.RECOVERING and world.state.phases.generation == 1
-    assert world.state.routing_epoch > epoch and world.state.routing().addresses[0] == ""
+    assert world.state.routing().epoch > epoch and world.state.routing().addresses[0] == ""
     world.tell(
         events.PodReported(
             time=world.time,

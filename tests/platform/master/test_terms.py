@@ -295,7 +295,7 @@ def test_a_master_without_its_journal_continues_from_the_newest_record_and_says_
     assert state.phases.term == 2
     assert state.phases.generation == NUMBERS_PER_TERM and state.phases.version > NUMBERS_PER_TERM
     assert state.recovery.number == NUMBERS_PER_TERM + 1 and state.recovery.uri == uri
-    assert state.routing_epoch > NUMBERS_PER_TERM
+    assert state.ownership.epoch > NUMBERS_PER_TERM
     successor.wait_for(Phase.SUCCEEDED)
     positions = s.service.state.recovery.record
     assert positions is not None
