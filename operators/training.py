@@ -109,6 +109,8 @@ class PrepareDataOperator(ElastrecOperator):
             prepared.interval.evaluation_end,
         )
         self.log.info("continues from %s", prepared.start_record or "nothing")
+        if prepared.start_note:
+            self.log.info(prepared.start_note)
         for line in (*prepared.adaptation.splitlines(), *prepared.deduplication.splitlines()):
             self.log.info(line)
         return give(prepared)

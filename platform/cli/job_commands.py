@@ -58,6 +58,7 @@ def validate(
             "training_rows": prepared.training_rows,
             "evaluation_rows": prepared.evaluation_rows,
             "continues_from": prepared.start_record or None,
+            "begins": prepared.start_note or None,
         }
         if output == "text":
             for told in filter(None, (prepared.adaptation, prepared.deduplication)):
@@ -70,6 +71,8 @@ def validate(
         click.echo(f"  training rows: {facts['training_rows']}")
         click.echo(f"  evaluation rows: {facts['evaluation_rows']}")
         click.echo(f"  continues from: {facts['continues_from'] or 'nothing (no checkpoint)'}")
+        if prepared.start_note:
+            click.echo(f"  {prepared.start_note}")
 
 
 @click.command()

@@ -49,6 +49,8 @@ def run(
         prepared = jobs.prepare(platform, job, job_id, interval)
         if prepared.adaptation:
             progress.say(f"Continues from {prepared.start_record}\n{prepared.adaptation}")
+        if prepared.start_note:
+            progress.say(f"It {prepared.start_note}")
         progress.say(
             f"Job {job_id}: {prepared.training_rows:,} training rows, {prepared.evaluation_rows:,} to evaluate"
         )

@@ -89,9 +89,13 @@ class Look:
         return Group(self.columns.render(width), *map(Text, reasons))
 
     def reasons(self) -> list[str]:
-        """A line for each job that failed, or whose master does not answer."""
+        """Why a job failed or its master does not answer; of the one job that is looked at, also where it began."""
+        begun = [one.metrics for one in self._observations if self._job and one.metrics.started_from]
         troubled = [one for one in self._observations if one.metrics.phase is Phase.FAILED or not one.reachable]
-        return [f"{one.metrics.job}: {one.metrics.reason}" for one in troubled if one.metrics.reason]
+        return [
+            *(f"{metrics.job}: started from {metrics.started_from}" for metrics in begun),
+            *(f"{one.metrics.job}: {one.metrics.reason}" for one in troubled if one.metrics.reason),
+        ]
 
     def lines(self) -> dict[str, tuple[str, str]]:
         """(phase, line) of each job."""

@@ -70,6 +70,7 @@ def launch_request(
         earlier_terms=earlier_terms,
         start_record=prepared.start_record,
         older_start_records=prepared.older_start_records,
+        start_positions=prepared.start_positions,
         data_interval=(prepared.interval.start, prepared.interval.end),
         run_id=run_id,
         tracking_uri=tracking_uri,

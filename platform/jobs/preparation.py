@@ -28,6 +28,7 @@ from elastrec.platform.jobs.deduplication import with_groups
 from elastrec.platform.jobs.model_check import ModelCheck
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
+from elastrec.platform.master.resumption import StartPositions, start_positions
 from elastrec.platform.specs.data import Partitioning
 from elastrec.platform.specs.errors import CheckpointError, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
@@ -38,6 +39,7 @@ log = structlog.get_logger(__name__)
 _LONGEST_JOB_ID = 45
 _START_RECORDS = 3
 """The newest records of other jobs that a job may continue from."""
+_FIRST_ROW = StartPositions("", "")
 _SHOW: dict[str, Callable[[float], str]] = {
     "cores": lambda amount: f"{amount:g}",
     "memory": lambda amount: format_bytes(int(amount)),
@@ -63,6 +65,15 @@ class _Rows:
     interval: Interval
 
 
+@dataclass(frozen=True)
+class _Start:
+    """URIs of the record to start from and of those to take where it is damaged, and what is kept of the first."""
+
+    records: list[str]
+    adaptation: str = ""
+    begin: StartPositions = _FIRST_ROW
+
+
 def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interval | None = None) -> Prepared:
     """Checks job, data, cluster and record, and writes the data manifests. Starts nothing.
 
@@ -80,7 +91,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         try:
             rows = _find_rows(job, interval)
             job, deduplication = with_groups(job, rows.training)
-            start_records, adaptation = _find_records(job, rows.interval)
+            start = _find_start(job, rows)
         except ElastrecError:
             # What is wrong with the model is told before what is wrong with the data.
             model.wait()
@@ -88,7 +99,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         model.wait()
     # Pods find their store; only here is one made.
     open_store(job.spec.checkpoint.store).create()
-    start_record, *older_start_records = start_records or [""]
+    start_record, *older_start_records = start.records or [""]
     folder = f"{platform.work_uri}/manifests/{job_id}"
     training, evaluation = f"{folder}/training.json", f"{folder}/evaluation.json"
     write_manifest(rows.training, training)
@@ -104,7 +115,9 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         training_digest=rows.training.digest,
         start_record=start_record,
         older_start_records=older_start_records,
-        adaptation=adaptation,
+        start_positions=start.begin.positions,
+        start_note=start.begin.note,
+        adaptation=start.adaptation,
         deduplication=deduplication,
     )
     log.info(
@@ -113,6 +126,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         training_rows=prepared.training_rows,
         evaluation_rows=prepared.evaluation_rows,
         start_record=start_record or "nothing",
+        begins=start.begin.note,
     )
     return prepared
 
@@ -247,36 +261,39 @@ def _newest_last(job: TrainingJob, partitions: list[Partition]) -> tuple[list[Pa
     return partitions[:-1], partitions[-1:]
 
 
-def _find_records(job: TrainingJob, interval: Interval) -> tuple[list[str], str]:
-    """URIs of the record to continue from and of those to take where it is damaged, and what is kept of the first.
+def _find_start(job: TrainingJob, rows: _Rows) -> _Start:
+    """What the job starts from.
 
     Arrays are checked when servers read them, not here: that would be reading the whole model once more.
     """
     start_from = job.spec.continual.start_from
     if start_from == "nothing":
-        return [], ""
+        return _Start([])
+    begin = _FIRST_ROW
     try:
         if start_from == "latest":
-            bound = interval.moments()[0].astimezone(UTC).isoformat() if interval.start else None
+            bound = rows.interval.moments()[0].astimezone(UTC).isoformat() if rows.interval.start else None
             found = newest_records(
                 job.spec.checkpoint.store, job.metadata.name, RecordKind.FINAL, interval_end_at_most=bound
             )
             records = list(islice(found, _START_RECORDS))
         else:
             records = [open_record(start_from)]
+            if records[0].manifest.kind is RecordKind.PERIODIC:
+                begin = start_positions(records[0], job, rows.training.digest, rows.training.rows)
     except CheckpointError as error:
         problem = FieldProblem(
             "spec.continual.start_from", f"{start_from!r} ({error})", "latest, nothing or the URI of a complete record"
         )
         raise SpecError([problem], "the checkpoint to continue from") from None
     if not records:
-        return [], ""
+        return _Start([])
     first, *older = records
     adaptation = compare(first.manifest.model, job)
     adaptation.raise_if_refused()
     usable = [record.uri for record in older if _fits(record, job)]
     log.info("continues_from", record=first.uri, exact=adaptation.is_exact, else_from=usable)
-    return [first.uri, *usable], str(adaptation)
+    return _Start([first.uri, *usable], str(adaptation), begin)
 
 
 def _fits(record: Record, job: TrainingJob) -> bool:

@@ -32,6 +32,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         training_digest: of the training manifest.
         start_record: URI of the checkpoint record to continue from, empty for a fresh start.
         older_start_records: URIs of those to continue from, in this order, where that one turns out to be damaged.
+        start_positions: of the start record, where the job begins at them (see `master.resumption.start_positions`).
+        start_note: where in the data a job begins that starts from a periodic record, and why, for people; else empty.
         adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
         deduplication: which features are deduplicated and why, a table for people; empty where the job says off.
         page: where MLflow will show the job's run; empty where nobody looked, or nobody serves such pages.
@@ -48,6 +50,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     training_digest: str = ""
     start_record: str = ""
     older_start_records: list[str] = []
+    start_positions: str = ""
+    start_note: str = ""
     adaptation: str = ""
     deduplication: str = ""
     page: str = ""

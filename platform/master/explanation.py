@@ -42,6 +42,7 @@ def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
     match decision:
         case "job_begun":
             source = f"from record {of['record']}" if of["record"] else "from nothing"
+            source += f" at {of['samples']:,} samples" if of["samples"] else ""
             return f"began {source} with {of['workers']} workers, {of['parameter_servers']} servers", ""
         case "job_resumed":
             again = f"; {of['repeated_rows']:,} rows are trained again" if of["repeated_rows"] else ""

@@ -56,12 +56,8 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
     if event.resumed is None or record is None:
         return
     state.is_resumed = True
-    state.training.restore(record.positions)
-    covered = state.training.covered_rows()
-    held = max(record.step, covered)
     # What was thrown away was trained, too; and so the records of this term are further than the one before them.
-    state.training.samples = max(held, event.resumed.trained_rows)
-    state.recovery.saved_rows = covered
+    state.begin_at(record.uri, record.positions, max(record.step, event.resumed.trained_rows))
     effects.append(
         Decided(
             decision="job_resumed",
@@ -69,7 +65,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
                 "term": event.term,
                 "record": record.uri,
                 "step": record.step,
-                "repeated_rows": state.training.samples - held,
+                "repeated_rows": state.training.samples - max(record.step, state.training.covered_rows()),
                 "generation": state.phases.generation,
             },
         )
@@ -88,6 +84,7 @@ def _begun(state: JobState, event: Begun, effects: list[Effect]) -> None:
         "workers": plan.shape[Role.WORKER].count,
         "parameter_servers": plan.shape[Role.PARAMETER_SERVER].count,
         "record": state.recovery.uri,
+        "samples": state.samples_before,
     }
     effects.append(Decided(decision="job_begun", inputs=inputs))
 

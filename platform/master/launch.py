@@ -41,6 +41,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         store: URI of the checkpoint store; records go into `{store}/{job name}/records`.
         start_record: URI of the record to start from; empty: from nothing.
         older_start_records: URIs of those to start from, in this order, where that one is damaged.
+        start_positions: of the start record, where the job begins at them; empty: at the first row.
         training_digest: of the training manifest: by it positions of another launch are known to fit.
         earlier_terms: terms up to this number belong to runs of the job that are over; nothing of theirs is continued.
         data_interval: ISO start and end of the data, for people and for history.
@@ -58,6 +59,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     evaluation_rows: int = 0
     start_record: str = ""
     older_start_records: list[str] = []
+    start_positions: str = ""
     training_digest: str = ""
     earlier_terms: int = 0
     data_interval: tuple[str, str] = ("", "")
@@ -125,6 +127,9 @@ def decode_launch(text: str | bytes) -> LaunchRequest:
     for field in ("training_manifest", "store"):
         if not getattr(request, field):
             problems.append(FieldProblem(field, "''", "a URI"))
+    if request.start_positions and (not request.start_record or request.older_start_records):
+        allowed = "empty, or with a start_record that nothing stands in for"
+        problems.append(FieldProblem("start_positions", repr(request.start_positions)[:200], allowed))
     if request.run_id and not request.tracking_uri:
         problems.append(FieldProblem("tracking_uri", "''", "a URI when run_id is given"))
     if problems:

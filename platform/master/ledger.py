@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from elastrec.checkpoints import Store, list_terms, open_store
 from elastrec.platform.master.journal import Journal
-from elastrec.platform.master.lives import BEFORE, added_rows, attempts_before, lives
+from elastrec.platform.master.lives import BEFORE, OF_ANOTHER_JOB, added_rows, attempts_before, lives
 from elastrec.platform.master.shards import ShardQueue, shard_order, shard_seed
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import CheckpointError
@@ -236,7 +236,9 @@ def write_ledger(
         yield running_attempts(state)
 
     opened, key = open_store(store), ledger_key(job_name, job_id)
-    earlier = _earlier(opened, job_name, job_id, state, earlier_terms) if state.is_resumed else []
+    earlier: list[pa.RecordBatch] = []
+    if state.is_resumed or state.plan.start_positions is not None:
+        earlier = _earlier(opened, job_name, job_id, state, earlier_terms)
     table = ledger_table(pages(), queues_now(state), earlier)
     table = table.replace_schema_metadata(_metadata(job_name, job_id, state))
     sink = pa.BufferOutputStream()
@@ -256,14 +258,15 @@ def _earlier(store: Store, job_name: str, job_id: str, state: JobState, earlier_
     left = _left_lines(_read(store, key)) if store.exists(key) else None
     of_job = lives(list_terms(store, job_name, job_id, after=earlier_terms), state.plan.holder)
     queue = queue_now(state.training)
-    batches: list[pa.RecordBatch] = []
-    for number, (life, following) in enumerate(itertools.pairwise(of_job)):
+    spans = added_rows(queue, [life.begin for life in of_job])
+    start = state.plan.start_record.rpartition("/")[2]
+    batches = [_raw(attempts_before(queue, spans[0], OF_ANOTHER_JOB, start))]
+    for span_S2, (life, following) in zip(spans[1:], itertools.pairwise(of_job), strict=True):
         own = _of_generations(left, life.generation, following.generation) if left is not None else None
         if own is not None and own.num_rows:
             batches += own.to_batches()
-            continue
-        span_S2 = added_rows(queue, [each.begin for each in of_job])[number + 1]
-        batches.append(_raw(attempts_before(queue, span_S2, life.generation, following.base)))
+        else:
+            batches.append(_raw(attempts_before(queue, span_S2, life.generation, following.base)))
     return batches
 
 

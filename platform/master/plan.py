@@ -8,6 +8,8 @@ import msgspec
 
 from elastrec.checkpoints import new_record_uri
 from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.shards import Positions
+from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.shape import Shape
 
 
@@ -20,6 +22,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         is_synchronous: bsp or ssp: the list of members matters.
         start_record: empty: from nothing.
         older_start_records: taken, in this order, where the start record is damaged.
+        start_positions: of the start record, where the job begins at them; None: at the first row.
         kept_records: of this job, that a rollback can return to.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
         holder: random, one per journal: marks the terms that its master takes.
@@ -46,6 +49,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     shard_attempts: int
     pod_restarts: int
     older_start_records: list[str] = []
+    start_positions: Positions | None = None
     kept_records: int = 3
     exit_seconds: float = 10.0
     holder: str = ""
@@ -55,7 +59,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The plan of a new job; two plans of one request differ in `record_template` and `holder`.
 
         Raises:
-            SpecError: the job file inside is invalid.
+            SpecError: the job file or the positions inside are invalid.
             CheckpointError: the store's URI is not understood.
         """
         job = request.training_job
@@ -73,6 +77,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             is_synchronous=spec.training.consistency.mode != "async",
             start_record=request.start_record,
             older_start_records=request.older_start_records,
+            start_positions=_positions(request.start_positions),
             kept_records=spec.checkpoint.keep,
             record_template=new_record_uri(request.store, job.metadata.name, request.job_id, 0),
             save_interval_seconds=spec.checkpoint.interval,
@@ -83,3 +88,11 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             pod_restarts=spec.faults.pod_restarts,
             holder=uuid.uuid4().hex,
         )
+
+
+def _positions(text: str) -> Positions | None:
+    try:
+        return msgspec.json.decode(text, type=Positions) if text else None
+    except msgspec.MsgspecError as error:
+        problem = FieldProblem("start_positions", f"{text[:200]!r} ({error})", "positions as a record keeps them")
+        raise SpecError([problem], "the launch request") from None

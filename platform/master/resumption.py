@@ -2,7 +2,7 @@
 
 The positions of a record say how far which shard was. They fit another launch of the job only if that numbers the same
 rows of the same files in the same shards and the same order; the model itself is compared elsewhere
-(`checkpoints.mismatch`).
+(`checkpoints.mismatch`). The same holds for a periodic record that another job has left and this one starts from.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from elastrec.platform.master.leavings import read_result
 from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.recovery import CompleteRecord
-from elastrec.platform.master.shards import Positions
+from elastrec.platform.master.shards import Positions, ShardQueue
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
+from elastrec.platform.specs.job import TrainingJob
 
 log = structlog.get_logger(__name__)
 ATTRIBUTE = "numbering"
@@ -40,10 +41,15 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(request: LaunchRequest) -> Numbering:
         """The numbering of a launched job."""
-        training = request.training_job.spec.training
+        return Numbering.of_job(request.training_job, request.training_digest, request.training_rows)
+
+    @staticmethod
+    def of_job(job: TrainingJob, training_digest: str, training_rows: int) -> Numbering:
+        """The numbering of a job on a training manifest."""
+        training = job.spec.training
         return Numbering(
-            training_digest=request.training_digest,
-            training_rows=request.training_rows,
+            training_digest=training_digest,
+            training_rows=training_rows,
             shard_rows=training.batch_size * training.batches_per_shard,
             epochs=training.epochs,
             shuffle=training.shuffle,
@@ -67,8 +73,14 @@ def numbering_of(record: Record) -> Numbering | None:
     return msgspec.json.decode(text, type=Numbering) if text else None
 
 
-def check_numbering(record: Record, numbering: Numbering) -> None:
+_OTHERWISE = "train from the beginning: with another run key, or spec.continual.resume: never"
+
+
+def check_numbering(record: Record, numbering: Numbering, otherwise: str = _OTHERWISE) -> None:
     """Refuses positions that would name other rows.
+
+    Args:
+        otherwise: what else can be done than to put a field back.
 
     Raises:
         SpecError: names every field that differs.
@@ -81,13 +93,69 @@ def check_numbering(record: Record, numbering: Numbering) -> None:
             "unknown: the record does not say"
             if there is None
             else f"{getattr(there, name)!r}, as when {record.uri} was saved",
-            "put it back; or train from the beginning: with another run key, or spec.continual.resume: never",
+            f"put it back; or {otherwise}",
         )
         for name, text in _FIELDS.items()
         if there is None or getattr(there, name) != getattr(numbering, name)
     ]
     if problems:
         raise SpecError(problems, "the job, compared with the record that it continues from")
+
+
+class StartPositions(msgspec.Struct, frozen=True):
+    """How a job begins that starts from a periodic record, which may be of another job.
+
+    Attributes:
+        positions: where it begins, as the record keeps them; empty: at the first row, with the weights alone.
+        note: which of the two and why, for people.
+    """
+
+    positions: str
+    note: str
+
+
+def start_positions(record: Record, job: TrainingJob, training_digest: str, training_rows: int) -> StartPositions:
+    """Positions hold for the same files: then the job goes on at them. On other files it takes the weights alone.
+
+    Raises:
+        SpecError: the same files are numbered otherwise: it is not clear which rows are trained.
+        CheckpointError: the positions are damaged, or the store could not be asked.
+    """
+    there, numbering = numbering_of(record), Numbering.of_job(job, training_digest, training_rows)
+    if job.spec.continual.resume == "never":
+        return StartPositions("", _weights_alone(record, "spec.continual.resume is never"))
+    if there is None:
+        return StartPositions("", _weights_alone(record, "it does not say of which files its positions are"))
+    if there.training_digest != training_digest:
+        return StartPositions("", _weights_alone(record, "its positions are of other files"))
+    check_numbering(record, numbering, "train all rows on its weights: spec.continual.resume: never")
+    text = record.positions()
+    try:
+        covered = _covered_rows(numbering, msgspec.json.decode(text, type=Positions))
+    except msgspec.MsgspecError as error:
+        raise DamagedRecordError(f"{record.uri}: its positions cannot be read: {error}") from error
+    total = numbering.training_rows * numbering.epochs
+    return StartPositions(
+        text.decode(), f"begins at the positions of {record.uri}: {covered:,} of {total:,} samples are trained"
+    )
+
+
+def _covered_rows(numbering: Numbering, positions: Positions) -> int:
+    queue = ShardQueue(
+        kind="train",
+        rows=numbering.training_rows,
+        shard_rows=numbering.shard_rows,
+        lease_seconds=0.0,
+        epochs=numbering.epochs,
+        shuffle=numbering.shuffle,
+        seed=numbering.seed,
+    )
+    queue.restore(positions)
+    return queue.covered_rows()
+
+
+def _weights_alone(record: Record, reason: str) -> str:
+    return f"begins with the weights of {record.uri} at the first row: {reason}"
 
 
 def own_records(request: LaunchRequest, count: int) -> list[Record]:

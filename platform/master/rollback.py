@@ -61,7 +61,7 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     record = recovery.record
     phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
     # What was leased belongs to the generation that ends here.
-    state.ledger(state.training.restore(record.positions if record else None), effects)
+    state.ledger(state.training.restore(record.positions if record else state.plan.start_positions), effects)
     for worker in state.membership.workers():
         state.ledger(state.evaluation.lose(worker.name, blame=False, outcome="rolled back"), effects)
     if phases.resume is Phase.TRAINING:

@@ -166,7 +166,9 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             return resumed[0].records[-1].uri if resumed[0] else ""
 
         def positions() -> str:
-            begin = resumed[0].records[-1].positions if resumed and resumed[0] else None
+            begin = self.state.plan.start_positions
+            if resumed and resumed[0]:
+                begin = resumed[0].records[-1].positions
             return msgspec.json.encode(begin).decode() if begin else ""
 
         term = take_term(

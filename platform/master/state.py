@@ -21,7 +21,7 @@ from elastrec.platform.master.phases import Phases
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.recovery import Recovery
 from elastrec.platform.master.saves import WRITING, Saves
-from elastrec.platform.master.shards import Ended, ShardQueue
+from elastrec.platform.master.shards import Ended, Positions, ShardQueue
 from elastrec.platform.master.sketches import merge_sketches
 from elastrec.platform.master.time_book import TimeBook
 from elastrec.platform.specs.metrics import Phase, Role
@@ -49,6 +49,8 @@ class JobState(msgspec.Struct, kw_only=True):
         reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
         poisoned: kind, first row and length of the shard that failed the job.
         address: `host:port` of the master.
+        started_from: the record that this journal began from, and where in the data, for people; empty: nothing.
+        samples_before: what of `training.samples` was there when this journal began.
         is_resumed: it began from a record of an earlier master.
         owner: the only observer that may stop the job; empty: anybody.
         exit_deadline: when pods that have not left by themselves are deleted.
@@ -70,6 +72,8 @@ class JobState(msgspec.Struct, kw_only=True):
     reason: str = ""
     failure: str = ""
     address: str = ""
+    started_from: str = ""
+    samples_before: int = 0
     is_resumed: bool = False
     owner: str = ""
     poisoned: tuple[str, int, int] | None = None
@@ -80,7 +84,7 @@ class JobState(msgspec.Struct, kw_only=True):
     @staticmethod
     def new(plan: JobPlan) -> JobState:
         """The state before the first event."""
-        return JobState(
+        state = JobState(
             plan=plan,
             phases=Phases(),
             saves=Saves(record_template=plan.record_template),
@@ -104,7 +108,20 @@ class JobState(msgspec.Struct, kw_only=True):
             membership=Membership(job_id=plan.job_id),
             ownership=Ownership(),
             wanted_shape=plan.shape,
+            started_from=f"the weights of {plan.start_record}" if plan.start_record else "",
         )
+        if plan.start_positions is not None:
+            state.begin_at(plan.start_record, plan.start_positions)
+        return state
+
+    def begin_at(self, record: str, positions: Positions, samples: int = 0) -> None:
+        """Where the shards stand before the first event; `samples` of earlier masters, where they are more."""
+        self.training.restore(positions)
+        covered = self.training.covered_rows()
+        self.training.samples = self.samples_before = max(samples, covered)
+        self.recovery.saved_rows = covered
+        total = self.plan.training_rows * self.plan.epochs
+        self.started_from = f"{record} at {covered:,} of {total:,} samples"
 
     @property
     def phase(self) -> Phase:

@@ -38,13 +38,15 @@ def training_metrics(
     gone = list(state.membership.left.values()) if state.phase.is_final else []
     members = sorted((*present, *gone), key=lambda m: (m.role, m.index))
     training_seconds = state.phases.time_in_phases(elapsed_seconds).get(Phase.TRAINING, 0.0)
-    mean_speed = state.training.samples / training_seconds if training_seconds else 0.0
+    here = state.training.samples - state.samples_before
+    mean_speed = here / training_seconds if training_seconds else 0.0
     is_training = state.phase is Phase.TRAINING
     return TrainingMetrics(
         job=name,
         phase=state.phase,
         reason=_reason(state, elapsed_seconds, samples, cluster) or fleet_problem,
         elapsed_seconds=elapsed_seconds,
+        started_from=state.started_from,
         samples_total=state.training.rows * state.training.epochs,
         samples_trained=state.training.samples,
         shards_total=state.training.total,

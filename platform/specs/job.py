@@ -244,11 +244,14 @@ class Continual(Spec):
     """What the job starts from."""
 
     start_from: Literal["latest", "nothing"] | str = "latest"
-    """`latest`: the newest final record of this job name; `nothing`: fresh; else the URI of a record."""
+    """`latest`: the newest final record of this job name; `nothing`: fresh; else the URI of a record. A periodic record
+    on the same training files is continued at its positions: what it has trained is not trained again, and batch size,
+    shards, epochs and seed must be those of the record. On other files, and of a final record, only the weights are
+    taken."""
     resume: Literal["auto", "never"] = "auto"
     """What a job does that is launched again under the same run key after it failed or was stopped: `auto` goes on from
-    its newest record, at that record's positions in the data; `never` starts anew with what `start_from` says. A job
-    whose model was published starts anew in any case."""
+    its newest record, at that record's positions in the data; `never` starts anew with what `start_from` says, at the
+    first row. A job whose model was published starts anew in any case."""
     on_mismatch: Literal["adapt", "refuse"] = "adapt"
     """When the job file changed: `adapt` keeps what fits and shows what is new or dropped, `refuse` stops."""
 

@@ -61,6 +61,8 @@ class TrainingMetrics(Spec):
     """The job's id: its name and what makes this run this run."""
     phase: Phase
     reason: str = ""
+    started_from: str = ""
+    """The record that the job began from, or goes on from, and where in the data; empty: from nothing."""
     elapsed_seconds: float = 0.0
     samples_total: int = 0
     """Samples that the training shards hold, all epochs."""

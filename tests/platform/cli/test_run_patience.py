@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastrec.platform import jobs
-from elastrec.platform.cli import run_command
+from elastrec.platform.cli import job_course
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -33,7 +33,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *sequence: jobs.Observation | Clust
     monkeypatch.setattr(jobs, "observe", observe)
     prepared = SimpleNamespace(job_id="j")
     launched = jobs.Launched(job_id="j", master_pod="j-master", run_id="run", run_url="")
-    return lambda: run_command._wait(None, prepared, launched, JobProgress(quiet=True))  # type: ignore[arg-type]
+    return lambda: job_course._wait(None, prepared, launched, JobProgress(quiet=True))  # type: ignore[arg-type]
 
 
 def test_a_cluster_that_is_out_of_reach_for_a_while_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_cluster_that_is_out_of_reach_for_a_while_does_not_end_the_run(monkeyp
 
 
 def test_a_cluster_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_command, "_SILENCE_SECONDS", -1.0)
+    monkeypatch.setattr(job_course, "_SILENCE_SECONDS", -1.0)
     with pytest.raises(ClusterError, match="no answer"):
         answers(monkeypatch, cluster_error(retryable=True), SUCCEEDED)()
 
