@@ -28,9 +28,10 @@ class ElastrecHook(BaseHook):
 
     Host, port and password (the cluster's token) name a cluster. Instead of the password, the extra `token_file` may
     name a file that holds it; instead of all three, the extra `agent_state` may name the folder of a node agent on
-    this machine. Further extras: `tracking_uri` and `work_uri` (both needed), `mlflow_ui_url`, `base_folder`, `ca`
+    this machine, or `cluster_file` the JSON file of a cluster of any kind, as `ELASTREC_CLUSTER` does for the command
+    line. Further extras: `tracking_uri` and `work_uri` (both needed), `mlflow_ui_url`, `base_folder`, `ca`
     (PEM text or the path of a PEM file), `tls_folder` (a folder with such a file, ca.pem; default: the one that
-    `ELASTREC_TLS` names, as for the command line), `backend` (default `local`).
+    `ELASTREC_TLS` names, as for the command line).
     """
 
     conn_name_attr = "elastrec_conn_id"
@@ -87,15 +88,21 @@ class ElastrecHook(BaseHook):
     def _cluster(self, connection: Connection, extra: dict[str, Any], folder: Path | None) -> ClusterConfig:
         from elastrec.platform.clusters.local.config import LocalConfig
         from elastrec.platform.clusters.local.life_cycle import find_agent
+        from elastrec.platform.jobs.surroundings import read_cluster_config
 
+        if extra.get("cluster_file"):
+            return read_cluster_config(Path(str(extra["cluster_file"])), "extra.cluster_file")
         if extra.get("agent_state"):
             found = find_agent(str(extra["agent_state"]), folder)
             if found is None:
                 raise ClusterError(f"extra.agent_state: no node agent runs in {extra['agent_state']}")
             return found.config
         token = connection.password or _text_of(str(extra.get("token_file") or ""), "extra.token_file")
+        remedy = (
+            "fill it in, or name a node agent's folder in extra.agent_state or a cluster's file in extra.cluster_file"
+        )
         problems = [
-            FieldProblem(field, "absent", allowed, "fill it in, or name a node agent's folder in extra.agent_state")
+            FieldProblem(field, "absent", allowed, remedy)
             for field, value, allowed in (
                 ("host", connection.host, "the host of the cluster's API"),
                 ("port", connection.port, "the port of the cluster's API"),

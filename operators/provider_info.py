@@ -51,6 +51,11 @@ def get_provider_info() -> dict[str, Any]:
                         "schema": _TEXT,
                         "description": "Instead of host, port and token.",
                     },
+                    "cluster_file": {
+                        "label": "File of a cluster of another kind",
+                        "schema": _TEXT,
+                        "description": "JSON, as ELASTREC_CLUSTER names it; instead of host, port and token.",
+                    },
                     "base_folder": {
                         "label": "Base folder of data paths",
                         "schema": _TEXT,

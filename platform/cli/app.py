@@ -80,6 +80,7 @@ def root(verbose: bool) -> None:
     Where things are:
       ELASTREC_HOME         the platform's own folder (default ~/.elastrec)
       ELASTREC_CLUSTER      JSON file of a cluster other than the local one
+      ELASTREC_WORK_URI     manifests, logs, relative checkpoint stores (default: a folder in ELASTREC_HOME)
       MLFLOW_TRACKING_URI   tracking server (default: an SQLite file in ELASTREC_HOME)
       ELASTREC_TLS          folder with ca.pem, tls.crt, tls.key for the node agent (default: no TLS)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 import structlog
@@ -13,6 +12,7 @@ from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.cli.run_claim import RunClaim
+from elastrec.platform.jobs.surroundings import work_folder
 from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.uris import masked
@@ -51,7 +51,7 @@ def train_and_publish(platform: jobs.Platform, course: Course, progress: JobProg
         HistoryAwayError: MLflow stayed away; the job is left as it is.
         ElastrecError: it could not be launched, observed or published.
     """
-    with RunClaim(Path(platform.work_uri), course.prepared.job_id) as claim:
+    with RunClaim(work_folder(), course.prepared.job_id) as claim:
         return _train_and_publish(platform, course, claim, progress)
 
 

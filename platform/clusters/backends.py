@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,11 +28,21 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     As JSON, with the tag as field `backend`, it is the file that `ELASTREC_CLUSTER` names and a master's
     `cluster.json`.
+
+    Attributes:
+        shared_folders: absolute paths of folders that every node has at the same path as the caller (NFS, a volume).
+            Local paths elsewhere are refused for jobs on a remote cluster.
     """
+
+    shared_folders: tuple[str, ...] = ()
 
     def problems(self) -> list[FieldProblem]:
         """What is wrong with its values; secrets are not shown."""
-        return []
+        return [
+            FieldProblem("shared_folders", repr(folder), "absolute paths", "begin it with /")
+            for folder in self.shared_folders
+            if not Path(folder).is_absolute()
+        ]
 
     @property
     def job_tls(self) -> bool:

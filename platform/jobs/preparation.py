@@ -26,6 +26,7 @@ from elastrec.platform.data import (
 )
 from elastrec.platform.jobs.deduplication import with_groups
 from elastrec.platform.jobs.model_check import ModelCheck
+from elastrec.platform.jobs.reach import refuse_unreachable
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.master.resumption import StartPositions, start_positions
@@ -82,10 +83,12 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
             others are trained on.
 
     Raises:
-        SpecError: the job cannot run: wrong model, no such data, larger than the cluster, refused adaptation.
+        SpecError: the job cannot run: wrong model, no such data, paths that pods cannot reach, larger than the cluster,
+            refused adaptation.
         DataError: files are unreadable or have another schema.
     """
     job = _absolute(platform, job)
+    refuse_unreachable(platform, job)
     _check_capacity(platform, job)
     with ModelCheck(job) as model:
         try:

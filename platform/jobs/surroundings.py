@@ -19,6 +19,7 @@ HOME_VARIABLE = "ELASTREC_HOME"
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 CLUSTER_VARIABLE = "ELASTREC_CLUSTER"
 TLS_VARIABLE = "ELASTREC_TLS"
+WORK_VARIABLE = "ELASTREC_WORK_URI"
 
 
 class NoAgentError(ClusterError):
@@ -62,9 +63,10 @@ class Platform:
         """The platform of this user on this machine.
 
         `ELASTREC_HOME` (default `~/.elastrec`) holds the local node agent's state and the platform's files;
-        `ELASTREC_CLUSTER` names the JSON file of another cluster; `MLFLOW_TRACKING_URI` the tracking server (default:
-        an SQLite file in the home folder); `ELASTREC_TLS` a folder with ca.pem, tls.crt and tls.key for the local node
-        agent.
+        `ELASTREC_CLUSTER` names the JSON file of another cluster; `ELASTREC_WORK_URI` says where manifests, logs and
+        checkpoints of a relative store lie (default: a folder in the home folder); `MLFLOW_TRACKING_URI` the tracking
+        server (default: an SQLite file in the home folder); `ELASTREC_TLS` a folder with ca.pem, tls.crt and tls.key
+        for the local node agent.
 
         Args:
             start: start the local node agent when none runs.
@@ -74,8 +76,7 @@ class Platform:
             SpecError: the file that `ELASTREC_CLUSTER` or the folder that `ELASTREC_TLS` names cannot be read.
         """
         home, tls = home_folder(), tls_folder()
-        work = _make_folder(home / "work")
-        tracking = tracking_uri()
+        work, tracking = work_uri(), tracking_uri()
         config_file = os.environ.get(CLUSTER_VARIABLE)
         if config_file:
             config = read_cluster_config(Path(config_file))
@@ -85,7 +86,7 @@ class Platform:
             if cluster is None:
                 raise NoAgentError(f"no node agent runs for {home}; start one with `elastrec agent start`")
             config = cluster.config
-        return Platform.connect(config, tracking, str(work))
+        return Platform.connect(config, tracking, work)
 
     @staticmethod
     def for_looking() -> Platform:
@@ -95,7 +96,7 @@ class Platform:
         except NoAgentError:
             home = home_folder()
             config = LocalConfig(address="", token="")
-            return Platform(AbsentLauncher(home / "agent"), config, tracking_uri(), str(home / "work"), Path.cwd())
+            return Platform(AbsentLauncher(home / "agent"), config, tracking_uri(), work_uri(), Path.cwd())
 
 
 def home_folder() -> Path:
@@ -105,6 +106,20 @@ def home_folder() -> Path:
         SpecError: it cannot be made, or this user cannot write it.
     """
     return _make_folder(Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".elastrec").absolute())
+
+
+def work_folder() -> Path:
+    """What the platform keeps on this machine, in the home folder.
+
+    Raises:
+        SpecError: it cannot be made, or this user cannot write it.
+    """
+    return _make_folder(home_folder() / "work")
+
+
+def work_uri() -> str:
+    """Where what jobs need besides their data lies: `ELASTREC_WORK_URI`, or a folder in the home folder."""
+    return os.environ.get(WORK_VARIABLE) or str(work_folder())
 
 
 def _make_folder(folder: Path) -> Path:
@@ -159,8 +174,11 @@ def checked_tls_folder(folder: Path, setting: str, names: tuple[str, ...]) -> Pa
     return folder
 
 
-def read_cluster_config(file: Path) -> ClusterConfig:
+def read_cluster_config(file: Path, setting: str = CLUSTER_VARIABLE) -> ClusterConfig:
     """A cluster's JSON file.
+
+    Args:
+        setting: what named the file; stands in messages.
 
     Raises:
         SpecError: it cannot be read or holds something else.
@@ -168,6 +186,6 @@ def read_cluster_config(file: Path) -> ClusterConfig:
     try:
         text = file.read_bytes()
     except OSError as error:
-        problem = FieldProblem(CLUSTER_VARIABLE, f"{str(file)!r} ({error.strerror})", "a readable cluster file (JSON)")
+        problem = FieldProblem(setting, f"{str(file)!r} ({error.strerror})", "a readable cluster file (JSON)")
         raise SpecError([problem], str(file)) from None
-    return decode_config(text, f"{file} ({CLUSTER_VARIABLE})")
+    return decode_config(text, f"{file} ({setting})")

@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.bad_input import call_cases, data_cases, file_cases, model_cases
+from tests.bad_input import call_cases, data_cases, file_cases, model_cases, remote_cases
 from tests.bad_input.caller import platform_at, refuse
 from tests.bad_input.case import Case
 
-CASES: list[Case] = [*file_cases.CASES, *data_cases.CASES, *model_cases.CASES, *call_cases.CASES]
+CASES: list[Case] = [*file_cases.CASES, *data_cases.CASES, *model_cases.CASES, *call_cases.CASES, *remote_cases.CASES]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "bad_input.md"
 INTRODUCTION = """# Wrong input, and what is said about it
 

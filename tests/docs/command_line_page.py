@@ -22,6 +22,7 @@ Ctrl-C.
 | `ELASTREC_HOME` | the platform's own folder, default `~/.elastrec`; it is made with the owner's rights alone |
 | `ELASTREC_CLUSTER` | JSON file of a cluster other than the local one |
 | `ELASTREC_TLS` | folder with `ca.pem`, `tls.crt`, `tls.key` for the node agent, see [security](security.md) |
+| `ELASTREC_WORK_URI` | where manifests, logs and relative checkpoint stores lie, default a folder in `ELASTREC_HOME` |
 | `MLFLOW_TRACKING_URI` | tracking server, default an SQLite file in `ELASTREC_HOME` |
 
 This page is written by `python -m tests.docs.command_line_page` from the commands themselves.

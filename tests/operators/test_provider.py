@@ -29,6 +29,7 @@ from elastrec.operators.provider_info import get_provider_info
 from elastrec.operators.services import default_dags_folder
 from elastrec.platform.clusters.local.life_cycle import start_agent, stop_agent
 from elastrec.platform.specs.errors import ClusterError, SpecError
+from tests.remote_cluster import FarConfig, install
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,24 @@ def test_a_connection_reaches_a_node_agent_by_folder_or_by_address_and_token(
         assert not wrong.test_connection()[0]
     finally:
         stop_agent(tmp_path / "agent")
+
+
+def test_a_connection_reaches_a_cluster_of_any_kind_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "cluster.json"
+    extra = {"tracking_uri": "http://mlflow", "work_uri": "s3://bucket/work", "cluster_file": str(file)}
+    with pytest.raises(SpecError, match=r"extra\.cluster_file: '.*cluster\.json' \(No such file"):
+        _ = connect(monkeypatch, extra=extra).platform
+    file.write_text('{"backend": "far", "shared_folders": ["/mnt/share"]}')
+    assert connect(monkeypatch, extra=extra).platform.cluster_config == FarConfig(shared_folders=("/mnt/share",))
+    file.write_text('{"backend": "near"}')
+    with pytest.raises(
+        SpecError, match=r"extra\.cluster_file\):\n  - backend: 'near' is not allowed; allowed: far, local"
+    ):
+        _ = connect(monkeypatch, extra=extra).platform
 
 
 def test_a_password_in_a_connections_tracking_uri_is_hidden_in_task_logs(

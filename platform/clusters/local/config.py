@@ -23,8 +23,8 @@ class LocalConfig(ClusterConfig, frozen=True, kw_only=True, tag="local"):
     def problems(self) -> list[FieldProblem]:
         """A token that no connection can carry."""
         if self.token.isascii() and self.token.isprintable():
-            return []
-        return [FieldProblem("token", "this one", "printable ASCII characters", "copy it again")]
+            return super().problems()
+        return [*super().problems(), FieldProblem("token", "this one", "printable ASCII characters", "copy it again")]
 
     @property
     def job_tls(self) -> bool:

@@ -73,7 +73,7 @@ def test_the_command_line_uses_a_third_partys_backend(third_party: Path) -> None
     command = [sys.executable, "-m", "elastrec.platform.cli", "status"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "the fields of nomad: zone, token" in done.stderr and "region" in done.stderr
+    assert "the fields of nomad: shared_folders, zone, token" in done.stderr and "region" in done.stderr
 
 
 def test_an_unknown_backend_is_answered_with_those_that_are_installed(third_party: Path) -> None:
@@ -93,7 +93,13 @@ def test_a_backend_that_is_installed_wrongly_says_so(third_party: Path, name: st
 
 def test_the_local_backend_is_an_entry_point_like_any_other() -> None:
     config = LocalConfig(address="127.0.0.1:1", token="t")
-    assert json.loads(encode_config(config)) == {"backend": "local", "address": "127.0.0.1:1", "token": "t", "tls": ""}
+    assert json.loads(encode_config(config)) == {
+        "backend": "local",
+        "address": "127.0.0.1:1",
+        "token": "t",
+        "tls": "",
+        "shared_folders": [],
+    }
     assert isinstance(connect_launcher(config), LocalLauncher)
     assert not load_backend("local").is_remote
 
@@ -103,7 +109,7 @@ def test_the_local_backend_is_an_entry_point_like_any_other() -> None:
     [
         ("{", "the JSON of a cluster, with the field backend: local"),
         ('{"address": "127.0.0.1:1"}', "missing required field"),
-        ('{"backend": "local", "address": "127.0.0.1:1"}', "the fields of local: address, token, tls"),
+        ('{"backend": "local", "address": "127.0.0.1:1"}', "the fields of local: shared_folders, address, token, tls"),
         ('{"backend": "local", "address": "a", "token": "t", "namespace": "x"}', "namespace"),
     ],
 )
