@@ -1,11 +1,11 @@
-# make setup | test | mutants | demo | bench | lint | types   (see README.md)
+# make setup | test | spikes | mutants | demo | bench | lint | types   (see README.md)
 SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 WAIT ?= 1
 
-.PHONY: setup test mutants demo bench lint types lock clean
+.PHONY: setup test spikes mutants demo bench lint types lock clean
 
 setup: $(VENV)/.installed
 
@@ -23,6 +23,12 @@ lock:
 # Every test; the browser tests say that they were left out when there is no Chromium.
 test: setup
 	$(BIN)/python -m pytest tests
+
+# Fetches real servers and runs the tests that need them.
+spikes: setup
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -r tools/yarn/requirements.txt
+	$(BIN)/python -m tools.yarn fetch
+	$(BIN)/python -m pytest tests/spikes
 
 # Breaks the product's promises one by one, in a copy, and looks for a red test; `make mutants ONLY="M4 W1"`.
 mutants: setup

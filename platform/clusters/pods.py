@@ -181,7 +181,10 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResizeState(StrEnum):
-    """What became of the size that was asked for last; DEFERRED: its node has not got the room now."""
+    """What became of the size that was asked for last; DEFERRED: its node has not got the room now.
+
+    A backend says DONE only when the size will not change any more because of what was asked for.
+    """
 
     DONE = "Done"
     IN_PROGRESS = "InProgress"
@@ -198,6 +201,7 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
             while running. Nothing is decided by it.
         size: what it has.
         asked: the size that it shall have, where it is another one; `resize` and its message say what became of that.
+            With `DONE`, `size` is what came of it: a cluster may round up.
         is_ending: the cluster was told to delete it.
         ending_until_unix_seconds: notice that the pod will be ended, because it is deleted or its node is drained: its
             process is killed at this moment at the latest. None: no notice.

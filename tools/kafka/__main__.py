@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 
@@ -14,6 +15,8 @@ if __name__ == "__main__":
         with Broker() as broker:
             sys.stdout.write(f"{broker.servers}\n")
             sys.stdout.flush()
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
     except BrokerError as error:
         sys.exit(str(error))

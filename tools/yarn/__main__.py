@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 
@@ -21,6 +22,8 @@ if __name__ == "__main__":
         with YarnCluster() as cluster:
             sys.stdout.write(f"{cluster.url}\n{cluster.client_configuration}\n")
             sys.stdout.flush()
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
     except (JarsError, YarnClusterError) as error:
         sys.exit(str(error))

@@ -43,6 +43,10 @@ class YarnClusterError(Exception):
 class YarnCluster:
     """A running cluster; leave the `with` block, or call `close`, and nothing of it is left.
 
+    Args:
+        nodes: so many are configured.
+        started: so many run from the beginning; None: all.
+
     Attributes:
         url: of the ResourceManager's REST API.
         user: whose applications run here.
@@ -54,7 +58,7 @@ class YarnCluster:
         YarnClusterError: a daemon did not start.
     """
 
-    def __init__(self, nodes: int = 2) -> None:
+    def __init__(self, nodes: int = 2, started: int | None = None) -> None:
         self.jars = JARS.fetch()
         self.folder = Path(tempfile.mkdtemp(prefix="elastrec-yarn-"))
         self.user = getpass.getuser()
@@ -73,9 +77,10 @@ class YarnCluster:
         self._left: list[psutil.Process] = []
         try:
             self.start_resource_manager()
-            for number in range(nodes):
+            running = nodes if started is None else started
+            for number in range(running):
                 self.start_node(number)
-            self.wait_for_nodes(nodes)
+            self.wait_for_nodes(running)
         except BaseException:
             self.close()
             raise

@@ -106,6 +106,9 @@ class FakeFleet:
         """What was accepted is done, or found to be impossible."""
         raise NotImplementedError
 
+    def master_restarts(self) -> None:
+        """Another process of the job's master uses this fleet from now on."""
+
     def tell_late(self, pod: PodStatus) -> None:
         """An event of a pod that is not there any more."""
         self._events.append(PodEvent(PodEventKind.MODIFIED, pod))

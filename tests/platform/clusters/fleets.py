@@ -6,8 +6,9 @@ import random
 
 from tests.platform.clusters.fake_fleet import FakeFleet
 from tests.platform.clusters.fake_kubernetes import FakeKubernetes
+from tests.platform.clusters.fake_yarn import FakeYarn
 
-FLEETS: dict[str, type[FakeFleet]] = {"kubernetes": FakeKubernetes}
+FLEETS: dict[str, type[FakeFleet]] = {"kubernetes": FakeKubernetes, "yarn": FakeYarn}
 """Each takes the mischief alone."""
 _chosen = "kubernetes"
 

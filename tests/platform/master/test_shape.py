@@ -27,7 +27,7 @@ from tests.shapes import change
 pytestmark = pytest.mark.usefixtures("fleet")
 
 
-def ask(world: World, **shape_asked: int) -> None:
+def ask(world: World, **shape_asked: float) -> None:
     world.tell(events.ShapeAsked(time=world.time, change=change(**shape_asked)))
 
 
@@ -66,6 +66,21 @@ def test_a_request_for_what_is_there_is_done_at_once():
     world = long_job()
     ask(world, workers=2, parameter_servers=2)
     assert last(world).outcome is ShapeOutcome.DONE and not world.state.saves.is_asked
+
+
+def test_a_size_that_is_granted_in_whole_cores_is_what_was_asked_for(fleet: str):
+    world = long_job()
+    ask(world, worker_cores=1.5)
+    go_on(world, 1)
+    assert last(world).outcome is ShapeOutcome.DONE
+    granted = 2.0 if fleet == "yarn" else 1.5
+    assert {(worker.cores, worker.asked.cores) for worker in world.state.membership.workers()} == {(granted, 1.5)}
+    # Nothing is asked for again, and a new pod is asked for as the others were.
+    assert all(pod.asked_size.cores == 1.5 for pod in world.plane.pods.values() if pod.role is Role.WORKER)
+    ask(world, workers=3)
+    go_on(world, 1)
+    assert {worker.asked.cores for worker in world.state.membership.workers()} == {1.5}
+    assert last(world).outcome is ShapeOutcome.DONE
 
 
 def test_other_servers_that_are_not_wanted_any_more_never_come():

@@ -81,6 +81,7 @@ class World:
 
     def _forget_observations(self) -> None:
         """Another master process knows nothing of the cluster."""
+        self.plane.master_restarts()
         self.observed = Observed()
         self.operations = PodOperations(
             self.plane, self._spec, lambda make: self.tell(make(self.time)), self.observed, contextlib.nullcontext()

@@ -1,0 +1,229 @@
+"""A small job on real servers: it runs, grows, is resized, loses containers and its master, and ends with every row."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from elastrec.checkpoints import newest_term
+from elastrec.platform.clusters.pods import PodPhase, PodStatus
+from elastrec.platform.master.launch import LaunchRequest, master_pod
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.job_messages import (
+    ChangeShape,
+    Done,
+    FinishJob,
+    GetStatus,
+    ShapeAnswer,
+    ShapeOutcome,
+    Status,
+)
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from tests.platform.master.fakes import job, launch
+from tests.spikes.yarn.backend import YarnConfig, entry_point
+from tests.spikes.yarn.launcher import YarnLauncher
+from tools.yarn.cluster import YarnCluster
+
+ROOT = Path(__file__).resolve().parents[3]
+TOKEN = "secret"
+MEMORY = 320 * 2**20  # a multiple of the scheduler's step above 300 MiB
+
+
+class RunningJob:
+    """What a caller outside sees of the job, and the processes of this machine that are its containers."""
+
+    def __init__(self, launcher: YarnLauncher, request: LaunchRequest) -> None:
+        self.launcher, self.request = launcher, request
+
+    def call(self, message: msgspec.Struct, answer: Any) -> Any:
+        first = self.launcher.find(self.request.job_id)
+        assert first is not None
+        if not first.address:
+            raise ClusterError("the master has not registered yet", retryable=True)
+        client = RpcClient(self.launcher.address(first), TOKEN)
+        try:
+            return client.call(message, answer, timeout_seconds=5.0)
+        finally:
+            client.close()
+
+    def status(self) -> Status | None:
+        """None while no master answers."""
+        try:
+            found: Status = self.call(GetStatus(), Status)
+        except (ClusterError, TransportError):
+            return None
+        return found
+
+    def metrics(self) -> TrainingMetrics | None:
+        status = self.status()
+        return None if status is None else TrainingMetrics.model_validate_json(status.metrics_json)
+
+    def members(self) -> dict[str, PodStatus]:
+        return {pod.name.removeprefix("clicks-1-"): pod for pod in self.launcher.pods("clicks-1")}
+
+    def process(self, name: str) -> psutil.Process:
+        """The process in a pod's container."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                process
+                for process in psutil.process_iter()
+                if _variables(process).get("ELASTREC_POD") == f"clicks-1-{name}" and "python" in process.name()
+            ]
+            return bool(found)
+
+        self.wait(f"a process of {name}", is_there)
+        (process,) = found
+        return process
+
+    def wait(self, what: str, condition: Callable[[], object], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"in vain: {what}; {self.metrics()}\n{self.members()}\n{self.master_log()}")
+            time.sleep(0.2)
+
+    def master_log(self) -> str:
+        """Of its last attempt."""
+        try:
+            return "\n".join(self.launcher.logs("clicks-1-master", tail_lines=60))
+        except ClusterError as error:
+            return str(error)
+
+    def trained(self) -> int:
+        """Rows, as far as a master says."""
+        metrics = self.metrics()
+        return metrics.samples_trained if metrics else -1
+
+    def wait_for_progress(self) -> None:
+        """More is trained than now."""
+        self.wait("a master answers", lambda: self.trained() >= 0)
+        before = self.trained()
+        self.wait("progress", lambda: self.trained() > before)
+
+
+def _trained_at(address: str) -> int:
+    """Asked of the master itself: nobody else knows where it is while the ResourceManager is away."""
+    client = RpcClient(address, TOKEN)
+    try:
+        status: Status = client.call(GetStatus(), Status, timeout_seconds=5.0)
+    finally:
+        client.close()
+    return TrainingMetrics.model_validate_json(status.metrics_json).samples_trained
+
+
+def _variables(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+@pytest.fixture
+def config(yarn: YarnCluster, staging: Path, tmp_path: Path) -> YarnConfig:
+    packages = entry_point(tmp_path / "packages")
+    pod = "tests.spikes.yarn.scripted_pod"
+    return YarnConfig(
+        url=yarn.url,
+        user=yarn.user,
+        configuration=str(yarn.client_configuration),
+        jars=str(yarn.jars),
+        staging=str(staging),
+        step_mb=64,
+        python=sys.executable,
+        environment={"PYTHONPATH": f"{packages}:{ROOT}"},
+        modules={"elastrec.trainers.worker": pod, "elastrec.trainers.parameter_server": pod},
+    )
+
+
+@pytest.fixture
+def running(config: YarnConfig, tmp_path: Path) -> Iterator[RunningJob]:
+    size = {"cores": 1, "memory": "300Mi"}
+    sections = {
+        "resources": {
+            "master": {"cores": 1, "memory": "800Mi"},
+            "worker": {"count": 2, **size},
+            "parameter_server": {"count": 1, **size},
+            "virtual_buckets": 64,
+        },
+        "faults": {"heartbeat_interval": 0.2, "heartbeat_timeout": 40, "lease": 60},
+    }
+    request = launch(str(tmp_path / "store"), job(**sections), rows=20_000)
+    launcher = YarnLauncher(config)
+    launcher.submit(master_pod(request, config, TOKEN))
+    yield RunningJob(launcher, request)
+    launcher.remove(request.job_id)
+
+
+@pytest.mark.timeout(600)
+def test_a_job_grows_is_resized_and_survives_the_loss_of_containers_master_and_resource_manager(
+    running: RunningJob, yarn: YarnCluster, tmp_path: Path
+) -> None:
+    r = running
+    r.wait("training", lambda: (m := r.metrics()) is not None and m.phase is Phase.TRAINING)
+    first = r.launcher.find("clicks-1")
+    assert first is not None and first.phase is PodPhase.RUNNING
+    assert r.members()["worker-0"].size.memory_bytes == MEMORY
+
+    # It grows, and its pods are resized, without a restart.
+    process = r.process("worker-0")
+    grown = r.call(ChangeShape(change={Role.WORKER: PlacesChange(count=3, cores=1.5)}), ShapeAnswer)
+    assert grown.accepted, grown.reason
+    r.wait("the larger shape", lambda: (s := r.status()) and s.shape_request.outcome is ShapeOutcome.DONE)
+    # What was asked for is granted in whole cores.
+    assert {r.members()[f"worker-{number}"].size.cores for number in range(3)} == {2.0}
+    assert process.is_running()
+
+    # A process is killed, and another one takes more memory than it may have.
+    process.send_signal(signal.SIGKILL)
+    r.wait("a replacement", lambda: "worker-0-r1" in r.members() and r.members()["worker-0-r1"].node)
+    (tmp_path / "hog-clicks-1-worker-1").touch()
+    r.wait("another replacement", lambda: "worker-1-r1" in r.members() and r.members()["worker-1-r1"].node)
+    r.wait("all work", lambda: (m := r.metrics()) is not None and len(m.pods) >= 4)
+    r.wait_for_progress()
+
+    # The master is killed; the next attempt finds its containers, and the job goes on in the next term.
+    kept = {name: r.process(name).pid for name in ("worker-0-r1", "worker-1-r1", "worker-2", "ps-0")}
+    master = r.process("master")
+    master.send_signal(signal.SIGKILL)
+    r.wait("another master", lambda: (a := r.launcher.find("clicks-1")) and a.address not in ("", first.address))
+    r.wait_for_progress()
+    assert kept == {name: r.process(name).pid for name in kept}
+    term = newest_term(r.request.store, "clicks", "clicks-1")
+    assert term is not None and term.term == 2
+
+    # The ResourceManager is away, which costs no training, and comes back.
+    address = r.launcher.address(r.launcher.find("clicks-1"))
+    yarn.kill_resource_manager()
+    before = _trained_at(address)
+    deadline = time.monotonic() + 60.0
+    while _trained_at(address) <= before:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    yarn.start_resource_manager()
+    yarn.wait_for_nodes(1)
+    r.wait_for_progress()
+    assert kept == {name: r.process(name).pid for name in kept}
+
+    (tmp_path / "fast").touch()
+    r.wait("the end", lambda: (m := r.metrics()) is not None and m.phase.is_final, seconds=240.0)
+    metrics = r.metrics()
+    assert metrics is not None and metrics.phase is Phase.SUCCEEDED, metrics
+    story = [f"{entry.what}: {entry.cause}" for entry in r.call(GetExplanation(), Explanation).timeline]
+    assert any("OutOfMemory" in line for line in story) and any("Killed" in line for line in story), story
+    assert metrics.shards_done == metrics.shards_total
+    r.call(FinishJob(), Done)
+    r.wait("the application's end", lambda: (a := r.launcher.find("clicks-1")) and a.phase is PodPhase.SUCCEEDED)
+    assert r.launcher.remove("clicks-1") and r.launcher.find("clicks-1") is None
