@@ -24,11 +24,13 @@ lock:
 test: setup
 	$(BIN)/python -m pytest tests
 
-# Fetches real servers and runs the tests that need them.
+# Tests against real clusters' servers, which are fetched and built first (about ten minutes, once);
+# `make spikes PROCESSES=1` builds with one compiler at a time.
 spikes: setup
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -r tools/yarn/requirements.txt
 	$(BIN)/python -m tools.yarn fetch
-	$(BIN)/python -m pytest tests/spikes
+	$(BIN)/python -m tools.kubernetes build $(if $(PROCESSES),--processes $(PROCESSES))
+	ELASTREC_SPIKES=1 $(BIN)/python -m pytest tests/spikes
 
 # Breaks the product's promises one by one, in a copy, and looks for a red test; `make mutants ONLY="M4 W1"`.
 mutants: setup
