@@ -61,7 +61,8 @@ def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
         return
     code = "" if event.exit_code is None else f" with exit code {event.exit_code}"
     reason = f"ended{code} ({event.end})"
-    dismiss(state, member, effects, delete=member.retiring)
+    # The log of a pod on a lost node cannot be read; until it is deleted it holds its quota, which its successor needs.
+    dismiss(state, member, effects, delete=member.retiring or event.end is EndReason.NODE_LOST)
     if member.retiring:
         return
     if event.end is EndReason.OUT_OF_MEMORY:

@@ -16,7 +16,7 @@ from elastrec.platform.master.losses import TAKEN_AWAY_PER_RESTART
 from elastrec.platform.specs.job import FaultTolerance
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Shard
-from tests.platform.master.world import World, plan
+from tests.platform.master.world import World, plan, running
 from tests.shapes import shape
 
 pytestmark = pytest.mark.usefixtures("fleet")
@@ -299,6 +299,20 @@ def until(world: World, reached: Callable[[], bool]) -> None:
 def test_only_what_a_pod_did_itself_is_held_against_it():
     blamed = {EndReason.ERROR, EndReason.BAD_INPUT, EndReason.OUT_OF_MEMORY}
     assert {end for end in EndReason if not is_taken_away(end)} == blamed
+
+
+@pytest.mark.parametrize("end", [EndReason.NODE_LOST, EndReason.KILLED])
+def test_a_pod_of_a_lost_node_is_deleted_and_others_are_kept_for_their_logs(end: EndReason):
+    world = running()
+    uid = world.up["j-worker-1"]["uid"]
+    if end is EndReason.NODE_LOST:
+        world.plane.lose_node(uid)
+        world.reconcile()
+    else:
+        world.kill("j-worker-1", end=end)
+    assert "j-worker-1-r1" in world.state.membership.members
+    assert (uid in world.plane.pods) is (end is not EndReason.NODE_LOST)
+    assert not world.state.membership.leaving
 
 
 def test_a_late_word_about_an_earlier_pod_of_a_name_changes_nothing():
