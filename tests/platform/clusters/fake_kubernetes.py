@@ -8,7 +8,12 @@ from elastrec.platform.clusters.pods import EndReason, PodSize, PodSpec, PodStat
 from elastrec.platform.specs.errors import ClusterError
 from tests.platform.clusters.fake_fleet import FakeFleet
 
-_FOR_THE_MOMENT = ("too many requests, try again later", "the server is away", "etcdserver: request timed out")
+_FOR_THE_MOMENT = (
+    "too many requests, try again later",
+    "the server is away",
+    "etcdserver: request timed out",
+    'User "master" cannot create resource "pods"',
+)
 
 
 class FakeKubernetes(FakeFleet):
@@ -16,13 +21,15 @@ class FakeKubernetes(FakeFleet):
 
     Attributes:
         quota: most pods at a time; None: any number.
-        node: of which all pods have to share one; None: there is always room.
+        node: that all pods share; None: there is always room.
+        refuses_resizes: the nodes find every other size impossible.
     """
 
     def __init__(self, mischief: random.Random | None = None) -> None:
         super().__init__(mischief)
         self.quota: int | None = None
         self.node: PodSize | None = None
+        self.refuses_resizes = False
         self._causes: dict[str, EndReason] = {}
 
     def create(self, pod: PodSpec) -> PodStatus:
@@ -53,14 +60,19 @@ class FakeKubernetes(FakeFleet):
     def resize(self, name: str, uid: str, size: PodSize) -> None:
         self._fail_for_the_moment()
         pod = self.pods.get(uid)
-        if pod is None or pod.phase.is_final:
+        if pod is None:
             raise ClusterError(f"{name} is not there")
         if self.mischief and self.mischief.random() < 0.2:
             raise ClusterError("Pod QOS Class may not change as a result of resizing")
+        if self.node and (size.cores > self.node.cores or size.memory_bytes > self.node.memory_bytes):
+            raise ClusterError("node didn't have enough allocatable resources")
         if size == pod.size:
             self._change(uid, asked=None, resize=ResizeState.DONE, resize_message="")
             return
+        # Of a pod that has ended it is accepted, too, and never done.
         self._change(uid, asked=size, resize=ResizeState.IN_PROGRESS, resize_message="")
+        if pod.phase.is_final:
+            return
         defers = self.mischief.random() < 0.5 if self.mischief else self.defers_resizes
         if defers:
             self._change(uid, resize=ResizeState.DEFERRED, resize_message="the node is full")
@@ -77,7 +89,7 @@ class FakeKubernetes(FakeFleet):
         for uid, pod in list(self.pods.items()):
             if pod.is_ending:
                 self._finish(uid)
-            elif pod.asked is not None and not self.defers_resizes:
+            elif pod.asked is not None and not pod.phase.is_final and not self.defers_resizes:
                 self._decide_resize(uid)
 
     def _finish(self, uid: str) -> None:
@@ -93,20 +105,20 @@ class FakeKubernetes(FakeFleet):
     def _decide_resize(self, uid: str) -> None:
         pod = self.pods[uid]
         asked = pod.asked_size
-        if self.node is None:
-            never, now = bool(self.mischief and self.mischief.random() < 0.3), True
-        else:
-            others = [each.size for each in self.pods.values() if each.uid != uid and not each.phase.is_final]
-            cores = self.node.cores - sum(size.cores for size in others)
-            memory_bytes = self.node.memory_bytes - sum(size.memory_bytes for size in others)
-            never = asked.cores > self.node.cores or asked.memory_bytes > self.node.memory_bytes
-            now = asked.cores <= cores and asked.memory_bytes <= memory_bytes
-        if never:
-            self._change(uid, resize=ResizeState.INFEASIBLE, resize_message="the node is too small")
-        elif now:
+        if self.refuses_resizes or (self.mischief and self.mischief.random() < 0.3):
+            self._change(uid, resize=ResizeState.INFEASIBLE, resize_message="the node has static processors")
+        elif self._has_room(uid, asked):
             self._change(uid, size=asked, asked=None, resize=ResizeState.DONE, resize_message="")
         elif pod.resize is not ResizeState.DEFERRED:
             self._change(uid, resize=ResizeState.DEFERRED, resize_message="the node is full")
+
+    def _has_room(self, uid: str, size: PodSize) -> bool:
+        if self.node is None:
+            return True
+        others = [pod.size for pod in self.pods.values() if pod.uid != uid and not pod.phase.is_final]
+        cores = self.node.cores - sum(other.cores for other in others)
+        memory_bytes = self.node.memory_bytes - sum(other.memory_bytes for other in others)
+        return size.cores <= cores and size.memory_bytes <= memory_bytes
 
     def _fail_for_the_moment(self) -> None:
         self._may_fail(self.mischief.choice(_FOR_THE_MOMENT) if self.mischief else "")

@@ -1,0 +1,59 @@
+"""A worker or server that does what it is told and computes nothing: the program of a pod in these tests.
+
+It is slow until the file `fast` lies beside the job's store.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from elastrec.platform.clusters.pods import EndReason, PodSize, PodSpec
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.metrics import Role
+from tests.platform.master.fakes import ScriptedPod
+
+_SLOW_SECONDS = 0.25
+
+
+class _Itself:
+    """The cluster, as far as a script asks it: here the end of a pod is the end of its process."""
+
+    def __init__(self, name: str) -> None:
+        self.pods = {name: None}
+        self.exit_code = 1
+
+    def end(self, name: str, reason: EndReason, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+def play() -> int:
+    """Returns the exit code."""
+    name, store = os.environ[environment.POD], Path(os.environ[environment.STORE].removeprefix("file://"))
+    spec = PodSpec(
+        name=name,
+        job=os.environ[environment.JOB],
+        role=Role.WORKER if "-worker-" in name else Role.PARAMETER_SERVER,
+        command=(),
+        size=PodSize(1.0, 1),
+        environment=dict(os.environ),
+        secrets={"token": (Path(os.environ[environment.FILES]) / environment.TOKEN_FILE).read_text()},
+    )
+
+    def before_step(pod: ScriptedPod, shard: Any) -> None:
+        if not (store.parent / "fast").exists():
+            time.sleep(_SLOW_SECONDS)
+
+    itself = _Itself(name)
+    pod: Any = ScriptedPod(spec, itself, [], fail_on=before_step)  # type: ignore[arg-type]
+    pod.thread.join()
+    return itself.exit_code
+
+
+if __name__ == "__main__":
+    code = play()
+    sys.stdout.flush()
+    os._exit(code)

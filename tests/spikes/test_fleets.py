@@ -1,0 +1,204 @@
+"""What the master may rely on in every fleet: the same assertions for the fakes and for the real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from elastrec.platform.clusters.pods import EndReason, PodEventKind, PodPhase, PodSize, ResizeState
+from elastrec.platform.clusters.protocol import snapshot
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import Role
+from tests.spikes.kubernetes.lab import NODE_SIZE, Namespace
+from tests.spikes.testbeds import Bed, FakeBed, KubernetesBed, Observer, spec
+
+LARGE = PodSize(2.5, 1 << 30)
+
+
+@pytest.fixture(params=["fake Kubernetes", "Kubernetes"])
+def testbed(request: pytest.FixtureRequest) -> Iterator[Bed]:
+    if request.param == "fake Kubernetes":
+        yield FakeBed()
+        return
+    namespace = Namespace(request.getfixturevalue("kubernetes"))
+    yield KubernetesBed(namespace)
+    namespace.close()
+
+
+@pytest.fixture
+def observer(testbed: Bed) -> Observer:
+    """One that has read a snapshot without pods: everything else is told as a change."""
+    observer = Observer(testbed)
+    observer.until(lambda: observer.observed.is_synced, "a snapshot")
+    return observer
+
+
+def test_a_creation_is_answered_before_the_pod_runs_and_the_watch_tells_of_both(observer: Observer) -> None:
+    fleet = observer.testbed.fleet
+    created = fleet.create(spec(name="first"))
+    assert created.phase is PodPhase.PENDING and created.end is None and created.asked_size == spec().size
+    observer.until_pod(created.uid, lambda pod: pod.phase is PodPhase.RUNNING, "runs")
+    kinds = [kind for kind, pod in observer.events if pod is not None and pod.uid == created.uid]
+    assert kinds[0] == PodEventKind.ADDED and PodEventKind.SEEN not in kinds
+    assert [pod.uid for pod in snapshot(fleet)] == [created.uid]
+
+
+def test_a_creation_of_a_pod_that_is_there_returns_it(observer: Observer) -> None:
+    pod = observer.running(name="twice")
+    again = observer.testbed.fleet.create(spec(name="twice"))
+    assert again.uid == pod.uid and len(snapshot(observer.testbed.fleet)) == 1
+
+
+def test_the_name_of_a_pod_of_another_role_is_refused_for_good(observer: Observer) -> None:
+    observer.running(name="taken")
+    with pytest.raises(ClusterError, match="taken") as caught:
+        observer.testbed.fleet.create(spec(name="taken", role=Role.PARAMETER_SERVER))
+    assert not caught.value.retryable
+
+
+def test_a_deletion_is_told_first_as_an_order_and_then_as_done(observer: Observer) -> None:
+    pod = observer.running()
+    observer.testbed.fleet.delete(pod.name, pod.uid)
+    gone = observer.until_gone(pod.uid)
+    assert gone.end is EndReason.DELETED
+    told = [status.is_ending for _, status in observer.events if status is not None and status.uid == pod.uid]
+    assert told[0] is False and told[-1] is True
+    observer.testbed.fleet.delete(pod.name, pod.uid)  # again: nothing to do
+
+
+def test_a_name_is_taken_until_the_pod_before_is_gone(observer: Observer) -> None:
+    pod = observer.running(name="again", grace_seconds=5.0, environment={"STUBBORN": "for the whole grace"})
+    observer.testbed.fleet.delete(pod.name, pod.uid)
+    with pytest.raises(ClusterError, match="again is still terminating") as caught:
+        observer.testbed.fleet.create(spec(name="again"))
+    assert caught.value.retryable
+    observer.until_gone(pod.uid)
+    assert observer.testbed.fleet.create(spec(name="again")).uid != pod.uid
+
+
+def test_a_deletion_of_an_earlier_pod_touches_no_later_one_of_its_name(observer: Observer) -> None:
+    earlier = observer.running(name="later")
+    observer.testbed.fleet.delete(earlier.name, earlier.uid)
+    observer.until_gone(earlier.uid)
+    later = observer.running(name="later")
+    observer.testbed.fleet.delete(earlier.name, earlier.uid)
+    (pod,) = snapshot(observer.testbed.fleet)
+    assert pod.uid == later.uid and not pod.is_ending
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (EndReason.COMPLETED, 0),
+        (EndReason.ERROR, 1),
+        (EndReason.BAD_INPUT, 2),
+        (EndReason.KILLED, 137),
+        (EndReason.OUT_OF_MEMORY, 137),
+    ],
+)
+def test_an_end_has_its_reason_and_stays_until_it_is_deleted(observer: Observer, reason: EndReason, code: int) -> None:
+    pod = observer.running()
+    logs = observer.testbed.fleet.logs
+    observer.until(lambda: list(logs(pod.name)) == ["first", "last"], "its output")
+    observer.testbed.end(pod.uid, reason)
+    ended = observer.until_pod(pod.uid, lambda status: status.phase.is_final, "has ended")
+    assert (ended.end, ended.exit_code, ended.is_ending) == (reason, code, False)
+    assert ended.phase is (PodPhase.SUCCEEDED if reason is EndReason.COMPLETED else PodPhase.FAILED)
+    assert list(logs(pod.name, tail_lines=1)) == ["last"]
+    observer.testbed.fleet.delete(pod.name, pod.uid)
+    # A cluster whose times are whole seconds may take an end within the second of the deletion for the deletion's.
+    assert observer.until_gone(pod.uid).end in (reason, EndReason.DELETED)
+
+
+def test_an_eviction_gives_notice_and_is_the_clusters_doing(observer: Observer) -> None:
+    pod = observer.running(grace_seconds=2.0)
+    observer.testbed.evict(pod)
+    told = observer.until_pod(pod.uid, lambda status: status.is_ending, "was given notice")
+    assert not told.phase.is_final and told.end is None
+    assert observer.until_gone(pod.uid).end is EndReason.EVICTED
+
+
+def test_a_pod_of_a_lost_node_has_ended_and_can_be_forgotten(observer: Observer) -> None:
+    pod = observer.running()
+    observer.testbed.lose_node()
+    lost = observer.until_pod(pod.uid, lambda status: status.phase.is_final, "is known to be lost")
+    assert (lost.end, lost.exit_code, lost.is_ending) == (EndReason.NODE_LOST, None, False)
+    observer.testbed.fleet.delete(pod.name, pod.uid)
+    observer.until_gone(pod.uid)
+
+
+def test_a_watch_goes_on_where_a_token_says(observer: Observer) -> None:
+    pod = observer.running()
+    token = observer.observed.resume
+    observer.testbed.end(pod.uid, EndReason.ERROR)
+    observer.until_pod(pod.uid, lambda status: status.phase.is_final, "has ended")
+    events = list(observer.testbed.fleet.watch(token, 1.0))
+    assert events and PodEventKind.SYNCED not in {event.kind for event in events}
+    assert events[-1].pod is not None and events[-1].pod.end is EndReason.ERROR and events[-1].resume != token
+
+
+def test_a_token_that_the_cluster_has_forgotten_gives_a_snapshot(observer: Observer) -> None:
+    pod = observer.running()
+    events = list(observer.testbed.fleet.watch(observer.testbed.stale_token(), 1.0))
+    assert [(event.kind, event.pod and event.pod.uid) for event in events[:2]] == [
+        (PodEventKind.SEEN, pod.uid),
+        (PodEventKind.SYNCED, None),
+    ]
+    assert events[1].resume
+
+
+def test_a_resize_is_done_in_place(observer: Observer) -> None:
+    pod, size = observer.running(), PodSize(1.5, 256 << 20)
+    observer.testbed.fleet.resize(pod.name, pod.uid, size)
+    resized = observer.until_pod(pod.uid, lambda status: status.size == size, "has the size")
+    assert resized.asked is None and resized.resize is ResizeState.DONE and resized.phase is PodPhase.RUNNING
+
+
+def test_a_resize_waits_for_room_and_is_done_when_there_is(observer: Observer) -> None:
+    pod, other = observer.running(), observer.running(size=LARGE)
+    observer.testbed.fleet.resize(pod.name, pod.uid, LARGE)
+    deferred = observer.until_pod(pod.uid, lambda status: status.resize is ResizeState.DEFERRED, "is deferred")
+    assert deferred.size == pod.size and deferred.asked == LARGE and deferred.resize_message
+    observer.testbed.fleet.delete(other.name, other.uid)
+    resized = observer.until_pod(pod.uid, lambda status: status.size == LARGE, "has the size")
+    assert resized.resize is ResizeState.DONE and not resized.resize_message
+
+
+def test_a_resize_beyond_the_node_is_refused_for_good(observer: Observer) -> None:
+    pod = observer.running()
+    with pytest.raises(ClusterError) as caught:
+        observer.testbed.fleet.resize(pod.name, pod.uid, PodSize(NODE_SIZE.cores + 1.0, 128 << 20))
+    assert not caught.value.retryable
+    (unchanged,) = snapshot(observer.testbed.fleet)
+    assert unchanged.size == pod.size and unchanged.asked is None
+
+
+def test_a_resize_that_the_node_refuses_will_never_be_done(observer: Observer) -> None:
+    pod, size = observer.running(), PodSize(1.0, 128 << 20)
+    observer.testbed.refuse_resizes()
+    observer.testbed.fleet.resize(pod.name, pod.uid, size)
+    refused = observer.until_pod(pod.uid, lambda status: status.resize is ResizeState.INFEASIBLE, "is infeasible")
+    assert refused.size == pod.size and refused.asked == size and refused.resize_message
+    # What it has is another request.
+    observer.testbed.fleet.resize(pod.name, pod.uid, pod.size)
+    observer.until_pod(pod.uid, lambda status: status.resize is ResizeState.DONE, "is done")
+
+
+def test_a_resize_of_an_ended_pod_is_accepted_and_changes_nothing(observer: Observer) -> None:
+    pod = observer.running()
+    observer.testbed.end(pod.uid, EndReason.ERROR)
+    ended = observer.until_pod(pod.uid, lambda status: status.phase.is_final, "has ended")
+    observer.testbed.fleet.resize(pod.name, pod.uid, PodSize(1.0, 128 << 20))
+    asked = observer.until_pod(pod.uid, lambda status: status.asked is not None, "is asked for another size")
+    assert (asked.size, asked.end, asked.phase) == (ended.size, ended.end, ended.phase)
+
+
+def test_an_exceeded_quota_may_pass(observer: Observer) -> None:
+    pod = observer.running()
+    observer.testbed.set_quota(1)
+    with pytest.raises(ClusterError, match="exceeded quota") as caught:
+        observer.testbed.fleet.create(spec(name="one-too-many"))
+    assert caught.value.retryable
+    observer.testbed.set_quota(None)
+    assert observer.testbed.fleet.create(spec(name="one-too-many")).uid != pod.uid
