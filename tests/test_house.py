@@ -34,7 +34,6 @@ ALLOWED = {
         "platform.scaling",
         "platform.jobs.types",
         "platform.clusters.pods",
-        "platform.clusters.protocol",
     ),
 }
 

@@ -46,16 +46,29 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Of a whole cluster: the sums over its nodes. A pod must fit one node: a sum says nothing about that."""
+    """Of a whole cluster.
+
+    Attributes:
+        total, free: sums over its nodes, which say nothing about whether a pod fits one.
+        largest: the most cores and the most memory that a node has; it may be two nodes that have them.
+    """
 
     total: PodSize
     free: PodSize
+    largest: PodSize
 
     @staticmethod
     def of(nodes: Iterable[Node]) -> Capacity:
         """Nodes that do not answer count nothing; those that take no new pods have nothing free."""
         there = [node for node in nodes if NodeCondition.NOT_READY not in node.conditions]
-        return Capacity(_sum(node.size for node in there), _sum(node.free for node in there if node.takes_pods))
+        return Capacity(
+            total=_sum(node.size for node in there),
+            free=_sum(node.free for node in there if node.takes_pods),
+            largest=PodSize(
+                max((node.size.cores for node in there), default=0.0),
+                max((node.size.memory_bytes for node in there), default=0),
+            ),
+        )
 
 
 def limits_enforced(nodes: Iterable[Node]) -> bool:

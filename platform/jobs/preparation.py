@@ -178,17 +178,14 @@ def _absolute(platform: Platform, job: TrainingJob) -> TrainingJob:
 
 
 def _check_capacity(platform: Platform, job: TrainingJob) -> None:
-    nodes = platform.launcher.nodes()
-    total = Capacity.of(nodes).total
-    # A pod must fit one node; which one has most cores and which one most memory may differ.
-    most_cores = max((node.size.cores for node in nodes), default=0.0)
-    most_memory = max((node.size.memory_bytes for node in nodes), default=0)
+    capacity = Capacity.of(platform.launcher.nodes())
+    total, largest = capacity.total, capacity.largest
     problems = []
     for role in ("master", "worker", "parameter_server", "evaluator"):
         asked = getattr(job.spec.resources, role)
         for amount, limit, name in (
-            (asked.cores, most_cores, "cores"),
-            (asked.memory, most_memory, "memory"),
+            (asked.cores, largest.cores, "cores"),
+            (asked.memory, largest.memory_bytes, "memory"),
         ):
             if amount > limit:
                 problems.append(

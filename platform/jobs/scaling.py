@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import structlog
 
-from elastrec.platform.clusters import nodes
 from elastrec.platform.jobs.masters import live_master
 from elastrec.platform.jobs.memory_outlook import memory_wish
 from elastrec.platform.jobs.observation import jobs
 from elastrec.platform.jobs.overheads import overheads
-from elastrec.platform.jobs.standing import resources_of, standing
+from elastrec.platform.jobs.standing import room_of, standing
 from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, PriceList
+from elastrec.platform.scaling.amounts import Allocation, Change, PriceList
 from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.one_change import one_change
 from elastrec.platform.scaling.one_change import told as told_verdict
@@ -175,7 +174,7 @@ def view(platform: Platform, settings: ScalingSettings) -> View:
     """
     prices = PriceList(core_hour=settings.prices.core_hour, gibibyte_hour=settings.prices.gibibyte_hour)
     return View(
-        capacity=Capacity(free=resources_of(nodes.Capacity.of(platform.launcher.nodes()).free)),
+        capacity=room_of(platform.launcher.nodes()),
         prices=prices,
         overheads=overheads(platform, settings),
         rules=Rules(max_slowdown=settings.max_slowdown),

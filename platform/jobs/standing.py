@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.clusters.nodes import Capacity, Node
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.launch import TEAM_LABEL
+from elastrec.platform.scaling import amounts
 from elastrec.platform.scaling.amounts import Resources
 from elastrec.platform.scaling.quota import Holder, Shares
 from elastrec.platform.specs.job import DEFAULT_TEAM
@@ -57,6 +58,14 @@ def standing_of(
         for each in holders
     ]
     return Standing(Shares(total=resources_of(capacity.total), entitled=entitled, held=held), known, waiting)
+
+
+def room_of(nodes: Iterable[Node]) -> amounts.Capacity:
+    """What is free, and how large a pod may be: as large as a node, because its own old pods leave room."""
+    capacity = Capacity.of(nodes)
+    # Where no node answers, nothing is free, which is limit enough.
+    largest = resources_of(capacity.largest) if capacity.largest.cores else None
+    return amounts.Capacity(free=resources_of(capacity.free), largest_pod=largest)
 
 
 def resources_of(size: PodSize) -> Resources:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import msgspec
 import structlog
 
-from elastrec.platform.clusters.nodes import Capacity
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.history import History
 from elastrec.platform.history.records import JobFilter, JobRecord
-from elastrec.platform.jobs.standing import resources_of
+from elastrec.platform.jobs.standing import room_of
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Prepared
@@ -49,7 +48,7 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
         return _allocation(asked, f"job file (MLflow at {masked(platform.tracking_uri)} does not answer)")
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     past = [past_job(each) for each in history.job_records(JobFilter(phases=(Phase.SUCCEEDED,)), limit=_LOOKED_AT)]
-    room = amounts.Capacity(free=resources_of(Capacity.of(platform.launcher.nodes()).free))
+    room = room_of(platform.launcher.nodes())
     found = choose(features_of(job, prepared.training_rows), past, asked, room)
     log.info("warm_start", job_id=prepared.job_id, reason=found.reason, allocation=str(found.allocation))
     return _allocation(_within(found.allocation, job), explained(found))

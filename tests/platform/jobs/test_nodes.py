@@ -11,6 +11,8 @@ from elastrec.platform.clusters.nodes import Capacity, Node, NodeCondition
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs.preparation import _check_capacity
 from elastrec.platform.jobs.scaling import _largest_server_bytes
+from elastrec.platform.jobs.standing import room_of
+from elastrec.platform.scaling.amounts import Allocation, Resources
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.metrics import Role
 from tests.platform.master.fakes import job
@@ -60,4 +62,16 @@ def test_the_capacity_leaves_out_what_no_pod_can_get() -> None:
     gone = node("c", 8, 8, 4.0, NodeCondition.NOT_READY)
     capacity = Capacity.of([node("a", 8, 3), cordoned, gone])
     assert (capacity.total.memory_bytes, capacity.free.memory_bytes) == (16 * GIB, 3 * GIB)
-    assert Capacity.of([]) == Capacity(PodSize(0, 0), PodSize(0, 0))
+    assert Capacity.of([]) == Capacity(PodSize(0, 0), PodSize(0, 0), PodSize(0, 0))
+
+
+def test_a_plan_has_no_pod_larger_than_a_node() -> None:
+    """What the simulator tells policies, the live cluster tells them, too."""
+    room = room_of([node("a", 8, 6, 2.0), node("b", 4, 1, 6.0)])
+    assert room.free == Resources(8.0, 7.0 * GIB) and room.largest_pod == Resources(6.0, 8.0 * GIB)
+    assert room_of([]).free == Resources(0.0, 0.0)
+    sizes = {"workers": 1, "parameter_servers": 1, "worker_cores": 1.0, "parameter_server_cores": 1.0}
+    fits, large = (
+        Allocation(**sizes, worker_memory_bytes=GIB, parameter_server_memory_bytes=memory * GIB) for memory in (8, 9)
+    )
+    assert room.holds_pods_of(fits) and not room.holds_pods_of(large)

@@ -14,7 +14,7 @@ from elastrec.platform.specs.scaling import ScalingSettings, Team
 from tests.platform.jobs.test_scaling import ONE, TWO, told
 
 SETTINGS = ScalingSettings(teams={"ads": Team(share=0.5, priority=3, minimum_workers=2)})
-CAPACITY = Capacity(PodSize(8.0, 2**34), PodSize(1.0, 2**30))
+CAPACITY = Capacity(PodSize(8.0, 2**34), PodSize(1.0, 2**30), PodSize(8.0, 2**34))
 
 
 def pod(name: str, team: str | None, phase: PodPhase = PodPhase.RUNNING, waits_for_room: bool = False) -> PodStatus:
