@@ -11,6 +11,8 @@ import os
 import ssl
 import struct
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -71,16 +73,36 @@ def send_token(connection: Connection, token: str, deadline: float) -> Welcome:
     return welcome
 
 
-def receive_token(connection: Connection, token: str, deadline: float) -> bool | None:
-    """The server's half: None when the token is wrong, which the client then knows, else whether it would lend memory.
+@dataclass(frozen=True)
+class Greeted:
+    """A client with a token that opens.
+
+    Attributes:
+        caller: whose token it is; empty: the server's own.
+        lends: it would lend memory.
+    """
+
+    caller: str
+    lends: bool
+
+
+def receive_token(
+    connection: Connection, token: str, others: Callable[[bytes], str | None], deadline: float
+) -> Greeted | None:
+    """The server's half: None when the token is wrong, which the client then knows.
+
+    Args:
+        others: who else has a token that opens, by that token; None: nobody. It compares in constant time.
 
     Raises:
         OSError, EOFError: the client is gone, or has not sent everything until `deadline`.
     """
     magic, length = _GREETING.unpack(connection.receive_by(deadline, _GREETING.size))
-    is_greeting = magic in (_MAGIC, _LENDING_MAGIC) and length <= _MAXIMUM_TOKEN_BYTES
-    if is_greeting and hmac.compare_digest(connection.receive_by(deadline, length), token.encode()):
-        return bool(magic == _LENDING_MAGIC)
+    if magic in (_MAGIC, _LENDING_MAGIC) and length <= _MAXIMUM_TOKEN_BYTES:
+        sent = connection.receive_by(deadline, length)
+        caller = "" if hmac.compare_digest(sent, token.encode()) else others(sent)
+        if caller is not None:
+            return Greeted(caller, lends=magic == _LENDING_MAGIC)
     connection.send_bytes(_REFUSED)
     return None
 

@@ -21,6 +21,7 @@ import structlog
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.admission import Admission, Visitor
+from elastrec.platform.transport.callers import set_caller
 from elastrec.platform.transport.connection import Connection, OversizedError
 from elastrec.platform.transport.frames import Array, encode_frame
 from elastrec.platform.transport.greeting import Welcome, accept, receive_token, refuse, server_context
@@ -47,6 +48,7 @@ class PortClosedError(Exception):
 class _Client:
     visitor: Visitor
     connection: Connection
+    caller: str
 
 
 class Port:
@@ -56,6 +58,7 @@ class Port:
         answer: makes a frame's answer (metadata, buffers) from its metadata and body. It calls the function that it is
             given before it executes a call that must not be cut off, and lets its PortClosedError pass.
         version: of the server's code.
+        others: who else has a token that opens (see `RpcServer`).
         maximum_connections: how many connections with the token there may be; asked whenever another one arrives.
         is_local: also listens at a Unix socket, where the system has abstract ones.
     """
@@ -67,13 +70,14 @@ class Port:
         host: str,
         port: int,
         token: str,
+        others: Callable[[bytes], str | None],
         tls: TlsConfig | None,
         version: str,
         maximum_connections: Callable[[], int],
         is_local: bool = True,
     ) -> None:
         self._answer = answer
-        self._token = token
+        self._token, self._others = token, others
         self._context = server_context(tls) if tls else None
         self._admission = Admission(_MAXIMUM_GREETING, maximum_connections)
         self._pool = ThreadPool(self._serve, self._end)
@@ -155,17 +159,17 @@ class Port:
             )
             link.do_handshake()
         connection = Connection(visitor.link)
-        lends = receive_token(connection, self._token, deadline)
-        if lends is None:
+        greeted = receive_token(connection, self._token, self._others, deadline)
+        if greeted is None:
             self._count_refusal()
             return False
         if maximum := self._admission.admit(visitor):
             text = f"{maximum} connections are open, which is the limit of this server"
             refuse(connection, Problem(TransportError.__name__, text, retryable=True))
             return False
-        accept(connection, self.welcome, lends=lends)
+        accept(connection, self.welcome, lends=greeted.lends)
         connection.limit(_SILENCE_SECONDS, _SILENCE_SECONDS)
-        self._pool.add(visitor.link.fileno(), _Client(visitor, connection))
+        self._pool.add(visitor.link.fileno(), _Client(visitor, connection, greeted.caller))
         return True
 
     def _count_refusal(self) -> None:
@@ -175,6 +179,7 @@ class Port:
             log.warning("call_refused", reason="missing or wrong token", refused_total=self._refused)
 
     def _serve(self, client: _Client) -> bool:
+        set_caller(client.caller)
         try:
             # In one expression: a lent body that nobody refers to any more is given back with the answer.
             client.connection.send(*self._answer(*client.connection.receive(), lambda: self._begin_call(client)))

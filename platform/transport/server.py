@@ -39,7 +39,9 @@ class RpcServer:
         handlers: calls; message type → function of the message.
         array_handlers: requests with arrays; message type → function of message and arrays.
         host, port: where to listen; port 0 lets the system choose (see `address`).
-        token: every connection must begin with it.
+        token: every connection must begin with it, or with one of others.
+        others: who else may connect, by token; None: nobody has that one. Compares in constant time. Handlers know by
+            `callers.caller()` whose call it is.
         tls: certificate and key, or None for plain TCP.
         advertised_host: the host part of `address`.
         local_streams: whether clients of this machine may use a Unix socket.
@@ -55,6 +57,7 @@ class RpcServer:
         handlers: Mapping[type[msgspec.Struct], Handler],
         *,
         token: str,
+        others: Callable[[bytes], str | None] = lambda token: None,
         array_handlers: Mapping[type[msgspec.Struct], ArrayHandler] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -79,6 +82,7 @@ class RpcServer:
             host=host,
             port=port,
             token=token,
+            others=others,
             tls=tls,
             version=self._version,
             maximum_connections=maximum_connections,

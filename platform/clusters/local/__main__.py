@@ -23,6 +23,7 @@ from elastrec.platform.clusters.local.agent import NodeAgent
 from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.limits import Limits, ThreadLimits, probe_limits
 from elastrec.platform.clusters.local.ports import choose_port, is_free
+from elastrec.platform.clusters.local.rights import JobRights
 from elastrec.platform.clusters.local.sizes import keep_size
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.specs.errors import ClusterError
@@ -108,7 +109,9 @@ def _serve(
             tls=tls is not None,
         )
         agent.start()
-        server = RpcServer(_handlers(agent, info), token=state.token.read_text(), port=port, tls=tls)
+        rights = JobRights(agent)
+        handlers = rights.limited(_handlers(agent, info))
+        server = RpcServer(handlers, token=state.token.read_text(), others=rights.job_of, port=port, tls=tls)
         server.serve_in_background()
         write_secret(state.info, msgspec.json.encode(info).decode())
         log.info("agent_started", **msgspec.structs.asdict(info))

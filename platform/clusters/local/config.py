@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from elastrec.platform.clusters.backends import ClusterConfig
 from elastrec.platform.specs.errors import FieldProblem
-from elastrec.platform.transport.security import TlsConfig
+from elastrec.platform.transport.security import TlsConfig, new_token
 
 
 class LocalConfig(ClusterConfig, frozen=True, kw_only=True, tag="local"):
@@ -30,6 +32,10 @@ class LocalConfig(ClusterConfig, frozen=True, kw_only=True, tag="local"):
     def job_tls(self) -> bool:
         """Where the agent speaks TLS."""
         return bool(self.tls)
+
+    def for_master(self) -> LocalConfig:
+        """With a token of the master's own: the agent finds it in the master's pod, and takes it for that job alone."""
+        return msgspec.structs.replace(self, token=new_token())
 
     @property
     def client_tls(self) -> TlsConfig | None:

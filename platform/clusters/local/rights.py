@@ -1,0 +1,88 @@
+"""What the master of a job may ask of its node agent: what concerns the workers and servers of that job, no more.
+
+The agent finds a master's token in the master's own pod (`LocalConfig.for_master`). So it depends on no token of the
+cluster: that one opens everything, and may change while the job runs.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Mapping
+
+import msgspec
+
+from elastrec.platform.clusters.local import messages
+from elastrec.platform.clusters.local.agent import NodeAgent
+from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.clusters.pods import PodStatus
+from elastrec.platform.specs.environment import CLUSTER_FILE
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport import Handler
+from elastrec.platform.transport.callers import caller
+
+_MEMBERS = (Role.WORKER, Role.PARAMETER_SERVER)
+
+
+class JobRights:
+    """Whose a token is, and what its holder may ask for; safe to use from several threads."""
+
+    def __init__(self, agent: NodeAgent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._tokens: dict[str, bytes] = {}  # by uid of the master's pod
+
+    def job_of(self, token: bytes) -> str | None:
+        """The job whose master has this token; None: no master that runs has it."""
+        masters = [pod for pod in self._agent.pods(None, None) if pod.role is Role.MASTER and not pod.phase.is_final]
+        found = None
+        with self._lock:
+            self._tokens = {pod.uid: self._tokens.get(pod.uid) or self._token(pod) for pod in masters}
+            for pod in masters:
+                # All of them are compared: how long it takes tells nothing.
+                if (own := self._tokens[pod.uid]) and hmac.compare_digest(own, token):
+                    found = pod.job
+        return found
+
+    def _token(self, master: PodStatus) -> bytes:
+        files = self._agent.secrets(master.name, master.uid) or {}
+        try:
+            return msgspec.json.decode(files.get(CLUSTER_FILE, ""), type=LocalConfig).token.encode()
+        except msgspec.MsgspecError:
+            # The pod was made by hand, or its master reaches another cluster.
+            return b""
+
+    def limited(self, handlers: Mapping[type[msgspec.Struct], Handler]) -> dict[type[msgspec.Struct], Handler]:
+        """The same handlers; those who call with a master's token are refused what is not theirs."""
+        return {kind: self._limited(handler) for kind, handler in handlers.items()}
+
+    def _limited(self, handler: Handler) -> Handler:
+        def handle(request: msgspec.Struct) -> msgspec.Struct:
+            if (job := caller()) and not self._may(job, request):
+                kind = type(request).__name__
+                raise ClusterError(
+                    f"{kind}: the master of job {job} may ask for nodes, and for workers and servers of its job alone"
+                )
+            return handler(request)
+
+        return handle
+
+    def _may(self, job: str, request: msgspec.Struct) -> bool:
+        match request:
+            case messages.GetNodes():
+                return True
+            case messages.WatchPods():
+                return request.job == job
+            case messages.CreatePod():
+                return request.pod.job == job and request.pod.role in _MEMBERS and not request.replaces_ended
+            case messages.DeletePod() | messages.ResizePod():
+                # By name alone it could be another job's pod by the time that it is done.
+                return bool(request.uid) and all(
+                    pod.job == job and pod.role in _MEMBERS
+                    for pod in self._agent.pods(request.name, None)
+                    if pod.uid == request.uid
+                )
+            case messages.ReadLog():
+                return all(pod.job == job for pod in self._agent.pods(request.name, None))
+        return False
