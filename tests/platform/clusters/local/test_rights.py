@@ -19,7 +19,7 @@ from elastrec.platform.clusters.pods import PodEventKind, PodSize, PodSpec, PodS
 from elastrec.platform.specs.environment import CLUSTER_FILE
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
-from tests.platform.clusters.local.conftest import MakePod
+from tests.platform.clusters.local.conftest import MakePod, Until
 
 SIZE = PodSize(0.1, 2**20)
 
@@ -32,7 +32,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def outside(state: Path) -> LocalCluster:
-    """A caller with the cluster's own token. There is no room for pods: they are created, and wait."""
+    """A caller with the cluster's own token."""
     return start_agent(state, cores=0.2, memory_bytes=2**28, limits="threads")
 
 
@@ -149,6 +149,20 @@ def test_a_token_that_no_pod_has_and_an_empty_one_open_nothing(outside: LocalClu
         with pytest.raises(ClusterError, match="refused the token"):
             stranger.nodes()
         stranger.close()
+
+
+def test_the_token_of_a_master_that_has_ended_opens_nothing(
+    outside: LocalCluster, make_pod: MakePod, until: Until
+) -> None:
+    config = outside.config.for_master()
+    secrets = {CLUSTER_FILE: encode_config(config)}
+    spec = make_pod("pass", name="one-master", job="one", role=Role.MASTER, size=PodSize(0.1, 2**27), secrets=secrets)
+    LocalLauncher(outside).submit(spec)
+    until(outside, "one-master")
+    late = LocalCluster(config.address, config.token)
+    with pytest.raises(ClusterError, match="refused the token"):
+        late.nodes()
+    late.close()
 
 
 def test_what_a_master_gets_is_a_configuration_of_the_same_cluster(outside: LocalCluster) -> None:
