@@ -102,6 +102,16 @@ def test_what_every_start_of_a_job_waits_for_loads_no_library_that_it_does_not_n
     assert loaded.stdout.strip().splitlines()[-1] == "[]"
 
 
+def test_only_a_jobs_master_touches_single_pods_of_the_job() -> None:
+    outside = [file for room in ROOMS for file in sources(room) if "clusters" not in file.parts]
+    of_fleets = {
+        file.parent.name for file in outside if re.search(r"\bconnect_fleet\b|\bFleet\b|\.fleet\(", file.read_text())
+    }
+    assert of_fleets == {"master"}
+    makers = {file.parent.name for file in outside if re.search(r"\bLocalCluster\b", file.read_text())}
+    assert makers == set(), "those outside use a Launcher"
+
+
 def test_only_a_benchmark_speaks_arrow_flight() -> None:
     product = [file for room in ROOMS for file in sources(room)]
     assert len(product) > 100

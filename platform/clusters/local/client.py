@@ -55,14 +55,24 @@ class LocalCluster:
         self.tls = tls
         self._client = RpcClient(address, token, tls)
 
-    def call(self, message: msgspec.Struct, answer: type[Answer], timeout_seconds: float = CALL_SECONDS) -> Answer:
+    def call(
+        self,
+        message: msgspec.Struct,
+        answer: type[Answer],
+        timeout_seconds: float = CALL_SECONDS,
+        *,
+        remember: bool = False,
+    ) -> Answer:
         """Asks the node agent.
+
+        Args:
+            remember: a call that is sent again, because its answer was lost, is not executed again.
 
         Raises:
             ClusterError: it refuses, or does not answer.
         """
         try:
-            return self._client.call(message, answer, timeout_seconds=timeout_seconds)
+            return self._client.call(message, answer, timeout_seconds=timeout_seconds, remember=remember)
         except TransportError as error:
             raise ClusterError(f"local cluster {error}", retryable=error.retryable) from error
 
@@ -73,7 +83,9 @@ class LocalCluster:
             ClusterError: the agent refuses, or does not answer.
         """
         check_options(pod)
-        return self.call(messages.CreatePod(pod=pod, replaces_ended=replaces_ended), PodStatus)
+        request = messages.CreatePod(pod=pod, replaces_ended=replaces_ended)
+        # Sent again, it would replace the pod that it has made, if that one has ended meanwhile.
+        return self.call(request, PodStatus, remember=replaces_ended)
 
     def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
         """Ends and forgets a pod, if it is there; returns when no process of it is left."""

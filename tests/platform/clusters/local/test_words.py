@@ -12,6 +12,7 @@ from elastrec.platform.clusters.local.launcher import LocalLauncher
 from elastrec.platform.clusters.pods import BackendOptions, Placement, PodGroup, PodPhase
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.channel import Channel, LostError
 
 LONG = "import time; time.sleep(600)"
 
@@ -133,6 +134,26 @@ def test_a_job_is_submitted_once_and_again_after_it_has_ended(launcher, cluster,
     assert after.uid != before.uid
     assert after.phase in (PodPhase.PENDING, PodPhase.RUNNING)
     assert [pod.uid for pod in launcher.pods("short")] == [after.uid]
+
+
+def test_a_submission_whose_answer_was_lost_makes_no_second_pod(
+    launcher, cluster, make_pod, until, monkeypatch
+) -> None:
+    short = make_pod("print('done')", role=Role.MASTER)
+    request, lost = Channel.request, []
+
+    def lose_the_first_answer(channel: Channel, *arguments: Any) -> Any:
+        answer = request(channel, *arguments)
+        if lost:
+            return answer
+        lost.append(answer)
+        until(cluster, short.name)
+        raise LostError("the answer was lost")
+
+    monkeypatch.setattr(Channel, "request", lose_the_first_answer)
+    made = launcher.submit(short)
+    assert lost and [pod.uid for pod in cluster.list()] == [made.uid]
+    assert cluster.get(short.name).phase is PodPhase.SUCCEEDED, "no second pod has begun"
 
 
 def test_a_job_is_found_by_its_first_pod(launcher, cluster, make_pod) -> None:
