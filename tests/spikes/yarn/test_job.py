@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ from elastrec.platform.transport.job_messages import (
 )
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.fakes import job, launch
-from tests.spikes.yarn.backend import YarnConfig, entry_point
+from tests.spikes.yarn.backend import YarnConfig
 from tests.spikes.yarn.launcher import YarnLauncher
 from tools.yarn.cluster import YarnCluster
 
@@ -47,8 +47,7 @@ class RunningJob:
         self.launcher, self.request = launcher, request
 
     def call(self, message: msgspec.Struct, answer: Any) -> Any:
-        first = self.launcher.find(self.request.job_id)
-        assert first is not None
+        first = self.first()
         if not first.address:
             raise ClusterError("the master has not registered yet", retryable=True)
         client = RpcClient(self.launcher.address(first), TOKEN)
@@ -107,6 +106,23 @@ class RunningJob:
         metrics = self.metrics()
         return metrics.samples_trained if metrics else -1
 
+    def first(self) -> PodStatus:
+        """The master's pod."""
+        found = self.launcher.find(self.request.job_id)
+        assert found is not None
+        return found
+
+    def wait_for_another_master(self, before: PodStatus) -> None:
+        """The next attempt has registered."""
+        self.wait("another master", lambda: self.first().address not in ("", before.address))
+
+    def wait_for_end(self) -> None:
+        """The job is over, and all of it was trained."""
+        self.wait("the end", lambda: (m := self.metrics()) is not None and m.phase.is_final, seconds=240.0)
+        metrics = self.metrics()
+        assert metrics is not None and metrics.phase is Phase.SUCCEEDED, metrics
+        assert metrics.shards_done == metrics.shards_total
+
     def wait_for_progress(self) -> None:
         """More is trained than now."""
         self.wait("a master answers", lambda: self.trained() >= 0)
@@ -132,23 +148,6 @@ def _variables(process: psutil.Process) -> dict[str, str]:
 
 
 @pytest.fixture
-def config(yarn: YarnCluster, staging: Path, tmp_path: Path) -> YarnConfig:
-    packages = entry_point(tmp_path / "packages")
-    pod = "tests.spikes.yarn.scripted_pod"
-    return YarnConfig(
-        url=yarn.url,
-        user=yarn.user,
-        configuration=str(yarn.client_configuration),
-        jars=str(yarn.jars),
-        staging=str(staging),
-        step_mb=64,
-        python=sys.executable,
-        environment={"PYTHONPATH": f"{packages}:{ROOT}"},
-        modules={"elastrec.trainers.worker": pod, "elastrec.trainers.parameter_server": pod},
-    )
-
-
-@pytest.fixture
 def running(config: YarnConfig, tmp_path: Path) -> Iterator[RunningJob]:
     size = {"cores": 1, "memory": "300Mi"}
     sections = {
@@ -158,6 +157,7 @@ def running(config: YarnConfig, tmp_path: Path) -> Iterator[RunningJob]:
             "parameter_server": {"count": 1, **size},
             "virtual_buckets": 64,
         },
+        "checkpoint": {"interval": 5},
         "faults": {"heartbeat_interval": 0.2, "heartbeat_timeout": 40, "lease": 60},
     }
     request = launch(str(tmp_path / "store"), job(**sections), rows=20_000)
@@ -173,8 +173,8 @@ def test_a_job_grows_is_resized_and_survives_the_loss_of_containers_master_and_r
 ) -> None:
     r = running
     r.wait("training", lambda: (m := r.metrics()) is not None and m.phase is Phase.TRAINING)
-    first = r.launcher.find("clicks-1")
-    assert first is not None and first.phase is PodPhase.RUNNING
+    first = r.first()
+    assert first.phase is PodPhase.RUNNING
     assert r.members()["worker-0"].size.memory_bytes == MEMORY
 
     # It grows, and its pods are resized, without a restart.
@@ -198,14 +198,14 @@ def test_a_job_grows_is_resized_and_survives_the_loss_of_containers_master_and_r
     kept = {name: r.process(name).pid for name in ("worker-0-r1", "worker-1-r1", "worker-2", "ps-0")}
     master = r.process("master")
     master.send_signal(signal.SIGKILL)
-    r.wait("another master", lambda: (a := r.launcher.find("clicks-1")) and a.address not in ("", first.address))
+    r.wait_for_another_master(first)
     r.wait_for_progress()
     assert kept == {name: r.process(name).pid for name in kept}
     term = newest_term(r.request.store, "clicks", "clicks-1")
     assert term is not None and term.term == 2
 
     # The ResourceManager is away, which costs no training, and comes back.
-    address = r.launcher.address(r.launcher.find("clicks-1"))
+    address = r.launcher.address(r.first())
     yarn.kill_resource_manager()
     before = _trained_at(address)
     deadline = time.monotonic() + 60.0
@@ -218,12 +218,32 @@ def test_a_job_grows_is_resized_and_survives_the_loss_of_containers_master_and_r
     assert kept == {name: r.process(name).pid for name in kept}
 
     (tmp_path / "fast").touch()
-    r.wait("the end", lambda: (m := r.metrics()) is not None and m.phase.is_final, seconds=240.0)
-    metrics = r.metrics()
-    assert metrics is not None and metrics.phase is Phase.SUCCEEDED, metrics
+    r.wait_for_end()
     story = [f"{entry.what}: {entry.cause}" for entry in r.call(GetExplanation(), Explanation).timeline]
     assert any("OutOfMemory" in line for line in story) and any("Killed" in line for line in story), story
-    assert metrics.shards_done == metrics.shards_total
     r.call(FinishJob(), Done)
-    r.wait("the application's end", lambda: (a := r.launcher.find("clicks-1")) and a.phase is PodPhase.SUCCEEDED)
+    r.wait("the application's end", lambda: r.first().phase is PodPhase.SUCCEEDED)
     assert r.launcher.remove("clicks-1") and r.launcher.find("clicks-1") is None
+
+
+@pytest.mark.timeout(600)
+def test_a_master_whose_journal_is_lost_goes_on_from_the_newest_record_with_the_containers_that_run(
+    running: RunningJob, tmp_path: Path
+) -> None:
+    r = running
+    r.wait("a record", lambda: (m := r.metrics()) is not None and m.checkpoint)
+    first = r.first()
+    kept = {name: r.process(name).pid for name in ("worker-0", "worker-1", "ps-0")}
+    master = r.process("master")
+    journal_folder = Path(_variables(master)["LOCAL_DIRS"].split(",")[0]) / "master"
+    assert list(journal_folder.glob("journal*"))
+    master.send_signal(signal.SIGKILL)
+    # As if the next attempt ran on another node.
+    shutil.rmtree(journal_folder)
+    r.wait_for_another_master(first)
+    r.wait_for_progress()
+    term = newest_term(r.request.store, "clicks", "clicks-1")
+    assert term is not None and term.term == 2 and "/records/" in term.base
+    assert kept == {name: r.process(name).pid for name in kept}
+    (tmp_path / "fast").touch()
+    r.wait_for_end()
