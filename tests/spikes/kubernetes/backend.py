@@ -28,7 +28,7 @@ from tests.spikes.kubernetes.statuses import gone, node_status, pod_status
 from tools.ports import free_ports
 
 _NAME = "kubernetes-spike"
-_SCRIPTED = ("python", "-m", "tests.spikes.kubernetes.scripted_pod")
+_SCRIPTED = ("python", "-m", "tests.spikes.scripted_pod")
 _NOT_HONOURED = ("group", "placement", "priority", "queue", "image", "options")
 _GONE = 410
 _KINDS = {"ADDED": PodEventKind.ADDED, "MODIFIED": PodEventKind.MODIFIED, "DELETED": PodEventKind.DELETED}

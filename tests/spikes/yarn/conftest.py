@@ -36,7 +36,7 @@ def staging(yarn: YarnCluster) -> Path:
 def config(yarn: YarnCluster, staging: Path, tmp_path: Path) -> YarnConfig:
     """Of a client whose jobs have scripted pods."""
     packages = entry_point(tmp_path / "packages")
-    pod = "tests.spikes.yarn.scripted_pod"
+    pod = "tests.spikes.scripted_pod"
     return YarnConfig(
         url=yarn.url,
         user=yarn.user,

@@ -1,6 +1,6 @@
-"""A worker or server that does what it is told and computes nothing: the program of a pod in these tests.
+"""A worker or server that does what it is told and computes nothing: the program of a pod of the spikes.
 
-It is slow until the file `fast` lies beside the job's store.
+It is slow until the file `fast` lies beside the job's store, and takes more memory than it has once `hog-NAME` does.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elastrec.platform.clusters.pods import EndReason, PodSize, PodSpec
+from elastrec.platform.clusters.pods import EndReason, PodSpec
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PodSize
 from tests.platform.master.fakes import ScriptedPod
 
 _SLOW_SECONDS = 0.25
+_HOG_BYTES = 700 * 2**20
 
 
 class _Itself:
@@ -44,6 +46,10 @@ def play() -> int:
     )
 
     def before_step(pod: ScriptedPod, shard: Any) -> None:
+        if (store.parent / f"hog-{name}").exists():
+            hoard = bytearray(_HOG_BYTES)
+            hoard[:: 2**12] = b"x" * len(hoard[:: 2**12])
+            time.sleep(60.0)
         if not (store.parent / "fast").exists():
             time.sleep(_SLOW_SECONDS)
 
