@@ -133,18 +133,10 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
             )
         )
     is_new = member.incarnation != event.incarnation
-    if is_new:
-        member.reached_version = 0
-        member.starved = False
-        member.transfers, member.active = 0, state.time
-        state.phases.version += 1
-    member.incarnation, member.node = event.incarnation, event.node
-    if member.role is Role.PARAMETER_SERVER:
-        if is_new or event.restored_order_id:
-            state.recovery.restored(member.name, event.restored_order_id)
-        if member.address != event.address:
-            member.address = event.address
-            state.phases.version += 1
+    address = event.address if member.role is Role.PARAMETER_SERVER else ""
+    state.membership.registered(member, event.incarnation, address, event.node, state.time)
+    if member.role is Role.PARAMETER_SERVER and (is_new or event.restored_order_id):
+        state.recovery.restored(member.name, event.restored_order_id)
 
 
 def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> None:
@@ -157,7 +149,7 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
     if state.recovery.would_restore(event.pod, event.restored_order_id):
         state.recovery.restored(event.pod, event.restored_order_id)
     if event.saved is not None:
-        state.phases.version += state.saves.take(event.pod, event.saved)
+        state.saves.take(event.pod, event.saved)
     if event.damaged is not None:
         rollback.record_damaged(state, member, event.damaged, effects)
 

@@ -59,9 +59,7 @@ def shards_asked(state: JobState, event: ShardsAsked, effects: list[Effect]) -> 
     shards = queue.lease(event.pod, event.request_id, event.count, state.time) if may_lease else []
     starved = may_lease and not shards and event.pod not in queue.held
     if starved != member.starved:
-        # A worker that has run dry must not be waited for by the others in bsp and ssp.
-        member.starved = starved
-        state.phases.version += state.plan.is_synchronous
+        state.membership.starve(member, starved, is_synchronous=state.plan.is_synchronous)
     effects.append(_lease_answer(queue, shards))
 
 

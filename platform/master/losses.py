@@ -62,8 +62,9 @@ def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
     code = "" if event.exit_code is None else f" with exit code {event.exit_code}"
     reason = f"ended{code} ({event.end})"
     # The log of a pod on a lost node cannot be read; until it is deleted it holds its quota, which its successor needs.
-    dismiss(state, member, effects, delete=member.retiring or event.end is EndReason.NODE_LOST)
-    if member.retiring:
+    was_retiring = member.retiring
+    dismiss(state, member, effects, delete=was_retiring or event.end is EndReason.NODE_LOST)
+    if was_retiring:
         return
     if event.end is EndReason.OUT_OF_MEMORY:
         _out_of_memory(state, member, effects)
@@ -238,4 +239,3 @@ def dismiss(state: JobState, member: Member, effects: list[Effect], *, delete: b
             state.ledger(queue.lose(member.name, blame=False), effects)
     state.membership.remove(member.name, state.time, delete=delete)
     state.recovery.forget(member.name)
-    state.phases.version += 1

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from elastrec.platform.master.launch import pod_name
+from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PodSize
 
 
+class MemberStage(StrEnum):
+    """Where a member is in its life."""
+
+    ASKED = "asked"  # its process has not registered
+    STANDBY = "standby"  # a server that owns no buckets
+    SERVING = "serving"
+    RETIRING = "retiring"  # it was told to leave for good
+    GONE = "gone"
+
+
+ALLOWED: dict[MemberStage, frozenset[MemberStage]] = {
+    MemberStage.ASKED: frozenset({MemberStage.STANDBY, MemberStage.SERVING, MemberStage.RETIRING, MemberStage.GONE}),
+    MemberStage.STANDBY: frozenset({MemberStage.SERVING, MemberStage.RETIRING, MemberStage.GONE}),
+    MemberStage.SERVING: frozenset({MemberStage.STANDBY, MemberStage.RETIRING, MemberStage.GONE}),
+    MemberStage.RETIRING: frozenset({MemberStage.GONE}),
+    MemberStage.GONE: frozenset(),
+}
+"""The life of a member as a table: from each stage, where it may go."""
+
+
 class Member(msgspec.Struct, kw_only=True):
-    """The pod that holds a place now.
+    """A pod of a place. There may be several at one place; one of them serves.
 
     Attributes:
         restart: grows with every pod of the place, so that no name is used twice.
@@ -24,7 +47,6 @@ class Member(msgspec.Struct, kw_only=True):
         oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
             pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
-        retiring: it was told to leave for good.
         superseded: incarnations of processes that another has taken the place of; none of them counts again.
         transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
             grow, or its process registered.
@@ -48,10 +70,15 @@ class Member(msgspec.Struct, kw_only=True):
     oom_bytes: int = 0
     reason: str = ""
     starved: bool = False
-    retiring: bool = False
+    stage: MemberStage = MemberStage.ASKED
     superseded: list[str] = []
     transfers: int = 0
     active: float = 0.0
+
+    @property
+    def retiring(self) -> bool:
+        """Whether it was told to leave for good."""
+        return self.stage is MemberStage.RETIRING
 
     @property
     def is_registered(self) -> bool:
@@ -85,12 +112,13 @@ class Membership(msgspec.Struct, kw_only=True):
     """All places of a job.
 
     Attributes:
-        members: by pod name; exactly one per place.
+        members: by pod name.
         left: the last pod of each place that is empty now, by `role/index`; shown when the job is over.
         leaving: pods that were given up and may still run, by name; they hold no place.
         ended: pods that end by themselves and are kept for their logs until the job ends well.
         places: how many pods each place has had, by `role/index`.
         revision: grows with every change of what is wanted of the cluster.
+        edition: grows with every change of what directives say of members.
         losses: replaced pods and restarted processes by role, in the whole life of the job.
         streaks: by role and index, for places that were lost since the job last made progress.
     """
@@ -102,6 +130,7 @@ class Membership(msgspec.Struct, kw_only=True):
     ended: list[str] = []
     places: dict[str, int] = {}
     revision: int = 0
+    edition: int = 0
     losses: dict[str, int] = {}
     streaks: dict[str, dict[int, LossStreak]] = {}
     usage: dict[str, Usage] = {}
@@ -138,8 +167,11 @@ class Membership(msgspec.Struct, kw_only=True):
     def remove(self, name: str, time: float, *, delete: bool) -> Member:
         """Takes a pod's place away; it is to be deleted, or ends by itself and is kept for its logs."""
         member = self.members.pop(name)
-        if not member.retiring:
+        is_place_empty = not any((m.role, m.index) == (member.role, member.index) for m in self.members.values())
+        if not member.retiring and is_place_empty:
             self.left[f"{member.role}/{member.index}"] = member
+        self.edition += 1
+        self.move(member, MemberStage.GONE)
         self._count_usage(member, time)
         if delete:
             self.leaving[name] = member
@@ -147,6 +179,37 @@ class Membership(msgspec.Struct, kw_only=True):
             self.ended.append(name)
         self.revision += 1
         return member
+
+    def move(self, member: Member, to: MemberStage) -> None:
+        """The only way to change a member's stage.
+
+        Raises:
+            ElastrecError: the table of allowed transitions does not hold this one.
+        """
+        if to is member.stage:
+            return
+        if to not in ALLOWED[member.stage]:
+            allowed = sorted(ALLOWED[member.stage])
+            raise ElastrecError(f"{member.name} cannot go from {member.stage} to {to}; allowed: {allowed}")
+        member.stage = to
+        self.edition += 1
+
+    def registered(self, member: Member, incarnation: str, address: str, node: str, time: float) -> None:
+        """A process of the pod has registered, perhaps not for the first time."""
+        if member.incarnation != incarnation:
+            member.reached_version, member.starved = 0, False
+            member.transfers, member.active = 0, time
+            self.edition += 1
+        elif member.address != address:
+            self.edition += 1
+        member.incarnation, member.address, member.node = incarnation, address, node
+        if member.stage is MemberStage.ASKED:
+            self.move(member, MemberStage.SERVING if member.role is Role.WORKER else MemberStage.STANDBY)
+
+    def starve(self, member: Member, starved: bool, *, is_synchronous: bool) -> None:
+        """A worker found nothing to lease, or may find something again: others must not wait for it in bsp and ssp."""
+        self.edition += is_synchronous and member.starved != starved
+        member.starved = starved
 
     def seen(self, name: str, uid: str) -> None:
         """The cluster has the pod; the first uid counts."""

@@ -30,7 +30,7 @@ class Phases(msgspec.Struct, kw_only=True):
 
     Attributes:
         term: of the master; 0 before it has taken one.
-        version: of the directives; grows with everything that changes one.
+        version: of the directives; `JobState.handle` raises it when what they say has changed.
         resume: the phase that follows the start, or a recovery.
     """
 
@@ -53,12 +53,16 @@ class Phases(msgspec.Struct, kw_only=True):
             raise ElastrecError(f"a job cannot go from {self.phase} to {to}; allowed: {sorted(ALLOWED[self.phase])}")
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + max(0.0, time - self.since)
         self.phase, self.since = to, time
-        self.version += 1
 
     def time_in_phases(self, time: float) -> dict[str, float]:
         """Seconds by phase until now."""
         current = self.seconds.get(self.phase, 0.0) + (0.0 if self.phase.is_final else max(0.0, time - self.since))
         return {**self.seconds, self.phase: current}
+
+    @property
+    def next_version(self) -> int:
+        """Of the first directive that says what the event under way has changed."""
+        return self.version + 1
 
     def next_order(self) -> int:
         """The number of a new order; none is used twice."""
@@ -74,9 +78,7 @@ class Phases(msgspec.Struct, kw_only=True):
     def begin_next_term(self, term: int) -> None:
         """The same journal goes on in a higher term: versions of the two are told apart by it."""
         self.term = term
-        self.version += 1
 
     def begin_generation(self) -> None:
         """What was leased and pushed before is void."""
-        self.version += 1
         self.generation += 1

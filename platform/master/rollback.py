@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from elastrec.platform.master import losses, stages
 from elastrec.platform.master.effects import Decided, Effect
-from elastrec.platform.master.membership import Member
+from elastrec.platform.master.membership import Member, MemberStage
 from elastrec.platform.master.saves import COMMITTING
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import RestoreProblem
@@ -92,7 +92,7 @@ def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
         return
     servers, wanted = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
     for server in servers[wanted.count :]:
-        server.retiring = True
+        state.membership.move(server, MemberStage.RETIRING)
         losses.dismiss(state, server, effects, delete=True)
     for index in range(len(servers), wanted.count):
         state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)

@@ -111,6 +111,8 @@ class Saves(msgspec.Struct, kw_only=True):
     @property
     def quiescing(self) -> Save | None:
         """The one that workers pause for."""
+        if not self.under_way:
+            return None
         for save in self.under_way.values():
             if save.quiesce:
                 return save
@@ -124,6 +126,13 @@ class Saves(msgspec.Struct, kw_only=True):
             if order is not None and pod not in save.parts:
                 break
         return order
+
+    def content(self) -> tuple[tuple[str, bool, int], ...]:
+        """What directives say of saves depends on this and on nothing else."""
+        # Which one a server is told depends on its parts, once there are several.
+        several = len(self.under_way) > 1
+        saves = self.under_way.values()
+        return tuple((save.order_id, save.stage == PAUSING, several and len(save.parts)) for save in saves)
 
     def begin(
         self,
@@ -168,16 +177,10 @@ class Saves(msgspec.Struct, kw_only=True):
         save = self.under_way.get(part.order_id) if part is not None else None
         return save is not None and pod not in save.parts
 
-    def take(self, pod: str, part: SavedPart) -> bool:
-        """A server has written its part, or could not; the first report counts, those of other saves are void.
-
-        Returns:
-            Whether the server may have another part to write now.
-        """
-        if (save := self.under_way.get(part.order_id)) is None:
-            return False
-        save.parts.setdefault(pod, part)
-        return len(self.under_way) > 1
+    def take(self, pod: str, part: SavedPart) -> None:
+        """A server has written its part, or could not; the first report counts, those of other saves are void."""
+        if (save := self.under_way.get(part.order_id)) is not None:
+            save.parts.setdefault(pod, part)
 
     def end(self, save: Save) -> None:
         """It is not under way any more."""

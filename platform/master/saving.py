@@ -28,7 +28,7 @@ def step(state: JobState, time: float, effects: list[Effect]) -> bool:
         return _begin_work(state, time, effects)
     if phases.phase is Phase.TRAINING and state.training.is_done:
         return _finish_training(state, effects)
-    if any(_push_save(state, save, effects) for save in list(saves.under_way.values())):
+    if saves.under_way and any(_push_save(state, save, effects) for save in list(saves.under_way.values())):
         return True
     if saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.SAVING):
         due = saves.next_save is not None and saves.next_save <= time
@@ -63,7 +63,7 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
     state.training.rearm(time)
     state.evaluation.rearm(time)
     for worker in state.membership.workers():
-        worker.starved = False
+        state.membership.starve(worker, False, is_synchronous=state.plan.is_synchronous)
     _schedule(state)
     return True
 
@@ -91,12 +91,11 @@ def _finish_training(state: JobState, effects: list[Effect]) -> bool:
 
 
 def _begin_save(state: JobState, effects: list[Effect]) -> bool:
-    state.phases.version += 1
     save = state.saves.begin(
         f"save-{state.phases.next_order()}",
         step=state.training.samples,
         is_final=state.phase is Phase.SAVING,
-        version=state.phases.version,
+        version=state.phases.next_version,
         time=state.time,
     )
     effects.append(
@@ -111,7 +110,6 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
             return False
         save.positions, save.rows = state.training.positions(), state.training.covered_rows()
         save.enter(WRITING, state.time)
-        state.phases.version += 1
         return True
     if save.stage == WRITING:
         if problems := save.problems():
@@ -187,7 +185,6 @@ def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
         return
     # Nothing was trained since: the try that is under way is not needed.
     saves.next_save = None
-    state.phases.version += 1
     for retry in list(saves.under_way.values()):
         saves.end(retry)
         stages.abandon(state, retry, is_committing=retry.stage == COMMITTING)
@@ -269,7 +266,6 @@ def unknown(state: JobState, save: Save, reason: str, effects: list[Effect]) -> 
 
 def _end_save(state: JobState, save: Save) -> None:
     state.saves.end(save)
-    state.phases.version += 1
     if save.quiesce:
         state.training.rearm(state.time)
 

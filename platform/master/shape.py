@@ -10,7 +10,7 @@ import msgspec
 from elastrec.platform.master import losses
 from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.events import PodResized, ResizeRefused, ShapeAsked, ShapeTakenBack
-from elastrec.platform.master.membership import Member
+from elastrec.platform.master.membership import Member, MemberStage
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Places, PlacesChange, PodSize, Shape, ShapeChange, field_name, named_fields
 from elastrec.platform.transport.job_messages import ShapeOutcome, ShapeRequest
@@ -202,7 +202,7 @@ def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect])
 def _set_workers(state: JobState, wanted: Places, effects: list[Effect]) -> None:
     staying = _staying_workers(state)
     for worker in staying[wanted.count :]:
-        worker.retiring = True
+        state.membership.move(worker, MemberStage.RETIRING)
         if not worker.is_registered:
             # Nobody is there yet who could leave by itself.
             losses.dismiss(state, worker, effects, delete=True)
@@ -210,4 +210,3 @@ def _set_workers(state: JobState, wanted: Places, effects: list[Effect]) -> None
     free = (index for index in range(len(taken) + wanted.count) if index not in taken)
     for _ in range(wanted.count - len(staying)):
         state.membership.add(Role.WORKER, next(free), wanted.size, state.time)
-    state.phases.version += 1

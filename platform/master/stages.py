@@ -116,23 +116,24 @@ def take_report(state: JobState, member: Member, report: PodReported) -> None:
 
 
 def abandon(state: JobState, save: Save, *, is_committing: bool = False) -> None:
-    """Gives a save's folder up, in the directive's current version."""
+    """Gives a save's folder up; the next directive does not order it any more."""
     # One that has just been given up may write on.
     members = [*state.membership.leaving.values(), *state.membership.servers()]
     processes = {m.name: m.incarnation for m in members if m.role is Role.PARAMETER_SERVER and m.is_registered}
-    state.saves.abandon(save, processes, state.phases.version, is_committing=is_committing)
+    state.saves.abandon(save, processes, state.phases.next_version, is_committing=is_committing)
 
 
 def discard_abandoned(state: JobState, effects: list[Effect]) -> None:
     """Deletes abandoned folders into which nobody writes any more."""
     membership = state.membership
+    if not state.saves.abandoned:
+        return
 
     def runs(pod: str, incarnation: str) -> bool:
         member = membership.members.get(pod)
         return pod in membership.leaving if member is None else member.incarnation == incarnation
 
-    if state.saves.abandoned:
-        effects.extend(state.saves.discard(runs))
+    effects.extend(state.saves.discard(runs))
 
 
 def waiting(state: JobState, time: float) -> str:

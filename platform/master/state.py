@@ -15,7 +15,7 @@ from elastrec.platform.master.effects import (
     RecordAttempt,
 )
 from elastrec.platform.master.events import Event, PodReported
-from elastrec.platform.master.membership import Member, Membership
+from elastrec.platform.master.membership import Member, Membership, MemberStage
 from elastrec.platform.master.ownership import Ownership
 from elastrec.platform.master.phases import Phases
 from elastrec.platform.master.plan import JobPlan
@@ -39,7 +39,7 @@ KEPT_PREDICTION_ROWS = 10_000
 """Evaluation rows whose predictions are kept for the check of the exported model."""
 
 
-class JobState(msgspec.Struct, kw_only=True):
+class JobState(msgspec.Struct, kw_only=True, dict=True):
     """One job.
 
     Attributes:
@@ -136,13 +136,41 @@ class JobState(msgspec.Struct, kw_only=True):
         """Takes one event in; returns what is to be done because of it."""
         self.times.pass_time(self, event.time - self.time)
         self.time = max(self.time, event.time)
+        # Kept from the event before, but not in a snapshot: it follows from the rest of the state.
+        before = self.__dict__.get("told") or self._directives_depend_on()
         effects: list[Effect] = []
         handlers.HANDLERS[type(event)](self, event, effects)
         while saving.step(self, self.time, effects):
             pass
         shape.step(self, effects)
         stages.discard_abandoned(self, effects)
+        told = self._directives_depend_on()
+        if told != before:
+            self.phases.version += 1
+            self._settle_servers()
+            told = self._directives_depend_on()
+        self.__dict__["told"] = told
         return effects
+
+    def _directives_depend_on(self) -> tuple[object, ...]:
+        """What directives say follows from this and the plan: where it differs, their version rises."""
+        phases, saves = self.phases, self.saves
+        return (
+            phases.term,
+            phases.phase,
+            phases.generation,
+            self.ownership.epoch,
+            self.recovery.number,
+            self.membership.edition,
+            saves.content() if saves.under_way else None,
+        )
+
+    def _settle_servers(self) -> None:
+        """A server that owns buckets serves; another one stands by."""
+        for server in self.membership.servers():
+            if server.is_registered and not server.retiring:
+                is_owner = server.name in self.ownership.servers
+                self.membership.move(server, MemberStage.SERVING if is_owner else MemberStage.STANDBY)
 
     def queue(self, kind: str) -> ShardQueue:
         return self.training if kind == "train" else self.evaluation

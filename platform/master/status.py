@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from elastrec.platform.clusters.pods import PodPhase, PodStatus, ResizeState
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master import stages
-from elastrec.platform.master.membership import Member
+from elastrec.platform.master.membership import Member, MemberStage
 from elastrec.platform.master.monitor import PodSample, Window
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+
+_CONDITIONS = {MemberStage.RETIRING: "Leaving", MemberStage.STANDBY: "Standby"}
 
 
 def training_metrics(
@@ -73,7 +75,7 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
     if is_gone:
         condition = "Gone"
     elif member.is_registered:
-        condition = "Leaving" if member.retiring else "Running"
+        condition = _CONDITIONS.get(member.stage, "Running")
     else:
         condition = "Starting" if status and status.phase is PodPhase.RUNNING else "Pending"
     reason = member.reason

@@ -38,10 +38,11 @@ from elastrec.platform.master import events, stages
 from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
 from elastrec.platform.master.ledger import ledger_table, queues_now, running_attempts
+from elastrec.platform.master.membership import MemberStage
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.shards import ShardQueue
 from elastrec.platform.master.state import JobState
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 from tests.platform.master.world import World, disturb, plan
 from tests.shapes import change, shape
 
@@ -75,8 +76,16 @@ class Figures:
 def check(state: JobState) -> None:
     """What holds after every event, whatever happened."""
     members = state.membership.members
-    places = [(member.role, member.index) for member in members.values()]
-    assert len(set(places)) == len(places), f"two pods in one place: {places}"
+    for member in members.values():
+        is_owner = member.name in state.ownership.servers
+        if member.stage is MemberStage.SERVING:
+            assert member.is_registered and (member.role is Role.WORKER or is_owner), f"{member.name} serves nothing"
+        elif member.stage is MemberStage.ASKED:
+            assert not member.is_registered
+        else:
+            assert member.stage is MemberStage.RETIRING or not is_owner, f"{member.name} is {member.stage}"
+    serving = [(m.role, m.index) for m in members.values() if m.stage is MemberStage.SERVING]
+    assert len(set(serving)) == len(serving), f"two pods serve in one place: {serving}"
     for queue in (state.training, state.evaluation):
         _check_queue(queue)
         # When a job is over, what was under way stays in the ledger as unfinished.

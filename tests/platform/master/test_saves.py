@@ -118,6 +118,19 @@ def test_two_overlapping_saves_become_two_records():
     assert world.state.phase is Phase.SUCCEEDED
 
 
+def test_a_server_that_has_written_one_part_is_told_the_next_one_under_a_new_version():
+    world = running(plan(save_interval_seconds=0.0))
+    begin_beside(world)
+    world.state.saves.begin("save-later", step=0, is_final=False, version=0, time=world.time, cut=(Positions(0, []), 0))
+    world.act("j-ps-0")
+    first, version = world.directive("j-ps-1"), world.state.phases.version
+    world.act("j-ps-1")
+    second = world.directive("j-ps-1")
+    assert first.save is not None and second.save is not None
+    assert (first.save.order_id, second.save.order_id) == ("save-beside", "save-later")
+    assert world.state.phases.version > version
+
+
 def test_a_save_that_is_late_fails_and_the_other_goes_on():
     world = running(plan(save_interval_seconds=0.0, lease_seconds=1e6))
     beside = begin_beside(world)
