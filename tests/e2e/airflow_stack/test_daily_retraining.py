@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from mlflow import MlflowClient
 from playwright.sync_api import expect
 
+from elastrec.checkpoints import list_records
 from elastrec.operators.rest import AirflowApiError, AirflowClient
 from elastrec.operators.services import ServiceStack, answers
 from elastrec.operators.settings import DAG_ID, JOB_FILE_VARIABLE
@@ -189,6 +191,24 @@ def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the
 
     airflow.set_task_state(DAG_ID, run_id, "offline_phase", "failed")
     wait(launcher.pods, "the end of the pods of a task that was marked failed", lambda pods: not pods)
+    assert finished(airflow, DAG_ID, run_id) == "failed"
+
+    # Cleared once more, it does not begin anew. Airflow clears the set-up task with it, which launches the job.
+    store = json.loads(airflow.xcom(DAG_ID, run_id, "prepare_data")["job_json"])["spec"]["checkpoint"]["store"]
+    (newest, _), *_ = list_records(store, "disturbed", job_id)
+    airflow.clear(DAG_ID, run_id, ["offline_phase"])
+    wait(
+        lambda: logs(airflow, run_id, "launch"),
+        "the launch to go on from the newest record",
+        lambda said: f"goes on from {newest} at " in said,
+    )
+    wait(
+        lambda: run_states(airflow, DAG_ID, run_id),
+        "the third try to wait",
+        lambda states: states["offline_phase"] == "deferred (try 3)",
+    )
+    airflow.set_task_state(DAG_ID, run_id, "offline_phase", "failed")
+    wait(launcher.pods, "the end of the pods", lambda pods: not pods)
     assert finished(airflow, DAG_ID, run_id) == "failed"
 
 
