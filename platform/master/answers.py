@@ -10,15 +10,16 @@ from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport.job_messages import ShardProgress
+from elastrec.platform.transport.job_messages import PodOrders, ShardProgress
 
 
-class FastAnswer(msgspec.Struct, tag="Answer"):
+class FastAnswer(msgspec.Struct, tag="Answer", omit_defaults=True):
     """An `Answer` whose directive is already encoded: it is the same bytes for all workers."""
 
     directive: msgspec.Raw
     known: bool = True
     heartbeat_seconds: float = 0.0
+    orders: PodOrders | None = None
 
 
 class Unknown(msgspec.Struct, tag="Answer"):

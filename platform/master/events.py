@@ -69,6 +69,19 @@ class PodReported(_Event, frozen=True, kw_only=True):
     damaged: RestoreProblem | None = None
     writing: str = ""
     transfers: int = 0
+    orders_version: int = 0
+
+
+class PodOrdered(_Event, frozen=True, kw_only=True):
+    """One worker shall do something otherwise than the others; what it was ordered before does not hold any more.
+
+    The fields are those of PodOrders.
+    """
+
+    pod: str
+    batch_size: int | None = None
+    learning_rate_scale: float = 1.0
+    is_dropped: bool = False
 
 
 class ShardsAsked(_Event, frozen=True, kw_only=True):
@@ -216,6 +229,7 @@ Event = (
     | Begun
     | PodRegistered
     | PodReported
+    | PodOrdered
     | ShardsAsked
     | PodFailed
     | PodSilent

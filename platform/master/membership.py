@@ -10,6 +10,7 @@ from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PodSize
+from elastrec.platform.transport.job_messages import PodOrders
 
 
 class MemberStage(StrEnum):
@@ -48,6 +49,7 @@ class Member(msgspec.Struct, kw_only=True):
             pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
         superseded: incarnations of processes that another has taken the place of; none of them counts again.
+        orders: of this pod alone; None: it never had any. `orders_version`: of those that its process has.
         transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
             grow, or its process registered.
     """
@@ -72,6 +74,8 @@ class Member(msgspec.Struct, kw_only=True):
     starved: bool = False
     stage: MemberStage = MemberStage.ASKED
     superseded: list[str] = []
+    orders: PodOrders | None = None
+    orders_version: int = 0
     transfers: int = 0
     active: float = 0.0
 
@@ -197,7 +201,7 @@ class Membership(msgspec.Struct, kw_only=True):
     def registered(self, member: Member, incarnation: str, address: str, node: str, time: float) -> None:
         """A process of the pod has registered, perhaps not for the first time."""
         if member.incarnation != incarnation:
-            member.reached_version, member.starved = 0, False
+            member.reached_version, member.orders_version, member.starved = 0, 0, False
             member.transfers, member.active = 0, time
             self.edition += 1
         elif member.address != address:
@@ -210,6 +214,14 @@ class Membership(msgspec.Struct, kw_only=True):
         """A worker found nothing to lease, or may find something again: others must not wait for it in bsp and ssp."""
         self.edition += is_synchronous and member.starved != starved
         member.starved = starved
+
+    def order(self, member: Member, orders: PodOrders) -> bool:
+        """A pod has orders of its own from now on, under the next version; false where they say what it has."""
+        before = member.orders or PodOrders(version=0)
+        if msgspec.structs.replace(orders, version=before.version) == before:
+            return False
+        member.orders = msgspec.structs.replace(orders, version=before.version + 1)
+        return True
 
     def seen(self, name: str, uid: str) -> None:
         """The cluster has the pod; the first uid counts."""

@@ -79,6 +79,7 @@ class PodCalls(abc.ABC):
                 self._life_signs.heard(message.pod, self._clock())
                 self._seen.registered(message.pod, self.state, self.now())
             directive = self.state.directive(message.pod, message.incarnation)
+            orders = self.state.orders_of(message.pod, message.incarnation)
             pace = self._pace(message.pod)
             sequence = self.journal.last
         self._wait(sequence)
@@ -89,6 +90,7 @@ class PodCalls(abc.ABC):
             evaluation_manifest=self.request.evaluation_manifest,
             directive=directive,
             heartbeat_seconds=pace,
+            orders=orders,
         )
 
     def _pace(self, pod: str) -> float:
@@ -118,15 +120,17 @@ class PodCalls(abc.ABC):
                     damaged=problem if problem is not None and problem.is_damaged else None,
                     writing=message.writing,
                     transfers=message.transfers,
+                    orders_version=message.orders_version,
                 )
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)
             directive = self._directives.of(message.pod, message.incarnation, self.state)
+            orders = self.state.orders_of(message.pod, message.incarnation)
             pace = self._pace(message.pod)
             # The directive may follow from an event of somebody else that is not on disk yet.
             sequence = self.journal.last
         self._finish_event(effects, sequence)
-        return FastAnswer(directive, heartbeat_seconds=pace)
+        return FastAnswer(directive, heartbeat_seconds=pace, orders=orders)
 
     def lease(self, message: LeaseShards) -> Leased:
         """Hands shards out, and takes progress over."""

@@ -29,6 +29,7 @@ from elastrec.platform.specs.shape import Shape
 from elastrec.platform.transport.job_messages import (
     Directive,
     Mode,
+    PodOrders,
     RoutingTable,
     ShardProgress,
     WorkerProcess,
@@ -211,6 +212,11 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             restore=restore,
         )
 
+    def orders_of(self, pod: str, incarnation: str) -> PodOrders | None:
+        """What a pod's process should do otherwise than the others."""
+        member = self.membership.members.get(pod)
+        return None if member is None or member.is_held_by_another(incarnation) else member.orders
+
     def training_members(self) -> list[WorkerProcess]:
         """Workers whose pushes count; in bsp and ssp only those that have, or may still get, something to train.
 
@@ -229,6 +235,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             return False
         return (
             report.reached_version > member.reached_version
+            or report.orders_version > member.orders_version
             or self.recovery.would_restore(report.pod, report.restored_order_id)
             or stages.is_news(self, member, report)
             or (report.damaged is not None and rollback.is_restoring(self, member, report.damaged.order_id))

@@ -91,6 +91,22 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
         return self.term, self.version
 
 
+class PodOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one worker's pod should do otherwise than the others; beside the directive, which is the same for all.
+
+    Attributes:
+        version: of the orders of this pod, whatever they say; rises with every change.
+        batch_size: samples per step; None: as the job file says.
+        learning_rate_scale: factor of both learning rates.
+        is_dropped: others do not wait for its gradients.
+    """
+
+    version: int
+    batch_size: int | None = None
+    learning_rate_scale: float = 1.0
+    is_dropped: bool = False
+
+
 class Register(Message, frozen=True):
     """A pod's process has started. Sent again after a restart of either side.
 
@@ -115,6 +131,7 @@ class Registered(Message, frozen=True):
         rank: index of the pod among its role; workers use it as a stable small number.
         training_manifest, evaluation_manifest: URIs of data manifests.
         heartbeat_seconds: how often to give a life sign, until an answer says otherwise; 0: as the job file says.
+        orders: of this pod alone; None: it has none.
     """
 
     job_json: bytes
@@ -123,6 +140,7 @@ class Registered(Message, frozen=True):
     evaluation_manifest: str
     directive: Directive
     heartbeat_seconds: float = 0.0
+    orders: PodOrders | None = None
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +249,7 @@ class Heartbeat(Message, frozen=True):
         writing: of a server, the save order into whose folder its process writes; empty: none.
         transfers: of a server, sections of records that its process has written or read, and errors by which the
             checkpoint store has answered; while it rises, the store does not hang.
+        orders_version: of the orders of its own that the process has; 0: none.
     """
 
     pod: str
@@ -245,6 +264,7 @@ class Heartbeat(Message, frozen=True):
     restore_problem: RestoreProblem | None = None
     writing: str = ""
     transfers: int = 0
+    orders_version: int = 0
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0  # of this server's slice of the dense parameters
@@ -256,11 +276,13 @@ class Answer(Message, frozen=True):
     Attributes:
         known: false when the pod must register again.
         heartbeat_seconds: until the next one, unless there is something to tell; 0: as before.
+        orders: of this pod alone; None: it has none.
     """
 
     directive: Directive | None
     known: bool = True
     heartbeat_seconds: float = 0.0
+    orders: PodOrders | None = None
 
 
 class LeaseShards(Message, frozen=True):

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
@@ -27,6 +28,7 @@ from elastrec.platform.transport.job_messages import (
     LeaseShards,
     LeaseState,
     Mode,
+    PodOrders,
     Register,
     Registered,
     ShardProgress,
@@ -56,6 +58,7 @@ class Session:
         self._memory_bytes = memory_bytes
         self._changed = threading.Condition()
         self._directive: Directive | None = None
+        self._orders: PodOrders | None = None
         self._reached_version = 0
         self._progress: dict[tuple[int, str, int, int], ShardProgress] = {}
         self._stopped = False
@@ -81,6 +84,11 @@ class Session:
         """
         with self._changed:
             return self._current()
+
+    @property
+    def orders(self) -> PodOrders | None:
+        """What the master wants of this pod alone; None: nothing."""
+        return self._orders
 
     def _current(self) -> Directive:
         if self._failure is not None:
@@ -211,6 +219,7 @@ class Session:
                 quiet = True
                 continue
             self._take(registered.directive)
+            self._take_orders(registered.orders)
             log.info("registered", pod=identity.pod, rank=registered.rank, generation=registered.directive.generation)
             return registered
         raise TransportError("stopped before the master answered", retryable=True)
@@ -239,7 +248,7 @@ class Session:
     def _heartbeat(self, timeout_seconds: float) -> None:
         with self._changed:
             assert self._directive is not None
-            directive, reached = self._directive, self._reached_version
+            directive, reached, orders = self._directive, self._reached_version, self._orders
             sent = {key: value for key, value in self._progress.items() if key[0] == directive.generation}
             self._progress = sent.copy()  # of an older generation: void
         metrics = self.window.take()
@@ -253,6 +262,7 @@ class Session:
             metrics=metrics,
             memory_bytes=self._memory_bytes(),
             cpu_seconds=usage.ru_utime + usage.ru_stime,
+            orders_version=orders.version if orders is not None else 0,
         )
         answer = self._client.call(message, Answer, timeout_seconds=timeout_seconds)
         if not answer.known:
@@ -263,6 +273,18 @@ class Session:
         self._delivered(sent)
         if answer.directive is not None:
             self._take(answer.directive)
+        self._take_orders(answer.orders)
+
+    def _take_orders(self, orders: PodOrders | None) -> None:
+        """Only registration and heartbeats bring them, one after the other, so the last ones are the newest."""
+        with self._changed:
+            if orders == self._orders:
+                return
+            self._orders = orders
+            self._changed.notify_all()
+        # The master waits to hear that they have arrived.
+        self._beat_now.set()
+        log.info("orders", orders=msgspec.structs.asdict(orders) if orders is not None else {})
 
     def _delivered(self, sent: dict[tuple[int, str, int, int], ShardProgress]) -> None:
         with self._changed:
