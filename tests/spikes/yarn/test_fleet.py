@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[3]
 # Ends as the file of its name says.
 _PROGRAM = """
 import os, pathlib, time
+print("first")
+print("last", flush=True)
 word = pathlib.Path(os.environ["FOLDER"]) / os.environ["ELASTREC_POD"]
 while not word.exists() or not (text := word.read_text()):
     time.sleep(0.05)
@@ -73,6 +74,7 @@ class FakeStand:
         for uid, pod in list(self.fleet.pods.items()):
             if pod.phase is PodPhase.PENDING and self.fleet.has_room(uid, self.fleet.rounded(pod.asked_size)):
                 self.fleet.start(uid)
+                self.fleet.logs_of[pod.name] = "first\nlast"
                 return
 
     def end(self, pod: PodStatus, end: EndReason, exit_code: int | None) -> None:
@@ -117,16 +119,12 @@ class RealStand:
             environment={"FOLDER": str(self._folder), "ELASTREC_POD": name},
         )
 
-    @staticmethod
-    def _process(name: str) -> psutil.Process:
+    def _process(self, name: str) -> psutil.Process:
         deadline = time.monotonic() + _SECONDS
-        while time.monotonic() < deadline:
-            for process in psutil.process_iter():
-                with contextlib.suppress(psutil.Error):
-                    if process.environ().get("ELASTREC_POD") == name and "python" in process.name():
-                        return process
+        while not (found := self._yarn.processes("ELASTREC_POD", name)):
+            assert time.monotonic() < deadline, f"{name} has no process"
             time.sleep(0.05)
-        raise AssertionError(f"{name} has no process")
+        return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +249,7 @@ def test_a_full_cluster_refuses_nobody_and_grants_when_there_is_room(stand: Stan
 )
 def test_an_end_is_learned_later_once_and_with_its_reason(stand: Stand, end: EndReason, exit_code: int | None) -> None:
     pod, begin = running(stand, "ends"), token(stand)
+    wait(stand, lambda: list(stand.fleet.logs("ends")) == ["first", "last"])
     stand.end(pod, end, exit_code)
     events = told(stand, begin, lambda event: event.pod is not None and event.pod.phase.is_final)
     for _ in range(20):
@@ -261,6 +260,7 @@ def test_an_end_is_learned_later_once_and_with_its_reason(stand: Stand, end: End
     assert final.phase is (PodPhase.SUCCEEDED if end is EndReason.COMPLETED else PodPhase.FAILED)
     # It stays known until it is deleted.
     assert now(stand, "ends").end is end
+    assert list(stand.fleet.logs("ends", tail_lines=1)) == ["last"]
     stand.fleet.delete("ends", pod.uid)
     assert snapshot(stand.fleet) == []
 

@@ -43,8 +43,8 @@ MEMORY = 320 * 2**20  # a multiple of the scheduler's step above 300 MiB
 class RunningJob:
     """What a caller outside sees of the job, and the processes of this machine that are its containers."""
 
-    def __init__(self, launcher: YarnLauncher, request: LaunchRequest) -> None:
-        self.launcher, self.request = launcher, request
+    def __init__(self, launcher: YarnLauncher, request: LaunchRequest, yarn: YarnCluster) -> None:
+        self.launcher, self.request, self._yarn = launcher, request, yarn
 
     def call(self, message: msgspec.Struct, answer: Any) -> Any:
         first = self.first()
@@ -76,11 +76,7 @@ class RunningJob:
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
-            found[:] = [
-                process
-                for process in psutil.process_iter()
-                if _variables(process).get("ELASTREC_POD") == f"clicks-1-{name}" and "python" in process.name()
-            ]
+            found[:] = self._yarn.processes("ELASTREC_POD", f"clicks-1-{name}")
             return bool(found)
 
         self.wait(f"a process of {name}", is_there)
@@ -140,15 +136,8 @@ def _trained_at(address: str) -> int:
     return TrainingMetrics.model_validate_json(status.metrics_json).samples_trained
 
 
-def _variables(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except psutil.Error:
-        return {}
-
-
 @pytest.fixture
-def running(config: YarnConfig, tmp_path: Path) -> Iterator[RunningJob]:
+def running(config: YarnConfig, yarn: YarnCluster, tmp_path: Path) -> Iterator[RunningJob]:
     size = {"cores": 1, "memory": "300Mi"}
     sections = {
         "resources": {
@@ -163,7 +152,7 @@ def running(config: YarnConfig, tmp_path: Path) -> Iterator[RunningJob]:
     request = launch(str(tmp_path / "store"), job(**sections), rows=20_000)
     launcher = YarnLauncher(config)
     launcher.submit(master_pod(request, config, TOKEN))
-    yield RunningJob(launcher, request)
+    yield RunningJob(launcher, request, yarn)
     launcher.remove(request.job_id)
 
 
@@ -195,10 +184,13 @@ def test_a_job_grows_is_resized_and_survives_the_loss_of_containers_master_and_r
     r.wait_for_progress()
 
     # The master is killed; the next attempt finds its containers, and the job goes on in the next term.
-    kept = {name: r.process(name).pid for name in ("worker-0-r1", "worker-1-r1", "worker-2", "ps-0")}
-    master = r.process("master")
+    # What ends while there is none is known to the next one.
+    kept = {name: r.process(name).pid for name in ("worker-0-r1", "worker-1-r1", "ps-0")}
+    master, unheard = r.process("master"), r.process("worker-2")
     master.send_signal(signal.SIGKILL)
+    unheard.send_signal(signal.SIGKILL)
     r.wait_for_another_master(first)
+    r.process("worker-2-r1")
     r.wait_for_progress()
     assert kept == {name: r.process(name).pid for name in kept}
     term = newest_term(r.request.store, "clicks", "clicks-1")
@@ -220,7 +212,11 @@ def test_a_job_grows_is_resized_and_survives_the_loss_of_containers_master_and_r
     (tmp_path / "fast").touch()
     r.wait_for_end()
     story = [f"{entry.what}: {entry.cause}" for entry in r.call(GetExplanation(), Explanation).timeline]
-    assert any("OutOfMemory" in line for line in story) and any("Killed" in line for line in story), story
+    for pod, end in (("worker-0", "Killed"), ("worker-1", "OutOfMemory"), ("worker-2", "Killed")):
+        assert any(pod in line and end in line for line in story), (pod, story)
+    # The log is that of the last attempt.
+    assert any("attempt_begins" in line and "attempt=2" in line for line in r.launcher.logs("clicks-1-master"))
+    assert len(list(r.launcher.logs("clicks-1-master", tail_lines=1))) == 1
     r.call(FinishJob(), Done)
     r.wait("the application's end", lambda: r.first().phase is PodPhase.SUCCEEDED)
     assert r.launcher.remove("clicks-1") and r.launcher.find("clicks-1") is None
@@ -235,7 +231,7 @@ def test_a_master_whose_journal_is_lost_goes_on_from_the_newest_record_with_the_
     first = r.first()
     kept = {name: r.process(name).pid for name in ("worker-0", "worker-1", "ps-0")}
     master = r.process("master")
-    journal_folder = Path(_variables(master)["LOCAL_DIRS"].split(",")[0]) / "master"
+    journal_folder = Path(master.environ()["LOCAL_DIRS"].split(",")[0]) / "master"
     assert list(journal_folder.glob("journal*"))
     master.send_signal(signal.SIGKILL)
     # As if the next attempt ran on another node.

@@ -9,14 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from elastrec.platform.clusters.nodes import NodeCondition
 from elastrec.platform.clusters.pods import PodPhase, PodSpec
 from elastrec.platform.master.launch import master_pod
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PodSize
 from tests.platform.master.fakes import job, launch
 from tests.spikes.yarn.backend import YarnConfig
 from tests.spikes.yarn.launcher import YarnLauncher
-from tools.yarn.configuration import SMALL_QUEUE
+from tests.spikes.yarn.sizes import MEGABYTE
+from tools.yarn.configuration import NODE_CORES, NODE_MB, SMALL_QUEUE
 
 
 @pytest.fixture
@@ -71,3 +74,11 @@ def test_a_dry_run_shows_the_request_without_secrets(launcher: YarnLauncher, mas
     request = launcher.dry_run(master)
     assert request["queue"] == SMALL_QUEUE and request["resource"] == {"memory": 832, "vCores": 1}
     assert "the token" not in str(request)
+
+
+def test_nodes_have_sizes_and_say_whether_they_answer(launcher: YarnLauncher) -> None:
+    well = [node for node in launcher.nodes() if node.takes_pods]
+    assert [node.size for node in well] == [PodSize(float(NODE_CORES), NODE_MB * MEGABYTE)]
+    assert well[0].free == well[0].size and well[0].name.startswith("127.0.0.2:")
+    others = [node for node in launcher.nodes() if not node.takes_pods]
+    assert all(NodeCondition.NOT_READY in node.conditions for node in others)
