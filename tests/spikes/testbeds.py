@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
+from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.clusters.protocol import Fleet
 from elastrec.platform.master.observed import Observed
 from elastrec.platform.specs.metrics import Role
 from tests.platform.clusters.fake_kubernetes import FakeKubernetes
+from tests.platform.clusters.fake_local import FakeLocal
 from tests.spikes.kubernetes.backend import KubernetesFleet
 from tests.spikes.kubernetes.lab import NODE_SIZE, Namespace, wait_until
 
@@ -25,7 +30,9 @@ import os, pathlib, signal, sys, time
 if 'STUBBORN' in os.environ:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print('first'); print('last')
-order = pathlib.Path(os.environ['ELASTREC_WORK']) / 'exit'
+work = pathlib.Path(os.environ['ELASTREC_WORK'])
+(work / 'pid').write_text(str(os.getpid()))
+order = work / 'exit'
 while not order.exists():
     time.sleep(0.02)
 sys.exit(int(order.read_text()))
@@ -34,7 +41,7 @@ _names = itertools.count(1)
 
 
 class Bed(Protocol):
-    """A cluster with one node of `NODE_SIZE`.
+    """A cluster with one node of `NODE_SIZE`. What a kind of cluster cannot do, its bed has not.
 
     Attributes:
         fleet: of the job `JOB`.
@@ -70,10 +77,10 @@ class Bed(Protocol):
 
 
 class FakeBed:
-    """On a fake Kubernetes."""
+    """On a fake."""
 
-    def __init__(self) -> None:
-        self.fleet = FakeKubernetes()
+    def __init__(self, fleet: FakeKubernetes | FakeLocal) -> None:
+        self.fleet = fleet
         self.fleet.delays, self.fleet.node = True, NODE_SIZE
 
     def settle(self) -> None:
@@ -94,9 +101,11 @@ class FakeBed:
             self.fleet.lose_node(uid)
 
     def refuse_resizes(self) -> None:
+        assert isinstance(self.fleet, FakeKubernetes)
         self.fleet.refuses_resizes = True
 
     def set_quota(self, pods: int | None) -> None:
+        assert isinstance(self.fleet, FakeKubernetes)
         self.fleet.quota = pods
 
     def stale_token(self) -> str:
@@ -118,7 +127,7 @@ class KubernetesBed:
     def end(self, uid: str, reason: EndReason) -> None:
         pod = self._namespace.on_node(uid)
         if reason in (EndReason.COMPLETED, EndReason.ERROR, EndReason.BAD_INPUT):
-            (pod.folder / "work" / "exit").write_text(str(_EXIT_CODES[reason]))
+            _order_exit(pod.folder / "work", reason)
         else:
             pod.end(word="OOMKilled" if reason is EndReason.OUT_OF_MEMORY else "")
 
@@ -143,6 +152,39 @@ class KubernetesBed:
         self._namespace.lab.servers.kill("kube-apiserver")
         self._namespace.lab.servers.start("kube-apiserver")
         return token
+
+
+class LocalBed:
+    """On a real node agent, which has no quotas and evicts nobody."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        cluster = start_agent(folder, cores=NODE_SIZE.cores, memory_bytes=NODE_SIZE.memory_bytes, limits="threads")
+        self.fleet = cluster.fleet(JOB)
+
+    def settle(self) -> None:
+        return
+
+    def end(self, uid: str, reason: EndReason) -> None:
+        work = self._folder / "pods" / uid / "work"
+        if reason is EndReason.KILLED:
+            os.kill(int((work / "pid").read_text()), signal.SIGKILL)
+        else:
+            _order_exit(work, reason)
+
+    def stale_token(self) -> str:
+        # Of another agent, as after the loss of a journal.
+        return "0123456789abcdef.1"
+
+    def close(self) -> None:
+        stop_agent(self._folder)
+
+
+def _order_exit(work: Path, reason: EndReason) -> None:
+    """Tells the program by which code to end; whole, or not yet."""
+    order = work / "order"
+    order.write_text(str(_EXIT_CODES[reason]))
+    order.rename(work / "exit")
 
 
 class Observer:
@@ -182,9 +224,13 @@ class Observer:
         return pod
 
     def running(self, **fields: object) -> PodStatus:
-        """A pod that was created and runs."""
+        """A pod that was created and runs, and whose program has begun."""
         created = self.testbed.fleet.create(spec(**fields))
-        return self.until_pod(created.uid, lambda pod: pod.phase is PodPhase.RUNNING, "runs")
+        self.until_pod(created.uid, lambda pod: pod.phase is PodPhase.RUNNING, "runs")
+        self.until(lambda: "last" in self.testbed.fleet.logs(created.name), "its output")
+        pod = self.pod(created.uid)
+        assert pod is not None
+        return pod
 
     def until_gone(self, uid: str) -> PodStatus:
         """How the pod was known last."""

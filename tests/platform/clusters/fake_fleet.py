@@ -1,8 +1,8 @@
 """What every fake cluster shares: its pods, its log of events with opaque tokens, and how it misbehaves by chance.
 
 No processes, threads or clock: what a fleet is asked for comes later, when `settle` is called. How a cluster of one
-kind creates, deletes and resizes is its own (`fake_kubernetes.py`, `fake_local.py`); each is held to the real cluster
-by `test_fleets.py`.
+kind creates, deletes and resizes is its own (`fake_kubernetes.py`, `fake_local.py`, `fake_yarn.py`). Each is held to
+the real cluster, by `tests/spikes/test_fleets.py` and `tests/spikes/yarn/test_fleet.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ class FakeFleet:
         delays: what is asked for is done by `settle` alone, without mischief too.
         pods: by uid.
         logs_of: by pod name.
+        can_defer: whether a resize that has no room waits for it; otherwise it is refused.
         defers_resizes: the nodes are full for now.
         on_gone: called with name and uid when a pod's process has to end.
     """
+
+    can_defer = True
 
     def __init__(self, mischief: random.Random | None = None) -> None:
         self.mischief = mischief
@@ -100,7 +103,8 @@ class FakeFleet:
 
     def lose_node(self, uid: str) -> None:
         """The pod's node is not heard of any more; its process goes on."""
-        self._change(uid, phase=PodPhase.FAILED, end=EndReason.NODE_LOST, is_ending=False)
+        if not self.pods[uid].phase.is_final:
+            self._change(uid, phase=PodPhase.FAILED, end=EndReason.NODE_LOST, is_ending=False)
 
     def settle(self) -> None:
         """What was accepted is done, or found to be impossible."""
@@ -142,6 +146,15 @@ class FakeFleet:
             PodEvent(PodEventKind.DELETED, msgspec.structs.replace(pod, end=pod.end or EndReason.DELETED))
         )
         self.on_gone(pod.name, uid)
+
+    def _fits(self, uid: str, size: PodSize, node: PodSize | None) -> bool:
+        """Whether a node that all pods share has that room beside all others; without a node there is always room."""
+        if node is None:
+            return True
+        others = [pod.size for pod in self.pods.values() if pod.uid != uid and not pod.phase.is_final]
+        cores = node.cores - sum(other.cores for other in others)
+        memory_bytes = node.memory_bytes - sum(other.memory_bytes for other in others)
+        return size.cores <= cores and size.memory_bytes <= memory_bytes
 
     def _may_fail(self, words: str) -> None:
         if self.mischief and self.mischief.random() < 0.1:

@@ -15,6 +15,9 @@ _FOR_THE_MOMENT = (
     'User "master" cannot create resource "pods"',
 )
 
+_NOTICE = 4e9
+"""When a pod that is to end will be killed: later than any test."""
+
 
 class FakeKubernetes(FakeFleet):
     """Implements `Fleet` for one job.
@@ -55,7 +58,7 @@ class FakeKubernetes(FakeFleet):
             # Nobody waits for a node that is not heard of.
             self._forget(uid)
             return
-        self._change(uid, is_ending=True)
+        self._change(uid, is_ending=True, ending_until_unix_seconds=_NOTICE)
 
     def resize(self, name: str, uid: str, size: PodSize) -> None:
         self._fail_for_the_moment()
@@ -83,7 +86,7 @@ class FakeKubernetes(FakeFleet):
         pod = self.pods[uid]
         if not pod.is_ending and not pod.phase.is_final:
             self._causes[uid] = EndReason.EVICTED
-            self._change(uid, is_ending=True)
+            self._change(uid, is_ending=True, ending_until_unix_seconds=_NOTICE)
 
     def settle(self) -> None:
         for uid, pod in list(self.pods.items()):
@@ -107,18 +110,10 @@ class FakeKubernetes(FakeFleet):
         asked = pod.asked_size
         if self.refuses_resizes or (self.mischief and self.mischief.random() < 0.3):
             self._change(uid, resize=ResizeState.INFEASIBLE, resize_message="the node has static processors")
-        elif self._has_room(uid, asked):
+        elif self._fits(uid, asked, self.node):
             self._change(uid, size=asked, asked=None, resize=ResizeState.DONE, resize_message="")
         elif pod.resize is not ResizeState.DEFERRED:
             self._change(uid, resize=ResizeState.DEFERRED, resize_message="the node is full")
-
-    def _has_room(self, uid: str, size: PodSize) -> bool:
-        if self.node is None:
-            return True
-        others = [pod.size for pod in self.pods.values() if pod.uid != uid and not pod.phase.is_final]
-        cores = self.node.cores - sum(other.cores for other in others)
-        memory_bytes = self.node.memory_bytes - sum(other.memory_bytes for other in others)
-        return size.cores <= cores and size.memory_bytes <= memory_bytes
 
     def _fail_for_the_moment(self) -> None:
         self._may_fail(self.mischief.choice(_FOR_THE_MOMENT) if self.mischief else "")

@@ -6,9 +6,10 @@ import random
 
 from tests.platform.clusters.fake_fleet import FakeFleet
 from tests.platform.clusters.fake_kubernetes import FakeKubernetes
+from tests.platform.clusters.fake_local import FakeLocal
 from tests.platform.clusters.fake_yarn import FakeYarn
 
-FLEETS: dict[str, type[FakeFleet]] = {"kubernetes": FakeKubernetes, "yarn": FakeYarn}
+FLEETS: dict[str, type[FakeFleet]] = {"kubernetes": FakeKubernetes, "local": FakeLocal, "yarn": FakeYarn}
 """Each takes the mischief alone."""
 _chosen = "kubernetes"
 

@@ -33,7 +33,6 @@ from typing import Any
 import msgspec
 import xxhash
 
-from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master import events, stages
 from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
@@ -260,9 +259,7 @@ def upset(world: JournalledWorld, chance: random.Random) -> None:
     elif what < 0.85:
         plane.forget_events()
     elif what < 0.9 and plane.pods:
-        pod = plane.pods[chance.choice(sorted(plane.pods))]
-        if pod.name in world.up:
-            world.kill(pod.name, EndReason.EVICTED, None)
+        (plane.evict if chance.random() < 0.6 else plane.lose_node)(chance.choice(sorted(plane.pods)))
     else:
         asked = change(worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5)
         world.tell(events.ShapeAsked(time=world.time, change=asked))
