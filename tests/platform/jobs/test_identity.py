@@ -35,9 +35,10 @@ WITHOUT_MLFLOW = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def prepared() -> Prepared:
+def prepared(tmp_path: Path) -> Prepared:
     """Its launch does not wait for MLflow."""
-    return msgspec.structs.replace(PREPARED, job_json=job_to_json(training_job(history={"launch_wait": 0.01})))
+    asked = training_job(history={"launch_wait": 0.01}, checkpoint={"store": str(tmp_path / "store"), "interval": 0})
+    return msgspec.structs.replace(PREPARED, job_json=job_to_json(asked))
 
 
 def client_side(tls: TlsConfig, job: str) -> TlsConfig:
