@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import PodSize, RestartPolicy
 from elastrec.platform.master.launch import (
     LaunchRequest,
@@ -32,8 +33,7 @@ JOB = TrainingJob.model_validate(
 )
 
 
-class _Config(msgspec.Struct):
-    backend: str = "local"
+CLUSTER = LocalConfig(address="127.0.0.1:1", token="token of the cluster")
 
 
 def request(**changes: object) -> LaunchRequest:
@@ -75,10 +75,12 @@ def test_an_invalid_job_inside_a_launch_file_is_named_by_its_path():
 
 
 def test_the_master_restarts_in_place_and_carries_its_files():
-    pod = master_pod(request(), _Config(), "secret")  # type: ignore[arg-type]
+    pod = master_pod(request(), CLUSTER, "secret")
     assert pod.name == "clicks-2026-01-31-master"
     assert pod.restart_policy is RestartPolicy.ON_FAILURE and pod.serves
     assert set(pod.files) == {"launch.json"} and set(pod.secrets) == {"token", "cluster.json"}
+    # Of the cluster's own token it has nothing.
+    assert CLUSTER.token not in str(pod.secrets) + str(pod.files)
     assert "secret" not in str(pod.environment) + str(pod.command) + str(pod.files) + str(pod.labels)
 
 
@@ -97,7 +99,7 @@ def test_a_worker_has_no_key_that_others_take_for_a_servers():
 
 
 def test_pods_that_tell_when_they_are_ready_get_the_cores_at_start():
-    pods = [master_pod(request(), _Config(), "s"), worker_pod(request(), "h:1", 0, "s")]  # type: ignore[arg-type]
+    pods = [master_pod(request(), CLUSTER, "s"), worker_pod(request(), "h:1", 0, "s")]
     assert [pod.startup_cores for pod in pods] == [1.0, 1.0]
     resources = JOB.spec.resources.model_copy(update={"startup_cores": 0.0})
     without = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"resources": resources})})
