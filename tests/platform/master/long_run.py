@@ -235,6 +235,10 @@ def torment(world: JournalledWorld, chance: random.Random) -> None:
     elif what < 0.95 and world.recent:
         late: Any = chance.choice(world.recent)
         world.tell(msgspec.structs.replace(late, time=world.time))
+    elif what < 0.96:
+        pod = chance.choice(sorted(world.state.membership.members) or ["nobody"])
+        batch_size, scale = chance.choice([None, 1, 64]), chance.choice([0.5, 1.0])
+        world.tell(events.PodOrdered(time=world.time, pod=pod, batch_size=batch_size, learning_rate_scale=scale))
     elif what < 0.97:
         world.tell(events.OwnerChanged(time=world.time, owner=chance.choice(["", "a", "b"])))
     elif what < 0.99:
