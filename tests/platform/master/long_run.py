@@ -50,7 +50,7 @@ _REMEMBERED = 40
 _MOST_ACTS = 8_000
 _REPEATABLE = (
     events.PodRegistered | events.PodReported | events.ShardsAsked | events.PodFailed | events.PodSilent
-    | events.PodDeleted | events.PodSeen | events.PodGone | events.PodResized | events.ResizeRefused
+    | events.PodOrdered | events.PodDeleted | events.PodSeen | events.PodGone | events.PodResized | events.ResizeRefused
     | events.RecordCommitted | events.RecordFailed
 )  # fmt: skip
 """What a network may deliver late or twice."""
@@ -83,6 +83,8 @@ def check(state: JobState) -> None:
             assert not member.is_registered
         else:
             assert member.stage is MemberStage.RETIRING or not is_owner, f"{member.name} is {member.stage}"
+        version = member.orders.version if member.orders is not None else 0
+        assert member.orders_version <= version, f"{member.name} has orders that nobody gave"
     serving = [(m.role, m.index) for m in members.values() if m.stage is MemberStage.SERVING]
     assert len(set(serving)) == len(serving), f"two pods serve in one place: {serving}"
     for queue in (state.training, state.evaluation):
@@ -265,6 +267,9 @@ def upset(world: JournalledWorld, chance: random.Random) -> None:
     elif what < 0.9 and plane.pods:
         (plane.evict if chance.random() < 0.6 else plane.lose_node)(chance.choice(sorted(plane.pods)))
     else:
+        if world.up:
+            batch_size = chance.choice([None, 64, 128])
+            world.tell(events.PodOrdered(time=world.time, pod=chance.choice(sorted(world.up)), batch_size=batch_size))
         asked = change(worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5)
         world.tell(events.ShapeAsked(time=world.time, change=asked))
     world.reconcile()

@@ -245,8 +245,13 @@ class World:
                 damaged=damaged,
                 writing=pod["writing"],
                 transfers=pod["transfers"],
+                orders_version=self._orders_version(name, pod["incarnation"]),
             )
         )
+
+    def _orders_version(self, name: str, incarnation: str) -> int:
+        orders = self.state.orders_of(name, incarnation)
+        return orders.version if orders is not None else 0
 
     def _obey(
         self, name: str, pod: dict[str, Any], directive: Directive
