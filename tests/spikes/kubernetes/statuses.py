@@ -47,7 +47,7 @@ def pod_status(pod: Object) -> PodStatus:
     asked = _size(spec["containers"][0].get("resources", {}))
     size = _size(container.get("resources") or {}) or asked
     assert asked is not None and size is not None
-    end, attempt = _end(metadata, status, container, conditions)
+    end, attempt = _end(pod, status, container, conditions)
     phase = PodPhase(status.get("phase", "Pending")) if status.get("phase") != "Unknown" else PodPhase.RUNNING
     ending = _seconds(metadata.get("deletionTimestamp"))
     is_lost = ending is not None and _is_unreachable(conditions) and not phase.is_final
@@ -104,7 +104,7 @@ def node_status(node: Object, taken: list[PodSize]) -> Node:
     return Node(name=node["metadata"]["name"], size=whole, free=free, conditions=tuple(found), labels=labels)
 
 
-def _end(metadata: Object, status: Object, container: Object, conditions: Object) -> tuple[EndReason | None, Object]:
+def _end(pod: Object, status: Object, container: Object, conditions: Object) -> tuple[EndReason | None, Object]:
     """Why the last attempt ended, and what its node said of it."""
     attempt = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
     disruption = conditions.get("DisruptionTarget", {})
@@ -127,21 +127,24 @@ def _end(metadata: Object, status: Object, container: Object, conditions: Object
         return EndReason.NODE_LOST, attempt
     if word.startswith(_NEVER_RAN) or attempt.get("reason") in ("StartError", "ContainerCannotRun"):
         return EndReason.NOT_STARTED, attempt
-    if _ended_by_deletion(metadata, attempt):
+    if _ended_by_deletion(pod, attempt):
         return EndReason.DELETED, attempt
     if code == BAD_INPUT_EXIT_CODE:
         return EndReason.BAD_INPUT, attempt
     return (EndReason.KILLED if code in _SIGNALLED else EndReason.ERROR), attempt
 
 
-def _ended_by_deletion(metadata: Object, attempt: Object) -> bool:
+def _ended_by_deletion(pod: Object, attempt: Object) -> bool:
     """Whether a process ended because its pod was deleted. Times are told in whole seconds: within the second of the
     deletion, an end by a signal is taken for the deletion's.
     """
+    metadata = pod["metadata"]
     until = _seconds(metadata.get("deletionTimestamp"))
     if until is None:
         return False
-    finished, asked = _seconds(attempt.get("finishedAt")), until - metadata.get("deletionGracePeriodSeconds", 0)
+    # Its node shortens the grace to 0 when it removes the object: then the pod's own says when it was asked for.
+    grace = metadata.get("deletionGracePeriodSeconds") or pod["spec"].get("terminationGracePeriodSeconds", 0)
+    finished, asked = _seconds(attempt.get("finishedAt")), until - grace
     return finished is None or finished > asked or (finished == asked and attempt.get("exitCode") in _SIGNALLED)
 
 
