@@ -30,10 +30,9 @@ def step(state: JobState, time: float, effects: list[Effect]) -> bool:
         return _finish_training(state, effects)
     if saves.under_way and any(_push_save(state, save, effects) for save in list(saves.under_way.values())):
         return True
-    if saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.SAVING):
-        due = saves.next_save is not None and saves.next_save <= time
-        if due or saves.is_asked:
-            return _begin_save(state, effects)
+    is_due = saves.is_asked or (saves.next_save is not None and saves.next_save <= time)
+    if is_due and saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.SAVING):
+        return _begin_save(state, effects)
     if phases.phase is Phase.EVALUATING and state.evaluation.is_done:
         effects.append(Decided(decision="job_succeeded", inputs={"samples_trained": state.training.samples}))
         state.finish(Phase.SUCCEEDED, "", effects)

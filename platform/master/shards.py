@@ -126,7 +126,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
 
     @property
     def is_done(self) -> bool:
-        return self.cursor == self.total and not self.doing and not self.returned
+        return not self.doing and not self.returned and self.cursor == self.total
 
     def lease(self, pod: str, request_id: str, count: int, time: float) -> list[Shard]:
         """Up to `count` shards for a pod; an equal request id gets what is still held of the same ones again.
