@@ -17,7 +17,7 @@ from tests.platform.jobs.test_scaling import ONE, told
 
 MEBIBYTE = 2**20
 SAMPLES = [100_000 * 2**i for i in range(6)]
-ALLOCATION = Allocation(**msgspec.structs.asdict(ONE))
+ALLOCATION = Allocation.of(ONE)
 
 
 def grown(*, remaining: int, exponent: float = 0.8, **changes: Any) -> Profile:
