@@ -22,8 +22,9 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
 from elastrec.platform.master.launch import LaunchRequest, master_pod, pod_name
-from elastrec.platform.master.resumption import own_records
+from elastrec.platform.master.resumption import finished_on_other_rows, own_records
 from elastrec.platform.specs.errors import HistoryError, TransportError
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.uris import masked
@@ -47,7 +48,7 @@ def launch_request(
 
     Args:
         earlier_terms: terms up to this number are of runs that are over; None: those whose model was published, and
-            with `spec.continual.resume: never` all.
+            all where the newest one was trained to its end on other rows, or with `spec.continual.resume: never`.
 
     Raises:
         CheckpointError: the store could not be asked which runs of the job are over.
@@ -58,6 +59,15 @@ def launch_request(
         earlier_terms = concluded_term(*of)
         if job.spec.continual.resume == "never" and (newest := newest_term(*of)) is not None:
             earlier_terms = newest.term
+        request = _request(prepared, job, earlier_terms, run_id, tracking_uri)
+        if record := finished_on_other_rows(request):
+            log.info("job_begins_anew", job_id=prepared.job_id, trained_on_other_rows=record.uri)
+            newest = newest_term(*of)
+            earlier_terms = max(record.manifest.term, newest.term if newest else 0)
+    return _request(prepared, job, earlier_terms, run_id, tracking_uri)
+
+
+def _request(prepared: Prepared, job: TrainingJob, earlier_terms: int, run_id: str, tracking_uri: str) -> LaunchRequest:
     return LaunchRequest.of(
         job,
         job_id=prepared.job_id,

@@ -12,7 +12,7 @@ from itertools import islice
 import msgspec
 import structlog
 
-from elastrec.checkpoints import DamagedRecordError, Record, newest_records
+from elastrec.checkpoints import DamagedRecordError, Record, RecordKind, newest_records
 from elastrec.platform.master.events import ResumedFrom
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leavings import read_result
@@ -173,6 +173,20 @@ def own_records(request: LaunchRequest, count: int) -> list[Record]:
     return [record for record in records if numbering_of(record) == numbering]
 
 
+def finished_on_other_rows(request: LaunchRequest) -> Record | None:
+    """The final record of a run of the job that was trained to its end on rows of another numbering; None: there is
+    none. Nothing of such a run is left to be continued, so a launch on other rows trains them from the first one.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    found = newest_records(request.store, request.training_job.metadata.name, job_id=request.job_id)
+    newest = next((record for record in found if record.manifest.term > request.earlier_terms), None)
+    if newest is None or newest.manifest.kind is not RecordKind.FINAL or numbering_of(newest) == Numbering.of(request):
+        return None
+    return newest
+
+
 def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
     """What a job that has no journal continues from; None: there is nothing.
 
@@ -186,7 +200,7 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
         except (DamagedRecordError, msgspec.MsgspecError) as error:
             log.warning("checkpoint_record_skipped", record=record.uri, reason=str(error))
             continue
-        is_final = record.manifest.kind == "final"
+        is_final = record.manifest.kind is RecordKind.FINAL
         complete.append(CompleteRecord(record.uri, positions, is_final, record.manifest.step))
     if not complete:
         return None

@@ -15,7 +15,7 @@ from elastrec.platform.jobs import KeptLaunch, Platform, Prepared, launch, remov
 from elastrec.platform.jobs.kept_launch import keep_launch, kept_launch
 from elastrec.platform.jobs.launching import launch_request
 from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.master.resumption import ATTRIBUTE, Numbering
+from elastrec.platform.master.resumption import ATTRIBUTE, Numbering, own_records
 from elastrec.platform.master.shards import Positions
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, SpecError
 from elastrec.platform.specs.loading import job_to_json
@@ -58,14 +58,14 @@ def term_taken(store: str, job_id: str, holder: str = "h") -> None:
     take_term(store, "clicks", job_id, holder=holder, address="127.0.0.1:1", base=lambda: "")
 
 
-def saved(request: LaunchRequest, step: int) -> str:
+def saved(request: LaunchRequest, step: int, kind: str = "periodic") -> str:
     """A complete record of the job's first term; returns its URI."""
     uri = new_record_uri(request.store, request.training_job.metadata.name, request.job_id, step)
     writer = PartWriter(uri, "clicks-1-ps-0", buckets=range(64), dense_range=(0, 4), generation=0)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     commit_record(
         uri, [writer.finish()], msgspec.json.encode(Positions(1, [])), job=request.training_job, job_id=request.job_id,
-        kind="periodic", step=step, generation=0, term=1,
+        kind=kind, step=step, generation=0, term=1,
         attributes={ATTRIBUTE: msgspec.json.encode(Numbering.of(request)).decode()},
     )  # fmt: skip
     return uri
@@ -150,6 +150,20 @@ def test_records_of_other_rows_are_refused_before_there_is_a_pod(
     with pytest.raises(SpecError, match=r"spec.training.seed: 9 is not allowed; .*spec.continual.resume: never"):
         launch(platform, other, ALLOCATION)
     assert cluster.pods == {} and read_launch(store, "clicks", "clicks-1") is None
+
+
+@pytest.mark.parametrize("seed", [0, 9])
+def test_a_run_that_was_trained_to_its_end_is_continued_on_the_same_rows_alone(store: str, seed: int) -> None:
+    """An Airflow run that is cleared as a whole prepares again: its files may be other ones by then."""
+    first = launch_request(prepared(store), ALLOCATION)
+    assert first.training_job.spec.training.seed == 0
+    term_taken(store, "clicks-1")
+    saved(first, 10)
+    saved(first, 20, "final")
+    again = prepared(store, training={"batch_size": 10, "batches_per_shard": 2, "seed": seed})
+    found = launch_request(again, ALLOCATION)
+    assert found.earlier_terms == (1 if seed else 0)
+    assert [record.manifest.step for record in own_records(found, 3)] == ([] if seed else [20, 10])
 
 
 def test_runs_that_were_over_at_the_launch_stay_over_when_it_is_resumed(store: str) -> None:
