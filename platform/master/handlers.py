@@ -186,7 +186,7 @@ def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:
 
 
 def _refused(state: JobState, event: PodRefused, effects: list[Effect]) -> None:
-    if event.pod in state.membership.members:
+    if event.pod in state.membership.members and not shape.creation_refused(state, event, effects):
         state.fail(f"pod {event.pod} cannot be created: {event.reason}", effects)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from elastrec.platform.master import losses
 from elastrec.platform.master.effects import Decided, Effect
-from elastrec.platform.master.events import PodResized, ResizeRefused, ShapeAsked, ShapeTakenBack
+from elastrec.platform.master.events import PodRefused, PodResized, ResizeRefused, ShapeAsked, ShapeTakenBack
 from elastrec.platform.master.membership import Member, MemberStage
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Places, PlacesChange, PodSize, Shape, ShapeChange, field_name, named_fields
@@ -197,6 +197,18 @@ def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect])
     request = state.requested_shape
     if request is not None and (asked := request.change.get(member.role)) is not None and asked.cores == event.cores:
         _end(state, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
+
+
+def creation_refused(state: JobState, event: PodRefused, effects: list[Effect]) -> bool:
+    """Whether the pod was wanted by nothing but an open request, which this ends: the job keeps the workers it had."""
+    request = state.requested_shape
+    if request is None or request.outcome is not ShapeOutcome.OPEN:
+        return False
+    surplus = _staying_workers(state)[request.before[Role.WORKER].count :]
+    if all(worker.name != event.pod or worker.is_registered for worker in surplus):
+        return False
+    _give_up(state, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
+    return True
 
 
 def _set_workers(state: JobState, wanted: Places, effects: list[Effect]) -> None:

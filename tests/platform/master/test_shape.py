@@ -134,6 +134,27 @@ def test_workers_that_find_no_room_are_given_up_in_time_and_those_that_work_stay
     assert {worker.name for worker in world.state.membership.workers()} == working
 
 
+def test_a_worker_that_the_cluster_refuses_ends_the_request_and_not_the_job():
+    world = long_job()
+    ask(world, workers=4)
+    refused = next(worker.name for worker in world.state.membership.workers() if not worker.is_registered)
+    world.tell(events.PodRefused(time=world.time, pod=refused, reason="no node is that large"))
+    assert last(world).outcome is ShapeOutcome.REFUSED and last(world).reason == f"{refused}: no node is that large"
+    assert len(world.state.membership.workers()) == 2
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_a_refused_replacement_of_a_worker_that_the_job_had_fails_it():
+    world = long_job()
+    ask(world, workers=4)
+    (lost,) = [worker for worker in world.state.membership.workers() if worker.index == 0]
+    world.kill(lost.name)
+    (again,) = [worker for worker in world.state.membership.workers() if worker.index == 0]
+    world.tell(events.PodRefused(time=world.time, pod=again.name, reason="no node is that large"))
+    assert world.state.phase is Phase.FAILED
+
+
 def test_other_servers_wait_for_a_record_that_succeeds_not_for_the_next_interval():
     world = long_job()
     ask(world, parameter_servers=3)
