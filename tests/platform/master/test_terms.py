@@ -218,7 +218,8 @@ def test_a_master_that_has_nothing_to_do_still_finds_that_it_was_superseded(
     stage: Make, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(term_watch, "PERIOD_SECONDS", 0.05)
-    s = stage(rows=100_000)
+    # So many that the job's end, where it would look by itself, is out of reach.
+    s = stage(rows=5_000_000)
     s.start()
     trained(s, 5)
     pods = set(s.cluster.pods)
