@@ -9,6 +9,7 @@ from elastrec.platform.master.membership import Member
 from elastrec.platform.master.pace import heartbeat_seconds, look_seconds, silence_seconds
 from elastrec.platform.specs.job import FaultTolerance
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PodSize
 
 TIMEOUT_SECONDS = 15.0
 START_SECONDS = 60.0
@@ -19,7 +20,11 @@ UP = {"w"}
 
 
 def worker(incarnation: str = "") -> Member:
-    member = Member(name="w", role=Role.WORKER, index=0, restart=0, cores=1.0, memory_bytes=1, created=0.0)
+    size = PodSize(1.0, 1)
+    member = Member(
+        name="w", role=Role.WORKER, index=0, restart=0, cores=size.cores, memory_bytes=size.memory_bytes, asked=size,
+        created=0.0,
+    )  # fmt: skip
     member.incarnation = incarnation
     return member
 
