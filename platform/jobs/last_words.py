@@ -55,3 +55,9 @@ def keep_log(platform: Platform, pod: PodStatus) -> str:
         return ""
     log.info("pod_log_kept", pod=pod.name, uri=uri)
     return uri
+
+
+def whole_log(platform: Platform, master: PodStatus) -> list[str]:
+    """Where the log of a master that failed was copied to, as a line of a report; none where it could not be."""
+    uri = keep_log(platform, master)
+    return [f"--- the whole log of {master.name} is kept in {uri}"] if uri else []

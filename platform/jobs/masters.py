@@ -14,6 +14,7 @@ import msgspec
 
 from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.jobs.identity import secret_of
+from elastrec.platform.jobs.last_words import whole_log
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.specs.errors import ClusterError, TransportError
@@ -99,8 +100,8 @@ def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _S
             name = pod_name(job_id, Role.MASTER)
             raise ClusterError(f"job {job_id}: its master {name} does not exist; it was stopped or never launched")
         if pod.phase is PodPhase.FAILED:
-            tail = "\n".join(platform.launcher.logs(pod.name, tail_lines=30))
-            raise ClusterError(f"job {job_id}: its master failed: {pod.reason} {pod.message}\n{tail}")
+            tail = [*platform.launcher.logs(pod.name, tail_lines=30), *whole_log(platform, pod)]
+            raise ClusterError("\n".join([f"job {job_id}: its master failed: {pod.reason} {pod.message}", *tail]))
         if (client := master_client(platform, pod)) is not None:
             return client
         if time.monotonic() > deadline:

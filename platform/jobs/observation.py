@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.jobs.job_pods import pods_of_job
-from elastrec.platform.jobs.last_words import ending_of, keep_log, pod_last_words
+from elastrec.platform.jobs.last_words import ending_of, pod_last_words, whole_log
 from elastrec.platform.jobs.masters import ask_pod, pod_of_master
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.specs.errors import ClusterError, JobNotFoundError, TransportError
@@ -71,8 +71,8 @@ def failure_report(platform: Platform, job_id: str) -> str:
     for pod in pods_of_job(platform, job_id):
         if pod.phase is PodPhase.FAILED:
             report.append(pod_last_words(platform, pod))
-            if pod.role is Role.MASTER and (uri := keep_log(platform, pod)):
-                report.append(f"--- the whole log of {pod.name} is kept in {uri}")
+            if pod.role is Role.MASTER:
+                report += whole_log(platform, pod)
     return "\n".join(report)
 
 

@@ -13,6 +13,7 @@ from elastrec.platform.jobs.scaling import Applied
 from elastrec.platform.jobs.scaling_story import log_decision
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.scaling.types import Plan
+from elastrec.platform.specs.metrics import Role
 from tests.platform.scaling.jobs import allocation
 
 PLAN = Plan(job_id="j", policy="static", before=allocation(1), allocation=allocation(2), reason="faster")
@@ -23,12 +24,12 @@ DONE = Applied(job_id="j", changed=True, before="1", after="2", reason="faster")
     ("master", "why"),
     [
         (None, "the job has no run yet"),
-        (SimpleNamespace(labels={RUN_LABEL: "0123"}), "MLflow does not answer"),
+        (SimpleNamespace(role=Role.MASTER, labels={RUN_LABEL: "0123"}), "MLflow does not answer"),
     ],
 )
 def test_a_change_stands_when_its_story_cannot_be_written(tmp_path: Path, master: object, why: str) -> None:
-    cluster = SimpleNamespace(get=lambda name: master)
-    platform = Platform(cluster, None, "http://127.0.0.1:1", "", tmp_path)  # type: ignore[arg-type]
+    launcher = SimpleNamespace(find=lambda job: master)
+    platform = Platform(launcher, None, "http://127.0.0.1:1", "", tmp_path)  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as lines:
         assert log_decision(platform, PLAN, DONE) == ""
     (line,) = lines
