@@ -72,8 +72,13 @@ TRIED = (
         (),
         (
             f"{_CALLER}a_run_whose_master_cannot_start_again_fails_soon_with_the_reason",
-            f"{_RESUME}a_job_that_ended_for_good_goes_on_under_the_same_key_and_its_ledger_holds_every_row_once",
+            f"{_RESUME}a_job_that_failed_goes_on_under_the_same_key",
         ),
+    ),
+    Tried(
+        "the job stopped, its home gone, the newest record damaged",
+        (),
+        (f"{_RESUME}a_job_that_was_stopped_is_resumed_with_its_store_alone_and_its_ledger_holds_every_row_once",),
     ),
     Tried(
         "two masters of one job",
