@@ -116,14 +116,15 @@ def test_a_job_that_was_stopped_is_resumed_with_its_store_alone_and_its_ledger_h
     with elastrec_at(folder / "one") as here:
         running = here.start("run", str(file), "--run-key", "stopped")
         try:
-            wait_for(lambda: len(records()) == 2, 240, "two records")
-            running.send_signal(signal.SIGINT)
+            wait_for(lambda: len(records()) >= 2, 240, "two records")
+            # Ctrl-C does the same, but a shell's background processes ignore SIGINT, and so would this one.
+            running.send_signal(signal.SIGTERM)
             _, said = running.communicate(timeout=180)
         finally:
             end(running)
-        assert running.returncode == 130, said
+        assert running.returncode == 128 + signal.SIGTERM, said
     shutil.rmtree(here.home)
-    newest, before = records()
+    newest, before = records()[:2]
     part = max(Path(newest.removeprefix("file://")).rglob("*ps-0*"), key=lambda each: each.stat().st_size)
     part.write_bytes(part.read_bytes()[:-1])
 
