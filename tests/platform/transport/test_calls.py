@@ -102,7 +102,8 @@ def test_idle_connections_cost_no_threads(client: RpcClient, server: RpcServer) 
     clients = [RpcClient(server.address, TOKEN) for _ in range(50)]
     for number, each in enumerate(clients):
         assert ask(each, number) == Told(number + 1)
-    assert connections(server) == 51
+    # One whose opening took too long under load is opened again, and the first of the two ends.
+    until(lambda: connections(server) == 51)
     # Those that greeted may be about to end.
     until(lambda: [thread.name for thread in threading.enumerate()].count("rpc-greeting") == 0)
     assert server._port._pool._threads <= 10
