@@ -68,6 +68,7 @@ class NodeAgent(LongPolls):
         self._dying: set[str] = set()
         self._sweeping = False
         self._closed = False
+        self._takes_pods = True
 
     def start(self) -> None:
         """Re-adopts the pods of the journal and begins to supervise."""
@@ -110,6 +111,9 @@ class NodeAgent(LongPolls):
         """
         check_spec(spec)
         with self._lock:
+            if not self._takes_pods:
+                # A master that has not ended yet replaces the pods that have.
+                raise ClusterError("the node agent is being stopped", retryable=True)
             present = self._find(spec.name)
             if present is not None:
                 if (present.spec.job, present.spec.role) != (spec.job, spec.role):
@@ -151,8 +155,9 @@ class NodeAgent(LongPolls):
                     raise ClusterError(f"pod {name} did not end within {grace + _DELETE_SLACK_SECONDS:g} s")
 
     def delete_all(self) -> None:
-        """Deletes every pod, each with its own grace; returns when no process is left."""
+        """Deletes every pod, each with its own grace, and takes no more; returns when no process is left."""
         with self._lock:
+            self._takes_pods = False
             names = [record.spec.name for record in self._pods.values()]
             for record in list(self._pods.values()):
                 self._begin_delete(record, record.spec.grace_seconds)

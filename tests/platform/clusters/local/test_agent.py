@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from elastrec.platform.clusters import connect_launcher, encode_config
-from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent, stop_agent
-from elastrec.platform.clusters.pods import PodPhase, RestartPolicy
+from elastrec.platform.clusters.local import LocalCluster, find_agent, messages, start_agent, stop_agent
+from elastrec.platform.clusters.pods import PodPhase, PodStatus, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from tests.certificates import certify
 
@@ -372,3 +372,21 @@ print([pod.name for pod in connect_launcher(decode_config(text, "cluster.json"))
     cluster.create(pod)
     assert until(cluster, "curious").reason == "Completed", list(cluster.logs("curious"))
     assert json.loads(next(cluster.logs("curious")).replace("'", '"')) == ["curious"]
+
+
+def test_no_pod_is_taken_while_the_agent_is_being_stopped(state, make_pod, first_line, until_true):
+    program = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\nprint('up')\nwhile True: time.sleep(1)"
+    )
+    with contextlib.closing(start_agent(state, **_SIZE)) as cluster:
+        pod = cluster.create(make_pod(program, grace_seconds=3.0))
+        first_line(cluster, pod.name)
+        stopping = threading.Thread(target=stop_agent, args=(state,))
+        stopping.start()
+        until_true(lambda: (found := cluster.get(pod.name)) is not None and found.is_ending)
+        # As a master that has not ended yet replaces a pod that has.
+        with pytest.raises(ClusterError, match="is being stopped") as refusal:
+            cluster.call(messages.CreatePod(pod=make_pod()), PodStatus, 0.5)
+        assert refusal.value.retryable
+        stopping.join(60)
+    assert find_agent(state) is None
