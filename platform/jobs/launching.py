@@ -24,7 +24,6 @@ from elastrec.platform.jobs.types import Allocation, Launched, Prepared
 from elastrec.platform.master.launch import LaunchRequest, master_pod, pod_name
 from elastrec.platform.master.resumption import finished_on_other_rows, own_records
 from elastrec.platform.specs.errors import HistoryError, TransportError
-from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.uris import masked
@@ -37,14 +36,8 @@ RUN_LABEL = "elastrec.io/run-id"
 _MASTER_END_SECONDS = 20.0
 
 
-def launch_request(
-    prepared: Prepared,
-    allocation: Allocation,
-    run_id: str = "",
-    tracking_uri: str = "",
-    earlier_terms: int | None = None,
-) -> LaunchRequest:
-    """What the job's master is started with.
+def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: int | None = None) -> LaunchRequest:
+    """What the job's master is started with, but for its run in MLflow.
 
     Args:
         earlier_terms: terms up to this number are of runs that are over; None: those whose model was published, and
@@ -54,21 +47,8 @@ def launch_request(
         CheckpointError: the store could not be asked which runs of the job are over.
     """
     job = allocated(job_from_json(prepared.job_json), allocation)
-    if earlier_terms is None:
-        of = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
-        earlier_terms = concluded_term(*of)
-        if job.spec.continual.resume == "never" and (newest := newest_term(*of)) is not None:
-            earlier_terms = newest.term
-        request = _request(prepared, job, earlier_terms, run_id, tracking_uri)
-        if record := finished_on_other_rows(request):
-            log.info("job_begins_anew", job_id=prepared.job_id, trained_on_other_rows=record.uri)
-            newest = newest_term(*of)
-            earlier_terms = max(record.manifest.term, newest.term if newest else 0)
-    return _request(prepared, job, earlier_terms, run_id, tracking_uri)
-
-
-def _request(prepared: Prepared, job: TrainingJob, earlier_terms: int, run_id: str, tracking_uri: str) -> LaunchRequest:
-    return LaunchRequest.of(
+    of = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
+    request = LaunchRequest.of(
         job,
         job_id=prepared.job_id,
         training_manifest=prepared.training_manifest,
@@ -77,14 +57,21 @@ def _request(prepared: Prepared, job: TrainingJob, earlier_terms: int, run_id: s
         evaluation_rows=prepared.evaluation_rows,
         store=job.spec.checkpoint.store,
         training_digest=prepared.training_digest,
-        earlier_terms=earlier_terms,
+        earlier_terms=concluded_term(*of) if earlier_terms is None else earlier_terms,
         start_record=prepared.start_record,
         older_start_records=prepared.older_start_records,
         start_positions=prepared.start_positions,
         data_interval=(prepared.interval.start, prepared.interval.end),
-        run_id=run_id,
-        tracking_uri=tracking_uri,
     )
+    if earlier_terms is not None:
+        return request
+    begins_anew = job.spec.continual.resume == "never"
+    if not begins_anew and (record := finished_on_other_rows(request)):
+        log.info("job_begins_anew", job_id=prepared.job_id, trained_on_other_rows=record.uri)
+        begins_anew = True
+    if begins_anew and (newest := newest_term(*of)) is not None:
+        return msgspec.structs.replace(request, earlier_terms=newest.term)
+    return request
 
 
 def launch(

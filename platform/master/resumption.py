@@ -7,6 +7,7 @@ rows of the same files in the same shards and the same order; the model itself i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
@@ -158,6 +159,12 @@ def _weights_alone(record: Record, reason: str) -> str:
     return f"begins with the weights of {record.uri} at the first row: {reason}"
 
 
+def _records(request: LaunchRequest) -> Iterator[Record]:
+    """Undamaged ones of the job's runs that are not over, the newest one first."""
+    found = newest_records(request.store, request.training_job.metadata.name, job_id=request.job_id)
+    return (record for record in found if record.manifest.term > request.earlier_terms)
+
+
 def own_records(request: LaunchRequest, count: int) -> list[Record]:
     """The newest undamaged records of the job, the newest one first, that belong to this run of it.
 
@@ -165,8 +172,7 @@ def own_records(request: LaunchRequest, count: int) -> list[Record]:
         CheckpointError: the store could not be asked.
         SpecError: the positions of the newest one do not fit the job as it was launched now.
     """
-    found = newest_records(request.store, request.training_job.metadata.name, job_id=request.job_id)
-    records = list(islice((record for record in found if record.manifest.term > request.earlier_terms), count))
+    records = list(islice(_records(request), count))
     numbering = Numbering.of(request)
     if records:
         check_numbering(records[0], numbering)
@@ -180,8 +186,7 @@ def finished_on_other_rows(request: LaunchRequest) -> Record | None:
     Raises:
         CheckpointError: the store could not be asked.
     """
-    found = newest_records(request.store, request.training_job.metadata.name, job_id=request.job_id)
-    newest = next((record for record in found if record.manifest.term > request.earlier_terms), None)
+    newest = next(_records(request), None)
     if newest is None or newest.manifest.kind is not RecordKind.FINAL or numbering_of(newest) == Numbering.of(request):
         return None
     return newest

@@ -267,9 +267,6 @@ def upset(world: JournalledWorld, chance: random.Random) -> None:
     elif what < 0.9 and plane.pods:
         (plane.evict if chance.random() < 0.6 else plane.lose_node)(chance.choice(sorted(plane.pods)))
     else:
-        if world.up:
-            batch_size = chance.choice([None, 64, 128])
-            world.tell(events.PodOrdered(time=world.time, pod=chance.choice(sorted(world.up)), batch_size=batch_size))
         asked = change(worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5)
         world.tell(events.ShapeAsked(time=world.time, change=asked))
     world.reconcile()
