@@ -9,14 +9,14 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints import concluded_term, newest_term
-from elastrec.platform.clusters.pods import PodPhase, PodStatus
+from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.identity import new_job_secret
 from elastrec.platform.jobs.job_pods import remove_job
 from elastrec.platform.jobs.kept_launch import keep_launch
 from elastrec.platform.jobs.last_words import ending_of, keep_log
-from elastrec.platform.jobs.masters import ask_pod, live_master, pod_of_master, wait_for_master
+from elastrec.platform.jobs.masters import Answer, ask_pod, live_master, pod_of_master, wait_for_master
 from elastrec.platform.jobs.preparation import allocated
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
@@ -34,6 +34,36 @@ log = structlog.get_logger(__name__)
 RUN_LABEL = "elastrec.io/run-id"
 """Label of a master's pod: the MLflow run that the job writes into."""
 _MASTER_END_SECONDS = 20.0
+_ANSWER_SECONDS, _SILENT_SECONDS = 10.0, 0.5
+
+
+class _EndingMaster:
+    """The master of a job that is to end. Once it has not answered, it gets little time for each further answer."""
+
+    def __init__(self, platform: Platform, job_id: str) -> None:
+        self._platform, self._job_id = platform, job_id
+        self.pod = pod_of_master(platform, job_id)
+        self._seconds = _ANSWER_SECONDS
+
+    def ask(self, message: msgspec.Struct, answer: type[Answer], consequence: str) -> Answer | None:
+        """What it answers; None when it does not, which the log says, or when no master runs in the pod."""
+        try:
+            return ask_pod(self._platform, self.pod, message, answer, timeout_seconds=self._seconds)
+        except TransportError as error:
+            self._seconds = _SILENT_SECONDS
+            log.warning("master_unreachable", job_id=self._job_id, error=str(error), consequence=consequence)
+            return None
+
+    def end(self) -> None:
+        """Returns when its process has ended, or does not answer. One that ends has written its last figures."""
+        self.pod = pod_of_master(self._platform, self._job_id)
+        answer = self.ask(FinishJob(), Done, "its pod is removed")
+        deadline = time.monotonic() + (_MASTER_END_SECONDS if answer is not None and answer.accepted else 0.0)
+        while time.monotonic() < deadline:
+            pod = pod_of_master(self._platform, self._job_id)
+            if pod is None or pod.phase.is_final:
+                return
+            time.sleep(0.1)
 
 
 def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: int | None = None) -> LaunchRequest:
@@ -185,21 +215,18 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
 
     A master that does not answer is removed by force, its pods after it.
     """
-    pod = pod_of_master(platform, job_id)
-    try:
-        answer = ask_pod(platform, pod, StopJob(reason=reason, owner=owner), Done, timeout_seconds=10)
-    except TransportError as error:
-        log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
-        answer = None
+    master = _EndingMaster(platform, job_id)
+    pod = master.pod
+    answer = master.ask(StopJob(reason=reason, owner=owner), Done, "its pods are removed")
     if answer is None and pod is not None and pod.phase is PodPhase.RUNNING and (uri := keep_log(platform, pod)):
         log.warning("log_of_silent_master_kept", job_id=job_id, uri=uri)
     if answer is not None and not answer.accepted:
         log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
         return False
     # A job that had ended by itself keeps its own ending.
-    ended, why, run_id = _ending(platform, job_id, pod)
-    story = _story(platform, job_id, pod)
-    _end_master(platform, job_id)
+    ended, why, run_id = _ending(platform, master)
+    story = _story(master)
+    master.end()
     removed = remove_job(platform, job_id)
     if removed:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
@@ -211,27 +238,25 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
 
 def finish(platform: Platform, job_id: str) -> None:
     """Ends a job whose result was read: its master, what is left of its pods, its MLflow run. Idempotent."""
-    pod = pod_of_master(platform, job_id)
-    phase, failure, run_id = _ending(platform, job_id, pod)
-    story = _story(platform, job_id, pod)
-    _end_master(platform, job_id)
+    master = _EndingMaster(platform, job_id)
+    pod = master.pod
+    phase, failure, run_id = _ending(platform, master)
+    story = _story(master)
+    master.end()
     remove_job(platform, job_id)
     if pod is not None:
         _close_run(platform, run_id, phase, failure, story)
 
 
-def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[Phase, str, str]:
+def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]:
     """How the job ended, why, and its MLflow run; Stopped while it has not ended by itself."""
-    if master is None:
+    pod = master.pod
+    if pod is None:
         return Phase.STOPPED, "the master is gone", ""
-    run_id = master.labels.get(RUN_LABEL, "")
-    if master.phase is PodPhase.FAILED:
-        return Phase.FAILED, f"the master failed: {ending_of(platform, master)}", run_id
-    try:
-        status = ask_pod(platform, master, GetStatus(), Status, timeout_seconds=10)
-    except TransportError as error:
-        log.warning("master_unreachable", job_id=job_id, error=str(error), consequence="its pods are removed")
-        status = None
+    run_id = pod.labels.get(RUN_LABEL, "")
+    if pod.phase is PodPhase.FAILED:
+        return Phase.FAILED, f"the master failed: {ending_of(platform, pod)}", run_id
+    status = master.ask(GetStatus(), Status, "its pods are removed")
     if status is not None:
         phase = TrainingMetrics.model_validate_json(status.metrics_json).phase
         run_id = run_id or status.run_id
@@ -240,30 +265,12 @@ def _ending(platform: Platform, job_id: str, master: PodStatus | None) -> tuple[
     return Phase.STOPPED, "the master was gone before the result was read", run_id
 
 
-def _story(platform: Platform, job_id: str, master: PodStatus | None) -> str:
+def _story(master: _EndingMaster) -> str:
     """What happened to the job and where its time went, as text; empty when the master cannot tell any more."""
     from elastrec.platform.master.explanation import as_text
 
-    try:
-        told = ask_pod(platform, master, GetExplanation(), Explanation, timeout_seconds=10)
-    except TransportError as error:
-        log.warning("job_not_explained", job_id=job_id, error=str(error))
-        return ""
+    told = master.ask(GetExplanation(), Explanation, "the job is not explained")
     return as_text(told) if told is not None else ""
-
-
-def _end_master(platform: Platform, job_id: str) -> None:
-    # A master that ends by itself has written its last figures to the history.
-    try:
-        answer = ask_pod(platform, pod_of_master(platform, job_id), FinishJob(), Done, timeout_seconds=10)
-    except TransportError:
-        return
-    deadline = time.monotonic() + (_MASTER_END_SECONDS if answer is not None and answer.accepted else 0.0)
-    while time.monotonic() < deadline:
-        pod = pod_of_master(platform, job_id)
-        if pod is None or pod.phase.is_final:
-            return
-        time.sleep(0.1)
 
 
 def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, explanation: str) -> None:

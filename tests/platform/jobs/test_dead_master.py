@@ -6,15 +6,19 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from elastrec.platform.clusters.pods import PodPhase
-from elastrec.platform.jobs import Platform, failure_report, observe, stop
+from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodSpec, PodStatus
+from elastrec.platform.jobs import Observation, Platform, failure_report, launching, observe, stop
 from elastrec.platform.jobs.masters import pod_of_master
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.metrics import Phase, Role
 from tests.platform.jobs.conftest import JOB
+from tests.platform.master.fakes import FakeLauncher
 from tests.processes import pod_processes, wait_for
 
 
@@ -59,16 +63,21 @@ def test_a_damaged_journal_fails_the_job_with_the_journals_message_and_its_log_i
 
 
 def test_a_master_that_its_node_restarts_again_and_again_says_why_and_leaves_its_log(
-    platform: Platform, stopped_master: psutil.Process, journal: Path
+    platform: Platform, stopped_master: psutil.Process, journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What can be opened by no program, without being damaged: another attempt may succeed.
     for file in journal.parent.glob("journal.sqlite*"):
         file.unlink()
     journal.mkdir()
     os.kill(stopped_master.pid, signal.SIGKILL)
+    monkeypatch.setattr(launching, "_ANSWER_SECONDS", 1.0)
+
+    def seen() -> Observation:
+        return observe(platform, JOB, timeout_seconds=0.5)
+
     try:
-        wait_for(lambda: "unable to open database file" in observe(platform, JOB).metrics.reason, 60, "the reason")
-        found = observe(platform, JOB)
+        wait_for(lambda: "unable to open database file" in seen().metrics.reason, 60, "the reason")
+        found = seen()
         assert not found.reachable and "restarted" in found.metrics.reason and "exit code 1" in found.metrics.reason
         master = pod_of_master(platform, JOB)
         assert master is not None and master.phase is PodPhase.RUNNING
@@ -76,3 +85,20 @@ def test_a_master_that_its_node_restarts_again_and_again_says_why_and_leaves_its
         assert "unable to open" in (Path(platform.work_uri) / "logs" / f"{JOB}-master.log").read_text()
     finally:
         shutil.rmtree(journal, ignore_errors=True)
+
+
+def test_a_master_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    name, size = f"{JOB}-master", PodSize(1.0, 2**30)
+    launcher.submit(PodSpec(name=name, job=JOB, role=Role.MASTER, command=("python",), size=size))
+    platform = Platform(launcher, LocalConfig(address="", token=""), "", str(tmp_path), tmp_path)  # type: ignore[arg-type]
+    waits: list[tuple[str, float]] = []
+
+    def ask(platform: Platform, pod: PodStatus, message: Any, answer: Any, *, timeout_seconds: float) -> None:
+        waits.append((type(message).__name__, timeout_seconds))
+        raise TransportError("no answer", retryable=True)
+
+    monkeypatch.setattr(launching, "ask_pod", ask)
+    assert stop(platform, JOB, "enough")
+    assert waits == [("StopJob", 10.0), ("GetStatus", 0.5), ("GetExplanation", 0.5), ("FinishJob", 0.5)]
+    assert launcher.pods(JOB) == []

@@ -62,10 +62,11 @@ class Stage:
         self.server.shutdown()
         self.service.close()
 
-    def call(self, message: msgspec.Struct, answer: Any = Done) -> Any:
+    def call(self, message: msgspec.Struct, answer: Any = Done, seconds: float = 10.0) -> Any:
+        """What the master answers; a refusal that may pass is asked about again for that many seconds."""
         client = RpcClient(self.address, "secret")
         try:
-            return client.call(message, answer, timeout_seconds=10)
+            return client.call(message, answer, timeout_seconds=seconds)
         finally:
             client.close()
 

@@ -45,13 +45,18 @@ def stage(tmp_path: Path) -> Iterator[Make]:
         made: list[Stage] = []
 
         def make(
-            journal: str = "journal", training: dict[str, Any] | None = None, silence: float = 30.0, **sizes: Any
+            journal: str = "journal",
+            training: dict[str, Any] | None = None,
+            silence: float = 30.0,
+            keep: int = 3,
+            **sizes: Any,
         ) -> Stage:
             folder = tmp_path / journal
             folder.mkdir(exist_ok=True)
             training_sections = {"batch_size": 10, "batches_per_shard": 2} | (training or {})
             faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": silence, "lease": 60}
-            of = Stage(tmp_path, job(training=training_sections, faults=faults), folder, **({"rows": 4000} | sizes))
+            plan = job(training=training_sections, faults=faults, checkpoint={"interval": 0, "keep": keep})
+            of = Stage(tmp_path, plan, folder, **({"rows": 4000} | sizes))
             if made:
                 # The pods of the job are what masters share.
                 of.cluster, of.pods, of.trained = made[0].cluster, made[0].pods, made[0].trained
@@ -173,14 +178,15 @@ def test_a_superseded_master_commits_nothing_ends_and_touches_no_pod(stage: Make
     assert "the master at 127.0.0.1:9 has taken term 2; this one had term 1" in s.service.superseded
     assert committed(s) == [first]
     with pytest.raises(TransportError, match="has taken term 2"):
-        s.call(GetStatus(), Status)
+        s.call(GetStatus(), Status, seconds=0.3)
     s.service.close()
     assert set(s.cluster.pods) == pods and not s.cluster.deleted
     assert s.service.state.phase is Phase.TRAINING
 
 
 def test_a_record_that_an_older_master_commits_late_is_in_nobodys_way(stage: Make, monkeypatch: pytest.MonkeyPatch):
-    s = stage(rows=100_000)
+    # Of its two records it would keep one.
+    s = stage(rows=100_000, keep=1)
     s.start()
     trained(s, 5)
     first = saved(s)
@@ -196,6 +202,8 @@ def test_a_record_that_an_older_master_commits_late_is_in_nobodys_way(stage: Mak
     monkeypatch.setattr(s.service._term_watch, "check", steal)
     late = saved(s)
     assert stolen == [2]
+    # The next look finds the other master: before another commit rather than with the half minute's regular look.
+    assert s.call(SaveNow()).accepted
     s.wait(lambda: bool(s.service.superseded))
     # Neither was anything pruned after it, nor does the successor's history hold the late record.
     assert committed(s) == [first, late]

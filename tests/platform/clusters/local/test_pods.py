@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from elastrec.platform.clusters.local import messages
 from elastrec.platform.clusters.local.launcher import LocalLauncher
-from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, RestartPolicy
+from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodStatus, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 
@@ -298,7 +299,7 @@ def test_a_fleet_orders_a_deletion_and_the_watch_tells_its_end(cluster, make_pod
     fleet.delete(pod.name, uid, grace_seconds=60.0)  # it would take a minute
     assert cluster.get(pod.name).is_ending
     with pytest.raises(ClusterError, match="is being deleted") as refused:
-        fleet.create(pod)
+        cluster.call(messages.CreatePod(pod=pod), PodStatus, 0.5)  # what `create` sends; it would ask for 15 s
     assert refused.value.retryable
     fleet.delete(pod.name, uid, grace_seconds=0.0)
     last = next(event for event in fleet.watch("", 20.0) if event.kind == "DELETED")
