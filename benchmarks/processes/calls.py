@@ -42,7 +42,7 @@ _ANSWER = Answer(
 
 def heartbeat(number: int) -> Heartbeat:
     """What a worker says, `number` of its steps later."""
-    progress = ShardProgress(kind="train", epoch=0, index=number % 1000, attempt=1, offset=512 * number)
+    progress = ShardProgress(stream="training", number=number % 1000, attempt=1, offset=512 * number, ended=False)
     return Heartbeat(
         pod="benchmark-1-worker-0", incarnation="0123456789abcdef", generation=1, reached_version=7,
         progress=[progress], memory_bytes=2**30, cpu_seconds=1.5 * number,

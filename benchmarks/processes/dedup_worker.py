@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes.child import serve
-from elastrec.platform.data.batches import InProcessSource
+from benchmarks.processes.row_shards import row_shard
 from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.source import ManifestSource, reader_of
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.transport.job_messages import RoutingTable, Shard
+from elastrec.platform.transport.job_messages import RoutingTable
 
 TOKEN = "benchmark"
 _COUNTED = ("samples", "steps", "loss_sum", "bytes_read", "bytes_read_plain", "bytes_pulled", "bytes_pushed")
@@ -50,7 +51,6 @@ def run_worker(job: TrainingJob, address: str) -> None:
     from elastrec.trainers.worker.identity import Identity
     from elastrec.trainers.worker.step import Step
     from elastrec.trainers.worker.window import Window
-    from elastrec.trainers.worker.work import reader_of
 
     torch.set_num_threads(1)
     window, spec = Window(), job.spec
@@ -59,16 +59,13 @@ def run_worker(job: TrainingJob, address: str) -> None:
     step.client.init_dense(step.initial_dense)
     step.mode(training=True)
     manifest = build_manifest(spec.data)
-    source = InProcessSource(reader_of(spec, manifest), spec.training.batch_size)
+    source = ManifestSource(reader_of(spec, manifest), spec.training.batch_size)
     turns = count()
 
     def items(rows: int) -> Iterator[Item]:
-        shard = Shard(
-            kind="train", epoch=0, index=0, start=0, length=rows, offset=0, attempt=1, seed=next(turns),
-            shuffle=spec.training.shuffle,
-        )  # fmt: skip
-        for found in source.batches(shard):
-            yield Item(shard, found.batch, found.end_offset, 0)
+        shard = row_shard(rows, seed=next(turns), shuffle=spec.training.shuffle)
+        for found in source.read(shard.split, 0):
+            yield Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), 0)
 
     def train(request: dict[str, Any]) -> dict[str, float]:
         """The first `rows` rows once, as the worker's loop does: the next pull is under way while one computes."""

@@ -27,8 +27,8 @@ from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import existing_partitions
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.master.shards import shard_order, shard_seed
 from elastrec.platform.specs.job import JobSpec, TrainingJob
+from elastrec.platform.specs.row_ranges import shard_order, shard_seed
 from elastrec.trainers.models import FeatureSchema, build_model
 from elastrec.trainers.parameter_server.plan import plan_of_job
 

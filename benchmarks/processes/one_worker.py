@@ -15,13 +15,15 @@ import structlog
 import torch
 
 from benchmarks.processes.child import serve
+from benchmarks.processes.row_shards import row_shard
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import existing_partitions
 from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.master.shards import shard_seed
+from elastrec.platform.data.source import ManifestSource, reader_of
 from elastrec.platform.specs.job import JobSpec, TrainingJob
+from elastrec.platform.specs.row_ranges import shard_seed
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import RoutingTable, Shard
+from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.memory import ResidentMemory
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
@@ -29,7 +31,6 @@ from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.step import InFlight, Step
 from elastrec.trainers.worker.window import Window
-from elastrec.trainers.worker.work import reader_of
 
 _TOKEN = "benchmark"
 _SCORED_ROWS, _MOST_SCORED = 4096, 16
@@ -40,14 +41,18 @@ _Items = list[Item]
 def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffled: bool) -> _Items:
     """Minibatches of one partition, at most `count`: in the order of a job's only shard, or in that of the files."""
     manifest = build_manifest(spec.data, [existing_partitions(spec.data)[day]])
-    shard = Shard(
-        kind="train" if shuffled else "evaluate", epoch=0, index=day, start=0, length=manifest.rows, offset=0,
-        attempt=1, seed=shard_seed(spec.training.seed, 0, 0), shuffle=shuffled,
-    )  # fmt: skip
-    reader = reader_of(spec, manifest)
-    found = reader.read_with_offsets(0, shard.length, seed=shard.seed, shuffle=shuffled, batch_size=batch_size)
-    made = [Item(shard, batch, end, 0) for batch, end in islice(found, count)]
-    reader.close()
+    shard = row_shard(
+        manifest.rows,
+        seed=shard_seed(spec.training.seed, 0, 0),
+        shuffle=shuffled,
+        kind="train" if shuffled else "evaluate",
+    )
+    source = ManifestSource(reader_of(spec, manifest), batch_size)
+    made = [
+        Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), 0)
+        for found in islice(source.read(shard.split, 0), count)
+    ]
+    source.close()
     return made
 
 

@@ -42,7 +42,6 @@ from elastrec.platform.transport.job_messages import (
     Register,
     Registered,
     Shard,
-    ShardProgress,
     WindowMetrics,
 )
 from elastrec.platform.transport.server import end_process
@@ -158,10 +157,7 @@ class PlayedPod:
             request_id=uuid.uuid4().hex,
             count=count,
             kind="train",
-            progress=[
-                ShardProgress(kind="train", epoch=s.epoch, index=s.index, attempt=s.attempt, offset=s.length)
-                for s in self._trained
-            ],
+            progress=[shard.progress(shard.split.range.length, ended=True) for shard in self._trained],
         )
         leased = self._client.call(request, Leased)
         if leased.state is not LeaseState.GRANTED:

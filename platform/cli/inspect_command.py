@@ -71,17 +71,18 @@ def _record(checkpoint: str, job_name: str | None) -> Record:
 
 def _positions(record: Record) -> dict[str, int]:
     """How far the shards were: those handed out, and rows of those that were not done."""
-    from elastrec.platform.master.shards import Positions
+    from elastrec.platform.specs.splits import Positions
 
     try:
-        found = msgspec.json.decode(record.positions(), type=Positions)
+        found = Positions.decode(record.positions()).streams.values()
     except msgspec.MsgspecError as error:
         raise SpecError([FieldProblem("positions", str(error), "shard states of a master")], record.uri) from None
+    handed_out, begun = sum(one.cursor for one in found), [begun for one in found for begun in one.begun]
     return {
-        "shards_handed_out": found.cursor,
-        "shards_begun": len(found.begun),
-        "shards_done": found.cursor - len(found.begun),
-        "rows_of_begun_shards": sum(offset for _, offset, _ in found.begun),
+        "shards_handed_out": handed_out,
+        "shards_begun": len(begun),
+        "shards_done": handed_out - len(begun),
+        "rows_of_begun_shards": sum(one.offset for one in begun),
     }
 
 

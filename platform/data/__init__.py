@@ -5,11 +5,7 @@ decisions or a model.
 """
 
 from elastrec.platform.data.batches import (
-    BatchSource,
-    InProcessSource,
     JaggedIds,
-    Minibatch,
-    Prefetched,
     dense_of,
     ids_of,
     label_of,
@@ -31,7 +27,6 @@ from elastrec.platform.data.sketch import BinaryMetricsSketch, Calibration
 
 __all__ = [
     "MISSING_ID",
-    "BatchSource",
     "BinaryMetricsSketch",
     "ByFractions",
     "ByRows",
@@ -43,11 +38,8 @@ __all__ = [
     "DayTruth",
     "GenerateReport",
     "GenerateSpec",
-    "InProcessSource",
     "JaggedIds",
-    "Minibatch",
     "Partition",
-    "Prefetched",
     "RowEncoder",
     "ShardReader",
     "build_manifest",

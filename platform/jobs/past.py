@@ -21,7 +21,7 @@ from elastrec.platform.transport.ledger_messages import (
     GetExplanation,
     GetLedger,
     LedgerPage,
-    QueueNow,
+    StreamNow,
 )
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Ta
 
     with live_master(platform, job_id) as client:
         if client is not None:
-            queues: list[QueueNow] = []
-            return ledger_table(_pages(client, queues), queues)
+            streams: list[StreamNow] = []
+            return ledger_table(_pages(client, streams), streams)
     return _left(read_ledger, platform, job_id, store)
 
 
@@ -105,14 +105,14 @@ def _left(read: Callable[[str, str], Left | None], platform: Platform, job_id: s
     return found
 
 
-def _pages(client: RpcClient, queues: list[QueueNow]) -> Iterator[Sequence[Attempt]]:
-    """The master's lines; fills `queues` with what came with the last page."""
+def _pages(client: RpcClient, streams: list[StreamNow]) -> Iterator[Sequence[Attempt]]:
+    """The master's lines; fills `streams` with what came with the last page."""
     after = 0
     while True:
         page = client.call(GetLedger(after=after), LedgerPage, timeout_seconds=30)
         yield page.attempts
         if not page.next:
             yield page.running
-            queues += page.queues
+            streams += page.streams
             return
         after = page.next

@@ -10,6 +10,7 @@ from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.splits import STREAMS
 from elastrec.platform.transport.job_messages import PodOrders, ShardProgress
 
 
@@ -60,12 +61,13 @@ def check_progress(progress: Sequence[ShardProgress]) -> None:
     """Refuses what no journal may hold: a state machine must be able to take every event of its own.
 
     Raises:
-        ElastrecError: a report names no kind of shard, or its sketch cannot be read.
+        ElastrecError: a report names no stream of the job, or its sketch cannot be read.
     """
     for report in progress:
-        check_kind("progress.kind", report.kind)
+        if report.stream not in STREAMS:
+            raise ElastrecError(f"progress.stream: {report.stream!r} is not allowed; allowed: {', '.join(STREAMS)}")
         if report.sketch:
             try:
                 BinaryMetricsSketch.decode(report.sketch)
             except DataError as error:
-                raise ElastrecError(f"progress of shard {report.index}: its sketch cannot be read: {error}") from error
+                raise ElastrecError(f"progress of split {report.number}: its sketch cannot be read: {error}") from error

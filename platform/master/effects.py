@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from elastrec.platform.master.shards import Ended, Positions
+from elastrec.platform.master.shards import Ended
+from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport.job_messages import LeaseState, SavedPart, Shard
 
 

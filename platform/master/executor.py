@@ -14,6 +14,7 @@ from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.record_lane import RecordLane
 from elastrec.platform.master.term_watch import TermWatch
 from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.splits import Split
 
 log = structlog.get_logger(__name__)
 
@@ -43,14 +44,14 @@ class Executor:
         if not self._stopping.is_set():
             self._records.submit(effect)
 
-    def name_files(self, kind: str, start: int, length: int) -> None:
-        """Looks up which files hold a shard's rows and adds them to `failure_notes`, soon."""
-        threading.Thread(target=self._name_files, args=(kind, start, length), name="files", daemon=True).start()
+    def name_files(self, split: Split) -> None:
+        """Looks up which files hold a split's rows and adds them to `failure_notes`, soon."""
+        threading.Thread(target=self._name_files, args=(split,), name="files", daemon=True).start()
 
-    def _name_files(self, kind: str, start: int, length: int) -> None:
-        uri = self._request.training_manifest if kind == "train" else self._request.evaluation_manifest
+    def _name_files(self, split: Split) -> None:
+        uri = self._request.streams[split.stream].manifest
         try:
-            places = read_manifest(uri).locate_rows(start, length)
+            places = read_manifest(uri).locate_rows(split.range.start, split.range.length)
         except ElastrecError as error:
             log.warning("files_of_poison_not_found", manifest=uri, reason=str(error))
             return

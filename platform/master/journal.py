@@ -29,7 +29,7 @@ from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.transport.ledger_messages import Attempt
 
 log = structlog.get_logger(__name__)
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 _NO_ROOM = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"})
 """A disk, a quota or a file size limit is exhausted; somebody may make room."""
 _FIRST_PAUSE_SECONDS = 0.1
@@ -43,8 +43,8 @@ CREATE TABLE IF NOT EXISTS snapshot (
 CREATE TABLE IF NOT EXISTS events (
     sequence INTEGER PRIMARY KEY, unix_seconds REAL NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS attempts (
-    kind TEXT NOT NULL, generation INTEGER NOT NULL, epoch INTEGER NOT NULL, shard INTEGER NOT NULL,
-    attempt INTEGER NOT NULL, pod TEXT NOT NULL, row_begin INTEGER NOT NULL, row_end INTEGER NOT NULL,
+    stream TEXT NOT NULL, generation INTEGER NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    pod TEXT NOT NULL, row_begin INTEGER NOT NULL, row_end INTEGER NOT NULL,
     outcome TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL, unix_seconds REAL NOT NULL,
     sequence INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS timeline (
@@ -286,7 +286,7 @@ class Journal:
             )
             lines = [
                 (
-                    e.kind, a.generation, e.epoch, e.index, e.attempt, e.pod, e.begin, e.end, e.outcome,
+                    e.stream, a.generation, e.number, e.attempt, e.pod, e.begin, e.end, e.outcome,
                     e.granted, a.time, now, entry.sequence,
                 )
                 for entry in batch
@@ -295,7 +295,7 @@ class Journal:
                 for e in (a.ended,)
             ]  # fmt: skip
             if lines:
-                marks = ", ".join("?" * 13)
+                marks = ", ".join("?" * 12)
                 self._database.executemany(f"INSERT INTO attempts VALUES ({marks})", lines)
             decided = [
                 (entry.time, now, line.decision, msgspec.json.encode(line.inputs).decode(), entry.sequence)
@@ -333,7 +333,7 @@ class Journal:
         try:
             with contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as database:
                 rows = database.execute(
-                    "SELECT kind, generation, epoch, shard, attempt, pod, row_begin, row_end, outcome, began, ended, "
+                    "SELECT stream, generation, number, attempt, pod, row_begin, row_end, outcome, began, ended, "
                     "unix_seconds FROM attempts WHERE rowid > ? AND sequence <= ? ORDER BY rowid LIMIT ?",
                     (after, self._last if until is None else until, count),
                 )

@@ -16,6 +16,7 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import PodResources, TrainingJob
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, ManifestStream
 from elastrec.platform.transport.security import TlsConfig
 
 TEAM_LABEL = "elastrec.io/team"
@@ -71,6 +72,14 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def of(job: TrainingJob, **fields: Any) -> LaunchRequest:
         """A request for a validated job; `fields` are the other attributes."""
         return LaunchRequest(job=job.model_dump(mode="json", by_alias=True), **fields)
+
+    @property
+    def streams(self) -> dict[str, ManifestStream]:
+        """Where the splits of each stream are read, by its name."""
+        return {
+            TRAINING_STREAM: ManifestStream(self.training_manifest),
+            EVALUATION_STREAM: ManifestStream(self.evaluation_manifest),
+        }
 
     @property
     def training_job(self) -> TrainingJob:

@@ -37,8 +37,8 @@ def answer_unchanged(state: JobState, event: ShardsAsked) -> AnswerLease | None:
     member = _worker_of(state, event)
     if member is None:
         return AnswerLease(state=LeaseState.STALE)
-    queue = state.queue(event.kind)
-    if any(state.queue(report.kind).is_news(event.pod, report) for report in event.progress):
+    queue = state.queue_of_kind(event.kind)
+    if any(state.queue(report.stream).is_news(event.pod, report) for report in event.progress):
         return None
     may_lease = _may_lease(state, event)
     if may_lease and queue.would_change(event.pod, event.request_id):
@@ -54,7 +54,7 @@ def shards_asked(state: JobState, event: ShardsAsked, effects: list[Effect]) -> 
         effects.append(AnswerLease(state=LeaseState.STALE))
         return
     state.take_progress(event.pod, event.generation, event.progress, effects)
-    queue = state.queue(event.kind)
+    queue = state.queue_of_kind(event.kind)
     may_lease = _may_lease(state, event)
     shards = queue.lease(event.pod, event.request_id, event.count, state.time) if may_lease else []
     starved = may_lease and not shards and event.pod not in queue.held

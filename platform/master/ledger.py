@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from elastrec.checkpoints import Store, list_terms, open_store
 from elastrec.platform.master.journal import Journal
 from elastrec.platform.master.lives import BEFORE, OF_ANOTHER_JOB, added_rows, attempts_before, lives
-from elastrec.platform.master.shards import ShardQueue, shard_order, shard_seed
+from elastrec.platform.master.shards import ShardQueue
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.transport.ledger_messages import Attempt, QueueNow
+from elastrec.platform.specs.row_ranges import shard_seed
+from elastrec.platform.transport.ledger_messages import Attempt, StreamNow
 
 RUNNING, UNFINISHED = "running", "unfinished"
 SCHEMA = pa.schema(
@@ -60,72 +61,66 @@ def running_attempts(state: JobState) -> list[Attempt]:
     outcome = UNFINISHED if state.phase.is_final else RUNNING
     return [
         Attempt(
-            queue.kind, state.phases.generation, number // queue.per_epoch, number % queue.per_epoch,
-            lease.attempt, lease.pod, lease.begin, lease.offset, outcome, lease.granted, state.time,
+            queue.stream, state.phases.generation, number, lease.attempt, lease.pod, lease.begin, lease.offset, outcome,
+            lease.granted, state.time,
         )
-        for queue in (state.training, state.evaluation)
+        for queue in state.queues
         for number, lease in queue.doing.items()
     ]  # fmt: skip
 
 
-def queues_now(state: JobState) -> list[QueueNow]:
-    """What counts at the moment, by kind."""
-    return [queue_now(queue) for queue in (state.training, state.evaluation)]
+def streams_now(state: JobState) -> list[StreamNow]:
+    """What counts at the moment."""
+    return [stream_now(queue) for queue in state.queues]
 
 
-def queue_now(queue: ShardQueue) -> QueueNow:
-    begun = [(number, lease.offset) for number, lease in queue.doing.items()]
-    begun += [(number, back.offset) for number, back in queue.returned.items()]
-    return QueueNow(
-        kind=queue.kind,
-        rows=queue.rows,
-        shard_rows=queue.shard_rows,
-        shuffle=queue.shuffle,
-        seed=queue.seed,
-        cursor=queue.cursor,
-        begun=begun,
-    )
+def stream_now(queue: ShardQueue) -> StreamNow:
+    return StreamNow(stream=queue.stream, kind=queue.kind, splits=queue.splits, positions=queue.positions())
 
 
 def ledger_table(
-    pages: Iterable[Sequence[Attempt]], queues: Sequence[QueueNow], earlier: Sequence[pa.RecordBatch] = ()
+    pages: Iterable[Sequence[Attempt]], streams: Sequence[StreamNow], earlier: Sequence[pa.RecordBatch] = ()
 ) -> pa.Table:
     """The ledger, in the order in which attempts ended; attempts that still run are to come last.
 
     Args:
         pages: lines; taken one page at a time, so that only columns of a long ledger are ever in memory.
-        queues: what counts at the moment.
+        streams: what counts at the moment.
         earlier: lines of the masters before, where this one continues from a record of theirs.
     """
     batches = [*earlier, *(_raw(page) for page in pages if page)]
     raw = pa.Table.from_batches(batches) if batches else pa.Table.from_batches([], _raw([]).schema)
     raw = raw.unify_dictionaries().combine_chunks()
-    found = {name: raw.column(name).to_numpy() for name in ("epoch", "shard", "from", "to")}
+    found = {name: raw.column(name).to_numpy() for name in ("number", "from", "to")}
     size = raw.num_rows
     columns: dict[str, NDArray[np.int64]] = {
-        name: np.zeros(size, np.int64) for name in ("first_row", "rows", "repeated", "kept", "shuffle_seed")
+        name: np.zeros(size, np.int64)
+        for name in ("epoch", "shard", "first_row", "rows", "repeated", "kept", "shuffle_seed")
     }
-    kinds = np.asarray(raw.column("kind").cast(pa.string()).to_pylist(), dtype=object)
+    names = np.asarray(raw.column("stream").cast(pa.string()).to_pylist(), dtype=object)
+    kinds = np.empty(size, dtype=object)
     shuffled = np.zeros(size, np.bool_)
-    for queue in queues:
-        of_A = np.flatnonzero(kinds == queue.kind)
+    for now in streams:
+        of_A = np.flatnonzero(names == now.stream)
         if not len(of_A):
             continue
-        epoch_A, shard_A, from_A, to_A = (found[name][of_A] for name in ("epoch", "shard", "from", "to"))
-        first_A = shard_A * queue.shard_rows
-        columns["first_row"][of_A] = first_A
-        columns["rows"][of_A] = np.minimum(queue.shard_rows, queue.rows - first_A)
-        counts_A = _rows_that_count(queue, epoch_A, shard_A, columns["rows"][of_A])
-        number_A = epoch_A * _per_epoch(queue) + shard_A
+        splits = now.splits
+        number_A, from_A, to_A = (found[name][of_A] for name in ("number", "from", "to"))
+        kinds[of_A] = now.kind
+        columns["epoch"][of_A], columns["shard"][of_A] = epoch_A, shard_A = np.divmod(number_A, splits.per_epoch)
+        columns["first_row"][of_A] = shard_A * splits.split_rows
+        columns["rows"][of_A] = rows_A = splits.lengths(number_A)
+        counts_A = _rows_that_count(now, number_A, rows_A)
         before_A, behind_A = _neighbours(number_A, from_A, to_A)
         columns["repeated"][of_A] = np.maximum(0, np.minimum(to_A, before_A) - from_A)
         columns["kept"][of_A] = np.maximum(0, np.minimum(np.minimum(to_A, behind_A), counts_A) - from_A)
-        if queue.shuffle:
+        if splits.shuffle:
             shuffled[of_A] = True
             columns["shuffle_seed"][of_A] = [
-                shard_seed(queue.seed, epoch, shard)
+                shard_seed(splits.seed, epoch, shard)
                 for epoch, shard in zip(epoch_A.tolist(), shard_A.tolist(), strict=True)
             ]
+    raw = raw.append_column("kind", pa.array(kinds, pa.string()))
     for name, values in columns.items():
         mask = ~shuffled if name == "shuffle_seed" else None
         raw = raw.append_column(name, pa.array(values, mask=mask))
@@ -146,9 +141,8 @@ def _raw(attempts: Sequence[Attempt]) -> pa.RecordBatch:
     ended = [round(attempt.unix_seconds * 1000) if attempt.unix_seconds else None for attempt in attempts]
     return pa.RecordBatch.from_pydict(
         {
-            "kind": words("kind"),
-            "epoch": numbers("epoch"),
-            "shard": numbers("shard"),
+            "stream": words("stream"),
+            "number": numbers("number"),
             "attempt": numbers("attempt"),
             "generation": numbers("generation"),
             "pod": words("pod"),
@@ -162,24 +156,11 @@ def _raw(attempts: Sequence[Attempt]) -> pa.RecordBatch:
     )
 
 
-def _per_epoch(queue: QueueNow) -> int:
-    return -(-queue.rows // queue.shard_rows)
-
-
-def _rows_that_count(
-    queue: QueueNow, epoch_A: NDArray[np.int64], shard_A: NDArray[np.int64], rows_A: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Rows of each attempt's shard that count at the moment: all of a done one, none of one not handed out."""
-    epochs, place = divmod(queue.cursor, _per_epoch(queue))
-    handed_out = epoch_A < epochs
-    if place:
-        in_order = np.zeros(_per_epoch(queue), np.bool_)
-        in_order[shard_order(queue.seed, epochs, _per_epoch(queue))[:place] if queue.shuffle else slice(place)] = True
-        handed_out |= (epoch_A == epochs) & in_order[shard_A]
-    counts_A = np.where(handed_out, rows_A, 0)
-    begun = dict(queue.begun)
+def _rows_that_count(now: StreamNow, number_A: NDArray[np.int64], rows_A: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of each attempt's split that count at the moment: all of a done one, none of one not handed out."""
+    counts_A = np.where(now.splits.handed_out(now.positions.cursor, number_A), rows_A, 0)
+    begun = {one.number: one.offset for one in now.positions.begun}
     if begun:
-        number_A = epoch_A * _per_epoch(queue) + shard_A
         for place_in_table in np.flatnonzero(np.isin(number_A, np.fromiter(begun, np.int64))).tolist():
             counts_A[place_in_table] = begun[int(number_A[place_in_table])]
     return counts_A
@@ -239,7 +220,7 @@ def write_ledger(
     earlier: list[pa.RecordBatch] = []
     if state.is_resumed or state.plan.start_positions is not None:
         earlier = _earlier(opened, job_name, job_id, state, earlier_terms)
-    table = ledger_table(pages(), queues_now(state), earlier)
+    table = ledger_table(pages(), streams_now(state), earlier)
     table = table.replace_schema_metadata(_metadata(job_name, job_id, state))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
@@ -255,27 +236,31 @@ def _metadata(job_name: str, job_id: str, state: JobState) -> dict[str, str]:
 def _earlier(store: Store, job_name: str, job_id: str, state: JobState, earlier_terms: int) -> list[pa.RecordBatch]:
     """Lines of the lives before this one, in their order; of one that left none, what is known from positions."""
     key = ledger_key(job_name, job_id)
-    left = _left_lines(_read(store, key)) if store.exists(key) else None
+    now = stream_now(state.training)
+    left = _left_lines(_read(store, key), now) if store.exists(key) else None
     of_job = lives(list_terms(store, job_name, job_id, after=earlier_terms), state.plan.holder)
-    queue = queue_now(state.training)
-    spans = added_rows(queue, [life.begin for life in of_job])
+    spans = added_rows(now.splits, [life.begin for life in of_job])
     start = state.plan.start_record.rpartition("/")[2]
-    batches = [_raw(attempts_before(queue, spans[0], OF_ANOTHER_JOB, start))]
+    batches = [_raw(attempts_before(now.stream, spans[0], OF_ANOTHER_JOB, start))]
     for span_S2, (life, following) in zip(spans[1:], itertools.pairwise(of_job), strict=True):
         own = _of_generations(left, life.generation, following.generation) if left is not None else None
         if own is not None and own.num_rows:
             batches += own.to_batches()
         else:
-            batches.append(_raw(attempts_before(queue, span_S2, life.generation, following.base)))
+            batches.append(_raw(attempts_before(now.stream, span_S2, life.generation, following.base)))
     return batches
 
 
-def _left_lines(table: pa.Table) -> pa.Table:
+def _left_lines(table: pa.Table, now: StreamNow) -> pa.Table:
+    """Lines of a ledger that an earlier master has left, as `_raw` makes them."""
     # What was evaluated begins anew with each life; lines that follow from positions are made anew.
-    is_training = pc.equal(table.column("kind").cast(pa.string()), "train")
+    is_training = pc.equal(table.column("kind").cast(pa.string()), now.kind)
     is_derived = pc.starts_with(table.column("outcome").cast(pa.string()), BEFORE)
+    table = table.filter(pc.and_(is_training, pc.invert(is_derived)))
+    number = pc.add(pc.multiply(table.column("epoch"), now.splits.per_epoch), table.column("shard"))
     raw = _raw([]).schema
-    return table.filter(pc.and_(is_training, pc.invert(is_derived))).select(raw.names).cast(raw)
+    stream = pa.repeat(now.stream, table.num_rows)
+    return table.append_column("number", number).append_column("stream", stream).select(raw.names).cast(raw)
 
 
 def _of_generations(table: pa.Table, first: int, end: int) -> pa.Table:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from elastrec.checkpoints import Term
 from elastrec.platform.master.phases import NUMBERS_PER_TERM
-from elastrec.platform.master.shards import Positions, shard_order
-from elastrec.platform.transport.ledger_messages import Attempt, QueueNow
+from elastrec.platform.specs.row_ranges import RowRanges
+from elastrec.platform.specs.splits import TRAINING_STREAM, Positions, StreamPositions
+from elastrec.platform.transport.ledger_messages import Attempt
 
 BEFORE = "before record "
 """How the outcome of rows begins that are known from the positions of that record alone."""
@@ -33,12 +34,12 @@ class Life(msgspec.Struct, frozen=True):
     Attributes:
         generation: its lowest one; those of the next life are higher.
         base: name of the record that it continued from; empty: none.
-        begin: the positions at which it began; None: at the first row.
+        begin: where in the training stream it began; None: at the first row.
     """
 
     generation: int
     base: str
-    begin: Positions | None
+    begin: StreamPositions | None
 
 
 def lives(terms: Sequence[Term], holder: str) -> list[Life]:
@@ -56,23 +57,22 @@ def lives(terms: Sequence[Term], holder: str) -> list[Life]:
         if not term.holder or term.holder == last:
             continue
         last = term.holder
-        begin = msgspec.json.decode(term.positions, type=Positions) if term.positions else None
+        begin = Positions.decode(term.positions).of(TRAINING_STREAM) if term.positions else None
         found.append(Life((term.term - 1) * NUMBERS_PER_TERM, term.base.rpartition("/")[2], begin))
         if last == holder:
             break
     return found
 
 
-def added_rows(queue: QueueNow, begins: Sequence[Positions | None]) -> list[NDArray[np.int64]]:
+def added_rows(splits: RowRanges, begins: Sequence[StreamPositions | None]) -> list[NDArray[np.int64]]:
     """Rows of each shard that count from each life but the last, and before the first: `[from, to)`, of shape (S, 2).
 
     Args:
-        queue: of the training shards; what counts in it at the moment does not matter.
+        splits: of the training stream.
         begins: where each life began.
     """
-    per_epoch = -(-queue.rows // queue.shard_rows)
-    epochs = max((-(-begin.cursor // per_epoch) for begin in begins if begin is not None), default=0)
-    offsets = [_offsets(queue, begin, epochs) for begin in (None, *begins)]
+    epochs = max((-(-begin.cursor // splits.per_epoch) for begin in begins if begin is not None), default=0)
+    offsets = [_offsets(splits, begin, epochs) for begin in (None, *begins)]
     spans: list[NDArray[np.int64]] = []
     lowest_later = offsets[-1]
     for begin in reversed(offsets[:-1]):
@@ -81,31 +81,22 @@ def added_rows(queue: QueueNow, begins: Sequence[Positions | None]) -> list[NDAr
     return spans[::-1]
 
 
-def _offsets(queue: QueueNow, positions: Positions | None, epochs: int) -> NDArray[np.int64]:
-    """How many rows of each shard, by its number, are trained at some positions; of shape (S,)."""
-    per_epoch = -(-queue.rows // queue.shard_rows)
-    offsets_S = np.zeros(epochs * per_epoch, np.int64)
+def _offsets(splits: RowRanges, positions: StreamPositions | None, epochs: int) -> NDArray[np.int64]:
+    """How many rows of each split, by its number, are trained at some positions; of shape (S,)."""
+    offsets_S = np.zeros(epochs * splits.per_epoch, np.int64)
     if positions is None:
         return offsets_S
-    lengths_K = np.minimum(queue.shard_rows, queue.rows - np.arange(per_epoch) * queue.shard_rows)
-    whole, place = divmod(positions.cursor, per_epoch)
-    offsets_S[: whole * per_epoch] = np.tile(lengths_K, whole)
-    if place:
-        handed_out = shard_order(queue.seed, whole, per_epoch)[:place] if queue.shuffle else np.arange(place)
-        offsets_S[whole * per_epoch + handed_out] = lengths_K[handed_out]
-    for number, offset, _ in positions.begun:
-        offsets_S[number] = offset
+    handed_out_S = splits.handed_out(positions.cursor, np.arange(len(offsets_S)))
+    offsets_S[handed_out_S] = splits.lengths(np.flatnonzero(handed_out_S))
+    for begun in positions.begun:
+        offsets_S[begun.number] = begun.offset
     return offsets_S
 
 
-def attempts_before(queue: QueueNow, span_S2: NDArray[np.int64], generation: int, record: str) -> list[Attempt]:
+def attempts_before(stream: str, span_S2: NDArray[np.int64], generation: int, record: str) -> list[Attempt]:
     """Lines for rows of which no ledger tells more than that a record held them."""
-    per_epoch = -(-queue.rows // queue.shard_rows)
     numbers = np.flatnonzero(span_S2[:, 1] > span_S2[:, 0])
     return [
-        Attempt(
-            queue.kind, generation, number // per_epoch, number % per_epoch, 0, "", int(begin), int(end),
-            f"{BEFORE}{record}",
-        )
+        Attempt(stream, generation, number, 0, "", int(begin), int(end), f"{BEFORE}{record}")
         for number, (begin, end) in zip(numbers.tolist(), span_S2[numbers].tolist(), strict=True)
-    ]  # fmt: skip
+    ]

@@ -34,9 +34,7 @@ def pod_failed(state: JobState, event: PodFailed, effects: list[Effect]) -> None
     if not event.retryable:
         state.fail(f"pod {event.pod} failed and would fail again: {event.reason}", effects, event.traceback)
         return
-    culprit = None
-    if event.shard is not None:
-        culprit = event.shard.epoch * state.queue(event.shard.kind).per_epoch + event.shard.index
+    culprit = (event.shard.stream, event.shard.number) if event.shard is not None else None
     # A worker that names no shard met something else: a lost connection, a full disk.
     blame = culprit is not None
     _lose(state, member, event.reason, effects, delete=False, blame=blame, culprit=culprit, detail=event.traceback)
@@ -144,7 +142,7 @@ def _lose(
     delete: bool,
     taken_away: bool = False,
     blame: bool = True,
-    culprit: int | None = None,
+    culprit: tuple[str, int] | None = None,
     detail: str = "",
     oom_bytes: int = 0,
 ) -> None:
@@ -152,7 +150,7 @@ def _lose(
 
     Args:
         taken_away: the cluster or a person ended it: neither the pod nor its shard is to blame.
-        blame: the shard that a worker was at may be the cause; `culprit` is its number where it is known.
+        blame: the shard that a worker was at may be the cause; `culprit` is its stream and number where they are known.
     """
     if member.role is Role.WORKER:
         blame = blame and not taken_away and not member.retiring
@@ -188,21 +186,20 @@ def _take_back(
     effects: list[Effect],
     reason: str,
     *,
-    culprit: int | None,
+    culprit: tuple[str, int] | None,
     blame: bool,
     detail: str = "",
 ) -> None:
-    for queue in (state.training, state.evaluation):
-        state.ledger(queue.lose(member.name, blame=blame, culprit=culprit), effects)
+    for queue in state.queues:
+        is_blamed = blame and (culprit is None or culprit[0] == queue.stream)
+        culprit_number = culprit[1] if culprit is not None else None
+        state.ledger(queue.lose(member.name, blame=is_blamed, culprit=culprit_number), effects)
         number = queue.poison(state.plan.shard_attempts)
         if number is not None:
-            epoch, index, start, length = queue.locate(number)
-            kind = "training" if queue.kind == "train" else "evaluation"
-            where = f"{kind} shard {index} of epoch {epoch} (rows {start} to {start + length - 1})"
-            state.poisoned = (queue.kind, start, length)
+            state.poisoned = queue.split(number)
             state.fail(
-                f"{where} failed {queue.failures[number].count} times in a row without getting further and is taken "
-                f"for poison; the last time {member.name}: {reason}",
+                f"{state.poisoned} failed {queue.failures[number].count} times in a row without getting further and is "
+                f"taken for poison; the last time {member.name}: {reason}",
                 effects,
                 detail,
             )
@@ -235,7 +232,7 @@ def _count(
 def dismiss(state: JobState, member: Member, effects: list[Effect], *, delete: bool) -> None:
     """Takes a pod's place away: it is deleted, or has ended by itself and is kept for its logs."""
     if member.retiring and member.role is Role.WORKER:
-        for queue in (state.training, state.evaluation):
+        for queue in state.queues:
             state.ledger(queue.lose(member.name, blame=False), effects)
     state.membership.remove(member.name, state.time, delete=delete)
     state.recovery.forget(member.name)

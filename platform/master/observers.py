@@ -13,7 +13,7 @@ from elastrec.platform.master.explanation import explanation
 from elastrec.platform.master.history_sink import HistorySink
 from elastrec.platform.master.journal import LEDGER_PAGE, Journal
 from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.master.ledger import queues_now, running_attempts
+from elastrec.platform.master.ledger import running_attempts, streams_now
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.profile_book import configuration_of, is_settled, server_use
 from elastrec.platform.master.reconciler import Reconciler
@@ -102,12 +102,12 @@ class ObserverCalls(abc.ABC):
         """One page of what was trained."""
         with self._lock:
             last = self.journal.last
-            running, queues = running_attempts(self.state), queues_now(self.state)
+            running, streams = running_attempts(self.state), streams_now(self.state)
         self.journal.wait(last)
         attempts = self.journal.ledger(message.after, last, LEDGER_PAGE)
         if len(attempts) == LEDGER_PAGE:
             return LedgerPage(attempts=attempts, next=message.after + len(attempts))
-        return LedgerPage(attempts=attempts, running=running, queues=queues)
+        return LedgerPage(attempts=attempts, running=running, streams=streams)
 
     def explain(self, message: GetExplanation) -> Explanation:
         """What happened, why, and where the time went."""
@@ -130,7 +130,7 @@ class ObserverCalls(abc.ABC):
                 configuration=configuration,
                 is_settled=is_settled(self.state),
                 measured=self._seen.profile.measured(),
-                remaining_samples=queue.rows * queue.epochs - queue.covered_rows(),
+                remaining_samples=queue.splits.total_rows - queue.covered_rows(),
                 dense_bytes=self._seen.monitor.dense_bytes(),
                 tables=self._seen.monitor.tables(),
                 trained_samples=queue.samples,

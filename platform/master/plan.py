@@ -8,16 +8,17 @@ import msgspec
 
 from elastrec.checkpoints import new_record_uri
 from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.master.shards import Positions
 from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.shape import Shape
+from elastrec.platform.specs.splits import Positions
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The state machine's constants.
 
     Attributes:
-        shard_rows: B · M of AntDT §V-C.
+        training, evaluation: the splits of both streams; a split has B · M rows (AntDT §V-C).
         shape: at the start.
         is_synchronous: bsp or ssp: the list of members matters.
         start_record: empty: from nothing.
@@ -31,12 +32,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     job_id: str
-    training_rows: int
-    evaluation_rows: int
-    shard_rows: int
-    epochs: int
-    shuffle: bool
-    seed: int
+    training: RowRanges
+    evaluation: RowRanges
     shape: Shape
     virtual_buckets: int
     is_synchronous: bool
@@ -64,14 +61,17 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         """
         job = request.training_job
         spec = job.spec
+        split_rows = spec.training.batch_size * spec.training.batches_per_shard
         return JobPlan(
             job_id=request.job_id,
-            training_rows=request.training_rows,
-            evaluation_rows=request.evaluation_rows,
-            shard_rows=spec.training.batch_size * spec.training.batches_per_shard,
-            epochs=spec.training.epochs,
-            shuffle=spec.training.shuffle,
-            seed=spec.training.seed,
+            training=RowRanges(
+                rows=request.training_rows,
+                split_rows=split_rows,
+                epochs=spec.training.epochs,
+                shuffle=spec.training.shuffle,
+                seed=spec.training.seed,
+            ),
+            evaluation=RowRanges(rows=request.evaluation_rows, split_rows=split_rows),
             shape=Shape.of(spec.resources),
             virtual_buckets=spec.resources.virtual_buckets,
             is_synchronous=spec.training.consistency.mode != "async",
@@ -92,7 +92,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def _positions(text: str) -> Positions | None:
     try:
-        return msgspec.json.decode(text, type=Positions) if text else None
+        return Positions.decode(text) if text else None
     except msgspec.MsgspecError as error:
         problem = FieldProblem("start_positions", f"{text[:200]!r} ({error})", "positions as a record keeps them")
         raise SpecError([problem], "the launch request") from None

@@ -86,8 +86,7 @@ class PodCalls(abc.ABC):
         return Registered(
             job_json=self._job_json,
             rank=member.index if member else -1,
-            training_manifest=self.request.training_manifest,
-            evaluation_manifest=self.request.evaluation_manifest,
+            streams=self.request.streams,
             directive=directive,
             heartbeat_seconds=pace,
             orders=orders,

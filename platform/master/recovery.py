@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from elastrec.platform.master.shards import Positions
+from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport.job_messages import RestoreOrder
 
 

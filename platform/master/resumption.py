@@ -20,9 +20,10 @@ from elastrec.platform.master.leavings import read_result
 from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.recovery import CompleteRecord
-from elastrec.platform.master.shards import Positions, ShardQueue
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.row_ranges import RowRanges
+from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
 
 log = structlog.get_logger(__name__)
 ATTRIBUTE = "numbering"
@@ -38,6 +39,17 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     shuffle: bool
     seed: int
+
+    @property
+    def splits(self) -> RowRanges:
+        """The splits of the training stream."""
+        return RowRanges(
+            rows=self.training_rows,
+            split_rows=self.shard_rows,
+            epochs=self.epochs,
+            shuffle=self.shuffle,
+            seed=self.seed,
+        )
 
     @staticmethod
     def of(request: LaunchRequest) -> Numbering:
@@ -132,27 +144,14 @@ def start_positions(record: Record, job: TrainingJob, training_digest: str, trai
     check_numbering(record, numbering, "train all rows on its weights: spec.continual.resume: never")
     text = record.positions()
     try:
-        covered = _covered_rows(numbering, msgspec.json.decode(text, type=Positions))
+        there_now = Positions.decode(text).of(TRAINING_STREAM)
+        covered = numbering.splits.covered_rows(there_now) if there_now is not None else 0
     except msgspec.MsgspecError as error:
         raise DamagedRecordError(f"{record.uri}: its positions cannot be read: {error}") from error
-    total = numbering.training_rows * numbering.epochs
+    total = numbering.splits.total_rows
     return StartPositions(
         text.decode(), f"begins at the positions of {record.uri}: {covered:,} of {total:,} samples are trained"
     )
-
-
-def _covered_rows(numbering: Numbering, positions: Positions) -> int:
-    queue = ShardQueue(
-        kind="train",
-        rows=numbering.training_rows,
-        shard_rows=numbering.shard_rows,
-        lease_seconds=0.0,
-        epochs=numbering.epochs,
-        shuffle=numbering.shuffle,
-        seed=numbering.seed,
-    )
-    queue.restore(positions)
-    return queue.covered_rows()
 
 
 def _weights_alone(record: Record, reason: str) -> str:
@@ -201,7 +200,7 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
     complete = []
     for record in own_records(request, plan.kept_records):
         try:
-            positions = msgspec.json.decode(record.positions(), type=Positions)
+            positions = Positions.decode(record.positions())
         except (DamagedRecordError, msgspec.MsgspecError) as error:
             log.warning("checkpoint_record_skipped", record=record.uri, reason=str(error))
             continue

@@ -60,8 +60,9 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     phases, saves, recovery = state.phases, state.saves, state.recovery
     record = recovery.record
     phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
+    positions = record.positions if record is not None else state.plan.start_positions
     # What was leased belongs to the generation that ends here.
-    state.ledger(state.training.restore(record.positions if record else state.plan.start_positions), effects)
+    state.ledger(state.training.restore(positions.of(state.training.stream) if positions else None), effects)
     for worker in state.membership.workers():
         state.ledger(state.evaluation.lose(worker.name, blame=False, outcome="rolled back"), effects)
     if phases.resume is Phase.TRAINING:

@@ -13,8 +13,8 @@ import msgspec
 import xxhash
 
 from elastrec.platform.master.effects import DiscardRecord
-from elastrec.platform.master.shards import Positions
 from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport.job_messages import SavedPart, SaveOrder
 
 PAUSING, WRITING, COMMITTING = "pausing", "writing", "committing"

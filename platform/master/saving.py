@@ -107,7 +107,7 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
     if save.stage == PAUSING:
         if leasing.moving_workers(state):
             return False
-        save.positions, save.rows = state.training.positions(), state.training.covered_rows()
+        save.positions, save.rows = state.positions(), state.training.covered_rows()
         save.enter(WRITING, state.time)
         return True
     if save.stage == WRITING:

@@ -21,11 +21,12 @@ from elastrec.platform.master.phases import Phases
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.recovery import Recovery
 from elastrec.platform.master.saves import WRITING, Saves
-from elastrec.platform.master.shards import Ended, Positions, ShardQueue
+from elastrec.platform.master.shards import Ended, ShardQueue
 from elastrec.platform.master.sketches import merge_sketches
 from elastrec.platform.master.time_book import TimeBook
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Shape
+from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, Positions, Split
 from elastrec.platform.transport.job_messages import (
     Directive,
     Mode,
@@ -48,7 +49,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         requested_shape: the last request for one.
         evaluation_sketch: merged over the completed evaluation shards.
         reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
-        poisoned: kind, first row and length of the shard that failed the job.
+        poisoned: the split that failed the job.
         address: `host:port` of the master.
         started_from: the record that this journal began from, and where in the data, for people; empty: nothing.
         samples_before: what of `training.samples` was there when this journal began.
@@ -77,7 +78,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     samples_before: int = 0
     is_resumed: bool = False
     owner: str = ""
-    poisoned: tuple[str, int, int] | None = None
+    poisoned: Split | None = None
     exit_deadline: float | None = None
     time: float = 0.0
     times: TimeBook = msgspec.field(default_factory=TimeBook)
@@ -91,18 +92,12 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             saves=Saves(record_template=plan.record_template),
             recovery=Recovery(start_records=[plan.start_record, *plan.older_start_records], uri=plan.start_record),
             training=ShardQueue(
-                kind="train",
-                rows=plan.training_rows,
-                shard_rows=plan.shard_rows,
-                lease_seconds=plan.lease_seconds,
-                epochs=plan.epochs,
-                shuffle=plan.shuffle,
-                seed=plan.seed,
+                stream=TRAINING_STREAM, kind="train", splits=plan.training, lease_seconds=plan.lease_seconds
             ),
             evaluation=ShardQueue(
+                stream=EVALUATION_STREAM,
                 kind="evaluate",
-                rows=plan.evaluation_rows,
-                shard_rows=plan.shard_rows,
+                splits=plan.evaluation,
                 lease_seconds=plan.lease_seconds,
                 keep_rows=KEPT_PREDICTION_ROWS,
             ),
@@ -117,12 +112,11 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
 
     def begin_at(self, record: str, positions: Positions, samples: int = 0) -> None:
         """Where the shards stand before the first event; `samples` of earlier masters, where they are more."""
-        self.training.restore(positions)
+        self.training.restore(positions.of(self.training.stream))
         covered = self.training.covered_rows()
         self.training.samples = self.samples_before = max(samples, covered)
         self.recovery.saved_rows = covered
-        total = self.plan.training_rows * self.plan.epochs
-        self.started_from = f"{record} at {covered:,} of {total:,} samples"
+        self.started_from = f"{record} at {covered:,} of {self.plan.training.total_rows:,} samples"
 
     @property
     def phase(self) -> Phase:
@@ -173,8 +167,25 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
                 is_owner = server.name in self.ownership.servers
                 self.membership.move(server, MemberStage.SERVING if is_owner else MemberStage.STANDBY)
 
-    def queue(self, kind: str) -> ShardQueue:
+    @property
+    def queues(self) -> tuple[ShardQueue, ...]:
+        """Of all streams."""
+        return self.training, self.evaluation
+
+    def queue(self, stream: str) -> ShardQueue:
+        """Raises KeyError when the job has no such stream."""
+        for queue in self.queues:
+            if queue.stream == stream:
+                return queue
+        raise KeyError(stream)
+
+    def queue_of_kind(self, kind: str) -> ShardQueue:
+        """Where shards of a kind come from."""
         return self.training if kind == "train" else self.evaluation
+
+    def positions(self) -> Positions:
+        """How far the training is, as a checkpoint record keeps it."""
+        return Positions({self.training.stream: self.training.positions()})
 
     def owners(self) -> list[Member]:
         """Servers that own buckets, in the order of the routing table."""
@@ -242,7 +253,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             or self.saves.would_take(report.pod, report.saved)
             or (
                 report.generation == self.phases.generation
-                and any(self.queue(p.kind).is_news(report.pod, p) for p in report.progress)
+                and any(self.queue(p.stream).is_news(report.pod, p) for p in report.progress)
             )
         )
 
@@ -297,15 +308,16 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         if generation != self.phases.generation or self.phase.is_final:
             return
         for report in progress:
-            accepted = self.queue(report.kind).advance(pod, report, self.time)
+            queue = self.queue(report.stream)
+            accepted = queue.advance(pod, report, self.time)
             # A lost evaluation shard begins anew: only one that is completed is progress.
-            if accepted.rows and (report.kind == "train" or accepted.completed is not None):
+            if accepted.rows and (queue.kind == "train" or accepted.completed is not None):
                 self.membership.made_progress(Role.WORKER)
                 self.membership.members[pod].oom_bytes = 0
             if accepted.completed is None:
                 continue
             self.ledger([accepted.completed], effects)
-            if report.kind == "evaluate":
+            if queue.kind == "evaluate":
                 # No rollback repeats it, so the servers, too, have got further.
                 self.membership.made_progress(Role.PARAMETER_SERVER)
                 self.evaluation_sketch = merge_sketches(self.evaluation_sketch, report.sketch)

@@ -49,7 +49,7 @@ def training_metrics(
         reason=_reason(state, elapsed_seconds, samples, cluster) or fleet_problem,
         elapsed_seconds=elapsed_seconds,
         started_from=state.started_from,
-        samples_total=state.training.rows * state.training.epochs,
+        samples_total=state.training.splits.total_rows,
         samples_trained=state.training.samples,
         shards_total=state.training.total,
         shards_done=state.training.done,
@@ -132,7 +132,7 @@ def totals(state: JobState, time: float) -> dict[str, float]:
     """
     trained = state.training.samples
     result: dict[str, float] = {
-        "samples_total": state.training.rows * state.training.epochs,
+        "samples_total": state.training.splits.total_rows,
         "samples_trained": trained,
         "samples_repeated": trained - state.training.covered_rows(),
         "shards_total": state.training.total,

@@ -138,7 +138,7 @@ class TimedWork(abc.ABC):
             self._measure()
             self._report()
             if self.state.poisoned is not None:
-                self._executor.name_files(*self.state.poisoned)
+                self._executor.name_files(self.state.poisoned)
             self._bequest = Bequest(self.request, self.state, self.metrics(), self.journal)
 
     def _report(self) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.specs.splits import ManifestStream, Split
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -129,55 +130,67 @@ class Registered(Message, frozen=True):
 
     Attributes:
         rank: index of the pod among its role; workers use it as a stable small number.
-        training_manifest, evaluation_manifest: URIs of data manifests.
+        streams: where the splits of each stream are read, by its name.
         heartbeat_seconds: how often to give a life sign, until an answer says otherwise; 0: as the job file says.
         orders: of this pod alone; None: it has none.
     """
 
     job_json: bytes
     rank: int
-    training_manifest: str
-    evaluation_manifest: str
+    streams: dict[str, ManifestStream]
     directive: Directive
     heartbeat_seconds: float = 0.0
     orders: PodOrders | None = None
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """A contiguous range of a manifest's rows, leased to one pod.
+class Shard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A split of a stream that is leased to one pod (AntDT §V-C).
 
     Attributes:
-        index: position of the shard in its epoch's order of rows; names the shard together with `epoch`.
-        start, length: rows in the manifest's numbering.
-        offset: rows of the (shuffled) shard already trained by somebody else: begin there.
+        kind: what the pod is to do with it.
+        offset: rows of the split, in the order in which they are read, that somebody else has trained: begin there.
+        position: where that is, in the words of the stream's source; empty: `offset` says it.
         attempt: 1 for the first lease.
-        seed: of the shuffle inside the shard (depends on job seed, epoch and index alone).
+        keep_predictions: evaluation: also write rows and predictions for the check of the export.
     """
 
     kind: str  # "train" | "evaluate"
-    epoch: int
-    index: int
-    start: int
-    length: int
+    split: Split
     offset: int
     attempt: int
-    seed: int
-    shuffle: bool
-    keep_predictions: bool = False  # evaluation: also write rows and predictions for the check of the export
+    position: bytes = b""
+    keep_predictions: bool = False
+
+    def progress(self, offset: int, *, ended: bool, position: bytes = b"", sketch: bytes = b"") -> ShardProgress:
+        """A report of this attempt."""
+        return ShardProgress(
+            stream=self.split.stream,
+            number=self.split.number,
+            attempt=self.attempt,
+            offset=offset,
+            ended=ended,
+            position=position,
+            sketch=sketch,
+        )
 
 
-class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of a leased shard whose gradients the servers have applied, counted from the shard's start.
+class ShardProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Rows of a leased shard whose gradients the servers have applied, counted from the split's beginning.
 
-    `offset == length` completes the shard. `sketch` is an encoded BinaryMetricsSketch of evaluation rows, sent
-    with the completion only.
+    Attributes:
+        stream, number: of the split.
+        position: where to go on reading behind those rows, in the words of the stream's source; empty: `offset` says
+            it.
+        ended: these are all rows of the split.
+        sketch: an encoded BinaryMetricsSketch of evaluation rows, sent with the completion only.
     """
 
-    kind: str
-    epoch: int
-    index: int
+    stream: str
+    number: int
     attempt: int
     offset: int
+    ended: bool
+    position: bytes = b""
     sketch: bytes = b""
 
 

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import msgspec
 
+from elastrec.platform.specs.row_ranges import RowRanges
+from elastrec.platform.specs.splits import StreamPositions
 from elastrec.platform.transport.job_messages import Message
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
-    """One line of the ledger: rows `[row_begin, row_end)` of a shard, counted from its start, were trained.
+    """One line of the ledger: rows `[row_begin, row_end)` of a split, counted from its start, were trained.
 
-    Where shards are shuffled, the numbers count in the shard's shuffled order.
+    Rows count in the order in which they are read: where splits are shuffled, the shuffled one.
 
     Attributes:
-        kind: `train` or `evaluate`.
+        stream, number: of the split.
         outcome: `done`, `lost`, `rolled back`; `running` while the pod still has the shard, `unfinished`
             when the job ended before the attempt did.
         began, ended: on the job's clock; `unix_seconds` is when the end was written down.
     """
 
-    kind: str
+    stream: str
     generation: int
-    epoch: int
-    shard: int
+    number: int
     attempt: int
     pod: str
     row_begin: int
@@ -37,23 +38,18 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
     unix_seconds: float = 0.0
 
 
-class QueueNow(msgspec.Struct, frozen=True, kw_only=True):
-    """What of one kind of shards counts at the moment: the model has seen nothing beyond it.
+class StreamNow(msgspec.Struct, frozen=True, kw_only=True):
+    """What of one stream counts at the moment: the model has seen nothing beyond it.
 
     Attributes:
-        rows, shard_rows: of the manifest, and of every shard but the last.
-        shuffle, seed: of the order of shards and of the rows inside them.
-        cursor: shards that were handed out and never taken back, in the seeded order, all epochs.
-        begun: `(epoch · shards per epoch + shard, rows that count)` for those among them that are not done.
+        kind: what its shards are for: `train` or `evaluate`.
+        splits: what its splits are.
     """
 
+    stream: str
     kind: str
-    rows: int
-    shard_rows: int
-    shuffle: bool
-    seed: int
-    cursor: int
-    begun: list[tuple[int, int]]
+    splits: RowRanges
+    positions: StreamPositions
 
 
 class GetLedger(Message, frozen=True):
@@ -63,7 +59,7 @@ class GetLedger(Message, frozen=True):
 
 
 class LedgerPage(Message, frozen=True):
-    """Some lines. The last page has the `queues`, and the attempts that have not ended in `running`.
+    """Some lines. The last page has the `streams`, and the attempts that have not ended in `running`.
 
     Attributes:
         next: the `after` of the following page; 0: this is the last one.
@@ -72,7 +68,7 @@ class LedgerPage(Message, frozen=True):
     attempts: list[Attempt]
     next: int = 0
     running: list[Attempt] = []
-    queues: list[QueueNow] = []
+    streams: list[StreamNow] = []
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from elastrec.checkpoints import open_record
-from elastrec.platform.master.shards import Positions, shard_order
+from elastrec.platform.specs.row_ranges import shard_order
+from elastrec.platform.specs.splits import TRAINING_STREAM, Positions, StreamPositions
 from elastrec.platform.transport.ledger_messages import Explanation
 
 _ROLLED_BACK = re.compile(r"rolled back to (.*), generation (\d+)")
@@ -63,18 +62,20 @@ def rollbacks(story: Explanation) -> dict[int, str]:
     return found
 
 
-def positions_of(uri: str) -> Positions:
+def positions_of(uri: str) -> StreamPositions:
     """Which shards were how far when a record was made; an empty URI is the beginning."""
     if not uri:
-        return Positions(0, [])
-    return msgspec.json.decode(open_record(uri).positions(), type=Positions)
+        return StreamPositions(0, [])
+    training = Positions.decode(open_record(uri).positions()).of(TRAINING_STREAM)
+    assert training is not None, f"{uri} has no positions of the training stream"
+    return training
 
 
 def check_books(
     attempts: Iterable[Mapping[str, Any]],
     story: Explanation,
     size: Size,
-    read_positions: Callable[[str], Positions] = positions_of,
+    read_positions: Callable[[str], StreamPositions] = positions_of,
 ) -> Books:
     """Goes through the training attempts of a job that succeeded, oldest first.
 
@@ -118,7 +119,7 @@ def batches_told(attempts: Iterable[Mapping[str, Any]], batch_rows: int) -> int:
     return sum(-(-(line["to"] - line["from"]) // batch_rows) for line in attempts if line["kind"] == "train")
 
 
-def _standing(positions: Positions, size: Size) -> dict[int, int]:
+def _standing(positions: StreamPositions, size: Size) -> dict[int, int]:
     """Rows that count, by shard number, where a record was made."""
     stands = {}
     for place in range(positions.cursor):
@@ -126,7 +127,7 @@ def _standing(positions: Positions, size: Size) -> dict[int, int]:
         index = int(shard_order(size.seed, epoch, size.per_epoch)[within]) if size.shuffle else within
         number = epoch * size.per_epoch + index
         stands[number] = size.length(number)
-    return stands | {number: offset for number, offset, _ in positions.begun}
+    return stands | {begun.number: begun.offset for begun in positions.begun}
 
 
 def check_restores(logs: Sequence[Sequence[str]], story: Explanation) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastrec.platform.master.shards import Positions
+from elastrec.platform.specs.splits import Begun, StreamPositions
 from elastrec.platform.transport.ledger_messages import Explanation, TimelineEntry
 from tests.faults.books import Books, Size, check_books, check_restores
 from tests.faults.watching import Hit, Sample, recovery_seconds
@@ -15,7 +15,7 @@ from tests.faults.watching import Hit, Sample, recovery_seconds
 SIZE = Size(rows=250, shard_rows=100, epochs=1, seed=1, shuffle=False)
 RECORD = "file:///records/one"
 # Shard 0 was done, shard 1 in somebody's hands.
-POSITIONS = Positions(2, [(1, 40, 1)])
+POSITIONS = StreamPositions(2, [Begun(1, 40, 1)])
 
 
 def told(*what: str) -> Explanation:
@@ -31,7 +31,7 @@ def attempt(generation: int, shard: int, begin: int, end: int, number: int = 1) 
 
 
 def books(attempts: list[dict[str, Any]], *what: str) -> Books:
-    return check_books(attempts, told(*what), SIZE, {"": Positions(0, []), RECORD: POSITIONS}.__getitem__)
+    return check_books(attempts, told(*what), SIZE, {"": StreamPositions(0, []), RECORD: POSITIONS}.__getitem__)
 
 
 WHOLE = [attempt(0, 0, 0, 100), attempt(0, 1, 0, 100), attempt(0, 2, 0, 50)]

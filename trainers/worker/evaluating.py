@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -40,27 +41,23 @@ class ShardEvaluation:
         if self.shard.keep_predictions:
             self._kept.append((expand_batch(batch), prediction_B, pooled_BFR))
 
-    def completion(self) -> ShardProgress:
+    def completion(self, last: ShardProgress) -> ShardProgress:
         """Writes the predictions that are to be kept, then says that the shard is done.
+
+        Args:
+            last: the report of its last minibatch.
 
         Raises:
             CheckpointError: the predictions could not be written.
         """
-        shard = self.shard
         if self._kept:
-            metadata = PredictionsMetadata(start=shard.start, length=shard.length, features=self._features)
+            split = self.shard.split
+            metadata = PredictionsMetadata(start=split.range.start, length=split.range.length, features=self._features)
             together = Predictions(
                 metadata=metadata,
                 batch=pa.concat_batches([batch for batch, _, _ in self._kept]),
                 prediction=np.concatenate([prediction for _, prediction, _ in self._kept]),
                 pooled=np.concatenate([pooled for _, _, pooled in self._kept]),
             )
-            write_predictions(self._folder_uri, shard.index, together)
-        return ShardProgress(
-            kind=shard.kind,
-            epoch=shard.epoch,
-            index=shard.index,
-            attempt=shard.attempt,
-            offset=shard.length,
-            sketch=self._sketch.encode(),
-        )
+            write_predictions(self._folder_uri, split.number, together)
+        return msgspec.structs.replace(last, sketch=self._sketch.encode())

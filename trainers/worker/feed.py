@@ -10,34 +10,29 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import pyarrow as pa
 
+from elastrec.platform.data.source import Minibatch
 from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard, ShardProgress
 
 _READ_AHEAD = 4
 _TICK_SECONDS = 0.1
 
 
-class ShardBatch(Protocol):
-    """What the data room yields: a trainer-ready record batch and the shard's offset behind its last row."""
-
-    @property
-    def batch(self) -> pa.RecordBatch: ...
-
-    @property
-    def end_offset(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Item:
-    """One minibatch of one shard; `turn` is the feed's rewind count when it was read."""
+    """One minibatch of one shard.
+
+    Attributes:
+        progress: what to report of the shard once these rows are trained.
+        turn: the feed's rewind count when it was read.
+    """
 
     shard: Shard
     batch: pa.RecordBatch
-    end_offset: int
+    progress: ShardProgress
     turn: int
 
 
@@ -53,7 +48,7 @@ class FeedError(Exception):
     """Reading a shard failed; the cause is the error, `progress` tells where."""
 
     def __init__(self, progress: ShardProgress) -> None:
-        super().__init__(f"shard {progress.index} of epoch {progress.epoch} failed after row {progress.offset}")
+        super().__init__(f"split {progress.number} of stream {progress.stream} failed after row {progress.offset}")
         self.progress = progress
 
 
@@ -65,18 +60,18 @@ class Feed:
 
     Args:
         lease: asks the master for `count` shards; None when cancelled meanwhile (see Session.lease).
-        read: batches of a shard from its offset on.
+        read: minibatches of a shard from its offset on.
     """
 
     def __init__(
         self,
         lease: Callable[[int, Callable[[], bool]], Leased | None],
-        read: Callable[[Shard], Iterator[ShardBatch]],
+        read: Callable[[Shard], Iterator[Minibatch]],
     ) -> None:
         self._lease = lease
         self._read = read
         self._entries: queue.Queue[tuple[int, Entry]] = queue.Queue(_READ_AHEAD)
-        self._held: dict[tuple[int, int], Shard] = {}
+        self._held: dict[tuple[str, int], Shard] = {}
         self._lock = threading.Lock()
         self._turn = 0
         self._closed = False
@@ -100,14 +95,17 @@ class Feed:
             raise entry
         return entry
 
-    def acknowledge(self, shard: Shard, offset: int) -> None:
-        """Rows of the shard up to `offset` need not be read again; a complete shard is let go."""
-        key = (shard.epoch, shard.index)
+    def acknowledge(self, progress: ShardProgress) -> None:
+        """Rows up to a report's offset need not be read again; a shard that has ended is let go."""
+        key = (progress.stream, progress.number)
         with self._lock:
-            if offset >= shard.length:
-                self._held.pop(key, None)
-            elif key in self._held:
-                self._held[key] = msgspec.structs.replace(self._held[key], offset=offset)
+            held = self._held.get(key)
+            if held is None:
+                return
+            if progress.ended:
+                del self._held[key]
+            else:
+                self._held[key] = msgspec.structs.replace(held, offset=progress.offset, position=progress.position)
 
     def rewind(self) -> None:
         """Drops everything read ahead and begins again at the acknowledged offsets of the shards held."""
@@ -155,7 +153,7 @@ class Feed:
                 if leased is None:
                     return
                 with self._lock:
-                    self._held.update({(shard.epoch, shard.index): shard for shard in leased.shards})
+                    self._held.update({(shard.split.stream, shard.split.number): shard for shard in leased.shards})
                 for shard in leased.shards:
                     self._read_shard(shard, turn, put, cancelled)
                 if leased.state is LeaseState.DONE:
@@ -168,15 +166,12 @@ class Feed:
             put(error)
 
     def _read_shard(self, shard: Shard, turn: int, put: Callable[[Entry], None], cancelled: threading.Event) -> None:
-        offset = shard.offset
+        progress = shard.progress(shard.offset, ended=False, position=shard.position)
         try:
             for found in self._read(shard):
-                put(Item(shard, found.batch, found.end_offset, turn))
-                offset = found.end_offset
+                progress = shard.progress(found.end_offset, ended=found.ends_split, position=found.position)
+                put(Item(shard, found.batch, progress, turn))
                 if cancelled.is_set():
                     return
         except Exception as error:
-            progress = ShardProgress(
-                kind=shard.kind, epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=offset
-            )
             raise FeedError(progress) from error

@@ -60,7 +60,7 @@ class Session:
         self._directive: Directive | None = None
         self._orders: PodOrders | None = None
         self._reached_version = 0
-        self._progress: dict[tuple[int, str, int, int], ShardProgress] = {}
+        self._progress: dict[tuple[int, str, int], ShardProgress] = {}
         self._stopped = False
         self._closed = False
         self._failure: Exception | None = None
@@ -142,7 +142,7 @@ class Session:
     def report(self, generation: int, progress: ShardProgress) -> None:
         """Notes the newest progress of a shard for the next request for shards or heartbeat."""
         with self._changed:
-            self._progress[(generation, progress.kind, progress.epoch, progress.index)] = progress
+            self._progress[(generation, progress.stream, progress.number)] = progress
 
     def report_now(self) -> None:
         """Sends the next heartbeat without waiting for its time."""
@@ -286,7 +286,7 @@ class Session:
         self._beat_now.set()
         log.info("orders", orders=msgspec.structs.asdict(orders) if orders is not None else {})
 
-    def _delivered(self, sent: dict[tuple[int, str, int, int], ShardProgress]) -> None:
+    def _delivered(self, sent: dict[tuple[int, str, int], ShardProgress]) -> None:
         with self._changed:
             for key, value in sent.items():
                 if self._progress.get(key) is value:

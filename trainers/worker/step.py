@@ -125,8 +125,8 @@ class Step:
         loss_value = float(loss.detach())
         if not np.isfinite(loss_value):
             raise JobFailedError(
-                f"the loss is {loss_value} in shard {started.item.shard.index} of epoch {started.item.shard.epoch}, "
-                f"before its row {started.item.end_offset}; lower spec.optimizers.*.learning_rate or check the model"
+                f"the loss is {loss_value} in {started.item.shard.split}, before row {started.item.progress.offset} of "
+                "it in the order of training; lower spec.optimizers.*.learning_rate or check the model"
             )
         loss.backward()
         computed = clock()

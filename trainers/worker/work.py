@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from elastrec.platform.data.batches import InProcessSource, Minibatch
-from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
-from elastrec.platform.data.manifest import DataManifest, read_manifest
-from elastrec.platform.data.reader import ShardReader
-from elastrec.platform.specs.job import JobSpec, TrainingJob
+from elastrec.platform.data.source import Minibatch, Source, open_source
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.export_messages import predictions_folder
 from elastrec.platform.transport.job_messages import (
     Directive,
@@ -57,18 +54,18 @@ class Worker:
         self.job = TrainingJob.model_validate_json(registered.job_json)
         self.step = Step(self.job, session.identity, session.window)
         self.generation = registered.directive.generation
-        self._manifests = {"train": registered.training_manifest, "evaluate": registered.evaluation_manifest}
+        self._streams = registered.streams
         self._predictions_uri = predictions_folder(
             self.job.spec.checkpoint.store, self.job.metadata.name, session.identity.job_id
         )
-        self._sources: dict[str, InProcessSource] = {}
+        self._sources: dict[str, Source] = {}
         self._feed: Feed | None = None
         self._kind = ""
         self._routing: RoutingTable | None = None
         self._pushes = 0
         # Steps of the model that are not among the pushes of this worker since it connected.
         self._steps_before = 0
-        self._unacknowledged: deque[tuple[int, Shard, int]] = deque()
+        self._unacknowledged: deque[tuple[int, ShardProgress]] = deque()
         self._evaluation: ShardEvaluation | None = None
         self._takes_part = False
 
@@ -130,7 +127,7 @@ class Worker:
         if self._kind == "train":
             self.step.train(started, hold=hold)
             self._pushes += started.pulled is not None
-            self._unacknowledged.append((self._pushes, started.item.shard, started.item.end_offset))
+            self._unacknowledged.append((self._pushes, started.item.progress))
             self._acknowledge(self._applied())
         else:
             self._evaluate(started)
@@ -147,9 +144,9 @@ class Worker:
         if started.inputs is not None:
             prediction_B, pooled_BFR = self.step.predict(started)
             self._evaluation.add(item.batch, prediction_B, started.inputs.label_B.numpy(), pooled_BFR)
-        if item.end_offset >= shard.length:
-            completion, self._evaluation = self._evaluation.completion(), None
-            self._report(shard, completion)
+        if item.progress.ended:
+            completion, self._evaluation = self._evaluation.completion(item.progress), None
+            self._report(completion)
 
     # Settling
 
@@ -200,18 +197,13 @@ class Worker:
 
     def _acknowledge(self, applied: int) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= applied:
-            _, shard, offset = self._unacknowledged.popleft()
-            self._report(
-                shard,
-                ShardProgress(
-                    kind=shard.kind, epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=offset
-                ),
-            )
+            _, progress = self._unacknowledged.popleft()
+            self._report(progress)
 
-    def _report(self, shard: Shard, progress: ShardProgress) -> None:
+    def _report(self, progress: ShardProgress) -> None:
         self.session.report(self.generation, progress)
         if self._feed is not None:
-            self._feed.acknowledge(shard, progress.offset)
+            self._feed.acknowledge(progress)
 
     # Feed
 
@@ -224,23 +216,11 @@ class Worker:
         def lease(count: int, cancelled: Callable[[], bool]) -> Leased | None:
             return self.session.lease(generation, kind, count, cancelled)
 
-        return Feed(lease, lambda shard: self._read(kind, shard))
+        return Feed(lease, self._read)
 
-    def _read(self, kind: str, shard: Shard) -> Iterator[Minibatch]:
-        # Built on the feed's thread: manifests may be large, and a reader belongs to one thread at a time.
-        if kind not in self._sources:
-            reader = reader_of(self.job.spec, read_manifest(self._manifests[kind]))
-            self._sources[kind] = InProcessSource(reader, self.job.spec.training.batch_size)
-        return self._sources[kind].batches(shard)
-
-
-def reader_of(spec: JobSpec, manifest: DataManifest) -> ShardReader:
-    """The reader of a job's rows: a deduplicating one where the job has groups.
-
-    Raises:
-        SpecError, DataError: see the readers.
-    """
-    hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
-    if groups := spec.deduplication.groups:
-        return DeduplicatingReader(spec.data, manifest, groups=groups, hash_sizes=hash_sizes)
-    return ShardReader(spec.data, manifest, hash_sizes=hash_sizes)
+    def _read(self, shard: Shard) -> Iterator[Minibatch]:
+        # Opened on the feed's thread: manifests may be large, and a source belongs to one thread at a time.
+        stream = shard.split.stream
+        if stream not in self._sources:
+            self._sources[stream] = open_source(self._streams[stream], self.job.spec)
+        return self._sources[stream].read(shard.split, shard.offset, shard.position)

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import InProcessSource, ShardReader, build_manifest, reader
+from elastrec.platform.data import ShardReader, build_manifest, reader
 from elastrec.platform.data.deduplicated_batch import expand_batch, groups_of
 from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
+from elastrec.platform.data.source import ManifestSource
 from elastrec.platform.data.validation import check_inverse
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.transport.job_messages import Shard
+from tests.splits import row_shard
 
 ROWS, SESSION = 600, 6
 
@@ -152,13 +153,13 @@ def test_two_shards_may_be_read_in_turns(log: Path) -> None:
         assert [expand_batch(each) for each in mine] == list(theirs)
 
 
-def test_a_worker_reads_it_as_any_batch_source(log: Path) -> None:
+def test_a_worker_reads_it_as_any_source(log: Path) -> None:
     data = _data(log)
     manifest = build_manifest(data)
-    source = InProcessSource(DeduplicatingReader(data, manifest, groups=[["cart"]]), 128)
-    plain = InProcessSource(ShardReader(data, manifest), 128)
-    shard = Shard(kind="train", epoch=0, index=0, attempt=1, start=0, length=300, offset=10, seed=1, shuffle=False)
-    for mine, theirs in zip(source.batches(shard), plain.batches(shard), strict=True):
+    source = ManifestSource(DeduplicatingReader(data, manifest, groups=[["cart"]]), 128)
+    plain = ManifestSource(ShardReader(data, manifest), 128)
+    split = row_shard(0, 0, 300, seed=1).split
+    for mine, theirs in zip(source.read(split, 10), plain.read(split, 10), strict=True):
         assert mine.end_offset == theirs.end_offset
         assert expand_batch(mine.batch).equals(theirs.batch)
     source.close()

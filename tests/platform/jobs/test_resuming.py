@@ -16,10 +16,10 @@ from elastrec.platform.jobs.kept_launch import keep_launch, kept_launch
 from elastrec.platform.jobs.launching import launch_request
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.resumption import ATTRIBUTE, Numbering, own_records
-from elastrec.platform.master.shards import Positions
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, SpecError
 from elastrec.platform.specs.loading import job_to_json
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.splits import Positions, StreamPositions
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import FakeCluster, FakeLauncher
 from tests.platform.master.fakes import job as training_job
@@ -64,7 +64,8 @@ def saved(request: LaunchRequest, step: int, kind: str = "periodic") -> str:
     writer = PartWriter(uri, "clicks-1-ps-0", buckets=range(64), dense_range=(0, 4), generation=0)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     commit_record(
-        uri, [writer.finish()], msgspec.json.encode(Positions(1, [])), job=request.training_job, job_id=request.job_id,
+        uri, [writer.finish()], Positions({"training": StreamPositions(1, [])}).encode(),
+        job=request.training_job, job_id=request.job_id,
         kind=kind, step=step, generation=0, term=1,
         attributes={ATTRIBUTE: msgspec.json.encode(Numbering.of(request)).decode()},
     )  # fmt: skip

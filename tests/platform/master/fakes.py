@@ -33,11 +33,11 @@ from elastrec.platform.transport.job_messages import (
     Register,
     Registered,
     SavedPart,
-    ShardProgress,
     WindowMetrics,
 )
 from tests.platform.clusters.fake_fleet import FakeFleet
 from tests.platform.clusters.fleets import new_fleet
+from tests.splits import length_of, progress_of
 
 
 def job(**spec: Any) -> TrainingJob:
@@ -207,7 +207,7 @@ class ScriptedPod:
         self,
         spec: PodSpec,
         cluster: FakeCluster,
-        trained: list[tuple[int, int, int, int, int]],
+        trained: list[tuple[int, int, int, int]],
         *,
         step_rows: int = 10,
         step_seconds: float = 0.002,
@@ -346,32 +346,23 @@ class ScriptedPod:
             shard, offset = shards.pop(0)
             self._fail_on(self, shard)
             time.sleep(self._step_seconds)
-            end = min(shard.length, offset + self._step_rows)
-            report = ShardProgress(
-                kind=kind,
-                epoch=shard.epoch,
-                index=shard.index,
-                attempt=shard.attempt,
-                offset=end,
-                sketch=_sketch(shard) if kind == "evaluate" and end == shard.length else b"",
-            )
-            if end < shard.length:
+            end = min(length_of(shard), offset + self._step_rows)
+            is_evaluated = kind == "evaluate" and end == length_of(shard)
+            report = progress_of(shard, end, _sketch(shard) if is_evaluated else b"")
+            if not report.ended:
                 shards.insert(0, (shard, end))
             generation = directive.generation
             metrics = WindowMetrics(samples=end - offset, steps=1, loss_sum=0.5 * (end - offset), compute_seconds=0.001)
             directive = self._beat(directive, progress=[report], metrics=metrics)
             if kind == "train":
-                self._trained.append((generation, shard.epoch, shard.index, shard.start + offset, shard.start + end))
+                rows = shard.split.range
+                self._trained.append((generation, shard.split.number, rows.start + offset, rows.start + end))
             if directive.generation != generation:
                 shards = []
 
     def fail(self, reason: str, *, retryable: bool, shard: Any = None) -> None:
         """Reports a failure and dies of it."""
-        progress = None
-        if shard is not None:
-            progress = ShardProgress(
-                kind=shard.kind, epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=0
-            )
+        progress = shard.progress(0, ended=False) if shard is not None else None
         self._call(
             Failed(
                 pod=self.name,
@@ -390,6 +381,6 @@ class ScriptedPod:
 
 def _sketch(shard: Any) -> bytes:
     sketch = BinaryMetricsSketch()
-    rows = np.arange(shard.start, shard.start + shard.length)
+    rows = shard.split.range.start + np.arange(length_of(shard))
     sketch.update((rows % 10) / 10 + 0.05, (rows % 10 > 6).astype(np.float32))
     return sketch.encode()

@@ -36,12 +36,13 @@ import xxhash
 from elastrec.platform.master import events, stages
 from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
-from elastrec.platform.master.ledger import ledger_table, queues_now, running_attempts
+from elastrec.platform.master.ledger import ledger_table, running_attempts, streams_now
 from elastrec.platform.master.membership import MemberStage
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.shards import ShardQueue
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
 from tests.platform.master.world import World, disturb, plan
 from tests.shapes import change, shape
 
@@ -87,7 +88,7 @@ def check(state: JobState) -> None:
         assert member.orders_version <= version, f"{member.name} has orders that nobody gave"
     serving = [(m.role, m.index) for m in members.values() if m.stage is MemberStage.SERVING]
     assert len(set(serving)) == len(serving), f"two pods serve in one place: {serving}"
-    for queue in (state.training, state.evaluation):
+    for queue in state.queues:
         _check_queue(queue)
         # When a job is over, what was under way stays in the ledger as unfinished.
         is_kept = queue.held.keys() <= members.keys() or state.phase.is_final
@@ -95,7 +96,12 @@ def check(state: JobState) -> None:
     is_waiting = state.saves.quiescing is not None or stages.awaited_servers(state)
     assert state.next_deadline() is not None or not is_waiting, "a stage without a deadline"
     record = state.recovery.record
-    assert record is None or record.positions.cursor <= state.training.cursor, "behind the last record"
+    assert record is None or _cursor(record.positions) <= state.training.cursor, "behind the last record"
+
+
+def _cursor(positions: Positions) -> int:
+    training = positions.of(TRAINING_STREAM)
+    return training.cursor if training is not None else 0
 
 
 def _check_queue(queue: ShardQueue) -> None:
@@ -104,7 +110,7 @@ def _check_queue(queue: ShardQueue) -> None:
     assert dict(Counter(lease.pod for lease in queue.doing.values())) == queue.held
     assert queue.deadlines.keys() == queue.held.keys()
     for number, lease in queue.doing.items():
-        assert 0 <= lease.begin <= lease.offset < queue.locate(number)[3] and lease.attempt >= 1
+        assert 0 <= lease.begin <= lease.offset < queue.splits.range(number).length and lease.attempt >= 1
 
 
 class JournalledWorld(World):
@@ -199,10 +205,10 @@ class JournalledWorld(World):
         while page := self.whole.ledger(after):
             attempts.append(page)
             after += len(page)
-        table = ledger_table([*attempts, running_attempts(self.state)], queues_now(self.state)).to_pandas()
+        table = ledger_table([*attempts, running_attempts(self.state)], streams_now(self.state)).to_pandas()
         kept = table.groupby("kind", observed=True)["kept"].sum()
-        assert kept["train"] == self.state.plan.training_rows * self.state.plan.epochs, kept
-        assert kept["evaluate"] == self.state.plan.evaluation_rows, kept
+        assert kept["train"] == self.state.plan.training.total_rows, kept
+        assert kept["evaluate"] == self.state.plan.evaluation.rows, kept
 
     def close(self) -> None:
         self.whole.close()

@@ -36,7 +36,7 @@ class Stage:
         self.request = launch(str(folder / "store"), training_job, **sizes)
         self.cluster = FakeCluster()
         self.pods: dict[str, ScriptedPod] = {}
-        self.trained: list[tuple[int, int, int, int, int]] = []
+        self.trained: list[tuple[int, int, int, int]] = []
         self.fail_on: Callable[[ScriptedPod, Any], None] = lambda pod, shard: None
         self.cluster.on_create = self._play
         self.address = ""
@@ -85,7 +85,7 @@ class Stage:
     def rows_trained(self, generation: int | None = None) -> list[int]:
         """How often each row was trained."""
         counts = [0] * self.request.training_rows
-        for of, _, _, start, end in self.trained:
+        for of, _, start, end in self.trained:
             if generation is None or of == generation:
                 for row in range(start, end):
                     counts[row] += 1

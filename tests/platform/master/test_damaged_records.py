@@ -60,7 +60,7 @@ def test_a_damaged_newest_record_means_the_one_before_it_with_its_positions():
     assert world.state.recovery.uri == second.uri
     act(world)
     assert world.state.recovery.uri == first.uri and world.state.phase is Phase.RECOVERING
-    assert world.state.training.positions() == first.positions
+    assert world.state.positions() == first.positions
     assert world.state.phases.generation == 2
     told = [timeline_entry(0.0, 0.0, line.decision, line.inputs) for line in decisions(world)]
     assert (f"found {second.uri} damaged", "checksum differs") in [(entry.what, entry.cause) for entry in told]

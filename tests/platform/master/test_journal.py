@@ -115,14 +115,14 @@ def test_the_ledger_tells_exactly_what_was_trained(tmp_path: Path):
     journal = Journal(tmp_path / "journal")
     journal.begin(plan())
     journal.start()
-    ended = Ended("train", 0, 7, 2, "j-worker-0", 3, 10, "done", 1.5)
+    ended = Ended("training", 7, 2, "j-worker-0", 3, 10, "done", 1.5)
     before = time.time()
     lines = [RecordAttempt(generation=1, time=2.5, ended=ended)]
     sequence = journal.append(events.Begun(time=0.0), lines, lambda: b"")
     journal.wait(sequence)
     found = journal.ledger()
     assert found == [
-        Attempt("train", 1, 0, 7, 2, "j-worker-0", 3, 10, "done", 1.5, 2.5, unix_seconds=found[0].unix_seconds)
+        Attempt("training", 1, 7, 2, "j-worker-0", 3, 10, "done", 1.5, 2.5, unix_seconds=found[0].unix_seconds)
     ]
     assert before <= found[0].unix_seconds <= time.time()
     assert journal.ledger(after=1) == [] and journal.ledger(until=0) == []

@@ -8,23 +8,26 @@ import pytest
 
 from elastrec.platform.jobs.past import _pages
 from elastrec.platform.master import observers
-from elastrec.platform.master.ledger import SCHEMA, ledger_table, queues_now, read_ledger, running_attempts
-from elastrec.platform.master.shards import shard_seed
+from elastrec.platform.master.ledger import SCHEMA, ledger_table, read_ledger, running_attempts, streams_now
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.row_ranges import RowRanges, shard_seed
+from elastrec.platform.specs.splits import Begun, StreamPositions
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.ledger_messages import Attempt, QueueNow
+from elastrec.platform.transport.ledger_messages import Attempt, StreamNow
 from tests.platform.master.fakes import job
 from tests.platform.master.test_service import Stage, stage  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("fleet")
 
 
-def queue(cursor: int, begun: list[tuple[int, int]] | None = None, *, shuffle: bool = False) -> QueueNow:
-    return QueueNow(kind="train", rows=95, shard_rows=10, shuffle=shuffle, seed=3, cursor=cursor, begun=begun or [])
+def queue(cursor: int, begun: list[tuple[int, int]] | None = None, *, shuffle: bool = False) -> StreamNow:
+    positions = StreamPositions(cursor, [Begun(number, offset, 1) for number, offset in begun or []])
+    splits = RowRanges(rows=95, split_rows=10, shuffle=shuffle, seed=3)
+    return StreamNow(stream="training", kind="train", splits=splits, positions=positions)
 
 
 def line(shard: int, begin: int, end: int, outcome: str = "done", generation: int = 0, attempt: int = 1) -> Attempt:
-    return Attempt("train", generation, 0, shard, attempt, f"w-{attempt}", begin, end, outcome, 1.0, 2.0, 1e9)
+    return Attempt("training", generation, shard, attempt, f"w-{attempt}", begin, end, outcome, 1.0, 2.0, 1e9)
 
 
 def columns(table: pa.Table, *names: str) -> list[tuple[int, ...]]:
@@ -68,7 +71,7 @@ def test_a_running_job_tells_its_ledger_page_by_page(stage: Callable[..., Stage]
     s = stage()
     s.wait(lambda: s.service.state.training.done > 10)
     client = RpcClient(s.address, "secret")
-    queues: list[QueueNow] = []
+    queues: list[StreamNow] = []
     table = ledger_table(_pages(client, queues), queues)
     client.close()
     assert table.num_rows > 10
@@ -85,7 +88,7 @@ def test_the_ledger_outlives_the_job_and_its_kept_rows_are_the_days(stage: Calla
     s.wait_for(Phase.SUCCEEDED)
     s.wait(lambda: read_ledger(str(tmp_path / "store"), "clicks-1") is not None)
     # What is left behind was journalled before; at the moment of success the last lines are on their way.
-    live = ledger_table([s.service.journal.ledger(), running_attempts(s.service.state)], queues_now(s.service.state))
+    live = ledger_table([s.service.journal.ledger(), running_attempts(s.service.state)], streams_now(s.service.state))
     table = read_ledger(str(tmp_path / "store"), "clicks-1")
     assert table is not None and table.schema == SCHEMA
     assert table.drop_columns(["ended_at"]).equals(live.drop_columns(["ended_at"]))

@@ -18,6 +18,7 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Shard
 from tests.platform.master.world import World, plan, running
 from tests.shapes import shape
+from tests.splits import length_of
 
 pytestmark = pytest.mark.usefixtures("fleet")
 
@@ -128,7 +129,7 @@ def test_two_kills_of_a_server_for_memory_with_a_record_in_between_are_not_in_a_
     for _ in range(5):
         pod = worker_names(world)[0]
         shard = lease(world, pod)
-        report(world, pod, shard, shard.length)
+        report(world, pod, shard, length_of(shard))
         save_a_record(world)
         server = next(name for name, up in world.up.items() if up["role"] is Role.PARAMETER_SERVER)
         world.kill(server, **OUT_OF_MEMORY)
@@ -268,7 +269,7 @@ def test_a_shard_that_crashes_its_workers_at_the_same_row_is_poison():
         assert world.state.phase is Phase.TRAINING
         train_and_lose(world, 0, **KILLED)
         train_and_lose(world, 0, **CRASHED)
-    assert "training shard 0 of epoch 0 (rows 0 to 9999999) failed 4 times in a row" in world.state.failure
+    assert "split 0 of stream training (rows 0 to 9999999 in epoch 0) failed 4 times in a row" in world.state.failure
 
 
 def test_an_evaluation_shard_that_crashes_its_workers_at_the_same_row_is_poison():
@@ -283,7 +284,7 @@ def test_an_evaluation_shard_that_crashes_its_workers_at_the_same_row_is_poison(
         report(world, pod, shard, 5)
         world.kill(pod, **CRASHED)
         start_pods(world)
-    assert "evaluation shard 0" in world.state.failure
+    assert "split 0 of stream evaluation" in world.state.failure
 
 
 def until(world: World, reached: Callable[[], bool]) -> None:

@@ -14,9 +14,9 @@ from elastrec.platform.master.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.record_lane import RecordLane
-from elastrec.platform.master.shards import Positions
 from elastrec.platform.master.state import JobState
 from elastrec.platform.master.term_watch import TermWatch
+from elastrec.platform.specs.splits import Positions, StreamPositions
 from elastrec.platform.transport.job_messages import SavedPart
 from tests.platform.master.fakes import job, launch
 
@@ -36,7 +36,7 @@ def commit_order(request: LaunchRequest) -> CommitRecord:
     part = SavedPart(order_id=save.order_id, manifest_json=writer.finish().to_json())
     return CommitRecord(
         order_id=save.order_id, uri=save.uri, is_final=False, step=40, generation=0, parts=[part],
-        positions=Positions(2, []),
+        positions=Positions({"training": StreamPositions(2, [])}),
     )  # fmt: skip
 
 

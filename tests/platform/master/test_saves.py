@@ -7,16 +7,16 @@ import pytest
 from elastrec.platform.master import stages
 from elastrec.platform.master.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.saves import COMMITTING, PAUSING, WRITING, Save, Saves
-from elastrec.platform.master.shards import Positions
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.splits import Positions, StreamPositions
 from elastrec.platform.transport.job_messages import Mode, SavedPart, SaveOrder
 from tests.platform.master.world import World, plan, running
 
 pytestmark = pytest.mark.usefixtures("fleet")
 
 TEMPLATE = "file:///store/j/records/000000000000-abcdef01-12345678"
-CUT = Positions(4, []), 40
+CUT = Positions({"training": StreamPositions(4, [])}), 40
 
 
 def both() -> tuple[Saves, Save, Save]:
@@ -77,7 +77,7 @@ def test_an_abandoned_folder_waits_for_its_own_writers_only():
 def begin_beside(world: World) -> Save:
     """A save for which nobody pauses; no policy of the job begins one yet."""
     state = world.state
-    cut = state.training.positions(), state.training.covered_rows()
+    cut = state.positions(), state.training.covered_rows()
     state.phases.version += 1
     return state.saves.begin(
         "save-beside", step=state.training.samples, is_final=False, version=state.phases.version, time=world.time,
@@ -121,7 +121,14 @@ def test_two_overlapping_saves_become_two_records():
 def test_a_server_that_has_written_one_part_is_told_the_next_one_under_a_new_version():
     world = running(plan(save_interval_seconds=0.0))
     begin_beside(world)
-    world.state.saves.begin("save-later", step=0, is_final=False, version=0, time=world.time, cut=(Positions(0, []), 0))
+    world.state.saves.begin(
+        "save-later",
+        step=0,
+        is_final=False,
+        version=0,
+        time=world.time,
+        cut=(Positions({"training": StreamPositions(0, [])}), 0),
+    )
     world.act("j-ps-0")
     first, version = world.directive("j-ps-1"), world.state.phases.version
     world.act("j-ps-1")
@@ -138,7 +145,12 @@ def test_a_save_that_is_late_fails_and_the_other_goes_on():
     world.act("j-ps-0")
     world.time += 20.0
     second = world.state.saves.begin(
-        "save-later", step=0, is_final=False, version=0, time=world.time, cut=(Positions(0, []), 0)
+        "save-later",
+        step=0,
+        is_final=False,
+        version=0,
+        time=world.time,
+        cut=(Positions({"training": StreamPositions(0, [])}), 0),
     )
     deadline = stages.save_deadline(world.state, beside)
     assert deadline is not None and deadline < world.time + 40.0

@@ -23,7 +23,6 @@ from elastrec.platform.transport.job_messages import (
     Register,
     SaveNow,
     ShapeAnswer,
-    ShardProgress,
     Status,
     StopJob,
     TakeOver,
@@ -32,6 +31,7 @@ from elastrec.platform.transport.ledger_messages import Explanation, GetExplanat
 from tests.platform.master.fakes import ScriptedPod, job
 from tests.platform.master.stage import Stage
 from tests.shapes import change
+from tests.splits import progress_of
 
 pytestmark = pytest.mark.usefixtures("fleet")
 
@@ -153,7 +153,7 @@ def test_a_poison_shard_fails_the_job_and_is_named_with_its_file(stage: Callable
     s = stage(job(faults={"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "shard_attempts": 3}))
 
     def poisonous(pod: ScriptedPod, shard: Any) -> None:
-        if shard.kind == "train" and shard.index == 7:
+        if shard.kind == "train" and shard.split.number == 7:
             pod.fail("bad row", retryable=True, shard=shard)
 
     s.fail_on = poisonous
@@ -290,7 +290,7 @@ def test_nothing_is_answered_or_done_before_its_event_is_on_disk(
         service.register(registration(pod, Role.WORKER))
     assert service.state.phase is Phase.TRAINING
     (shard,) = service.lease(request(workers[0], "first")).shards
-    progress = ShardProgress(kind="train", epoch=0, index=shard.index, attempt=1, offset=10)
+    progress = progress_of(shard, 10)
     is_held(
         lambda: service.register(registration(workers[1], Role.WORKER, "2")),
         lambda: service.lease(request(workers[0], "second")),

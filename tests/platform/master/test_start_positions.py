@@ -20,11 +20,11 @@ from elastrec.platform.master.ledger import read_ledger
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.resumption import start_positions
 from elastrec.platform.master.rollback import recover
-from elastrec.platform.master.shards import Positions
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.splits import Begun, Positions, StreamPositions
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
@@ -72,7 +72,7 @@ def record(stage: Callable[[str], Stage]) -> Record:
 
 
 def positions(record: Record) -> Positions:
-    return msgspec.json.decode(record.positions(), type=Positions)
+    return Positions.decode(record.positions())
 
 
 def begun_at(s: Stage, record: Record) -> Stage:
@@ -101,9 +101,7 @@ def test_on_the_same_files_a_job_goes_on_at_the_positions_and_its_ledger_holds_e
     assert counted(s) == [1] * ROWS
     # Of another job is all that was trained before; this job began in its first term.
     (term,) = list_terms(s.request.store, s.job_name, "later")
-    assert (term.term, term.base) == (1, "") and msgspec.json.decode(term.positions, type=Positions) == positions(
-        record
-    )
+    assert (term.term, term.base) == (1, "") and Positions.decode(term.positions) == positions(record)
 
 
 def test_a_master_that_lost_its_journal_before_the_first_record_begins_at_the_same_positions(
@@ -136,11 +134,11 @@ def counted(s: Stage) -> list[int]:
 
 
 def test_a_rollback_without_a_record_of_its_own_goes_back_to_the_positions_and_never_beyond() -> None:
-    begin = Positions(5, [(2, 4, 1)])
+    begin = Positions({"training": StreamPositions(5, [Begun(2, 4, 1)])})
     request = msgspec.structs.replace(
         launch_request(),
         start_record="file:///s/r/000-1-2",
-        start_positions=msgspec.json.encode(begin).decode(),
+        start_positions=begin.encode().decode(),
     )
     state = JobState.new(JobPlan.of(request))
     state.handle(events.TermBegun(time=0.0, term=1, address="m:1"))

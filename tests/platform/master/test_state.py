@@ -17,6 +17,7 @@ from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Mode, SavedPart
 from tests.platform.master.world import World, disturb, plan, running
+from tests.splits import length_of
 
 pytestmark = pytest.mark.usefixtures("fleet")
 
@@ -34,8 +35,8 @@ def test_whatever_happens_a_job_ends_with_every_row_trained(seed: int, synchrono
     if state.phase is Phase.FAILED:
         assert "pod_restarts" in state.failure or "final record" in state.failure
     else:
-        assert state.training.is_done and state.training.covered_rows() == 130 * state.plan.epochs
-        assert state.training.samples >= 130 * state.plan.epochs
+        assert state.training.is_done and state.training.covered_rows() == state.plan.training.total_rows
+        assert state.training.samples >= state.plan.training.total_rows
         assert state.evaluation.is_done
         assert state.recovery.record is not None and state.recovery.record.is_final
     assert not world.state.membership.members
@@ -103,7 +104,7 @@ def test_a_lost_server_voids_the_progress_of_the_old_generation():
             incarnation=pod["incarnation"],
             generation=0,
             reached_version=0,
-            progress=[world.progress(shard, shard.length)],
+            progress=[world.progress(shard, length_of(shard))],
         )
     )
     assert world.state.training.samples == trained and world.state.training.done == 0
@@ -116,7 +117,7 @@ def test_progress_of_the_old_generation_is_void_even_if_its_attempt_is_leased_ag
     world = running()
     name, pod = next((n, p) for n, p in world.up.items() if p["shards"])
     shard = pod["shards"][0][0]
-    number = shard.epoch * world.state.training.per_epoch + shard.index
+    number = shard.split.number
     world.kill("j-ps-0")
     for _ in range(8):
         world.start_pod()
@@ -125,7 +126,7 @@ def test_progress_of_the_old_generation_is_void_even_if_its_attempt_is_leased_ag
         if number in world.state.training.doing:
             break
     lease, trained = world.state.training.doing[number], world.state.training.samples
-    assert (lease.pod, lease.attempt) == (name, shard.attempt) and lease.offset < shard.length
+    assert (lease.pod, lease.attempt) == (name, shard.attempt) and lease.offset < length_of(shard)
     world.tell(
         events.PodReported(
             time=world.time,
@@ -133,7 +134,7 @@ def test_progress_of_the_old_generation_is_void_even_if_its_attempt_is_leased_ag
             incarnation=pod["incarnation"],
             generation=0,
             reached_version=0,
-            progress=[world.progress(shard, shard.length)],
+            progress=[world.progress(shard, length_of(shard))],
         )
     )
     assert world.state.training.doing[number] == lease and world.state.training.samples == trained

@@ -15,7 +15,6 @@ from elastrec.platform.transport.job_messages import (
     Mode,
     Register,
     Registered,
-    ShardProgress,
 )
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
@@ -23,6 +22,7 @@ from tests.platform.master import world
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 from tests.platform.master.test_service import stage  # noqa: F401
+from tests.splits import progress_of
 
 pytestmark = pytest.mark.usefixtures("fleet")
 
@@ -73,7 +73,7 @@ def test_nothing_of_the_superseded_process_counts_and_it_never_wins_again(two: t
     (shard,) = leased.shards
     later.register()
     old, generation = earlier.identity.incarnation, earlier.directive.generation
-    progress = ShardProgress(kind="train", epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=10)
+    progress = progress_of(shard, 10)
     # Its answer was lost: it asks again, late.
     again = s.call(Register(pod=POD, role=Role.WORKER, incarnation=old), Registered)
     assert again.directive.mode is Mode.EXIT

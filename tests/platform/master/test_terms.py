@@ -25,9 +25,9 @@ from elastrec.platform.master.explanation import read_explanation
 from elastrec.platform.master.ledger import read_ledger
 from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.service import JobService
-from elastrec.platform.master.shards import Positions, shard_order
 from elastrec.platform.specs.errors import SpecError, TransportError
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport.job_messages import GetStatus, SaveNow, Status, StopJob
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.fakes import job
@@ -99,15 +99,13 @@ def committed(s: Stage) -> list[str]:
 def counted(positions: Positions, successor: Stage) -> list[int]:
     """How often each row counts: those that the record holds, and those that the successor has trained."""
     queue = successor.service.state.training
-    begun = {number: offset for number, offset, _ in positions.begun}
-    order = range(queue.per_epoch) if not queue.shuffle else shard_order(queue.seed, 0, queue.per_epoch).tolist()
-    counts = [0] * queue.rows
-    spans = [
-        (start, start + begun.get(index, length))
-        for index in list(order)[: positions.cursor]
-        for _, _, start, length in (queue.locate(index),)
-    ]
-    spans += [(start, end) for generation, _, _, start, end in successor.trained if generation >= NUMBERS_PER_TERM]
+    training = positions.of(queue.stream)
+    assert training is not None
+    begun = {one.number: one.offset for one in training.begun}
+    counts = [0] * queue.splits.rows
+    ranges = {number: queue.splits.range(number) for number in map(queue.splits.number_at, range(training.cursor))}
+    spans = [(rows.start, rows.start + begun.get(number, rows.length)) for number, rows in ranges.items()]
+    spans += [(start, end) for generation, _, start, end in successor.trained if generation >= NUMBERS_PER_TERM]
     for start, end in spans:
         for row in range(start, end):
             counts[row] += 1

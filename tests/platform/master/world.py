@@ -6,6 +6,8 @@ import contextlib
 import random
 from typing import Any
 
+import numpy as np
+
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSpec
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease, CommitRecord, DiscardRecord, Effect
@@ -17,20 +19,16 @@ from elastrec.platform.master.state import JobState
 from elastrec.platform.master.wanted import MEMBER_ROLES, WantedPod, compare, wanted
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.transport.job_messages import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
 from tests.platform.clusters.fleets import new_fleet
 from tests.shapes import change, shape
+from tests.splits import length_of, progress_of
 
 
 def plan(**changes: Any) -> JobPlan:
     values: dict[str, Any] = {
         "job_id": "j",
-        "training_rows": 130,
-        "evaluation_rows": 25,
-        "shard_rows": 10,
-        "epochs": 1,
-        "shuffle": True,
-        "seed": 1,
         "shape": shape(),
         "virtual_buckets": 64,
         "is_synchronous": False,
@@ -43,6 +41,11 @@ def plan(**changes: Any) -> JobPlan:
         "shard_attempts": 50,
         "pod_restarts": 40,
     }
+    rows = {"training_rows": 130, "evaluation_rows": 25, "shard_rows": 10, "epochs": 1, "shuffle": True, "seed": 1}
+    rows |= {name: changes.pop(name) for name in rows if name in changes}
+    training, evaluation, split_rows = rows.pop("training_rows"), rows.pop("evaluation_rows"), rows.pop("shard_rows")
+    values["training"] = RowRanges(rows=training, split_rows=split_rows, **rows)  # type: ignore[arg-type]
+    values["evaluation"] = RowRanges(rows=evaluation, split_rows=split_rows)
     return JobPlan(**(values | changes))
 
 
@@ -219,19 +222,19 @@ class World:
                 pod["shards"] = [[shard, shard.offset] for shard in answer.shards]
                 return
             shard, offset = pod["shards"][0]
-            end = min(shard.length, offset + 6)
+            end = min(length_of(shard), offset + 6)
             self._push(pod, shard, offset, end)
             pod["shards"][0][1] = end
             if late:
                 return
-            if end == shard.length:
+            if end == length_of(shard):
                 pod["shards"].pop(0)
             progress = [self.progress(shard, end)]
         elif late:
             return
         else:
             progress = [self.progress(shard, offset) for shard, offset in pod["shards"] if offset > shard.offset]
-            pod["shards"] = [entry for entry in pod["shards"] if entry[1] < entry[0].length]
+            pod["shards"] = [entry for entry in pod["shards"] if entry[1] < length_of(entry[0])]
         self.tell(
             events.PodReported(
                 time=self.time,
@@ -288,22 +291,24 @@ class World:
     def _check_record(self) -> None:
         save = self.state.saves.quiescing
         assert save is not None and save.positions is not None
-        queue, begun = self.state.training, {number: offset for number, offset, _ in save.positions.begun}
+        queue = self.state.training
+        positions = save.positions.of(queue.stream)
+        assert positions is not None
+        begun = {one.number: one.offset for one in positions.begun}
         for worker in self.state.membership.workers():
             # One that was given up and still runs is refused by the servers.
             pod = self.up.get(worker.name)
             if pod is None or pod["generation"] != self.state.phases.generation:
                 continue
             for shard, offset in pod["shards"]:
-                number = shard.epoch * queue.per_epoch + shard.index
-                counted = begun.get(number, shard.length if number < save.positions.cursor else 0)
+                number = shard.split.number
+                (handed_out,) = queue.splits.handed_out(positions.cursor, np.array([number]))
+                counted = begun.get(number, length_of(shard) if handed_out else 0)
                 assert shard.kind != "train" or offset <= counted, "a record without the positions of pushed rows"
 
     @staticmethod
     def progress(shard: Shard, offset: int) -> ShardProgress:
-        return ShardProgress(
-            kind=shard.kind, epoch=shard.epoch, index=shard.index, attempt=shard.attempt, offset=offset
-        )
+        return progress_of(shard, offset)
 
     def tick(self) -> None:
         deadline = self.state.next_deadline()

@@ -118,8 +118,7 @@ class ScriptedMaster:
             return Registered(
                 job_json=self._job.model_dump_json(by_alias=True).encode(),
                 rank=int(message.pod.rsplit("-", 1)[1]),
-                training_manifest="",
-                evaluation_manifest="",
+                streams={},
                 directive=self.directive,
             )
 

@@ -33,6 +33,7 @@ from elastrec.platform.specs.job import (
     TrainingJob,
 )
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, ManifestStream
 from elastrec.platform.transport import RpcServer, new_token
 from elastrec.platform.transport.job_messages import (
     Answer,
@@ -54,6 +55,7 @@ from elastrec.platform.transport.job_messages import (
     ShardProgress,
     WorkerProcess,
 )
+from tests.splits import length_of, row_shard
 
 # What the stand-in leaves out: journal, timeouts, replacements. It keeps the protocol's promises and no more.
 
@@ -140,8 +142,8 @@ class ScriptedMaster:
         self.failures: list[Failed] = []
         self.heartbeats: list[Heartbeat] = []
         self.todo: list[Shard] = []
-        self.doing: dict[tuple[str, int, int], tuple[str, Shard]] = {}
-        self.offsets: dict[tuple[str, int, int], int] = {}
+        self.doing: dict[tuple[str, int], tuple[str, Shard]] = {}
+        self.offsets: dict[tuple[str, int], int] = {}
         self.done: list[ShardProgress] = []
         self.sketch = BinaryMetricsSketch()
         self.granted: dict[str, Leased] = {}
@@ -209,8 +211,10 @@ class ScriptedMaster:
             return Registered(
                 job_json=self.job.model_dump_json(by_alias=True).encode(),
                 rank=len(self.registrations) - 1,
-                training_manifest=self.training,
-                evaluation_manifest=self.evaluation,
+                streams={
+                    TRAINING_STREAM: ManifestStream(self.training),
+                    EVALUATION_STREAM: ManifestStream(self.evaluation),
+                },
                 directive=self.directive(message.role),
             )
 
@@ -233,12 +237,13 @@ class ScriptedMaster:
             return Answer(directive=self.directive(role), heartbeat_seconds=self.heartbeat_seconds)
 
     def _take(self, progress: ShardProgress) -> None:
-        key = (progress.kind, progress.epoch, progress.index)
+        key = (progress.stream, progress.number)
         held = self.doing.get(key)
         if held is None or held[1].attempt != progress.attempt:
             return
         self.offsets[key] = max(self.offsets.get(key, 0), progress.offset)
-        if progress.offset == held[1].length:
+        if progress.ended:
+            assert progress.offset == length_of(held[1])
             del self.doing[key]
             self.done.append(progress)
             if progress.sketch:
@@ -254,11 +259,11 @@ class ScriptedMaster:
                 self._take(progress)
             fitting = [shard for shard in self.todo if shard.kind == message.kind][: message.count]
             if not fitting:
-                over = self.finished and not any(key[0] == message.kind for key in self.doing)
+                over = self.finished and not any(shard.kind == message.kind for _, shard in self.doing.values())
                 return Leased(state=LeaseState.DONE if over else LeaseState.WAIT, wait_seconds=0.05)
             for shard in fitting:
                 self.todo.remove(shard)
-                self.doing[(shard.kind, shard.epoch, shard.index)] = (message.pod, shard)
+                self.doing[(shard.split.stream, shard.split.number)] = (message.pod, shard)
             answer = Leased(state=LeaseState.GRANTED, shards=fitting)
             self.granted[message.request_id] = answer
             return answer
@@ -274,11 +279,12 @@ class ScriptedMaster:
     def add_shards(
         self, kind: str, rows: int, length: int, *, seed: int = 0, shuffle: bool = False, epoch: int = 0
     ) -> None:
-        for index, start in enumerate(range(0, rows, length)):
+        starts = range(0, rows, length)
+        for index, start in enumerate(starts):
             self.todo.append(
-                Shard(
-                    kind=kind, epoch=epoch, index=index, start=start, length=min(length, rows - start), offset=0,
-                    attempt=1, seed=seed + index, shuffle=shuffle, keep_predictions=kind == "evaluate",
+                row_shard(
+                    epoch * len(starts) + index, start, min(length, rows - start), kind=kind, epoch=epoch,
+                    seed=seed + index, shuffle=shuffle, keep_predictions=kind == "evaluate",
                 )
             )  # fmt: skip
 

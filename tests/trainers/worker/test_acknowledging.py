@@ -17,7 +17,6 @@ from elastrec.platform.transport.job_messages import (
     Mode,
     Registered,
     RoutingTable,
-    Shard,
     ShardProgress,
 )
 from elastrec.trainers.embedding.lane import RoutingChangedError
@@ -26,9 +25,10 @@ from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.step import InFlight
 from elastrec.trainers.worker.window import Window
 from elastrec.trainers.worker.work import Worker
+from tests.splits import progress_of, row_shard
 
 BATCH = 10
-SHARD = Shard(kind="train", epoch=0, index=0, start=0, length=100, offset=0, attempt=1, seed=0, shuffle=False)
+SHARD = row_shard(0, 0, 100)
 
 
 class ScriptedClient:
@@ -86,9 +86,7 @@ def directive(mode: Mode = Mode.TRAIN) -> Directive:
 def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     session: Any = RecordingSession()
     job = tiny_job(mode="async").model_dump_json(by_alias=True).encode()
-    registered = Registered(
-        job_json=job, rank=0, training_manifest="", evaluation_manifest="", directive=directive(Mode.IDLE)
-    )
+    registered = Registered(job_json=job, rank=0, streams={}, directive=directive(Mode.IDLE))
     made = Worker(session, registered)
     made.step.client = ScriptedClient()  # type: ignore[assignment]
     monkeypatch.setattr(made.step, "train", lambda started, *, hold: None)
@@ -101,7 +99,7 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
 
 def step(worker: Worker, end_offset: int) -> None:
     rows = pa.RecordBatch.from_pydict({"label": np.zeros(BATCH)})
-    worker.finish(worker.pull(Item(SHARD, rows, end_offset, 0)))
+    worker.finish(worker.pull(Item(SHARD, rows, progress_of(SHARD, end_offset), 0)))
 
 
 def client_of(worker: Worker) -> Any:

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
 
+from elastrec.platform.data.source import Minibatch
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard
 from elastrec.trainers.worker.feed import Feed, FeedError, Finished, Item, Waiting
-
-
-@dataclass(frozen=True)
-class Piece:
-    batch: pa.RecordBatch
-    end_offset: int
+from tests.splits import length_of, row_shard
 
 
 def shard(index: int, length: int = 40) -> Shard:
-    return Shard(
-        kind="train", epoch=0, index=index, start=index * length, length=length, offset=0, attempt=1, seed=0,
-        shuffle=False,
-    )  # fmt: skip
+    return row_shard(index, index * length, length)
 
 
-def read(found: Shard) -> Iterator[Piece]:
-    for begin in range(found.offset, found.length, 10):
-        rows = list(range(found.start + begin, found.start + begin + 10))
-        yield Piece(pa.RecordBatch.from_pydict({"row": rows}), begin + 10)
+def read(found: Shard) -> Iterator[Minibatch]:
+    for begin in range(found.offset, length_of(found), 10):
+        rows = list(range(found.split.range.start + begin, found.split.range.start + begin + 10))
+        yield Minibatch(pa.RecordBatch.from_pydict({"row": rows}), begin + 10, begin + 10 == length_of(found))
 
 
 def leases(answers: list[Leased]) -> Callable[[int, Callable[[], bool]], Leased | None]:
@@ -72,7 +64,7 @@ def test_a_rewound_feed_begins_at_the_acknowledged_rows() -> None:
     feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read)
     first = feed.next(10)
     assert isinstance(first, Item)
-    feed.acknowledge(first.shard, 10)
+    feed.acknowledge(first.progress)
     assert isinstance(feed.next(10), Item)  # this one is lost
     feed.rewind()
     assert rows_of(items_of(feed, Finished)) == [*range(10, 80)]
@@ -82,7 +74,7 @@ def test_a_rewound_feed_begins_at_the_acknowledged_rows() -> None:
 def test_a_completed_shard_is_not_read_again() -> None:
     feed = Feed(leases([granted(shard(0)), DONE]), read)
     for item in items_of(feed, Finished):
-        feed.acknowledge(item.shard, item.end_offset)
+        feed.acknowledge(item.progress)
     feed.rewind()
     assert items_of(feed, Finished) == []
     feed.close()
@@ -97,14 +89,14 @@ def test_waiting_is_told_and_shards_may_come_after_it() -> None:
 
 
 def test_a_shard_that_cannot_be_read_is_named_with_its_place() -> None:
-    def broken(found: Shard) -> Iterator[Piece]:
+    def broken(found: Shard) -> Iterator[Minibatch]:
         yield from list(read(found))[:2]
         raise DataError("part-7.parquet: truncated")
 
     feed = Feed(leases([granted(shard(5))]), broken)
     with pytest.raises(FeedError) as caught:
         items_of(feed, Finished)
-    assert (caught.value.progress.index, caught.value.progress.offset) == (5, 20)
+    assert (caught.value.progress.number, caught.value.progress.offset) == (5, 20)
     assert "part-7" in str(caught.value.__cause__)
     feed.close()
 
@@ -112,7 +104,7 @@ def test_a_shard_that_cannot_be_read_is_named_with_its_place() -> None:
 def test_a_full_feed_can_be_closed() -> None:
     reading = threading.Event()
 
-    def endless(found: Shard) -> Iterator[Piece]:
+    def endless(found: Shard) -> Iterator[Minibatch]:
         while True:
             reading.set()
             yield next(read(found))

@@ -17,6 +17,7 @@ from elastrec.platform.transport.job_messages import LeaseState, Mode, ShardProg
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.window import Window
+from tests.splits import progress_of, row_shard
 
 JOB = TrainingJob(
     metadata=Metadata(name="tiny"),
@@ -48,7 +49,7 @@ def pair(scripted_master: Callable[..., object]) -> Iterator[tuple[object, Sessi
 
 
 def progress(offset: int) -> ShardProgress:
-    return ShardProgress(kind="train", epoch=0, index=0, attempt=1, offset=offset)
+    return progress_of(row_shard(0, 0, 100), offset)
 
 
 def test_a_worker_learns_a_new_directive_and_tells_that_it_reached_it(pair) -> None:

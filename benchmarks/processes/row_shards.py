@@ -1,0 +1,12 @@
+"""Shards of plain rows, as a master would lease them, for benchmarks that run without one."""
+
+from __future__ import annotations
+
+from elastrec.platform.specs.splits import TRAINING_STREAM, RowRange, Split
+from elastrec.platform.transport.job_messages import Shard
+
+
+def row_shard(rows: int, *, seed: int, shuffle: bool, kind: str = "train") -> Shard:
+    """The first rows of a manifest as one shard."""
+    span = RowRange(epoch=0, start=0, length=rows, seed=seed, shuffle=shuffle)
+    return Shard(kind=kind, split=Split(stream=TRAINING_STREAM, number=0, rows=rows, range=span), offset=0, attempt=1)

@@ -1,0 +1,109 @@
+"""Streams, how they are cut into splits, and how far each is: what master, workers, records and people agree on.
+
+A *stream* is a named sequence of training data. It is cut into *splits*, each of which one worker reads in one go; a
+split that is leased to a worker is a *shard* (AntDT §V-C). Rows of a data manifest are one kind of stream; others,
+such as the offsets of a log, have types of their own beside `RowRange` and `row_ranges.RowRanges`. Nothing is read
+here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+TRAINING_STREAM, EVALUATION_STREAM = "training", "evaluation"
+STREAMS = (TRAINING_STREAM, EVALUATION_STREAM)
+"""Those that a job has."""
+
+
+class ManifestStream(msgspec.Struct, frozen=True, tag=True):
+    """A stream that consists of the rows of a data manifest.
+
+    Attributes:
+        manifest: its URI.
+    """
+
+    manifest: str
+
+
+class RowRange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`length` rows of a data manifest from row `start` on, counted over its files.
+
+    Attributes:
+        seed: of the shuffle inside the range; from the job's seed, epoch and the range alone.
+    """
+
+    epoch: int
+    start: int
+    length: int
+    seed: int
+    shuffle: bool
+
+    def __str__(self) -> str:
+        return f"rows {self.start} to {self.start + self.length - 1} in epoch {self.epoch}"
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a stream.
+
+    Attributes:
+        number: names it in its stream, and is never given to another one.
+        rows: that it has; None: nobody knows before it has been read to its end.
+        range: what the stream's source has to read.
+    """
+
+    stream: str
+    number: int
+    rows: int | None
+    range: RowRange
+
+    def __str__(self) -> str:
+        return f"split {self.number} of stream {self.stream} ({self.range})"
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    """How far a split is that was handed out and is not done.
+
+    Attributes:
+        offset: rows of it that are trained.
+        attempt: of the last lease.
+        position: where to go on reading, in words that the stream's source alone understands; empty: `offset` says it.
+    """
+
+    number: int
+    offset: int
+    attempt: int
+    position: bytes = b""
+
+
+class StreamPositions(msgspec.Struct, frozen=True):
+    """How far one stream is.
+
+    Attributes:
+        cursor: splits that were handed out at least once, in the stream's order.
+        begun: those among them that are not done; the others are.
+    """
+
+    cursor: int
+    begun: list[Begun]
+
+
+class Positions(msgspec.Struct, frozen=True):
+    """How far a job is in each of its streams, by name; kept by checkpoint records and terms as JSON."""
+
+    streams: dict[str, StreamPositions]
+
+    def of(self, stream: str) -> StreamPositions | None:
+        """None: at the stream's beginning."""
+        return self.streams.get(stream)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(text: bytes | str) -> Positions:
+        """Raises msgspec.MsgspecError when the text is damaged."""
+        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        if "streams" in found:
+            return msgspec.json.decode(text, type=Positions)
+        # Records of versions that knew one stream alone.
+        return Positions({TRAINING_STREAM: msgspec.json.decode(text, type=StreamPositions)})

@@ -1,0 +1,37 @@
+"""Shards of rows and reports about them, as masters and workers make them."""
+
+from __future__ import annotations
+
+from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, RowRange, Split
+from elastrec.platform.transport.job_messages import Shard, ShardProgress
+
+_STREAMS = {"train": TRAINING_STREAM, "evaluate": EVALUATION_STREAM}
+
+
+def row_shard(
+    number: int,
+    start: int,
+    length: int,
+    *,
+    kind: str = "train",
+    epoch: int = 0,
+    offset: int = 0,
+    attempt: int = 1,
+    seed: int = 0,
+    shuffle: bool = False,
+    keep_predictions: bool = False,
+) -> Shard:
+    """A lease of `length` rows."""
+    rows = RowRange(epoch=epoch, start=start, length=length, seed=seed, shuffle=shuffle)
+    split = Split(stream=_STREAMS[kind], number=number, rows=length, range=rows)
+    return Shard(kind=kind, split=split, offset=offset, attempt=attempt, keep_predictions=keep_predictions)
+
+
+def length_of(shard: Shard) -> int:
+    """Rows of a shard."""
+    return shard.split.range.length
+
+
+def progress_of(shard: Shard, offset: int, sketch: bytes = b"") -> ShardProgress:
+    """What a worker reports once the rows before `offset` are trained."""
+    return shard.progress(offset, ended=offset == length_of(shard), sketch=sketch)
