@@ -39,7 +39,7 @@ class RowRange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     shuffle: bool
 
     def __str__(self) -> str:
-        return f"rows {self.start} to {self.start + self.length - 1} in epoch {self.epoch}"
+        return f"rows {self.start} to {self.start + self.length - 1} of epoch {self.epoch}"
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     range: RowRange
 
     def __str__(self) -> str:
-        return f"split {self.number} of stream {self.stream} ({self.range})"
+        return f"{self.stream} shard {self.number} ({self.range})"
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):

@@ -48,7 +48,7 @@ class FeedError(Exception):
     """Reading a shard failed; the cause is the error, `progress` tells where."""
 
     def __init__(self, progress: ShardProgress) -> None:
-        super().__init__(f"split {progress.number} of stream {progress.stream} failed after row {progress.offset}")
+        super().__init__(f"{progress.stream} shard {progress.number} failed after row {progress.offset}")
         self.progress = progress
 
 

@@ -269,7 +269,7 @@ def test_a_shard_that_crashes_its_workers_at_the_same_row_is_poison():
         assert world.state.phase is Phase.TRAINING
         train_and_lose(world, 0, **KILLED)
         train_and_lose(world, 0, **CRASHED)
-    assert "split 0 of stream training (rows 0 to 9999999 in epoch 0) failed 4 times in a row" in world.state.failure
+    assert "training shard 0 (rows 0 to 9999999 of epoch 0) failed 4 times in a row" in world.state.failure
 
 
 def test_an_evaluation_shard_that_crashes_its_workers_at_the_same_row_is_poison():
@@ -284,7 +284,7 @@ def test_an_evaluation_shard_that_crashes_its_workers_at_the_same_row_is_poison(
         report(world, pod, shard, 5)
         world.kill(pod, **CRASHED)
         start_pods(world)
-    assert "split 0 of stream evaluation" in world.state.failure
+    assert "evaluation shard 0" in world.state.failure
 
 
 def until(world: World, reached: Callable[[], bool]) -> None:

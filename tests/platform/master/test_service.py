@@ -122,7 +122,7 @@ def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]
     assert min(s.rows_trained()) == 1
     # After the rollback, exactly what the record does not hold was trained again.
     queue = msgspec.structs.replace(s.service.state.training)
-    queue.restore(record.positions)
+    queue.restore(record.positions.of(queue.stream))
     assert sum(s.rows_trained(generation=1)) == 4000 - queue.covered_rows()
 
 
@@ -159,7 +159,7 @@ def test_a_poison_shard_fails_the_job_and_is_named_with_its_file(stage: Callable
     s.fail_on = poisonous
     s.wait_for(Phase.FAILED)
     s.wait(lambda: "/day=1/part-0.parquet rows 130 to 149" in s.call(GetStatus(), Status).failure)
-    assert "training shard 7 of epoch 0 (rows 140 to 159) failed 3 times" in s.service.state.failure
+    assert "training shard 7 (rows 140 to 159 of epoch 0) failed 3 times" in s.service.state.failure
     assert "bad row" in s.service.state.failure
 
 
@@ -173,8 +173,8 @@ def test_a_restarted_master_loses_and_repeats_nothing(stage: Callable[..., Stage
     s.wait_for(Phase.SUCCEEDED)
     assert s.rows_trained() == [1] * 4000
     assert s.service.state.membership.losses == {}
-    ledger = [line for line in s.service.journal.ledger() if line.kind == "train"]
-    assert len({(line.epoch, line.shard) for line in ledger if line.outcome == "done"}) == 200
+    ledger = [line for line in s.service.journal.ledger() if line.stream == "training"]
+    assert len({line.number for line in ledger if line.outcome == "done"}) == 200
 
 
 def test_a_stopped_job_sends_its_pods_home(stage: Callable[..., Stage]):

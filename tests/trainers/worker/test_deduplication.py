@@ -84,8 +84,8 @@ def _tables(here: Setting, name: str) -> dict[tuple[str, int], Any]:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_two_hundred_steps_give_the_same_loss_and_weights(trained: Make, servers: int) -> None:
     plain, ours = trained("off", servers=servers), trained(GROUPS, servers=servers)
-    assert isinstance(ours.workers[0]._sources["train"].reader, DeduplicatingReader)
-    assert not isinstance(plain.workers[0]._sources["train"].reader, DeduplicatingReader)
+    assert isinstance(ours.workers[0]._sources["training"].reader, DeduplicatingReader)
+    assert not isinstance(plain.workers[0]._sources["training"].reader, DeduplicatingReader)
     for here in (plain, ours):
         here.finish()
     assert _loss(ours) == pytest.approx(_loss(plain), abs=1e-6)
