@@ -19,7 +19,7 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.specs.shape import Shape as JobShape
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.observer_messages import ChangeShape, ShapeAnswer
 from elastrec.platform.transport.profile_messages import GetProfile, Profile
 
 _POLL_SECONDS = 0.25

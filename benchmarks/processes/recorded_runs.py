@@ -26,7 +26,7 @@ from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.specs.environment import POD
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.observer_messages import ChangeShape, ShapeAnswer
 
 BATCH = 512
 _SHARD_BATCHES = 4

@@ -27,8 +27,9 @@ from elastrec.platform.specs.errors import HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.uris import masked
-from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
+from elastrec.platform.transport.job_messages import Done
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from elastrec.platform.transport.observer_messages import FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
 
 log = structlog.get_logger(__name__)
 RUN_LABEL = "elastrec.io/run-id"

@@ -11,7 +11,7 @@ from elastrec.platform.jobs.masters import ask_pod, pod_of_master
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.specs.errors import ClusterError, JobNotFoundError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
-from elastrec.platform.transport.job_messages import GetStatus, Status
+from elastrec.platform.transport.observer_messages import GetStatus, Status
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from elastrec.platform.master.leavings import forget_points, forget_result, read
 from elastrec.platform.specs.errors import CheckpointError, HistoryAwayError, HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.uris import masked
-from elastrec.platform.transport.job_messages import Done, NameRun
+from elastrec.platform.transport.job_messages import Done
+from elastrec.platform.transport.observer_messages import NameRun
 
 log = structlog.get_logger(__name__)
 Found = TypeVar("Found")

@@ -30,7 +30,7 @@ from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport.job_messages import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.observer_messages import ChangeShape, ShapeAnswer
 from elastrec.platform.transport.profile_messages import GetProfile, Measured, Profile
 
 log = structlog.get_logger(__name__)

@@ -22,9 +22,10 @@ from elastrec.platform.master.status import totals, training_metrics
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import TrainingMetrics
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.job_messages import Done
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation, GetLedger, LedgerPage
+from elastrec.platform.transport.observer_messages import (
     ChangeShape,
-    Done,
     FinishJob,
     GetStatus,
     NameRun,
@@ -37,7 +38,6 @@ from elastrec.platform.transport.job_messages import (
     TakeBackShape,
     TakeOver,
 )
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation, GetLedger, LedgerPage
 from elastrec.platform.transport.profile_messages import GetProfile, Profile
 
 

@@ -40,21 +40,18 @@ from elastrec.platform.master.wanted import Wanted, WantedPod, wanted
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport import Handler, TlsConfig, connections_for
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.job_messages import Failed, Heartbeat, LeaseShards, Register
+from elastrec.platform.transport.ledger_messages import GetExplanation, GetLedger
+from elastrec.platform.transport.observer_messages import (
     ChangeShape,
-    Failed,
     FinishJob,
     GetStatus,
-    Heartbeat,
-    LeaseShards,
     NameRun,
-    Register,
     SaveNow,
     StopJob,
     TakeBackShape,
     TakeOver,
 )
-from elastrec.platform.transport.ledger_messages import GetExplanation, GetLedger
 from elastrec.platform.transport.profile_messages import GetProfile
 
 log = structlog.get_logger(__name__)

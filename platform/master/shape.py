@@ -13,7 +13,7 @@ from elastrec.platform.master.events import PodRefused, PodResized, ResizeRefuse
 from elastrec.platform.master.membership import Member, MemberStage
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Places, PlacesChange, PodSize, Shape, ShapeChange, field_name, named_fields
-from elastrec.platform.transport.job_messages import ShapeOutcome, ShapeRequest
+from elastrec.platform.transport.observer_messages import ShapeOutcome, ShapeRequest
 
 if TYPE_CHECKING:
     from elastrec.platform.master.state import JobState

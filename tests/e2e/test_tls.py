@@ -14,7 +14,7 @@ from elastrec.platform.specs import load_job
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport import RpcClient, TlsConfig
-from elastrec.platform.transport.job_messages import GetStatus, Status
+from elastrec.platform.transport.observer_messages import GetStatus, Status
 from tests.bad_input.case import Place
 from tests.certificates import certify
 from tests.processes import wait_for

@@ -23,7 +23,8 @@ from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.loading import job_to_json
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig
-from elastrec.platform.transport.job_messages import Done, GetStatus, TakeOver
+from elastrec.platform.transport.job_messages import Done
+from elastrec.platform.transport.observer_messages import GetStatus, TakeOver
 from elastrec.platform.transport.security import job_server_name
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.jobs.conftest import JOB

@@ -14,11 +14,8 @@ from elastrec.platform.master.service import JobService
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient, RpcServer
-from elastrec.platform.transport.job_messages import (
-    Done,
-    GetStatus,
-    Status,
-)
+from elastrec.platform.transport.job_messages import Done
+from elastrec.platform.transport.observer_messages import GetStatus, Status
 from tests.platform.master.fakes import FakeCluster, ScriptedPod, launch
 
 

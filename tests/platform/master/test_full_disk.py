@@ -16,7 +16,8 @@ from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Done, SaveNow
+from elastrec.platform.transport.job_messages import Done
+from elastrec.platform.transport.observer_messages import SaveNow
 from tests.disks import SmallDisk, small_disk
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage

@@ -22,7 +22,8 @@ from elastrec.platform.master.launch import LaunchRequest, encode_launch
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Done, FinishJob, GetStatus, Status, StopJob
+from elastrec.platform.transport.job_messages import Done
+from elastrec.platform.transport.observer_messages import FinishJob, GetStatus, Status, StopJob
 from tests.platform.master.fakes import job, launch
 
 

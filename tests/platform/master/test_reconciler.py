@@ -14,8 +14,8 @@ from elastrec.platform.master.reconciler import Reconciler
 from elastrec.platform.master.wanted import Wanted
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import ChangeShape, SaveNow, ShapeAnswer, ShapeOutcome
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from elastrec.platform.transport.observer_messages import ChangeShape, SaveNow, ShapeAnswer, ShapeOutcome
 from elastrec.platform.transport.profile_messages import GetProfile, Profile
 from tests.platform.master.fakes import FakeCluster, job
 from tests.platform.master.stage import Stage

@@ -14,20 +14,18 @@ from elastrec.platform.data.manifest import DataFile, DataManifest, write_manife
 from elastrec.platform.master.journal import Journal
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.job_messages import Heartbeat, LeaseShards, Register
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from elastrec.platform.transport.observer_messages import (
     ChangeShape,
     FinishJob,
     GetStatus,
-    Heartbeat,
-    LeaseShards,
-    Register,
     SaveNow,
     ShapeAnswer,
     Status,
     StopJob,
     TakeOver,
 )
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.fakes import ScriptedPod, job
 from tests.platform.master.stage import Stage
 from tests.shapes import change

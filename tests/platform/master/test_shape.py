@@ -9,7 +9,8 @@ import pytest
 from elastrec.platform.master import events, shape
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from elastrec.platform.transport.observer_messages import (
     ChangeShape,
     GetStatus,
     ShapeAnswer,
@@ -18,7 +19,6 @@ from elastrec.platform.transport.job_messages import (
     Status,
     TakeBackShape,
 )
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.stage import Stage
 from tests.platform.master.test_service import stage  # noqa: F401
 from tests.platform.master.world import World, plan, running

@@ -7,15 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import (
-    Answer,
-    Heartbeat,
-    Leased,
-    LeaseShards,
-    Mode,
-    Register,
-    Registered,
-)
+from elastrec.platform.transport.job_messages import Answer, Heartbeat, Leased, LeaseShards, Mode, Register, Registered
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from tests.platform.master import world

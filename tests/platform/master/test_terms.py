@@ -28,8 +28,8 @@ from elastrec.platform.master.service import JobService
 from elastrec.platform.specs.errors import SpecError, TransportError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Positions
-from elastrec.platform.transport.job_messages import GetStatus, SaveNow, Status, StopJob
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from elastrec.platform.transport.observer_messages import GetStatus, SaveNow, Status, StopJob
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 

@@ -17,16 +17,16 @@ from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.job_messages import Done
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from elastrec.platform.transport.observer_messages import (
     ChangeShape,
-    Done,
     FinishJob,
     GetStatus,
     ShapeAnswer,
     ShapeOutcome,
     Status,
 )
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from tests.platform.master.fakes import job, launch
 from tests.spikes.kubernetes.backend import KubernetesConfig, KubernetesLauncher, entry_point
 from tests.spikes.kubernetes.lab import TOLERATED_SECONDS, Lab, Namespace
