@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 WAIT ?= 1
+STREAMS ?= 2
 
 .PHONY: setup test spikes mutants demo bench lint types lock clean
 
@@ -20,9 +21,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 lock:
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra airflow --extra test --python-version 3.11 --no-header --no-annotate -o requirements.lock
 
-# Every test; the browser tests say that they were left out when there is no Chromium.
+# Every test, in two processes side by side (tests/streams.py); `make test STREAMS=0` runs one test after the other.
+# The browser tests say that they were left out when there is no Chromium.
 test: setup
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n $(STREAMS)
 
 # Tests against real clusters' servers, which are fetched and built first (about ten minutes, once);
 # `make spikes PROCESSES=1` builds with one compiler at a time.

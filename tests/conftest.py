@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from typing import Any
+
 import pytest
 import structlog
 from hypothesis import settings
+
+from tests.streams import Streams
 
 # How long one example takes says more about the machine's other work than about the code.
 settings.register_profile("elastrec", deadline=None)
@@ -22,3 +26,9 @@ def logging_as_before() -> Iterator[None]:
         structlog.configure(**before)
     else:
         structlog.reset_defaults()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Streams:
+    """How `pytest -n 2` shares the tests out."""
+    return Streams(config, log)

@@ -16,6 +16,7 @@ from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.jobs.kept_launch import keep_launch
 from elastrec.platform.specs.errors import DataError, SpecError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from tests.bad_input.caller import CheckHere
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.jobs.test_resuming import prepared
 from tests.platform.master.fakes import FakeLauncher
@@ -101,7 +102,10 @@ def test_a_job_that_is_not_there_is_prepared_again_from_the_days_of_its_launch(
     assert courses[0].again == "run elastrec resume clicks-1"
 
 
-def test_what_is_wrong_now_is_said_before_anything_starts(store: str, courses: list[Course]) -> None:
+def test_what_is_wrong_now_is_said_before_anything_starts(
+    store: str, courses: list[Course], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastrec.platform.jobs.preparation.ModelCheck", CheckHere)
     with pytest.raises(DataError, match="data"):
         resumed("clicks-1")
     with pytest.raises(SpecError, match=r"JOB: 'other' is not allowed; .*clicks-1 \(of clicks\)"):
