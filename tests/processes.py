@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from elastrec.platform.clusters.local import find_agent
+from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent
 from elastrec.platform.jobs import Platform
 from elastrec.platform.jobs import jobs as observe_all
 from elastrec.platform.specs.errors import ClusterError
@@ -91,6 +91,20 @@ class Elastrec:
 
     def close(self) -> None:
         self.call("agent", "stop")
+
+
+def restart_with_another_token(folder: Path, timeout_seconds: float = 30) -> LocalCluster:
+    """The node agent of a folder ends, its pods run on, and another one begins, with another token."""
+    agent = find_agent(folder)
+    assert agent is not None
+    with contextlib.closing(agent):
+        process = psutil.Process(agent.agent().pid)
+    process.terminate()
+    process.wait(timeout_seconds)
+    (folder / "token").unlink()
+    again = start_agent(folder, limits="threads")
+    assert again.token != agent.token
+    return again
 
 
 def pod_processes(job: str, role: str, home: Path) -> list[psutil.Process]:

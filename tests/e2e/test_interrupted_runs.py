@@ -82,10 +82,11 @@ def test_a_second_terminal_with_the_same_key_leaves_the_job_alone_while_the_firs
     elastrec: Elastrec, click_log: GenerateReport, terminals: list[Terminal]
 ) -> None:
     arguments = (str(write_job(elastrec.home, click_log)), *_LONG, "--run-key", "shared")
-    for name in ("first", "second", "third"):
-        terminals.append(Terminal(elastrec, name, *arguments))
-        job = started(elastrec)
-        wait_for(lambda: "workers " in terminals[-1].said, 120, "its own look at the job")
+    terminals.append(Terminal(elastrec, "first", *arguments))
+    job = started(elastrec)
+    terminals.extend(Terminal(elastrec, name, *arguments) for name in ("second", "third"))
+    for terminal in terminals:
+        wait_for(lambda terminal=terminal: "workers " in terminal.said, 120, "its own look at the job")
     first, second, third = terminals
     assert second.end(signal.SIGINT) == 130
     assert f"Job {job} is left to the other `elastrec run` with this key" in second.said

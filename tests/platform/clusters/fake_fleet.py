@@ -130,6 +130,23 @@ class FakeFleet:
 
     # What the kinds of cluster are made of
 
+    def _make(self, spec: PodSpec, *, taken: str, ending: str) -> PodStatus:
+        """The pod of that name, a new one where there is none.
+
+        Args:
+            taken: says that another job, or another role, has the name.
+            ending: says that the pod of that name is to end, which is refused for the moment.
+        """
+        found = self.named(spec.name)
+        if found is None:
+            found = self._add(spec)
+        elif (found.job, found.role) != (spec.job, spec.role):
+            raise ClusterError(taken)
+        elif found.is_ending:
+            raise ClusterError(ending, retryable=True)
+        self._may_fail("the answer is lost")
+        return found
+
     def _add(self, spec: PodSpec) -> PodStatus:
         self._serial += 1
         pod = PodStatus(

@@ -37,17 +37,13 @@ class FakeKubernetes(FakeFleet):
 
     def create(self, pod: PodSpec) -> PodStatus:
         self._fail_for_the_moment()
-        found = self.named(pod.name)
-        if found is None:
-            if self.quota is not None and len(self.pods) >= self.quota:
-                raise ClusterError(f"exceeded quota: {self.quota} pods", retryable=True)
-            found = self._add(pod)
-        elif (found.job, found.role) != (pod.job, pod.role):
-            raise ClusterError(f"{pod.name} is the name of a pod that is not {pod.role} of job {pod.job}")
-        elif found.is_ending:
-            raise ClusterError(f"{pod.name} is still terminating", retryable=True)
-        self._may_fail("the answer is lost")
-        return found
+        if self.quota is not None and len(self.pods) >= self.quota and self.named(pod.name) is None:
+            raise ClusterError(f"exceeded quota: {self.quota} pods", retryable=True)
+        return self._make(
+            pod,
+            taken=f"{pod.name} is the name of a pod that is not {pod.role} of job {pod.job}",
+            ending=f"{pod.name} is still terminating",
+        )
 
     def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
         self._fail_for_the_moment()

@@ -24,15 +24,8 @@ class FakeLocal(FakeFleet):
 
     def create(self, pod: PodSpec) -> PodStatus:
         self._may_fail("the agent does not answer")
-        found = self.named(pod.name)
-        if found is None:
-            found = self._add(pod)
-        elif (found.job, found.role) != (pod.job, pod.role):
-            raise ClusterError(f"name: {pod.name} is taken by another pod")
-        elif found.is_ending:
-            raise ClusterError(f"name: {pod.name} is being deleted", retryable=True)
-        self._may_fail("the answer is lost")
-        return found
+        name = f"name: {pod.name}"
+        return self._make(pod, taken=f"{name} is taken by another pod", ending=f"{name} is being deleted")
 
     def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
         self._may_fail("the agent does not answer")

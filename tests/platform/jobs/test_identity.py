@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
-from elastrec.platform.clusters.local import find_agent, start_agent
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.jobs import Platform, Prepared, launch, observe
@@ -30,7 +26,7 @@ from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.jobs.conftest import JOB
 from tests.platform.master.fakes import FakeCluster, FakeLauncher
 from tests.platform.master.fakes import job as training_job
-from tests.processes import wait_for
+from tests.processes import restart_with_another_token, wait_for
 
 WITHOUT_MLFLOW = "http://127.0.0.1:9"
 
@@ -141,15 +137,7 @@ def test_a_refused_master_is_an_error_of_its_launch(prepared: Prepared, tmp_path
 def test_a_new_token_of_the_cluster_locks_nobody_out_of_the_jobs_that_run(
     platform_with_master: Platform, tmp_path: Path
 ) -> None:
-    state = tmp_path / "agent"
-    agent = find_agent(state)
-    assert agent is not None
-    process = psutil.Process(agent.agent().pid)
-    os.kill(process.pid, signal.SIGTERM)
-    process.wait(30)
-    (state / "token").unlink()
-    again = start_agent(state, limits="threads")
-    assert again.token != agent.token
+    again = restart_with_another_token(tmp_path / "agent")
     with pytest.raises(ClusterError, match="refused the token"):
         observe(platform_with_master, JOB)
     platform = Platform.connect(again.config, "", platform_with_master.work_uri)

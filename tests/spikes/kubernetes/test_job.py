@@ -3,81 +3,34 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
-from elastrec.platform.clusters.pods import PodPhase, PodStatus
+from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.master.launch import LaunchRequest, master_pod
-from elastrec.platform.specs.errors import ClusterError, TransportError
-from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
-from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Done
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
-from elastrec.platform.transport.observer_messages import (
-    ChangeShape,
-    FinishJob,
-    GetStatus,
-    ShapeAnswer,
-    ShapeOutcome,
-    Status,
-)
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.observer_messages import FinishJob, ShapeOutcome
 from tests.platform.master.fakes import job, launch
 from tests.spikes.kubernetes.backend import KubernetesConfig, KubernetesLauncher, entry_point
 from tests.spikes.kubernetes.lab import TOLERATED_SECONDS, Lab, Namespace
 from tests.spikes.kubernetes.node_pod import NodePod
+from tests.spikes.running_job import JOB, MASTER, TOKEN, RunningJob
 
 ROOT = Path(__file__).resolve().parents[3]
-TOKEN = "secret"
-JOB = "clicks-1"
-MASTER = f"{JOB}-master"
 
 
-class RunningJob:
+class KubernetesJob(RunningJob):
     """What a caller outside sees of the job, and what its nodes see of its pods."""
 
     def __init__(self, namespace: Namespace, request: LaunchRequest, config: KubernetesConfig) -> None:
-        self.namespace, self.request, self.config = namespace, request, config
-        self.launcher = KubernetesLauncher(namespace.admin)
-        self.address = ""
+        super().__init__(KubernetesLauncher(namespace.admin), request)
+        self.namespace, self.config = namespace, config
 
     def submit(self) -> None:
         """Starts the job's master, or another one in its place."""
         self.launcher.submit(master_pod(self.request, self.config, TOKEN))
-
-    def find_master(self) -> PodStatus:
-        found = self.launcher.find(JOB)
-        assert found is not None
-        return found
-
-    def call(self, message: msgspec.Struct, answer: Any = Done) -> Any:
-        """Asks the master where it was found last: that needs no API server."""
-        client = RpcClient(self.address, TOKEN)
-        try:
-            return client.call(message, answer, timeout_seconds=5.0)
-        finally:
-            client.close()
-
-    def status(self) -> Status | None:
-        """None while no master answers."""
-        try:
-            found: Status = self.call(GetStatus(), Status)
-        except TransportError:
-            return None
-        return found
-
-    def metrics(self) -> TrainingMetrics | None:
-        status = self.status()
-        return None if status is None else TrainingMetrics.model_validate_json(status.metrics_json)
-
-    def members(self) -> dict[str, PodStatus]:
-        """The job's pods, by the part of the name that is their own."""
-        return {pod.name.removeprefix(f"{JOB}-"): pod for pod in self.launcher.pods(JOB)}
 
     def on_node(self, name: str) -> NodePod:
         return self.namespace.on_node(self.members()[name].uid)
@@ -86,53 +39,9 @@ class RunningJob:
         pod = self.members().get(name)
         return pod is not None and pod.phase is PodPhase.RUNNING and not pod.is_ending
 
-    def wait(self, what: str, fact: Callable[[], object], seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not fact():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"in vain: {what}; {self.metrics()}\n{self.members()}\n{self.master_log()}")
-            time.sleep(0.1)
-
-    def wait_for_master(self) -> None:
-        """Until a master answers at the address that its pod has now."""
-
-        def answers() -> bool:
-            self.address = self.find_master().address
-            return bool(self.address) and self.status() is not None
-
-        self.wait("a master answers", answers)
-
-    def wait_for_progress(self) -> None:
-        """More rows are trained than now."""
-        before = self.trained()
-        self.wait("progress", lambda: self.trained() > before)
-
-    def trained(self) -> int:
-        metrics = self.metrics()
-        return metrics.samples_trained if metrics else -1
-
-    def ask(self, **changes: Any) -> None:
-        """Another shape for the workers."""
-        answer = self.call(ChangeShape(change={Role.WORKER: PlacesChange(**changes)}), ShapeAnswer)
-        assert answer.accepted, answer.reason
-
-    def outcome(self) -> ShapeOutcome | None:
-        status = self.status()
-        return status.shape_request.outcome if status is not None and status.shape_request else None
-
-    def story(self) -> str:
-        timeline = self.call(GetExplanation(), Explanation).timeline
-        return "\n".join(f"{entry.what}: {entry.cause}" for entry in timeline)
-
-    def master_log(self) -> str:
-        try:
-            return "\n".join(self.launcher.logs(MASTER, tail_lines=60))
-        except ClusterError as error:
-            return str(error)
-
 
 @pytest.fixture
-def running(kubernetes: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningJob]:
+def running(kubernetes: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesJob]:
     """A job that trains slowly until the file `fast` lies in the test's folder."""
     monkeypatch.setenv("PYTHONPATH", f"{entry_point(tmp_path / 'packages')}:{ROOT}")
     namespace = Namespace(kubernetes)
@@ -155,15 +64,15 @@ def running(kubernetes: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         # Long: nothing of what follows is noticed by silence.
         "faults": {"heartbeat_interval": 0.2, "heartbeat_timeout": 60, "lease": 90},
     }
-    made = RunningJob(namespace, launch(str(tmp_path / "store"), job(**sections), rows=20_000), config)
+    made = KubernetesJob(namespace, launch(str(tmp_path / "store"), job(**sections), rows=20_000), config)
     made.submit()
     made.wait_for_master()
-    made.wait("training", lambda: (m := made.metrics()) is not None and m.phase is Phase.TRAINING)
+    made.wait_for_training()
     yield made
     namespace.close()
 
 
-def test_a_job_grows_and_its_pods_are_resized_in_place_or_not(running: RunningJob, tmp_path: Path) -> None:
+def test_a_job_grows_and_its_pods_are_resized_in_place_or_not(running: KubernetesJob, tmp_path: Path) -> None:
     r = running
     before = r.on_node("worker-0")._process
     assert before is not None
@@ -195,7 +104,7 @@ def test_a_job_grows_and_its_pods_are_resized_in_place_or_not(running: RunningJo
 
 
 def test_a_job_survives_the_loss_of_pods_a_node_the_api_server_and_its_master(
-    running: RunningJob, kubernetes: Lab, tmp_path: Path
+    running: KubernetesJob, kubernetes: Lab, tmp_path: Path
 ) -> None:
     r = running
     r.on_node("worker-0").end(signal.SIGKILL)
@@ -240,20 +149,17 @@ def test_a_job_survives_the_loss_of_pods_a_node_the_api_server_and_its_master(
     r.wait("the master is gone", lambda: r.launcher.find(JOB) is None)
     r.submit()
     r.wait_for_master()
-    r.wait("training", lambda: (m := r.metrics()) is not None and m.phase is Phase.TRAINING)
+    r.wait_for_training()
     r.wait_for_progress()
     assert "resumed from" in r.story()
     assert len([pod for pod in r.members().values() if pod.role is Role.WORKER and not pod.is_ending]) >= 2
     finish(r, tmp_path)
 
 
-def finish(r: RunningJob, folder: Path) -> None:
+def finish(r: KubernetesJob, folder: Path) -> None:
     """The job ends well, its master with it, and nothing of it is left."""
     (folder / "fast").touch()
-    r.wait("the end", lambda: (m := r.metrics()) is not None and m.phase.is_final, seconds=240.0)
-    metrics = r.metrics()
-    assert metrics is not None and metrics.phase is Phase.SUCCEEDED, metrics
-    assert metrics.shards_done == metrics.shards_total
+    r.wait_for_end()
     r.wait("no pod but the master", lambda: r.members().keys() == {"master"})
     r.call(FinishJob())
     r.wait("the master ends", lambda: r.find_master().phase is PodPhase.SUCCEEDED)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from elastrec.platform.clusters.backends import encode_config
@@ -20,6 +17,7 @@ from elastrec.platform.specs.environment import CLUSTER_FILE
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 from tests.platform.clusters.local.conftest import MakePod, Until
+from tests.processes import restart_with_another_token
 
 SIZE = PodSize(0.1, 2**20)
 
@@ -117,12 +115,7 @@ def test_it_depends_on_no_token_of_the_cluster_and_ends_with_its_pod(
     one = launched("one")
     fleet = one.fleet("one")
     assert [pod.name for pod in seen(one, "one")] == ["one-master"]
-    process = psutil.Process(outside.agent().pid)
-    os.kill(process.pid, signal.SIGTERM)
-    process.wait(30)
-    (state / "token").unlink()
-    again = start_agent(state, limits="threads")
-    assert again.token != outside.token
+    again = restart_with_another_token(state)
     with pytest.raises(ClusterError, match="refused the token"):
         outside.list()
     created = fleet.create(member(make_pod, "one"))
