@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.clusters.pods import EndReason, PodEventKind, PodPhase, PodSize, ResizeState
 from elastrec.platform.clusters.protocol import snapshot
 from elastrec.platform.specs.errors import ClusterError
@@ -23,8 +24,18 @@ LARGE = PodSize(2.5, 1 << 30)
 KINDS = ("fake Kubernetes", "Kubernetes", "fake agent", "local agent")
 
 
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LocalCluster]]:
+    """A node agent in a folder."""
+    folder = tmp_path_factory.mktemp("agent")
+    cluster = start_agent(folder, cores=NODE_SIZE.cores, memory_bytes=NODE_SIZE.memory_bytes, limits="threads")
+    yield folder, cluster
+    cluster.close()
+    stop_agent(folder)
+
+
 @pytest.fixture(params=KINDS)
-def testbed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
+def testbed(request: pytest.FixtureRequest) -> Iterator[Bed]:
     only = request.node.get_closest_marker("only")
     if only is not None and only.args[0] not in request.param:
         pytest.skip(f"only of {only.args[0]}")
@@ -34,7 +45,7 @@ def testbed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
         case "fake agent":
             yield FakeBed(FakeLocal())
         case "local agent":
-            local = LocalBed(tmp_path / "agent")
+            local = LocalBed(*request.getfixturevalue("agent"))
             yield local
             local.close()
         case _:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.clusters.local import LocalCluster
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.clusters.protocol import Fleet
 from elastrec.platform.master.observed import Observed
@@ -155,11 +155,14 @@ class KubernetesBed:
 
 
 class LocalBed:
-    """On a real node agent, which has no quotas and evicts nobody."""
+    """On a real node agent, which has no quotas and evicts nobody.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        cluster = start_agent(folder, cores=NODE_SIZE.cores, memory_bytes=NODE_SIZE.memory_bytes, limits="threads")
+    Args:
+        folder: of the agent.
+    """
+
+    def __init__(self, folder: Path, cluster: LocalCluster) -> None:
+        self._folder, self._cluster = folder, cluster
         self.fleet = cluster.fleet(JOB)
 
     def settle(self) -> None:
@@ -177,7 +180,9 @@ class LocalBed:
         return "0123456789abcdef.1"
 
     def close(self) -> None:
-        stop_agent(self._folder)
+        """The agent is as it was: without pods."""
+        for pod in self._cluster.list():
+            self._cluster.delete(pod.name, grace_seconds=0.0)
 
 
 def _order_exit(work: Path, reason: EndReason) -> None:
@@ -227,7 +232,8 @@ class Observer:
         """A pod that was created and runs, and whose program has begun."""
         created = self.testbed.fleet.create(spec(**fields))
         self.until_pod(created.uid, lambda pod: pod.phase is PodPhase.RUNNING, "runs")
-        self.until(lambda: "last" in self.testbed.fleet.logs(created.name), "its output")
+        # No event tells of output: a watch would only pass the time until it ends.
+        wait_until(lambda: "last" in self.testbed.fleet.logs(created.name), "its output")
         pod = self.pod(created.uid)
         assert pod is not None
         return pod
