@@ -1,4 +1,4 @@
-# make setup | test | spikes | mutants | demo | bench | lint | types   (see README.md)
+# make setup | test | quick | spikes | mutants | demo | bench | lint | types   (see README.md)
 SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WAIT ?= 1
 STREAMS ?= 2
 
-.PHONY: setup test spikes mutants demo bench lint types lock clean
+.PHONY: setup test quick spikes mutants demo bench lint types lock clean
 
 setup: $(VENV)/.installed
 
@@ -25,6 +25,10 @@ lock:
 # The browser tests say that they were left out when there is no Chromium.
 test: setup
 	$(BIN)/python -m pytest tests -n $(STREAMS)
+
+# The tests that start no services: no node agent, pod, broker, MLflow or Airflow. Minutes instead of half an hour.
+quick: setup
+	$(BIN)/python -m pytest tests -n $(STREAMS) -m "not services"
 
 # Tests against real clusters' servers, which are fetched and built first (about ten minutes, once);
 # `make spikes PROCESSES=1` builds with one compiler at a time.

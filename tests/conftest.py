@@ -9,7 +9,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests.streams import Streams
+from tests.streams import SERVICES, Streams
 
 # How long one example takes says more about the machine's other work than about the code.
 settings.register_profile("elastrec", deadline=None)
@@ -25,6 +25,12 @@ def logging_as_before() -> Iterator[None]:
         structlog.configure(**before)
     else:
         structlog.reset_defaults()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SERVICES):
+            item.add_marker("services")
 
 
 @pytest.hookimpl(optionalhook=True)

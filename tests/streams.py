@@ -1,4 +1,6 @@
-"""Two streams of tests side by side: jobs of real processes mostly wait, while the rest of the suite computes.
+"""Which tests run side by side, and which start services.
+
+Two streams of tests run side by side: jobs of real processes mostly wait, while the rest of the suite computes.
 
 `pytest -n 2` (pytest-xdist) runs one process of tests per stream. The first that is ready takes the tests of whole
 jobs, the others take all other tests, and a process that has nothing left helps. Tests of one file stay together and
@@ -12,6 +14,27 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 WHOLE_JOBS = ("tests/e2e/", "tests/faults/")
+SERVICES = (
+    *WHOLE_JOBS,
+    "tests/bad_input/",
+    "tests/benchmarks/",
+    "tests/docs/test_commands.py",
+    "tests/operators/",
+    "tests/platform/cli/",
+    "tests/platform/clusters/",
+    "tests/platform/data/stream/test_kafka.py",
+    "tests/platform/history/",
+    "tests/platform/jobs/",
+    "tests/platform/master/test_main.py",
+    "tests/spikes/",
+    "tests/test_mutants.py",
+    "tests/test_streams.py",
+    "tests/trainers/export/",
+    "tests/trainers/parameter_server/test_pod.py",
+    "tests/trainers/worker/",
+)
+"""Rooms and files whose tests start node agents, pods, brokers, MLflow, Airflow, or other long-lived processes:
+`make quick` leaves them out (marker `services`)."""
 _ONE_STACK = "tests/e2e/airflow_stack/"
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.streams import SERVICES
+
 ROOT = Path(__file__).parent.parent
 _CONFTEST = """
 import os
@@ -34,6 +36,10 @@ import pytest
 def test_it(number):
     assert not ({fails} and number == 3), "of {name}"
 """
+
+
+def test_every_room_and_file_that_starts_services_is_there() -> None:
+    assert [path for path in SERVICES if not (ROOT / path).exists()] == []
 
 
 def test_jobs_and_the_rest_run_side_by_side_by_whole_files_and_failures_of_both_are_told(tmp_path: Path) -> None:
