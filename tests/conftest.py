@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SERVICES):
             item.add_marker("services")
+
+
+def pytest_keyboard_interrupt() -> None:
+    """One Ctrl-C is several interrupts for a process of `pytest -n 2`; none of the later ones may end its fixtures."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
+from xdist.workermanage import NodeManager, WorkerController
 
 WHOLE_JOBS = ("tests/e2e/", "tests/faults/")
 SERVICES = (
@@ -36,6 +36,9 @@ SERVICES = (
 """Rooms and files whose tests start node agents, pods, brokers, MLflow, Airflow, or other long-lived processes:
 `make quick` leaves them out (marker `services`)."""
 _ONE_STACK = "tests/e2e/airflow_stack/"
+
+# A process of tests that is interrupted ends what its fixtures have started; execnet gives it 15 s for that.
+NodeManager.EXIT_TIMEOUT = 20
 
 
 class Streams(LoadScopeScheduling):

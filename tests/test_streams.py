@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.processes import wait_for
 from tests.streams import SERVICES
 
 ROOT = Path(__file__).parent.parent
@@ -16,17 +18,36 @@ from pathlib import Path
 
 import pytest
 
-from tests.streams import Streams
-
-
-def pytest_xdist_make_scheduler(config, log):
-    return Streams(config, log)
+from tests.conftest import pytest_keyboard_interrupt, pytest_xdist_make_scheduler
 
 
 @pytest.fixture(autouse=True)
 def note(request):
     file = Path(__file__).parent / "notes" / request.node.nodeid.replace("/", "+")
     file.write_text(os.environ["PYTEST_XDIST_WORKER"])
+"""
+# Its fixture takes longer than execnet waits before it interrupts the process once more.
+_SLOW = """
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def service():
+    yield
+    time.sleep(6)
+    Path("{folder}", "ended").touch()
+
+
+def test_it(service):
+    Path("{folder}", "begun").touch()
+    time.sleep(60)
+
+
+def test_another():
+    pass
 """
 _TESTS = """
 import pytest
@@ -42,6 +63,33 @@ def test_every_room_and_file_that_starts_services_is_there() -> None:
     assert [path for path in SERVICES if not (ROOT / path).exists()] == []
 
 
+def start(folder: Path) -> subprocess.Popen[str]:
+    """`pytest -n 2` of the tests in a folder, in a session of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--import-mode=importlib"]
+    return subprocess.Popen(
+        # The shell's background processes ignore SIGINT, and so would this one.
+        ["env", "--default-signal", *command, f"--rootdir={folder}", "tests"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_ctrl_c_leaves_fixtures_the_time_to_end_what_they_started(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "conftest.py").write_text(_CONFTEST)
+    (tmp_path / "tests" / "test_slow.py").write_text(_SLOW.format(folder=tmp_path))
+    running = start(tmp_path)
+    wait_for(lambda: (tmp_path / "begun").exists(), 180, "a test that runs")
+    os.killpg(running.pid, signal.SIGINT)
+    output, _ = running.communicate(timeout=240)
+    assert running.returncode == 2 and (tmp_path / "ended").exists(), output
+
+
 def test_jobs_and_the_rest_run_side_by_side_by_whole_files_and_failures_of_both_are_told(tmp_path: Path) -> None:
     files = {
         "tests/e2e/test_run.py": True,
@@ -55,17 +103,11 @@ def test_jobs_and_the_rest_run_side_by_side_by_whole_files_and_failures_of_both_
     for name, fails in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(_TESTS.format(name=name, fails=fails))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--import-mode=importlib"]
-    done = subprocess.run(
-        [*command, f"--rootdir={tmp_path}", "tests"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "2 failed, 18 passed" in done.stdout
-    assert "of tests/e2e/test_run.py" in done.stdout and "of tests/platform/test_master.py" in done.stdout
+    running = start(tmp_path)
+    output, _ = running.communicate(timeout=240)
+    assert running.returncode == 1, output
+    assert "2 failed, 18 passed" in output
+    assert "of tests/e2e/test_run.py" in output and "of tests/platform/test_master.py" in output
 
     ran: dict[str, set[str]] = {}
     for note in (tmp_path / "notes").iterdir():
