@@ -68,6 +68,14 @@ def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("module", ["feed", "loop", "session", "trainer", "work", "evaluating"])
+def test_a_worker_knows_no_more_of_its_trainer_than_the_protocol(module: str) -> None:
+    own = ("embedding", "parameter_server", "models", "deduplication", "worker.step", "worker.parameter_server_trainer")
+    names = list(imported(ROOT / f"trainers/worker/{module}.py"))
+    assert names and not [name for name in names if name.startswith(tuple(f"trainers.{each}" for each in own))]
+    assert "torch" not in (ROOT / f"trainers/worker/{module}.py").read_text().replace("torchrec", "").split()
+
+
 def test_the_platform_folder_is_no_package_that_shadows_the_standard_library() -> None:
     assert not (ROOT / "platform" / "__init__.py").exists()
     system = subprocess.run(

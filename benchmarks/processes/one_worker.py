@@ -83,9 +83,8 @@ def score(step: Step, minibatches: _Items) -> BinaryMetricsSketch:
     sketch = BinaryMetricsSketch()
     for item in minibatches:
         started = step.pull(item)
-        prediction_B, _ = step.predict(started)
-        assert started.inputs is not None
-        sketch.update(prediction_B, started.inputs.label_B.numpy())
+        prediction = step.predict(started)
+        sketch.update(prediction.probability_B, prediction.label_B)
     return sketch
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -12,8 +10,7 @@ from elastrec.platform.data.deduplicated_batch import expand_batch
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.transport.job_messages import Shard, ShardProgress
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
-
-FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+from elastrec.trainers.worker.trainer import Prediction
 
 
 class ShardEvaluation:
@@ -29,17 +26,17 @@ class ShardEvaluation:
         self._folder_uri = folder_uri
         self._features = features
         self._sketch = BinaryMetricsSketch()
-        self._kept: list[tuple[pa.RecordBatch, FloatArray, FloatArray]] = []
+        self._kept: list[tuple[pa.RecordBatch, Prediction]] = []
 
-    def add(self, batch: pa.RecordBatch, prediction_B: FloatArray, label_B: FloatArray, pooled_BFR: FloatArray) -> None:
+    def add(self, batch: pa.RecordBatch, prediction: Prediction) -> None:
         """Counts the rows of one minibatch; those that are kept are kept in their plain form.
 
         Raises:
             DataError: a prediction is no probability.
         """
-        self._sketch.update(prediction_B, label_B)
+        self._sketch.update(prediction.probability_B, prediction.label_B)
         if self.shard.keep_predictions:
-            self._kept.append((expand_batch(batch), prediction_B, pooled_BFR))
+            self._kept.append((expand_batch(batch), prediction))
 
     def completion(self, last: ShardProgress) -> ShardProgress:
         """Writes the predictions that are to be kept, then says that the shard is done.
@@ -55,9 +52,9 @@ class ShardEvaluation:
             metadata = PredictionsMetadata(start=split.range.start, length=split.range.length, features=self._features)
             together = Predictions(
                 metadata=metadata,
-                batch=pa.concat_batches([batch for batch, _, _ in self._kept]),
-                prediction=np.concatenate([prediction for _, prediction, _ in self._kept]),
-                pooled=np.concatenate([pooled for _, _, pooled in self._kept]),
+                batch=pa.concat_batches([batch for batch, _ in self._kept]),
+                prediction=np.concatenate([prediction.probability_B for _, prediction in self._kept]),
+                pooled=np.concatenate([prediction.pooled_BFR for _, prediction in self._kept]),
             )
             write_predictions(self._folder_uri, split.number, together)
         return msgspec.structs.replace(last, sketch=self._sketch.encode())

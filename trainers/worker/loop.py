@@ -21,7 +21,7 @@ import structlog
 from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
 from elastrec.platform.transport.job_messages import Directive, Mode
 from elastrec.trainers.worker.feed import Finished, Item, Waiting
-from elastrec.trainers.worker.step import InFlight
+from elastrec.trainers.worker.trainer import Started
 from elastrec.trainers.worker.work import Worker
 
 log = structlog.get_logger(__name__)
@@ -76,21 +76,21 @@ def _work(worker: Worker, directive: Directive) -> None:
     session = worker.session
     feed = worker.follow(directive)
     session.reached(directive.version)
-    ahead: InFlight | None = None
+    ahead: Started | None = None
     while session.directive == directive:
         began = time.perf_counter()
         entry = feed.next(0.0 if ahead else _PATIENCE_SECONDS)
         session.window.add(wait_seconds=time.perf_counter() - began)
         if isinstance(entry, Item):
-            started = worker.pull(entry)
+            started = worker.start(entry)
             if ahead:
                 worker.finish(ahead, hold=True)
             ahead = started
-            if not worker.overlaps(directive):
+            if not worker.trainer.overlaps(directive.mode):
                 worker.finish(ahead)
                 ahead = None
             continue
-        worker.release()
+        worker.trainer.release()
         if ahead:
             worker.finish(ahead)
             ahead = None
@@ -100,7 +100,7 @@ def _work(worker: Worker, directive: Directive) -> None:
         if isinstance(entry, Finished):
             session.wait_for_change(directive, float("inf"))
     if session.directive.generation == directive.generation:
-        worker.release()
+        worker.trainer.release()
         if ahead:
             worker.finish(ahead)
 

@@ -21,12 +21,14 @@ from elastrec.platform.specs.errors import (
     SpecError,
     TransportError,
 )
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.logs import configure_logging
 from elastrec.trainers.memory import ResidentMemory
 from elastrec.trainers.threads import granted_threads
 from elastrec.trainers.worker.feed import FeedError
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.loop import run
+from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTrainer
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.warm_up import warm_up
 from elastrec.trainers.worker.work import Worker
@@ -47,7 +49,9 @@ def run_worker(identity: Identity) -> int:
     signal.signal(signal.SIGINT, lambda *_: session.stop())
     try:
         warm_up()
-        run(Worker(session, session.register()))
+        registered = session.register()
+        job = TrainingJob.model_validate_json(registered.job_json)
+        run(Worker(session, registered, ParameterServerTrainer(job, identity, session.window)))
         return EXIT_DONE
     except AuthenticationError as error:
         log.error("worker_refused", reason=str(error))

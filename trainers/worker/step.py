@@ -25,19 +25,17 @@ from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.inputs import Inputs, inputs_of
 from elastrec.trainers.worker.traffic import read_bytes
+from elastrec.trainers.worker.trainer import FloatArray, Prediction, Started
 from elastrec.trainers.worker.window import Window
-
-FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 # A server out of reach for this long costs the step; a longer wait would keep the worker from newer directives.
 _PATIENCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class InFlight:
+class InFlight(Started):
     """A minibatch whose pull is under way; without rows (all were bad) nothing was pulled."""
 
-    item: Item
     inputs: Inputs | None
     pulled: Pulled | None
 
@@ -142,8 +140,8 @@ class Step:
         )  # fmt: skip
         self._window.add_predictions(torch.sigmoid(logits.detach()).numpy(), started.inputs.label_B.numpy())
 
-    def predict(self, started: InFlight) -> tuple[FloatArray, FloatArray]:
-        """Probabilities `[B]` and pooled rows `[B, F, R]`, in float32 whatever the job's precision.
+    def predict(self, started: InFlight) -> Prediction:
+        """In float32 whatever the job's precision.
 
         Raises:
             TransportError: the rows were lost.
@@ -154,7 +152,8 @@ class Step:
             logits = self._forward(started.inputs)
         assert self._pooled is not None
         rows, features = started.item.batch.num_rows, len(self.feature_names)
-        return torch.sigmoid(logits).numpy(), self._pooled.reshape(rows, features, -1)
+        pooled_BFR = self._pooled.reshape(rows, features, -1)
+        return Prediction(torch.sigmoid(logits).numpy(), started.inputs.label_B.numpy(), pooled_BFR)
 
     def drop(self) -> None:
         """Forgets everything in flight and the connections."""

@@ -1,4 +1,4 @@
-"""Worker: the pieces that the loop moves: session, feed, step, and what is waiting to be acknowledged."""
+"""Worker: the pieces that the loop moves: session, feed, trainer, and what is waiting to be acknowledged."""
 
 from __future__ import annotations
 
@@ -15,24 +15,15 @@ from elastrec.platform.transport.job_messages import (
     Leased,
     Mode,
     Registered,
-    RoutingTable,
     Shard,
     ShardProgress,
 )
 from elastrec.trainers.worker.evaluating import ShardEvaluation
 from elastrec.trainers.worker.feed import Feed, Item
 from elastrec.trainers.worker.session import Session
-from elastrec.trainers.worker.step import InFlight, Step
+from elastrec.trainers.worker.trainer import Started, Trainer
 
 log = structlog.get_logger(__name__)
-
-OVERLAP_AFTER_STEPS = 500
-"""With `overlap_pull: auto`, pulls overlap once the model has taken this many steps.
-
-An overlapped step uses rows and dense parameters that lack the gradients of the step before it, which costs accuracy
-while the model changes fast: `python -m benchmarks.short_jobs`. A worker counts the steps that the model had taken when
-it connected, and its own.
-"""
 
 _KIND = {Mode.TRAIN: "train", Mode.EVALUATE: "evaluate"}
 
@@ -43,16 +34,13 @@ class Worker:
     Args:
         session: registered with the master.
         registered: the master's answer.
-
-    Raises:
-        SpecError: the job file or the model is wrong.
-        Exception: whatever the constructor of a user's model raises.
+        trainer: of the job that is named there.
     """
 
-    def __init__(self, session: Session, registered: Registered) -> None:
+    def __init__(self, session: Session, registered: Registered, trainer: Trainer) -> None:
         self.session = session
+        self.trainer = trainer
         self.job = TrainingJob.model_validate_json(registered.job_json)
-        self.step = Step(self.job, session.identity, session.window)
         self.generation = registered.directive.generation
         self._streams = registered.streams
         self._predictions_uri = predictions_folder(
@@ -61,10 +49,6 @@ class Worker:
         self._sources: dict[str, Source] = {}
         self._feed: Feed | None = None
         self._kind = ""
-        self._routing: RoutingTable | None = None
-        self._pushes = 0
-        # Steps of the model that are not among the pushes of this worker since it connected.
-        self._steps_before = 0
         self._unacknowledged: deque[tuple[int, ShardProgress]] = deque()
         self._evaluation: ShardEvaluation | None = None
         self._takes_part = False
@@ -72,78 +56,53 @@ class Worker:
     # Following the directive
 
     def follow(self, directive: Directive) -> Feed:
-        """Connects to the directive's servers and gives the feed of its shards; cheap when nothing changed.
+        """Follows the directive and gives the feed of its shards; cheap when nothing changed.
 
         Raises:
-            TransportError: the servers cannot be reached under this directive.
+            TransportError: the parameters cannot be reached under this directive.
         """
         kind = _KIND[directive.mode]
-        self.step.client.follow(directive.version)
         if directive.generation != self.generation:
             self.abandon()
         if kind != self._kind:
             self._forget_feed()
-        if directive.generation != self.generation or directive.routing != self._routing:
+        if not self.trainer.keeps(directive):
             self.drop()
-            self._connect(directive)
+        self.trainer.follow(directive)
         self.generation, self._kind = directive.generation, kind
-        self.step.mode(training=kind == "train")
+        self.trainer.mode(training=kind == "train")
         if self._feed is None:
             self._feed = self._new_feed(kind, directive.generation)
         return self._feed
 
-    def _connect(self, directive: Directive) -> None:
-        self.step.client.connect(directive.routing, directive.generation)
-        self._steps_before = self.step.client.init_dense(self.step.initial_dense) - self._pushes
-        self._routing = directive.routing
-
-    def overlaps(self, directive: Directive) -> bool:
-        """Whether the pull of the next minibatch goes out before this one's push.
-
-        Never with bsp: a pull of the next round must see this round's gradients.
-        """
-        training = self.job.spec.training
-        if directive.mode is Mode.EVALUATE:
-            return True
-        if training.consistency.mode == "bsp":
-            return False
-        if training.overlap_pull == "auto":
-            return self._steps_before + self._pushes >= OVERLAP_AFTER_STEPS
-        return training.overlap_pull
-
     # One minibatch
 
-    def pull(self, item: Item) -> InFlight:
-        """Starts a minibatch."""
+    def start(self, item: Item) -> Started:
+        """Begins with a minibatch."""
         self._takes_part |= self._kind == "train"
-        return self.step.pull(item)
+        return self.trainer.start(item)
 
-    def finish(self, started: InFlight, *, hold: bool = False) -> None:
-        """Trains or evaluates a minibatch whose pull was started, and acknowledges what was applied meanwhile.
+    def finish(self, started: Started, *, hold: bool = False) -> None:
+        """Trains or evaluates a minibatch that was started, and acknowledges what was applied meanwhile.
 
         Args:
-            hold: its push travels with the next pull, which must follow at once (else `release`).
+            hold: its gradients travel with the next `start`, which must follow at once (else `Trainer.release`).
         """
         if self._kind == "train":
-            self.step.train(started, hold=hold)
-            self._pushes += started.pulled is not None
-            self._unacknowledged.append((self._pushes, started.item.progress))
-            self._acknowledge(self._applied())
+            self.trainer.train(started, hold=hold)
+            self._unacknowledged.append((self.trainer.trained, started.item.progress))
+            self._acknowledge(self.trainer.applied)
         else:
             self._evaluate(started)
 
-    def release(self) -> None:
-        """Sends a push that was held for the next pull: there is none yet."""
-        self.step.client.release()
-
-    def _evaluate(self, started: InFlight) -> None:
+    def _evaluate(self, started: Started) -> None:
         item = started.item
         shard = item.shard
         if self._evaluation is None or self._evaluation.shard != shard:
-            self._evaluation = ShardEvaluation(shard, self._predictions_uri, self.step.feature_names)
-        if started.inputs is not None:
-            prediction_B, pooled_BFR = self.step.predict(started)
-            self._evaluation.add(item.batch, prediction_B, started.inputs.label_B.numpy(), pooled_BFR)
+            self._evaluation = ShardEvaluation(shard, self._predictions_uri, self.trainer.pooled_names)
+        prediction = self.trainer.predict(started)
+        if prediction is not None:
+            self._evaluation.add(item.batch, prediction)
         if item.progress.ended:
             completion, self._evaluation = self._evaluation.completion(item.progress), None
             self._report(completion)
@@ -154,27 +113,24 @@ class Worker:
         """Lets nobody wait for this worker, and acknowledges what is applied.
 
         Returns:
-            Whether everything is. In bsp pushes may wait for others to fill the global batch, or to rest as well, which
-            makes the servers step with what there is: call it again.
+            Whether everything is. In bsp gradients may wait for others to fill the global batch, or to rest as well,
+            which makes the servers step with what there is: call it again.
 
         Raises:
-            TransportError: a push was lost.
+            TransportError: gradients were lost.
         """
         if self._takes_part:
-            if self._routing is None:
-                self._connect(directive)  # servers count it in until it has left
-            self.step.client.leave()
-            self._acknowledge(self._applied())
+            self.trainer.rest(directive)
+            self._acknowledge(self.trainer.applied)
             self._takes_part = bool(self._unacknowledged)
         self.session.report_now()
         return not self._takes_part
 
     def drop(self) -> None:
         """Forgets everything in flight; the feed begins again at the last acknowledged rows."""
-        self.step.drop()
+        self.trainer.drop()
         self._unacknowledged.clear()
         self._evaluation = None
-        self._routing = None
         if self._feed is not None:
             self._feed.rewind()
 
@@ -187,13 +143,9 @@ class Worker:
     def close(self) -> None:
         """Ends threads and connections."""
         self._forget_feed()
-        self.step.client.close()
+        self.trainer.close()
         for source in self._sources.values():
             source.close()
-
-    def _applied(self) -> int:
-        # The client counts its pushes from its first; so does this worker, dropped ones included.
-        return self.step.client.pushes_applied
 
     def _acknowledge(self, applied: int) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= applied:

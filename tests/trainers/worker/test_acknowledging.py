@@ -22,6 +22,7 @@ from elastrec.platform.transport.job_messages import (
 from elastrec.trainers.embedding.lane import RoutingChangedError
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
+from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTrainer
 from elastrec.trainers.worker.step import InFlight
 from elastrec.trainers.worker.window import Window
 from elastrec.trainers.worker.work import Worker
@@ -85,13 +86,16 @@ def directive(mode: Mode = Mode.TRAIN) -> Directive:
 @pytest.fixture
 def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     session: Any = RecordingSession()
-    job = tiny_job(mode="async").model_dump_json(by_alias=True).encode()
-    registered = Registered(job_json=job, rank=0, streams={}, directive=directive(Mode.IDLE))
-    made = Worker(session, registered)
-    made.step.client = ScriptedClient()  # type: ignore[assignment]
-    monkeypatch.setattr(made.step, "train", lambda started, *, hold: None)
+    job = tiny_job(mode="async")
+    registered = Registered(
+        job_json=job.model_dump_json(by_alias=True).encode(), rank=0, streams={}, directive=directive(Mode.IDLE)
+    )
+    trainer = ParameterServerTrainer(job, session.identity, session.window)
+    made = Worker(session, registered, trainer)
+    trainer.step.client = ScriptedClient()  # type: ignore[assignment]
+    monkeypatch.setattr(trainer.step, "train", lambda started, *, hold: None)
     pulled: Any = object()
-    monkeypatch.setattr(made.step, "pull", lambda item: InFlight(item, None, pulled))
+    monkeypatch.setattr(trainer.step, "pull", lambda item: InFlight(item, None, pulled))
     made.follow(directive())
     yield made
     made.close()
@@ -99,11 +103,13 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
 
 def step(worker: Worker, end_offset: int) -> None:
     rows = pa.RecordBatch.from_pydict({"label": np.zeros(BATCH)})
-    worker.finish(worker.pull(Item(SHARD, rows, progress_of(SHARD, end_offset), 0)))
+    worker.finish(worker.start(Item(SHARD, rows, progress_of(SHARD, end_offset), 0)))
 
 
 def client_of(worker: Worker) -> Any:
-    return worker.step.client
+    trainer = worker.trainer
+    assert isinstance(trainer, ParameterServerTrainer)
+    return trainer.step.client
 
 
 def reported(worker: Worker) -> list[int]:

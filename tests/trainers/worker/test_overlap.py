@@ -10,7 +10,7 @@ import pytest
 
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.job_messages import Mode
-from elastrec.trainers.worker import work
+from elastrec.trainers.worker import parameter_server_trainer
 from elastrec.trainers.worker.feed import Feed
 from tests.trainers.worker.test_worker import BATCH, ROWS, Setting, trained_samples
 
@@ -62,14 +62,14 @@ def applied_before_pulls(
 
 
 def test_no_step_of_a_short_job_is_stale_by_default(applied_before_pulls: Make) -> None:
-    assert work.OVERLAP_AFTER_STEPS > STEPS
+    assert parameter_server_trainer.OVERLAP_AFTER_STEPS > STEPS
     assert applied_before_pulls() == list(range(STEPS))
 
 
 def test_steps_are_one_push_old_once_the_first_steps_are_done(
     applied_before_pulls: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "OVERLAP_AFTER_STEPS", AFTER)
+    monkeypatch.setattr(parameter_server_trainer, "OVERLAP_AFTER_STEPS", AFTER)
     expected = [*range(AFTER + 1), *range(AFTER, STEPS - 1)]
     assert applied_before_pulls() == expected
 
@@ -79,14 +79,14 @@ def test_a_job_may_overlap_from_its_first_step(applied_before_pulls: Make) -> No
 
 
 def test_a_job_may_never_overlap(applied_before_pulls: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "OVERLAP_AFTER_STEPS", 0)
+    monkeypatch.setattr(parameter_server_trainer, "OVERLAP_AFTER_STEPS", 0)
     assert applied_before_pulls(overlap_pull=False) == list(range(STEPS))
 
 
 def test_a_worker_that_joins_a_trained_model_overlaps_from_its_first_step(
     scripted_master, tiny_job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "OVERLAP_AFTER_STEPS", AFTER)
+    monkeypatch.setattr(parameter_server_trainer, "OVERLAP_AFTER_STEPS", AFTER)
     here = Setting(tiny_job(mode="async"), scripted_master, tmp_path, 2)
     try:
         here.master.finished = False
@@ -94,11 +94,11 @@ def test_a_worker_that_joins_a_trained_model_overlaps_from_its_first_step(
         del here.master.todo[1:]
         first = here.start_worker()
         here.master.wait_for(lambda: len(here.master.done) == 1)
-        assert first.overlaps(here.sessions[0].directive)
+        assert first.trainer.overlaps(here.sessions[0].directive.mode)
         late = here.start_worker("worker-1")
         version = here.master.version
         here.master.wait_for(lambda: here.master.reached.get("worker-1", 0) >= version)
-        assert late.overlaps(here.sessions[1].directive)
+        assert late.trainer.overlaps(here.sessions[1].directive.mode)
         # From nothing, the model's first steps are fresh again.
         with here.master.changed:
             here.master.roll_back([])
@@ -107,7 +107,7 @@ def test_a_worker_that_joins_a_trained_model_overlaps_from_its_first_step(
         version = here.master.version
         for name, worker, session in zip(("worker-0", "worker-1"), (first, late), here.sessions, strict=True):
             here.master.wait_for(lambda name=name: here.master.reached.get(name, 0) >= version)
-            assert not worker.overlaps(session.directive)
+            assert not worker.trainer.overlaps(session.directive.mode)
         here.finish()
         assert not here.errors
     finally:
@@ -118,7 +118,7 @@ def test_a_worker_that_joins_a_trained_model_overlaps_from_its_first_step(
 def test_steps_of_bsp_never_overlap(
     scripted_master, tiny_job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool | str
 ) -> None:
-    monkeypatch.setattr(work, "OVERLAP_AFTER_STEPS", 0)
+    monkeypatch.setattr(parameter_server_trainer, "OVERLAP_AFTER_STEPS", 0)
     job = tiny_job(mode="bsp")
     spec = job.spec.model_copy(update={"training": job.spec.training.model_copy(update={"overlap_pull": overlap})})
     here = Setting(job.model_copy(update={"spec": spec}), scripted_master, tmp_path, 1)
@@ -126,7 +126,7 @@ def test_steps_of_bsp_never_overlap(
         here.master.add_shards("train", ROWS, ROWS)
         worker = here.start_worker()
         here.master.wait_for(lambda: len(here.master.done) == 1)
-        assert not worker.overlaps(here.sessions[0].directive)
+        assert not worker.trainer.overlaps(here.sessions[0].directive.mode)
         here.master.command(Mode.EVALUATE)
         here.finish()
     finally:

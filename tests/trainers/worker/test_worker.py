@@ -30,6 +30,7 @@ from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.inputs import inputs_of
 from elastrec.trainers.worker.loop import run
+from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTrainer
 from elastrec.trainers.worker.predictions import read_predictions
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.work import Worker
@@ -67,7 +68,8 @@ class Setting:
 
     def start_worker(self, name: str = "worker-0") -> Worker:
         session = Session(Identity("job-1", name, "", self.master.server.address, self.master.token, None))
-        worker = Worker(session, session.register())
+        registered = session.register()
+        worker = Worker(session, registered, ParameterServerTrainer(self.master.job, session.identity, session.window))
 
         def work() -> None:
             try:

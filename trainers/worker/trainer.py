@@ -1,0 +1,115 @@
+"""Trainer: what computes a worker's minibatches and reaches the model's parameters.
+
+The worker (`work`, `loop`, `feed`, `session`) knows leases, directives and acknowledgements, and of training no more
+than stands here. So another way to train, such as torchrec on GPUs whose workers step together, is another Trainer
+behind the same shards, saves and orders. Here never enter torch, or a trainer's own types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from elastrec.platform.transport.job_messages import Directive, Mode
+from elastrec.trainers.worker.feed import Item
+
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A minibatch that a trainer has begun with; trainers keep in a subclass what they need to finish it."""
+
+    item: Item
+
+
+class Prediction(NamedTuple):
+    """Probabilities `[B]`, labels `[B]` and pooled embedding rows `[B, F, R]` of one minibatch, float32."""
+
+    probability_B: FloatArray
+    label_B: FloatArray
+    pooled_BFR: FloatArray
+
+
+class Trainer(Protocol):
+    """Used by one thread. A minibatch goes through `start`, then `train` or `predict`, in the order of the feed.
+
+    TransportError from any method means that what is in flight is lost: the worker calls `drop` and begins again at the
+    last acknowledged row, under the newest directive.
+    """
+
+    @property
+    def trained(self) -> int:
+        """Minibatches with rows that went through `train` since this trainer was made, dropped ones included."""
+        ...
+
+    @property
+    def applied(self) -> int:
+        """The first so many of `trained` are in the parameters, or were dropped.
+
+        Raises:
+            TransportError: one of those in flight is lost.
+        """
+        ...
+
+    @property
+    def pooled_names(self) -> list[str]:
+        """Features of a prediction's pooled rows, in their order."""
+        ...
+
+    def keeps(self, directive: Directive) -> bool:
+        """Whether what is in flight can be finished under a directive; else `drop` comes before `follow`."""
+        ...
+
+    def follow(self, directive: Directive) -> None:
+        """Reaches the parameters as the directive says; cheap when nothing changed.
+
+        Raises:
+            TransportError: they cannot be reached.
+        """
+        ...
+
+    def overlaps(self, mode: Mode) -> bool:
+        """Whether the next minibatch is started before this one is trained."""
+        ...
+
+    def mode(self, *, training: bool) -> None:
+        """Minibatches that are started from here on are for training, or for predictions."""
+        ...
+
+    def start(self, item: Item) -> Started:
+        """Begins with a minibatch, without waiting."""
+        ...
+
+    def train(self, started: Started, *, hold: bool) -> None:
+        """Takes one step; its gradients are on their way, or with `hold` leave with the next `start`.
+
+        Raises:
+            JobFailedError: the model cannot be trained like this, such as a loss that is not finite.
+        """
+        ...
+
+    def predict(self, started: Started) -> Prediction | None:
+        """Predictions of the model as it is; None: the minibatch has no rows."""
+        ...
+
+    def release(self) -> None:
+        """Sends gradients that are held for a `start` that does not come."""
+        ...
+
+    def rest(self, directive: Directive) -> None:
+        """Nobody waits for this worker from here on, until it trains again.
+
+        In a synchronous job gradients may wait until others complete the step, or rest as well: `applied` tells.
+        """
+        ...
+
+    def drop(self) -> None:
+        """Forgets everything in flight."""
+        ...
+
+    def close(self) -> None:
+        """Ends threads and connections."""
+        ...
