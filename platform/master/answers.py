@@ -7,20 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.master.membership import MemberStage
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.splits import STREAMS
-from elastrec.platform.transport.job_messages import PodOrders, ShardProgress
-
-
-class FastAnswer(msgspec.Struct, tag="Answer", omit_defaults=True):
-    """An `Answer` whose directive is already encoded: it is the same bytes for all workers."""
-
-    directive: msgspec.Raw
-    known: bool = True
-    heartbeat_seconds: float = 0.0
-    orders: PodOrders | None = None
+from elastrec.platform.transport.frames import Encoded
+from elastrec.platform.transport.job_messages import Answer, PodOrders, ShardProgress
 
 
 class Unknown(msgspec.Struct, tag="Answer"):
@@ -30,25 +23,34 @@ class Unknown(msgspec.Struct, tag="Answer"):
     known: bool = False
 
 
-class Directives:
-    """Encoded directives of the newest version: one for all workers, one per server; not thread-safe."""
+class Answers:
+    """Encoded answers to heartbeats that tell the newest directive; not thread-safe.
+
+    One for all workers without orders of their own, and one for each other pod.
+    """
 
     def __init__(self) -> None:
-        self._encoded: dict[tuple[int, str], msgspec.Raw] = {}
+        self._version = -1
+        self._encoded: dict[tuple[str, float], tuple[PodOrders | None, Encoded]] = {}
 
-    def of(self, pod: str, incarnation: str, state: JobState) -> msgspec.Raw:
-        """What the pod's process shall do now."""
+    def of(self, pod: str, incarnation: str, state: JobState, heartbeat_seconds: float) -> Encoded:
+        """What the pod's process shall do now, and how often it shall beat."""
+        if self._version != state.phases.version:
+            self._version = state.phases.version
+            self._encoded.clear()
         member = state.membership.members.get(pod)
-        leaves = member is None or member.retiring or member.is_held_by_another(incarnation)
-        # Every server is told what it has to restore, and nothing of the others.
-        kind = "exit" if member is None or leaves else "worker" if member.role is Role.WORKER else pod
-        key = (state.phases.version, kind)
-        encoded = self._encoded.get(key)
-        if encoded is None:
-            if any(version != key[0] for version, _ in self._encoded):
-                self._encoded.clear()
-            encoded = self._encoded[key] = msgspec.Raw(msgspec.msgpack.encode(state.directive(pod, incarnation)))
-        return encoded
+        kind, orders = "exit", None
+        if member is not None and member.incarnation == incarnation and member.stage is not MemberStage.RETIRING:
+            orders = member.orders
+            # Every server is told what it has to restore, and nothing of the others.
+            kind = "worker" if member.role is Role.WORKER and orders is None else pod
+        known = self._encoded.get((kind, heartbeat_seconds))
+        if known is not None and known[0] == orders:
+            return known[1]
+        directive = state.directive(pod, incarnation)
+        answer = Encoded.of(Answer(directive=directive, heartbeat_seconds=heartbeat_seconds, orders=orders))
+        self._encoded[kind, heartbeat_seconds] = (orders, answer)
+        return answer
 
 
 def check_kind(name: str, kind: str) -> None:

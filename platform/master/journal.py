@@ -82,6 +82,11 @@ class Journal:
         path: the SQLite file.
         snapshot_every: events between two snapshots.
 
+    Attributes:
+        last: number of the last event taken over.
+        committed: number of the last event on disk.
+        stall: why nothing can be written at the moment although it may be later; empty when it can.
+
     Raises:
         JournalError: the file is no journal, is damaged, or cannot be written.
     """
@@ -92,11 +97,11 @@ class Journal:
         self._pending: list[_Entry] = []
         self._snapshot: tuple[int, bytes] | None = None
         self._wake = threading.Condition()
-        self._last = 0
-        self._committed = 0
+        self.last = 0
+        self.committed = 0
         self._snapshotted = 0
         self._problem: str | None = None
-        self._stall = ""
+        self.stall = ""
         self._closing = False
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -146,14 +151,14 @@ class Journal:
                 if checksum != _checksum(sequence, body):
                     raise JournalError(f"{self.path}: the snapshot at {sequence} is damaged; {_MEND}")
                 state = decode_state(body)
-                self._last = sequence
-            self._snapshotted = self._last
-            for sequence, event in self.events(self._last):
+                self.last = sequence
+            self._snapshotted = self.last
+            for sequence, event in self.events(self.last):
                 state.handle(event)
-                self._last = sequence
+                self.last = sequence
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             raise JournalError(f"{self.path}: the journal cannot be read: {error}; {_MEND}") from error
-        self._committed = self._last
+        self.committed = self.last
         return state
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
@@ -199,23 +204,13 @@ class Journal:
         """
         body = msgspec.msgpack.encode(event)
         with self._wake:
-            self._last += 1
-            self._pending.append(_Entry(self._last, event.time, body, lines))
-            if self._last - self._snapshotted >= self._snapshot_every:
-                self._snapshotted = self._last
-                self._snapshot = (self._last, snapshot())
+            self.last += 1
+            self._pending.append(_Entry(self.last, event.time, body, lines))
+            if self.last - self._snapshotted >= self._snapshot_every:
+                self._snapshotted = self.last
+                self._snapshot = (self.last, snapshot())
             self._wake.notify_all()
-            return self._last
-
-    @property
-    def stall(self) -> str:
-        """Why nothing can be written at the moment although it may be later; empty when it can."""
-        return self._stall
-
-    @property
-    def last(self) -> int:
-        """Number of the last event taken over."""
-        return self._last
+            return self.last
 
     def wait(self, sequence: int) -> None:
         """Returns when the event is committed.
@@ -223,12 +218,12 @@ class Journal:
         Raises:
             JournalError: the journal cannot be written any more.
         """
-        if self._committed >= sequence:
+        if self.committed >= sequence:
             return
         with self._wake:
-            while self._committed < sequence and self._problem is None:
+            while self.committed < sequence and self._problem is None:
                 self._wake.wait()
-            if self._committed < sequence:
+            if self.committed < sequence:
                 raise JournalError(f"{self.path}: the journal cannot be written: {self._problem}")
 
     def _write(self) -> None:
@@ -243,7 +238,7 @@ class Journal:
             problem = self._commit_patiently(batch, snapshot)
             with self._wake:
                 if problem is None:
-                    self._committed = batch[-1].sequence
+                    self.committed = batch[-1].sequence
                 else:
                     self._problem = problem
                 self._wake.notify_all()
@@ -261,15 +256,15 @@ class Journal:
                 if getattr(error, "sqlite_errorname", "") not in _NO_ROOM:
                     return problem
             else:
-                if self._stall:
+                if self.stall:
                     seconds = round(time.monotonic() - began, 3)
                     log.info("journal_written_again", journal=str(self.path), seconds=seconds)
-                    self._stall = ""
+                    self.stall = ""
                 return None
-            if not self._stall:
+            if not self.stall:
                 advice = "make room on its disk; until then nothing is granted or acknowledged"
                 log.error("journal_has_no_room", journal=str(self.path), reason=problem, advice=advice)
-            self._stall = problem
+            self.stall = problem
             with self._wake:
                 if self._wake.wait_for(lambda: self._closing, timeout=pause):
                     return problem
@@ -335,7 +330,7 @@ class Journal:
                 rows = database.execute(
                     "SELECT stream, generation, number, attempt, pod, row_begin, row_end, outcome, began, ended, "
                     "unix_seconds FROM attempts WHERE rowid > ? AND sequence <= ? ORDER BY rowid LIMIT ?",
-                    (after, self._last if until is None else until, count),
+                    (after, self.last if until is None else until, count),
                 )
                 return [Attempt(*row) for row in rows]
         except sqlite3.Error as error:
@@ -391,9 +386,9 @@ class Journal:
         self.give_up()
         if self._thread is not None:
             self._thread.join()
-        if snapshot is not None and self._problem is None and self._committed == self._last > 0:
+        if snapshot is not None and self._problem is None and self.committed == self.last > 0:
             try:
-                self._commit([], (self._last, snapshot))
+                self._commit([], (self.last, snapshot))
             except sqlite3.Error as error:
                 # Every event is there: the next start takes longer.
                 log.warning("no_last_snapshot", journal=str(self.path), reason=str(error))

@@ -6,7 +6,7 @@ Nothing of it is journalled: a restarted master has heard nobody and blames nobo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from elastrec.platform.master.membership import Member
@@ -32,8 +32,10 @@ class LifeSigns:
         self._told_seconds: dict[str, float] = {}
         self._up_since: dict[str, float] = {}
         self._looked = -math.inf
+        self._pace = (-1, 0.0)
 
     def heard(self, pod: str, now: float) -> None:
+        """A life sign of a member."""
         self._last_seen[pod] = now
 
     def forget_all(self) -> None:
@@ -43,7 +45,9 @@ class LifeSigns:
 
     def pace(self, pod: str, pods: int) -> float:
         """How often the pod, of so many, shall beat; what it is told here it is judged by."""
-        seconds = self._told_seconds[pod] = heartbeat_seconds(self._faults, pods)
+        if self._pace[0] != pods:
+            self._pace = (pods, heartbeat_seconds(self._faults, pods))
+        seconds = self._told_seconds[pod] = self._pace[1]
         return seconds
 
     def is_look_due(self, pods: int, now: float) -> bool:
@@ -53,27 +57,39 @@ class LifeSigns:
         self._looked = now
         return True
 
-    def silent(self, members: Mapping[str, Member], up: Collection[str], now: float) -> list[Silence]:
+    def silent(
+        self, members: Mapping[str, Member], running: Callable[[], Collection[str]], now: float
+    ) -> list[Silence]:
         """Members that have said nothing for longer than they may; forgets who is none any more.
 
         Args:
-            up: pods that run, as the cluster says; while one waits for room nothing is expected of it.
+            running: pods that run, as the cluster says; while one waits for room nothing is expected of it.
         """
-        self._last_seen = {pod: seen for pod, seen in self._last_seen.items() if pod in members}
-        self._told_seconds = {pod: told for pod, told in self._told_seconds.items() if pod in members}
-        self._up_since = {pod: since for pod, since in self._up_since.items() if pod in members and pod in up}
-        found = []
+        for heard in (self._last_seen, self._told_seconds):
+            for gone in heard.keys() - members.keys():
+                del heard[gone]
+        for new in members.keys() - self._last_seen.keys():
+            self._last_seen[new] = now
+        starting = [member for member in members.values() if not member.incarnation]
+        found = self._not_started(starting, running() if starting else (), now)
+        # Of a thousand pods that all speak none is looked at by itself.
+        if now - min(self._last_seen.values(), default=now) <= silence_seconds(self._faults, 0.0):
+            return found
         for name, member in members.items():
-            if not member.is_registered:
-                # It is not expected to speak before; the time that it took to come up is no silence.
-                self._last_seen[name] = now
-                seconds = now - self._up_since.setdefault(name, now) if name in up else 0.0
-                if seconds > self._faults.start_timeout:
-                    found.append(Silence(name, member.incarnation, seconds))
-                continue
-            seconds = now - self._last_seen.setdefault(name, now)
+            seconds = now - self._last_seen[name]
             # A pod does what it was told last: that it may beat faster now it does not know yet.
             told_seconds = self._told_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
             if seconds > silence_seconds(self._faults, told_seconds):
                 found.append(Silence(name, member.incarnation, seconds))
+        return found
+
+    def _not_started(self, starting: list[Member], up: Collection[str], now: float) -> list[Silence]:
+        self._up_since = {m.name: self._up_since.get(m.name, now) for m in starting if m.name in up}
+        found = []
+        for member in starting:
+            # It is not expected to speak before; the time that it took to come up is no silence.
+            self._last_seen[member.name] = now
+            seconds = now - self._up_since.get(member.name, now)
+            if seconds > self._faults.start_timeout:
+                found.append(Silence(member.name, member.incarnation, seconds))
         return found

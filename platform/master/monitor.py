@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from elastrec.platform.data.sketch import BinaryMetricsSketch
@@ -66,7 +68,7 @@ class Monitor:
         self._samples = 0
         self._windows = 0
         self._loss_sum = 0.0
-        self._sketches: list[bytes] = []
+        self._sketch: BinaryMetricsSketch | None = None
         self._steps: dict[str, _Sums] = {}
         self._waited = self._worked = 0.0
         self._traffic = dict.fromkeys(("samples", *_TRAFFIC), 0)
@@ -98,7 +100,7 @@ class Monitor:
         for kind, field in _TRAFFIC.items():
             self._traffic[kind] += getattr(metrics, field)
         if metrics.sketch:
-            self._sketches.append(metrics.sketch)
+            self._merge(metrics.sketch)
         sums = self._steps.setdefault(beat.pod, _Sums())
         sums.steps += metrics.steps
         parts = (metrics.wait_seconds, metrics.pull_seconds, metrics.compute_seconds, metrics.push_seconds)
@@ -136,11 +138,13 @@ class Monitor:
         self.pods.pop(pod, None)
         self._steps.pop(pod, None)
 
-    def close_window(self, now: float) -> Window | None:
-        """The window since the last call, None while it is still too short."""
+    def is_window_over(self, now: float) -> bool:
+        """Whether it is time for `close_window`."""
+        return now - self._since >= (FIRST_WINDOW_SECONDS if self._windows < _FIRST_WINDOWS else WINDOW_SECONDS)
+
+    def close_window(self, now: float) -> Window:
+        """The window since the last call."""
         seconds = now - self._since
-        if seconds < (FIRST_WINDOW_SECONDS if self._windows < _FIRST_WINDOWS else WINDOW_SECONDS):
-            return None
         self._windows += bool(self._samples)
         for name, sums in self._steps.items():
             pod = self.pods[name]
@@ -148,7 +152,7 @@ class Monitor:
             pod.phase_seconds = {
                 phase: total / sums.steps for phase, total in zip(_STEP_PHASES, sums.seconds, strict=True)
             }
-        merged = _merged(self._sketches)
+        merged = self._sketch
         window = Window(
             seconds=seconds,
             samples=self._samples,
@@ -160,20 +164,13 @@ class Monitor:
             memory_bytes={name: pod.memory_bytes for name, pod in self.pods.items()},
         )
         self._since, self._samples, self._loss_sum = now, 0, 0.0
-        self._sketches, self._steps = [], {}
+        self._sketch, self._steps = None, {}
         return window
 
-
-def _merged(encoded: list[bytes]) -> BinaryMetricsSketch | None:
-    merged: BinaryMetricsSketch | None = None
-    for one in encoded:
-        try:
-            sketch = BinaryMetricsSketch.decode(one)
-            if merged is None:
-                merged = sketch
+    def _merge(self, encoded: bytes) -> None:
+        # A window's curve point is not worth a job; the loss still tells the same story.
+        with contextlib.suppress(DataError):
+            if self._sketch is None:
+                self._sketch = BinaryMetricsSketch.decode(encoded)
             else:
-                merged.merge(sketch)
-        except DataError:
-            # A window's curve point is not worth a job; the loss above still tells the same story.
-            continue
-    return merged
+                self._sketch.merge_encoded(encoded)

@@ -2,15 +2,19 @@
 
 Figures for people and for plans; no decision of the state machine hangs on them. What plans are made of is handed on
 to a restarted master (`memoir`), the rest is gathered anew. The service's lock guards all of it.
+
+Heartbeats are kept as they came until their figures are read, and for half a second at most: the code that adds them up
+is not in the processor's caches when a single one arrives, and loading it takes several times as long as running it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
 from elastrec.platform.master.growth_book import GrowthBook, GrowthPoint
+from elastrec.platform.master.membership import Member
 from elastrec.platform.master.monitor import Monitor, Window
 from elastrec.platform.master.profile_book import ProfileBook, is_settled
 from elastrec.platform.master.start_book import Start, StartBook
@@ -18,6 +22,9 @@ from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Heartbeat
 from elastrec.platform.transport.profile_messages import Measured
+
+_MOST_UNREAD = 1024
+_SETTLE_SECONDS = 0.5
 
 
 class Remembered(msgspec.Struct, kw_only=True):
@@ -41,11 +48,30 @@ class Observations:
     """
 
     def __init__(self, now: float) -> None:
-        self.monitor = Monitor(now)
-        self.profile = ProfileBook()
-        self.starts = StartBook()
+        self._monitor = Monitor(now)
+        self._profile = ProfileBook()
+        self._starts = StartBook()
         self.growth = GrowthBook()
         self.window: Window | None = None
+        self._unread: list[tuple[Heartbeat, JobState, bool, float]] = []
+
+    @property
+    def monitor(self) -> Monitor:
+        """Speed and quality, all heartbeats included."""
+        self.settle()
+        return self._monitor
+
+    @property
+    def profile(self) -> ProfileBook:
+        """Speed by configuration, all heartbeats included."""
+        self.settle()
+        return self._profile
+
+    @property
+    def starts(self) -> StartBook:
+        """Start-up times, all heartbeats included."""
+        self.settle()
+        return self._starts
 
     def remembered(self) -> Remembered:
         """What should outlive this process."""
@@ -62,7 +88,8 @@ class Observations:
 
     def handled(self, state: JobState, now: float) -> None:
         """An event was handled; pods may have been asked for."""
-        self.starts.asked(state, now)
+        if state.membership.revision != self._starts.revision:
+            self.starts.asked(state, now)
 
     def registered(self, pod: str, state: JobState, now: float) -> None:
         """A process has started; a server that has is at work."""
@@ -72,20 +99,33 @@ class Observations:
 
     def heartbeat(self, message: Heartbeat, state: JobState, now: float) -> None:
         """A member's life sign with its figures; a window of them counts once."""
-        if self.monitor.add(message, is_training=state.phase is Phase.TRAINING):
-            self.profile.add(message.pod, message.metrics, state, now)
-            self.starts.works(message.pod, now)
+        self._unread.append((message, state, state.phases.phase is Phase.TRAINING, now))
+        if len(self._unread) >= _MOST_UNREAD:
+            self.settle()
 
-    def keep_only(self, pods: Iterable[str]) -> None:
+    def settle_late(self, now: float) -> None:
+        """Adds up what has waited long enough: a figure is of the configuration that the job has when it is added."""
+        if self._unread and now - self._unread[0][-1] >= _SETTLE_SECONDS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Adds up the heartbeats that came since the last time."""
+        unread, self._unread = self._unread, []
+        for message, state, is_training, time in unread:
+            if self._monitor.add(message, is_training=is_training):
+                self._profile.add(message.pod, message.metrics, state, time)
+                self._starts.works(message.pod, time)
+
+    def keep_only(self, members: Mapping[str, Member]) -> None:
         """Forgets what other pods did."""
-        for gone in self.monitor.pods.keys() - set(pods):
+        for gone in self._monitor.pods.keys() - members.keys():
             self.monitor.forget(gone)
 
     def close_window(self, state: JobState, now: float) -> bool:
         """Whether a window of the job's figures ended."""
-        window = self.monitor.close_window(now)
-        if window is None:
+        if not self._monitor.is_window_over(now):
             return False
+        window = self.monitor.close_window(now)
         if window.samples:
             self.window = window
         if is_settled(state):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from elastrec.platform.master import events
-from elastrec.platform.master.answers import Directives, FastAnswer, Unknown, check_kind, check_progress
+from elastrec.platform.master.answers import Answers, Unknown, check_kind, check_progress
 from elastrec.platform.master.effects import AnswerLease, Effect
 from elastrec.platform.master.journal import Journal
 from elastrec.platform.master.launch import LaunchRequest
@@ -40,9 +40,10 @@ class PodCalls(abc.ABC):
     journal: Journal
     _lock: threading.RLock
     _clock: Callable[[], float]
+    _zero: float
     _job_json: bytes
     _life_signs: LifeSigns
-    _directives: Directives
+    _answers: Answers
     _seen: Observations
 
     @abc.abstractmethod
@@ -80,7 +81,7 @@ class PodCalls(abc.ABC):
                 self._seen.registered(message.pod, self.state, self.now())
             directive = self.state.directive(message.pod, message.incarnation)
             orders = self.state.orders_of(message.pod, message.incarnation)
-            pace = self._pace(message.pod)
+            pace = self._life_signs.pace(message.pod, len(self.state.membership.members))
             sequence = self.journal.last
         self._wait(sequence)
         return Registered(
@@ -92,23 +93,23 @@ class PodCalls(abc.ABC):
             orders=orders,
         )
 
-    def _pace(self, pod: str) -> float:
-        return self._life_signs.pace(pod, len(self.state.membership.members))
-
     def heartbeat(self, message: Heartbeat) -> msgspec.Struct:
         """Life sign; only what changes the state is journalled."""
-        check_progress(message.progress)
-        effects: list[Effect] = []
+        if message.progress:
+            check_progress(message.progress)
+        effects: list[Effect] | None = None
         with self._lock:
             member = self.state.membership.members.get(message.pod)
-            if member is not None and not member.is_registered:
+            if member is not None and not member.incarnation:
                 return Unknown()
-            if member is not None and not member.is_held_by_another(message.incarnation):
-                self._life_signs.heard(message.pod, self._clock())
-                self._seen.heartbeat(message, self.state, self.now())
+            if member is not None and member.incarnation == message.incarnation:
+                clock = self._clock()
+                now = clock - self._zero
+                self._life_signs.heard(message.pod, clock)
+                self._seen.heartbeat(message, self.state, now)
                 problem = message.restore_problem
                 report = events.PodReported(
-                    time=self.now(),
+                    time=now,
                     pod=message.pod,
                     incarnation=message.incarnation,
                     generation=message.generation,
@@ -123,13 +124,15 @@ class PodCalls(abc.ABC):
                 )
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)
-            directive = self._directives.of(message.pod, message.incarnation, self.state)
-            orders = self.state.orders_of(message.pod, message.incarnation)
-            pace = self._pace(message.pod)
+            pace = self._life_signs.pace(message.pod, len(self.state.membership.members))
+            answer = self._answers.of(message.pod, message.incarnation, self.state, pace)
             # The directive may follow from an event of somebody else that is not on disk yet.
             sequence = self.journal.last
-        self._finish_event(effects, sequence)
-        return FastAnswer(directive, heartbeat_seconds=pace, orders=orders)
+        if effects is not None:
+            self._finish_event(effects, sequence)
+        elif self.journal.committed < sequence:
+            self._wait(sequence)
+        return answer
 
     def lease(self, message: LeaseShards) -> Leased:
         """Hands shards out, and takes progress over."""

@@ -19,7 +19,7 @@ from elastrec.checkpoints import StoreError, take_term
 from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.clusters.protocol import Fleet
 from elastrec.platform.master import events
-from elastrec.platform.master.answers import Directives
+from elastrec.platform.master.answers import Answers
 from elastrec.platform.master.effects import AnswerLease, Decided, Effect, RecordAttempt
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.history_sink import HistorySink
@@ -107,7 +107,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         # The job's own clock goes on where the last event left it: time without a master does not count.
         self._zero = clock() - state.time
         self._life_signs = LifeSigns(self.job.spec.faults)
-        self._directives = Directives()
+        self._answers = Answers()
         self._seen = Observations(self.now())
         self._memoir = Memoir(folder)
         if self.is_continued:
@@ -303,12 +303,14 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         Only who asks for the status of a job that goes on is answered: so the reason reaches people.
         """
 
+        watch = self._term_watch
+
         def handle(message: msgspec.Struct) -> msgspec.Struct:
-            if self.superseded:
-                raise TransportError(self.superseded, retryable=True)
-            harmless = isinstance(message, GetStatus) and not self.state.phase.is_final
-            if self.journal.stall and not harmless:
-                reason = f"the master's journal cannot be written: {self.journal.stall}"
+            if watch.superseded:
+                raise TransportError(watch.superseded, retryable=True)
+            stall = self.journal.stall
+            if stall and not (isinstance(message, GetStatus) and not self.state.phase.is_final):
+                reason = f"the master's journal cannot be written: {stall}"
                 raise TransportError(reason, retryable=True)
             return handler(message)
 

@@ -31,20 +31,24 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class StartBook:
-    """One job's starts. Not safe for several threads: its owner locks."""
+    """One job's starts. Not safe for several threads: its owner locks.
+
+    Attributes:
+        revision: of the membership that was seen last.
+    """
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[Role, float, bool]] = {}
         self._first: dict[Role, list[float]] = {}
         self._added: dict[Role, list[float]] = {}
-        self._revision = -1
+        self.revision = -1
 
     def asked(self, state: JobState, time: float) -> None:
         """An event was handled; takes the pods that it made members."""
         membership = state.membership
-        if membership.revision == self._revision:
+        if membership.revision == self.revision:
             return
-        self._revision = membership.revision
+        self.revision = membership.revision
         for member in membership.members.values():
             if member.created == state.time and not member.uid:
                 self._asked.setdefault(member.name, (member.role, time, state.phase is Phase.TRAINING))

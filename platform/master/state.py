@@ -244,17 +244,17 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         member = self.membership.members.get(report.pod)
         if member is None or member.incarnation != report.incarnation:
             return False
+        if report.reached_version > member.reached_version or report.orders_version > member.orders_version:
+            return True
+        if member.role is Role.WORKER:
+            return report.generation == self.phases.generation and any(
+                self.queue(p.stream).is_news(report.pod, p) for p in report.progress
+            )
         return (
-            report.reached_version > member.reached_version
-            or report.orders_version > member.orders_version
-            or self.recovery.would_restore(report.pod, report.restored_order_id)
+            self.recovery.would_restore(report.pod, report.restored_order_id)
             or stages.is_news(self, member, report)
             or (report.damaged is not None and rollback.is_restoring(self, member, report.damaged.order_id))
             or self.saves.would_take(report.pod, report.saved)
-            or (
-                report.generation == self.phases.generation
-                and any(self.queue(p.stream).is_news(report.pod, p) for p in report.progress)
-            )
         )
 
     def is_swept(self) -> bool:

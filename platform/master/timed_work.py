@@ -45,6 +45,8 @@ class TimedWork(abc.ABC):
     _history: HistorySink | None
     _bequest: Bequest | None = None
     _has_reported_end = False
+    _deadline: float | None = None
+    _deadline_after = -1
 
     @abc.abstractmethod
     def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
@@ -90,7 +92,10 @@ class TimedWork(abc.ABC):
 
     def _check_deadlines(self, now: float) -> None:
         with self._lock:
-            deadline = self.state.next_deadline()
+            # It follows from the state, which only events change.
+            if self._deadline_after != self.journal.last:
+                self._deadline_after, self._deadline = self.journal.last, self.state.next_deadline()
+            deadline = self._deadline
         if deadline is not None and deadline <= self.now():
             self.submit(lambda now: events.Ticked(time=now))
 
@@ -103,7 +108,7 @@ class TimedWork(abc.ABC):
             if not self._life_signs.is_look_due(len(members), now):
                 return
             self._seen.keep_only(members)
-            silences = self._life_signs.silent(members, self._reconciler.running(), now)
+            silences = self._life_signs.silent(members, self._reconciler.running, now)
         # Pods that a later master directs are silent here, and none of this one's business.
         if silences and self.is_superseded():
             return
@@ -116,7 +121,9 @@ class TimedWork(abc.ABC):
 
     def _close_window(self) -> None:
         with self._lock:
-            if not self._seen.close_window(self.state, self.now()):
+            now = self.now()
+            self._seen.settle_late(now)
+            if not self._seen.close_window(self.state, now):
                 return
             remembered = self._seen.remembered() if self._memoir.is_due(self._clock()) else None
         if remembered is not None:

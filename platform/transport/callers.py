@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 _calling = threading.local()
 
@@ -12,6 +13,5 @@ def caller() -> str:
     return str(getattr(_calling, "name", ""))
 
 
-def set_caller(name: str) -> None:
-    """For the port alone: says whose call this thread handles from now on."""
-    _calling.name = name
+set_caller = partial(setattr, _calling, "name")
+"""For the port alone: says whose call this thread handles from now on."""

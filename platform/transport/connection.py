@@ -13,7 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.frames import MAXIMUM_CALL_BYTES, MAXIMUM_FRAME_BYTES, Array, empty_body
@@ -26,7 +26,7 @@ _NO_SEGMENT = 255
 _DESCRIPTOR = struct.Struct("i")
 _LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
 _MOST_PARTS = 1024  # what one call takes, on every Linux
-_FIRST_BYTES = 4096  # a call, or a header with the metadata of a step: one system call instead of three
+_FIRST_BYTES = 2**14  # a call, or a header with the metadata of a step: one system call instead of three
 
 
 class OversizedError(TransportError):
@@ -68,16 +68,17 @@ class Connection:
 
     def send(self, metadata: bytes, buffers: Sequence[Any]) -> None:
         """Raises OSError."""
-        size_bytes = sum(len(buffer) for buffer in buffers)
-        number = self._lender.lend(buffers, size_bytes) if self._lender is not None else None
+        size_bytes = sum(map(len, buffers))
+        number = self._lender.lend(buffers, size_bytes) if self._lender is not None and size_bytes else None
         segment = _NO_SEGMENT
         along: list[tuple[int, int, bytes]] = []
         if self._lender is not None and number is not None:
             segment, buffers = number, ()
             if (descriptor := self._lender.descriptor(number)) >= 0:
                 along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
-        header = _HEADER.pack(_MAGIC, len(metadata), size_bytes, segment, self._borrower.give_back())
-        if self._is_plain:
+        given_back = self._borrower.give_back() if self._borrower.dropped else 0
+        header = _HEADER.pack(_MAGIC, len(metadata), size_bytes, segment, given_back)
+        if self._is_plain and (buffers or along):
             self._send_parts([header + metadata, *buffers], along)
         else:
             for part in (header + metadata, *buffers):
@@ -118,8 +119,9 @@ class Connection:
             if len(first) < _HEADER.size:
                 first += self._receive_bytes(_HEADER.size - len(first))
             magic, metadata_bytes, body_bytes, number, given_back = _HEADER.unpack_from(first)
-            _check_header(magic, metadata_bytes, body_bytes)
-            if self._lender is not None:
+            if magic != _MAGIC or metadata_bytes > MAXIMUM_CALL_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
+                _refuse_header(magic, metadata_bytes, body_bytes)
+            if given_back and self._lender is not None:
                 self._lender.take_back(given_back)
             for descriptor in descriptors:
                 self._borrower.map(number, descriptor)
@@ -133,6 +135,8 @@ class Connection:
             metadata = bytearray(metadata_bytes)
             metadata[: len(begun)] = begun
             self._fill(memoryview(metadata)[len(begun) :])
+        if not body_bytes and number == _NO_SEGMENT and len(first) <= end:
+            return metadata, empty_body(0)
         on_socket = body_bytes if number == _NO_SEGMENT else 0
         begun = first[end:]
         if len(begun) > on_socket:
@@ -202,11 +206,10 @@ class Connection:
             self._lender.close()
 
 
-def _check_header(magic: bytes, metadata_bytes: int, body_bytes: int) -> None:
+def _refuse_header(magic: bytes, metadata_bytes: int, body_bytes: int) -> NoReturn:
     if magic != _MAGIC:
         raise TransportError(f"no frame: it begins with {magic!r}; allowed: {_MAGIC!r}")
-    if metadata_bytes > MAXIMUM_CALL_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
-        raise OversizedError(
-            f"a message of {metadata_bytes} bytes with arrays of {body_bytes} bytes is not allowed; allowed: at most "
-            f"{MAXIMUM_CALL_BYTES} bytes with arrays of at most {MAXIMUM_FRAME_BYTES} bytes"
-        )
+    raise OversizedError(
+        f"a message of {metadata_bytes} bytes with arrays of {body_bytes} bytes is not allowed; allowed: at most "
+        f"{MAXIMUM_CALL_BYTES} bytes with arrays of at most {MAXIMUM_FRAME_BYTES} bytes"
+    )

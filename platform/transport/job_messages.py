@@ -282,7 +282,7 @@ class Heartbeat(Message, frozen=True):
     dense_bytes: int = 0  # of this server's slice of the dense parameters
 
 
-class Answer(Message, frozen=True):
+class Answer(Message, frozen=True, omit_defaults=True):
     """Answer to a heartbeat.
 
     Attributes:

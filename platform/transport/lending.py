@@ -147,13 +147,17 @@ class Lender:
 
 
 class Borrower:
-    """What one side of a connection has borrowed."""
+    """What one side of a connection has borrowed.
+
+    Attributes:
+        dropped: numbers of the segments that are not needed any more, and not given back yet.
+    """
 
     def __init__(self) -> None:
         self._mappings: dict[int, mmap.mmap] = {}
         self._bodies: dict[int, weakref.ref[Array]] = {}
         # Bodies die in whatever thread drops them last.
-        self._dropped: deque[int] = deque()
+        self.dropped: deque[int] = deque()
 
     def map(self, number: int, descriptor: int) -> None:
         """Maps a segment, whose descriptor may be closed afterwards.
@@ -187,13 +191,13 @@ class Borrower:
         return body
 
     def _drop(self, number: int, _: weakref.ref[Array]) -> None:
-        self._dropped.append(number)
+        self.dropped.append(number)
 
     def give_back(self) -> int:
         """Numbers of the segments that are not needed any more, one bit each; told once."""
         numbers = 0
-        while self._dropped:
-            number = self._dropped.popleft()
+        while self.dropped:
+            number = self.dropped.popleft()
             del self._bodies[number]
             numbers |= 1 << number
         return numbers

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -49,6 +50,7 @@ class _Client:
     visitor: Visitor
     connection: Connection
     caller: str
+    begin_call: Callable[[], bool]
 
 
 class Port:
@@ -56,7 +58,7 @@ class Port:
 
     Args:
         answer: makes a frame's answer (metadata, buffers) from its metadata and body. It calls the function that it is
-            given before it executes a call that must not be cut off, and lets its PortClosedError pass.
+            given before it executes a call that must not be cut off; when that is false, it raises PortClosedError.
         version: of the server's code.
         others: who else has a token that opens (see `RpcServer`).
         maximum_connections: how many connections with the token there may be; asked whenever another one arrives.
@@ -65,7 +67,7 @@ class Port:
 
     def __init__(
         self,
-        answer: Callable[[bytes | bytearray, Array, Callable[[], None]], Answer],
+        answer: Callable[[bytes | bytearray, Array, Callable[[], bool]], Answer],
         *,
         host: str,
         port: int,
@@ -169,7 +171,8 @@ class Port:
             return False
         accept(connection, self.welcome, lends=greeted.lends)
         connection.limit(_SILENCE_SECONDS, _SILENCE_SECONDS)
-        self._pool.add(visitor.link.fileno(), _Client(visitor, connection, greeted.caller))
+        client = _Client(visitor, connection, greeted.caller, partial(self._admission.begin_call, visitor))
+        self._pool.add(visitor.link.fileno(), client)
         return True
 
     def _count_refusal(self) -> None:
@@ -182,7 +185,7 @@ class Port:
         set_caller(client.caller)
         try:
             # In one expression: a lent body that nobody refers to any more is given back with the answer.
-            client.connection.send(*self._answer(*client.connection.receive(), lambda: self._begin_call(client)))
+            client.connection.send(*self._answer(*client.connection.receive(), client.begin_call))
             self._admission.end_call(client.visitor)
             return True
         except OversizedError as error:
@@ -200,10 +203,6 @@ class Port:
     def _end(self, client: _Client) -> None:
         self._admission.leave(client.visitor)
         client.connection.close()
-
-    def _begin_call(self, client: _Client) -> None:
-        if not self._admission.begin_call(client.visitor):
-            raise PortClosedError
 
 
 def _allow_descriptors() -> None:

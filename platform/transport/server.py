@@ -112,7 +112,7 @@ class RpcServer:
         self._stopping.join(grace_seconds)
         return not self._stopping.is_alive()
 
-    def _answer(self, metadata: bytes | bytearray, body: Array, begin_call: Callable[[], None]) -> Answer:
+    def _answer(self, metadata: bytes | bytearray, body: Array, begin_call: Callable[[], bool]) -> Answer:
         try:
             return self._result(metadata, body, begin_call)
         except PortClosedError:
@@ -123,13 +123,14 @@ class RpcServer:
             log.exception("handler_failed")
             return encode_frame(problem_of(error))
 
-    def _result(self, metadata: bytes | bytearray, body: Array, begin_call: Callable[[], None]) -> Answer:
+    def _result(self, metadata: bytes | bytearray, body: Array, begin_call: Callable[[], bool]) -> Answer:
         try:
             layout = read_layout(metadata)
             decoder = self._decoders.get(layout.kind)
             if decoder is None:
                 raise TransportError(f"unknown message {layout.kind!r}; known: {sorted(self._decoders)}")
-            message, arrays = layout.decode(decoder), layout.views(body)
+            message = layout.decode(decoder)
+            arrays = layout.views(body) if layout.arrays or len(body) else []
             handler = self._handlers.get(layout.kind)
             if handler is not None and arrays:
                 raise TransportError(f"message {layout.kind!r} carries no arrays, but came with {len(arrays)}")
@@ -138,7 +139,8 @@ class RpcServer:
         if handler is None:
             answer, answer_arrays = self._array_handlers[layout.kind](message, arrays)
             return encode_frame(answer, answer_arrays)
-        begin_call()
+        if not begin_call():
+            raise PortClosedError
         if not layout.key:
             return encode_frame(handler(message))
         return self._remembered.of(layout.key, lambda: encode_frame(handler(message)))

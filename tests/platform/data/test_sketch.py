@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,14 +79,34 @@ def test_calibration_of_true_probabilities_lies_on_the_diagonal() -> None:
 _ROWS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), max_size=30)
 
 
+def of(rows: list[tuple[float, int]], bins: int = 512) -> BinaryMetricsSketch:
+    return _sketch(np.array([p for p, _ in rows]), np.array([y for _, y in rows]), bins)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_ROWS, _ROWS)
+def test_merging_what_is_encoded_is_merging(a: list[tuple[float, int]], b: list[tuple[float, int]]) -> None:
+    merged, at_once = of(a), of(a)
+    merged.merge(of(b))
+    at_once.merge_encoded(of(b).encode())
+    assert at_once == merged
+
+
+def test_a_sketch_that_cannot_be_merged_adds_nothing() -> None:
+    sketch, before = of([(0.5, 1)]), of([(0.5, 1)])
+    wide = msgspec.msgpack.decode(of([(0.25, 0)]).encode())
+    wide[6] = b"\xff" * 6  # one bin, whose index is beyond the last one
+    for encoded in (b"rubbish", of([], 32).encode(), msgspec.msgpack.encode(wide)):
+        with pytest.raises(DataError):
+            sketch.merge_encoded(encoded)
+        assert sketch == before
+
+
 @settings(max_examples=60, deadline=None)
 @given(_ROWS, _ROWS, _ROWS)
 def test_merging_is_exactly_one_pass_in_any_order_and_grouping(
     a: list[tuple[float, int]], b: list[tuple[float, int]], c: list[tuple[float, int]]
 ) -> None:
-    def of(rows: list[tuple[float, int]]) -> BinaryMetricsSketch:
-        return _sketch(np.array([p for p, _ in rows]), np.array([y for _, y in rows]), 512)
-
     once = of(a + b + c)
     left, right, inner = of(a), of(c), of(b)
     left.merge(of(b))

@@ -16,7 +16,14 @@ START_SECONDS = 60.0
 FAULTS = FaultTolerance(
     heartbeat_interval=0.5, heartbeat_timeout=TIMEOUT_SECONDS, start_timeout=START_SECONDS, lease=600.0
 )
-UP = {"w"}
+
+
+def up() -> set[str]:
+    return {"w"}
+
+
+def nobody_is_up() -> set[str]:
+    return set()
 
 
 def worker(incarnation: str = "") -> Member:
@@ -32,54 +39,54 @@ def worker(incarnation: str = "") -> Member:
 def test_a_worker_that_took_long_to_come_up_is_not_silent_at_the_moment_it_registers() -> None:
     signs, member = LifeSigns(FAULTS), worker()
     for now in (0.0, 10.0, 30.0):
-        assert signs.silent({"w": member}, UP, now) == []
+        assert signs.silent({"w": member}, up, now) == []
     member.incarnation = "1"  # registered, but its first life sign is not noted yet
-    assert signs.silent({"w": member}, UP, 31.0) == []
+    assert signs.silent({"w": member}, up, 31.0) == []
 
 
 def test_a_pod_that_runs_and_never_registers_is_told_after_its_time() -> None:
     signs, members = LifeSigns(FAULTS), {"w": worker()}
     # While it waits for room, or its image is fetched, nothing is expected of it.
-    assert signs.silent(members, set(), 0.0) == signs.silent(members, set(), 1000.0) == []
-    assert signs.silent(members, UP, 1000.0) == signs.silent(members, UP, 1000.0 + START_SECONDS) == []
-    assert signs.silent(members, UP, 1060.1) == [Silence("w", "", pytest.approx(60.1))]
+    assert signs.silent(members, nobody_is_up, 0.0) == signs.silent(members, nobody_is_up, 1000.0) == []
+    assert signs.silent(members, up, 1000.0) == signs.silent(members, up, 1000.0 + START_SECONDS) == []
+    assert signs.silent(members, up, 1060.1) == [Silence("w", "", pytest.approx(60.1))]
     # After a stall of the master, or of the cluster's news, its time begins anew.
     signs.forget_all()
-    assert signs.silent(members, UP, 1061.0) == []
+    assert signs.silent(members, up, 1061.0) == []
 
 
 def test_a_registered_worker_that_says_nothing_is_told_after_the_time_limit() -> None:
     signs, members = LifeSigns(FAULTS), {"w": worker("1")}
     signs.heard("w", 0.0)
-    assert signs.silent(members, UP, TIMEOUT_SECONDS) == []
-    assert signs.silent(members, UP, TIMEOUT_SECONDS + 0.1) == [Silence("w", "1", TIMEOUT_SECONDS + 0.1)]
+    assert signs.silent(members, up, TIMEOUT_SECONDS) == []
+    assert signs.silent(members, up, TIMEOUT_SECONDS + 0.1) == [Silence("w", "1", TIMEOUT_SECONDS + 0.1)]
     signs.heard("w", TIMEOUT_SECONDS + 0.2)
-    assert signs.silent(members, UP, TIMEOUT_SECONDS + 0.3) == []
+    assert signs.silent(members, up, TIMEOUT_SECONDS + 0.3) == []
 
 
 def test_a_pod_is_judged_by_the_pace_it_was_told_until_it_is_told_another() -> None:
     signs, members = LifeSigns(FAULTS), {"w": worker("1")}
     assert signs.pace("w", 1500) == 10.0
     signs.heard("w", 0.0)
-    assert signs.silent(members, UP, 30.0) == []
-    assert len(signs.silent(members, UP, 30.1)) == 1
+    assert signs.silent(members, up, 30.0) == []
+    assert len(signs.silent(members, up, 30.1)) == 1
     assert signs.pace("w", 10) == 0.5
-    assert len(signs.silent(members, UP, 16.0)) == 1
+    assert len(signs.silent(members, up, 16.0)) == 1
 
 
 def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
     signs, members = LifeSigns(FAULTS), {"w": worker("1")}
     signs.heard("w", 0.0)
     signs.forget_all()
-    assert signs.silent(members, UP, 100.0) == []
-    assert len(signs.silent(members, UP, 100.0 + TIMEOUT_SECONDS + 0.1)) == 1
+    assert signs.silent(members, up, 100.0) == []
+    assert len(signs.silent(members, up, 100.0 + TIMEOUT_SECONDS + 0.1)) == 1
 
 
 def test_who_is_no_member_any_more_is_forgotten() -> None:
     signs = LifeSigns(FAULTS)
     signs.heard("w", 0.0)
-    assert signs.silent({}, UP, 1.0) == []
-    assert signs.silent({"w": worker("2")}, UP, 100.0) == [], "a namesake's time begins when it is first seen"
+    assert signs.silent({}, up, 1.0) == []
+    assert signs.silent({"w": worker("2")}, up, 100.0) == [], "a namesake's time begins when it is first seen"
 
 
 def test_the_more_pods_there_are_the_more_seldom_is_looked_for_silent_ones_but_never_too_seldom() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from elastrec.platform.master import events
-from elastrec.platform.master.answers import Directives, FastAnswer
+from elastrec.platform.master.answers import Answers
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.job_messages import Answer, Heartbeat, PodOrders
 from elastrec.trainers.worker.session import Session
@@ -32,12 +32,20 @@ def test_the_version_of_orders_rises_with_what_they_say():
 
 def test_orders_of_one_pod_are_nothing_to_the_others_and_change_no_directive():
     world = running()
-    version, directives = world.state.phases.version, Directives()
+    version, answers = world.state.phases.version, Answers()
     incarnations = {pod: world.up[pod]["incarnation"] for pod in ("j-worker-0", "j-worker-1")}
-    before = {pod: bytes(directives.of(pod, incarnations[pod], world.state)) for pod in incarnations}
-    order(world, learning_rate_scale=0.5)
-    assert world.state.phases.version == version
-    assert {pod: bytes(directives.of(pod, incarnations[pod], world.state)) for pod in incarnations} == before
+
+    def answer(pod: str) -> Answer:
+        encoded = answers.of(pod, incarnations[pod], world.state, 2.0)
+        return msgspec.msgpack.decode(encoded.message, type=Answer)
+
+    before = answer("j-worker-0")
+    assert answer("j-worker-1") == before and before.orders is None
+    for scale in (0.5, 0.25):
+        given = order(world, learning_rate_scale=scale)
+        assert world.state.phases.version == version
+        assert answer("j-worker-0") == msgspec.structs.replace(before, orders=given)
+        assert answer("j-worker-1") == before
     assert world.state.orders_of("j-worker-1", incarnations["j-worker-1"]) is None
 
 
@@ -67,9 +75,8 @@ def test_a_new_process_of_the_pod_has_to_hear_its_orders_again():
 
 
 def test_an_answer_without_orders_is_no_longer_for_it():
-    nothing = msgspec.Raw(msgspec.msgpack.encode(None))
-    assert b"orders" not in msgspec.msgpack.encode(FastAnswer(nothing))
-    answer = msgspec.msgpack.encode(FastAnswer(nothing, orders=PodOrders(version=2, is_dropped=True)))
+    assert b"orders" not in msgspec.msgpack.encode(Answer(directive=None))
+    answer = msgspec.msgpack.encode(Answer(directive=None, orders=PodOrders(version=2, is_dropped=True)))
     assert msgspec.msgpack.decode(answer, type=Answer).orders == PodOrders(version=2, is_dropped=True)
 
 

@@ -41,7 +41,7 @@ def test_a_window_adds_up_the_heartbeats_of_all_workers():
     monitor = Monitor(0.0)
     monitor.add(beat("a", samples=60, steps=2, loss_sum=30.0, compute_seconds=0.4, sketch=coarse([0.1, 0.9], [0, 1])))
     monitor.add(beat("b", samples=40, steps=4, loss_sum=40.0, pull_seconds=0.4, sketch=coarse([0.8, 0.2], [0, 1])))
-    assert monitor.close_window(FIRST_WINDOW_SECONDS - 0.1) is None
+    assert not monitor.is_window_over(FIRST_WINDOW_SECONDS - 0.1) and monitor.is_window_over(FIRST_WINDOW_SECONDS)
     window = monitor.close_window(FIRST_WINDOW_SECONDS)
     assert window is not None
     assert window.samples_per_second == 100 / FIRST_WINDOW_SECONDS and window.loss == pytest.approx(0.7)

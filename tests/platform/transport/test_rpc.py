@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig
-from elastrec.platform.transport.frames import Joined, empty_body, encode_frame, read_layout
+from elastrec.platform.transport.frames import Encoded, Joined, empty_body, encode_frame, read_layout
 from elastrec.platform.transport.greeting import Welcome
 from elastrec.platform.transport.versions import code_version
 from tests.platform.transport.messages import TOKEN, Ask, AskArrays, Told
@@ -61,6 +61,16 @@ def server(counter: Counter) -> Iterator[RpcServer]:
 
 def test_a_call_gets_its_typed_answer(client: RpcClient) -> None:
     assert client.call(Ask(1), Told) == Told(2)
+
+
+def test_an_answer_that_was_encoded_once_serves_many_calls() -> None:
+    told = Encoded.of(Told(7))
+    server = RpcServer({Ask: lambda message: told}, token=TOKEN)
+    server.serve_in_background()
+    client = RpcClient(server.address, TOKEN)
+    assert [client.call(Ask(number), Told) for number in range(2)] == [Told(7)] * 2
+    client.close()
+    server.stop()
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
