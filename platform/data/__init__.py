@@ -20,7 +20,14 @@ from elastrec.platform.data.generator import (
     read_report,
     training_data_for,
 )
-from elastrec.platform.data.manifest import DataFile, DataManifest, build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.manifest import (
+    DataFile,
+    DataManifest,
+    build_manifest,
+    read_manifest,
+    write_manifest,
+    write_new_manifest,
+)
 from elastrec.platform.data.partitions import Partition, existing_partitions, partitions_between
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.data.sketch import BinaryMetricsSketch, Calibration
@@ -54,4 +61,5 @@ __all__ = [
     "read_report",
     "training_data_for",
     "write_manifest",
+    "write_new_manifest",
 ]

@@ -27,7 +27,7 @@ from elastrec.platform.data.text import scan_text
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
 
-__all__ = ["DataFile", "DataManifest", "build_manifest", "read_manifest", "write_manifest"]
+__all__ = ["DataFile", "DataManifest", "build_manifest", "read_manifest", "write_manifest", "write_new_manifest"]
 
 _FILES_AT_ONCE = 4
 _TRIED_ROWS = 1_000
@@ -113,6 +113,24 @@ def write_manifest(manifest: DataManifest, uri: str) -> None:
         DataError: the place cannot be written.
     """
     write_bytes(uri, msgspec.json.encode(manifest))
+
+
+def write_new_manifest(manifest: DataManifest, stem: str) -> str:
+    """Write it like `write_manifest` under a name that follows from its content, so that it replaces no other one.
+
+    Args:
+        stem: URI without the end of the name.
+
+    Returns:
+        The manifest's URI; the same for equal manifests.
+
+    Raises:
+        DataError: the place cannot be written.
+    """
+    content = msgspec.json.encode(manifest)
+    uri = f"{stem}-{xxhash.xxh3_128_hexdigest(content)}.json"
+    write_bytes(uri, content)
+    return uri
 
 
 def read_manifest(uri: str) -> DataManifest:

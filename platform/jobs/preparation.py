@@ -22,7 +22,7 @@ from elastrec.platform.data import (
     build_manifest,
     existing_partitions,
     partitions_between,
-    write_manifest,
+    write_new_manifest,
 )
 from elastrec.platform.jobs.deduplication import with_groups
 from elastrec.platform.jobs.model_check import ModelCheck
@@ -78,6 +78,8 @@ class _Start:
 def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interval | None = None) -> Prepared:
     """Checks job, data, cluster and record, and writes the data manifests. Starts nothing.
 
+    Nothing that a job reads which runs under this id is overwritten: manifests of other rows have other names.
+
     Args:
         interval: which partitions to train and to evaluate on; None: the newest partition is evaluated on, all
             others are trained on.
@@ -104,9 +106,8 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
     open_store(job.spec.checkpoint.store).create()
     start_record, *older_start_records = start.records or [""]
     folder = f"{platform.work_uri}/manifests/{job_id}"
-    training, evaluation = f"{folder}/training.json", f"{folder}/evaluation.json"
-    write_manifest(rows.training, training)
-    write_manifest(rows.evaluation, evaluation)
+    training = write_new_manifest(rows.training, f"{folder}/training")
+    evaluation = write_new_manifest(rows.evaluation, f"{folder}/evaluation")
     prepared = Prepared(
         job_id=job_id,
         job_json=job_to_json(job),
