@@ -54,6 +54,10 @@ shard's order: that of its rows, or where `shuffle_seed` is set the shuffled one
 earlier attempt had trained. `kept`: rows among these that the model has seen from this attempt; the others were thrown
 away by a rollback, or by the loss of an evaluation shard, and trained again. Seconds are on the job's clock.
 """
+_WIRE = (
+    "stream", "generation", "number", "attempt", "pod", "from", "to", "outcome", "began_seconds", "ended_seconds",
+)  # fmt: skip
+"""Columns of `_raw` in the order of an Attempt's fields, without the last one."""
 
 
 def running_attempts(state: JobState) -> list[Attempt]:
@@ -217,10 +221,8 @@ def write_ledger(
         yield running_attempts(state)
 
     opened, key = open_store(store), ledger_key(job_name, job_id)
-    earlier: list[pa.RecordBatch] = []
-    if state.is_resumed or state.plan.start_positions is not None:
-        earlier = _earlier(opened, job_name, job_id, state, earlier_terms)
-    table = ledger_table(pages(), streams_now(state), earlier)
+    earlier = earlier_lines(opened, job_name, job_id, state, earlier_terms)
+    table = ledger_table(pages(), streams_now(state), earlier.to_batches())
     table = table.replace_schema_metadata(_metadata(job_name, job_id, state))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
@@ -233,10 +235,25 @@ def _metadata(job_name: str, job_id: str, state: JobState) -> dict[str, str]:
     return {"elastrec": msgspec.json.encode(facts).decode()}
 
 
-def _earlier(store: Store, job_name: str, job_id: str, state: JobState, earlier_terms: int) -> list[pa.RecordBatch]:
-    """Lines of the lives before this one, in their order; of one that left none, what is known from positions."""
+def earlier_lines(store: str | Store, job_name: str, job_id: str, state: JobState, earlier_terms: int = 0) -> pa.Table:
+    """Lines of the lives before this one, in their order; of one that left none, what is known from positions.
+
+    They stay the same while this life goes on; of `state` only what does not change during a life is read.
+
+    Args:
+        earlier_terms: up to this one, terms are of other runs.
+
+    Returns:
+        As `attempts_of` reads it; empty where this life does not continue from a record.
+
+    Raises:
+        CheckpointError: the store could not be asked, or the ledger there is damaged.
+    """
+    if not state.is_resumed and state.plan.start_positions is None:
+        return pa.Table.from_batches([_raw([])])
+    store = open_store(store) if isinstance(store, str) else store
     key = ledger_key(job_name, job_id)
-    now = stream_now(state.training)
+    now = state.training
     left = _left_lines(_read(store, key), now) if store.exists(key) else None
     of_job = lives(list_terms(store, job_name, job_id, after=earlier_terms), state.plan.holder)
     spans = added_rows(now.splits, [life.begin for life in of_job])
@@ -248,10 +265,17 @@ def _earlier(store: Store, job_name: str, job_id: str, state: JobState, earlier_
             batches += own.to_batches()
         else:
             batches.append(_raw(attempts_before(now.stream, span_S2, life.generation, following.base)))
-    return batches
+    return pa.Table.from_batches(batches)
 
 
-def _left_lines(table: pa.Table, now: StreamNow) -> pa.Table:
+def attempts_of(lines: pa.Table) -> list[Attempt]:
+    """Some of the `earlier_lines` as they cross the wire."""
+    columns = [lines.column(name).to_pylist() for name in _WIRE]
+    ended = [moment.timestamp() if moment is not None else 0.0 for moment in lines.column("ended_at").to_pylist()]
+    return [Attempt(*values) for values in zip(*columns, ended, strict=True)]
+
+
+def _left_lines(table: pa.Table, now: ShardQueue) -> pa.Table:
     """Lines of a ledger that an earlier master has left, as `_raw` makes them."""
     # What was evaluated begins anew with each life; lines that follow from positions are made anew.
     is_training = pc.equal(table.column("kind").cast(pa.string()), now.kind)

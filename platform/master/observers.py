@@ -6,6 +6,8 @@ import abc
 import threading
 from collections.abc import Callable
 
+import pyarrow as pa
+
 from elastrec.platform.master import events, shape
 from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.executor import Executor
@@ -13,7 +15,7 @@ from elastrec.platform.master.explanation import explanation
 from elastrec.platform.master.history_sink import HistorySink
 from elastrec.platform.master.journal import LEDGER_PAGE, Journal
 from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.master.ledger import running_attempts, streams_now
+from elastrec.platform.master.ledger import attempts_of, earlier_lines, running_attempts, streams_now
 from elastrec.platform.master.observations import Observations
 from elastrec.platform.master.profile_book import configuration_of, is_settled, server_use
 from elastrec.platform.master.reconciler import Reconciler
@@ -54,6 +56,7 @@ class ObserverCalls(abc.ABC):
     _executor: Executor
     _reconciler: Reconciler
     _history: HistorySink | None
+    _earlier_lines: pa.Table | None = None
 
     @abc.abstractmethod
     def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
@@ -99,13 +102,27 @@ class ObserverCalls(abc.ABC):
             return self.state.requested_shape.told() if self.state.requested_shape else None
 
     def ledger(self, message: GetLedger) -> LedgerPage:
-        """One page of what was trained."""
+        """One page of what was trained; what the masters before this one left comes first.
+
+        Raises:
+            CheckpointError: the store, where that lies, could not be asked.
+        """
+        earlier, self._earlier_lines = self._earlier_lines, None
+        if earlier is None:
+            of = (self.request.store, self.job.metadata.name, self.request.job_id)
+            earlier = earlier_lines(*of, self.state, self.request.earlier_terms)
+        if message.after < earlier.num_rows:
+            # Kept from page to page, and not longer: a ledger may be as large as all else that a master knows.
+            self._earlier_lines = earlier
+            attempts = attempts_of(earlier.slice(message.after, LEDGER_PAGE))
+            return LedgerPage(attempts=attempts, next=message.after + len(attempts))
         with self._lock:
             last = self.journal.last
             running, streams = running_attempts(self.state), streams_now(self.state)
         self.journal.wait(last)
-        attempts = self.journal.ledger(message.after, last, LEDGER_PAGE)
+        attempts = self.journal.ledger(message.after - earlier.num_rows, last, LEDGER_PAGE)
         if len(attempts) == LEDGER_PAGE:
+            self._earlier_lines = earlier
             return LedgerPage(attempts=attempts, next=message.after + len(attempts))
         return LedgerPage(attempts=attempts, running=running, streams=streams)
 

@@ -20,15 +20,17 @@ from elastrec.checkpoints import (
     newest_term,
     take_term,
 )
-from elastrec.platform.master import term_watch
+from elastrec.platform.jobs.past import _pages
+from elastrec.platform.master import observers, term_watch
 from elastrec.platform.master.explanation import read_explanation
-from elastrec.platform.master.ledger import read_ledger
+from elastrec.platform.master.ledger import ledger_table, read_ledger
 from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.service import JobService
 from elastrec.platform.specs.errors import SpecError, TransportError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Positions
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation, StreamNow
 from elastrec.platform.transport.observer_messages import GetStatus, SaveNow, Status, StopJob
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
@@ -401,7 +403,10 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
 
 
 @pytest.mark.parametrize("ends", [("died", "stopped"), ("stopped", "died"), ("died", "died")])
-def test_rows_of_a_master_that_left_no_ledger_are_told_by_the_record_that_held_them(stage: Make, ends: tuple[str, str]):
+def test_rows_of_a_master_that_left_no_ledger_are_told_by_the_record_that_held_them(
+    stage: Make, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(observers, "LEDGER_PAGE", 7)
     bases: list[str] = []
     for number, end in enumerate(ends):
         s = stage(f"journal-{number}")
@@ -415,7 +420,9 @@ def test_rows_of_a_master_that_left_no_ledger_are_told_by_the_record_that_held_t
         s.stop()
     last = stage("last")
     last.start()
+    live = [earlier_lines(last)]
     last.wait_for(Phase.SUCCEEDED)
+    live.append(earlier_lines(last))
     last.stop()
     table = read_ledger(last.request.store, last.request.job_id)
     assert table is not None
@@ -429,3 +436,18 @@ def test_rows_of_a_master_that_left_no_ledger_are_told_by_the_record_that_held_t
         outcomes = {row["outcome"] for row in rows if row["generation"] == number * NUMBERS_PER_TERM}
         named = f"before record {bases[number].rpartition('/')[2]}"
         assert outcomes == {named} if end == "died" else outcomes and named not in outcomes
+    # The job's own master tells them while it runs, and after its end while it waits for its readers.
+    left = [(row["generation"], row["shard"], row["from"], row["to"], row["outcome"], row["ended_at"]) for row in rows]
+    assert live == [[line for line in left if line[0] < len(ends) * NUMBERS_PER_TERM]] * 2
+
+
+def earlier_lines(s: Stage) -> list[tuple[Any, ...]]:
+    """What the master of the job tells of those before it."""
+    client, streams = RpcClient(s.address, "secret"), list[StreamNow]()
+    with contextlib.closing(client):
+        rows = ledger_table(_pages(client, streams), streams).to_pylist()
+    return [
+        (row["generation"], row["shard"], row["from"], row["to"], row["outcome"], row["ended_at"])
+        for row in rows
+        if row["generation"] < s.service.state.phases.term * NUMBERS_PER_TERM - NUMBERS_PER_TERM
+    ]
