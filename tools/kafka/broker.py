@@ -84,8 +84,8 @@ class Broker:
         properties = self._folder / "server.properties"
         properties.write_text(_PROPERTIES.format(port=port, controller=controller, folder=self._folder))
         self._java = [
-            "java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Dkafka.logs.dir={self._folder}",
-            "-cp", f"{jars}/*",
+            "java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+            f"-Dkafka.logs.dir={self._folder}", f"-Djava.io.tmpdir={self._folder}", "-cp", f"{jars}/*",
         ]  # fmt: skip
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._process: subprocess.Popen[bytes] | None = None

@@ -160,8 +160,11 @@ class YarnCluster:
         return write_folder(self.folder / "conf" / name, settings, self.folder / name / "scratch", self.user)
 
     def _start(self, name: str, main: str) -> None:
-        log_option = f"-Dyarn.log.dir={self.folder}"
-        command = [*_JVM, log_option, "-cp", f"{self._configurations[name]}:{self.jars}/*", main]
+        # Web applications are unpacked there, and a daemon that is killed leaves them.
+        temporary = self.folder / name / "tmp"
+        temporary.mkdir(parents=True, exist_ok=True)
+        own_folders = (f"-Dyarn.log.dir={self.folder}", f"-Djava.io.tmpdir={temporary}")
+        command = [*_JVM, *own_folders, "-cp", f"{self._configurations[name]}:{self.jars}/*", main]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, cwd=self.folder

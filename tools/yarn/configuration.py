@@ -59,6 +59,8 @@ def resource_manager_settings(folder: Path) -> dict[str, object]:
             "org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore"
         ),
         "yarn.resourcemanager.fs.state-store.uri": (folder / "state").as_uri(),
+        # By default it lies in `/tmp/hadoop-yarn-USER`, whatever the JVM's temporary folder is.
+        "yarn.node-attribute.fs-store.root-dir": (folder / "node-attributes").as_uri(),
         "yarn.resourcemanager.work-preserving-recovery.scheduling-wait-ms": 500,
         "yarn.webapp.ui2.enable": "false",
     }
