@@ -14,7 +14,7 @@ from elastrec.platform.data.generator import GenerateReport, GenerateSpec, gener
 from tests.e2e.conftest import write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
-ROWS = 100_000
+ROWS = 200_000
 BATCH, BATCHES, EPOCHS = 256, 20, 2
 TRAINING = {"batch_size": BATCH, "batches_per_shard": BATCHES, "epochs": EPOCHS, "seed": 1}
 

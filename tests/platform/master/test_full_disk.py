@@ -83,8 +83,8 @@ def test_a_journal_that_is_given_up_tells_who_waits(disk: SmallDisk) -> None:
 
 
 def test_a_job_stands_still_while_its_journal_has_no_room_and_then_goes_on(disk: SmallDisk, tmp_path: Path) -> None:
-    # Heartbeats are looked for again and again meanwhile; silence would cost a pod after half a second.
-    faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 0.5, "lease": 2}
+    # Heartbeats are looked for again and again meanwhile; silence would cost a pod after 1.5 seconds.
+    faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "lease": 2}
     s = Stage(tmp_path, job(faults=faults), disk.folder, rows=3000)
     s.start()
     try:
