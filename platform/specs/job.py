@@ -120,6 +120,9 @@ class OptimizerSpec(Spec):
     """Decay of the second moment, `adam`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """This share of the value is added to its gradient."""
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = None
+    """Gradients of one worker's step are scaled down so that their norm, over all of these parameters together, is at
+    most this; absent: they are not scaled. Gradients that are not finite fail the job in any case."""
 
 
 class Optimizers(Spec):

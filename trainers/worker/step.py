@@ -22,6 +22,7 @@ from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables, takes_deduplicated
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.worker.feed import Item
+from elastrec.trainers.worker.gradients import GradientGuard
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.inputs import Inputs, inputs_of
 from elastrec.trainers.worker.traffic import read_bytes
@@ -75,6 +76,7 @@ class Step:
         self.flat = FlatParameters(self.model)
         self.initial_dense = self.flat.values.copy()
         self.client.layout = self.flat.layout
+        self._guard = GradientGuard(spec.optimizers, plan, self.flat.layout)
         self._pooled: FloatArray | None = None
         self._bags.register_forward_hook(self._keep_pooled)
         self._dense_is_current = False
@@ -108,7 +110,7 @@ class Step:
 
         Raises:
             TransportError: rows or gradients were lost; nothing of this step counts.
-            JobFailedError: the loss is not a finite number.
+            JobFailedError: the loss or a gradient is not finite.
         """
         if started.inputs is None or started.pulled is None:
             return
@@ -130,7 +132,8 @@ class Step:
         computed = clock()
         left = self.collection.take_row_gradients()
         samples = started.item.batch.num_rows
-        sent = self.client.push(left.pulled, left.gradients, self.flat.gradients, samples, hold=hold)
+        rows, dense = self._guard.rows(left), self._guard.dense(self.flat.gradients)
+        sent = self.client.push(left.pulled, rows, dense, samples, hold=hold)
         read, plain = read_bytes(started.inputs, self._list_features)
         self._window.add(
             samples=samples, steps=1, loss_sum=loss_value * samples,
