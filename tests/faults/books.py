@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastrec.checkpoints import open_record
+from elastrec.checkpoints import Term, open_record
+from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.row_ranges import shard_order
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions, StreamPositions
 from elastrec.platform.transport.ledger_messages import Explanation
@@ -18,6 +19,9 @@ from elastrec.platform.transport.ledger_messages import Explanation
 _ROLLED_BACK = re.compile(r"rolled back to (.*), generation (\d+)")
 _RESTORED = re.compile(r"event=restored uri=(\S+) rows=(\d+) .*generation=(\d+)")
 _RESTORED_NOTHING = re.compile(r"event=restored_from_nothing .*generation=(\d+)")
+
+FIRST_JOURNAL: Mapping[int, str] = {0: ""}
+"""Of a job whose journal was never lost."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +75,56 @@ def positions_of(uri: str) -> StreamPositions:
     return training
 
 
+def journals(terms: Iterable[Term]) -> dict[int, str]:
+    """URI of the record, empty for none, from which each of a job's journals began, by its first generation.
+
+    Args:
+        terms: of one launch of the job, the lowest one first.
+    """
+    found: dict[int, str] = {}
+    holder = ""
+    for term in terms:
+        if term.holder != holder:
+            holder, found[(term.term - 1) * NUMBERS_PER_TERM] = term.holder, term.base
+    return found
+
+
 def check_books(
     attempts: Iterable[Mapping[str, Any]],
     story: Explanation,
     size: Size,
     read_positions: Callable[[str], StreamPositions] = positions_of,
+    begun: Mapping[int, str] = FIRST_JOURNAL,
 ) -> Books:
     """Goes through the training attempts of a job that succeeded, oldest first.
 
     An attempt has to begin exactly where its shard stood: where the attempt before it ended, or after a rollback at
     the offset in that one record. So a state mixed of two records, a gap or a silent repeat shows.
+
+    Of a journal that was lost, lines tell what the record held from which the next one began, and no repeats. A record
+    must not hold a row of which no line tells.
+
+    Args:
+        begun: as `journals` tells it.
     """
     books = Books()
-    positions = {generation: read_positions(uri) for generation, uri in rollbacks(story).items()}
-    stands: dict[int, int] = {}
-    generation, trained, missing = 0, 0, 0
+    bases = {**begun, **rollbacks(story)}
+    positions = {generation: read_positions(uri) for generation, uri in bases.items()}
+    stands = _standing(positions[min(begun)], size)
+    generation, trained, missing = min(begun), 0, 0
     for line in sorted((a for a in attempts if a["kind"] == "train"), key=lambda line: line["generation"]):
+        if line["generation"] not in positions:
+            books.problems.append(f"generation {line['generation']} began without a rollback")
+            return books
         while generation < line["generation"]:
-            generation += 1
-            if generation not in positions:
-                books.problems.append(f"generation {generation} began without a rollback")
+            before, generation = generation, min(later for later in positions if later > generation)
+            if generation not in begun and generation != before + 1:
+                books.problems.append(f"generation {before + 1} began without a rollback")
                 return books
-            stands, missing = _standing(positions[generation], size), 0
+            held, missing = _standing(positions[generation], size), 0
+            if generation in begun:
+                books.problems += _untold(generation, held, stands)
+            stands = held
         number = line["epoch"] * size.per_epoch + line["shard"]
         stood = stands.get(number, 0)
         if line["from"] != stood:
@@ -103,15 +135,27 @@ def check_books(
         missing += max(0, line["from"] - stood)
         stands[number] = line["to"]
         trained += line["to"] - line["from"]
-    for later in range(generation + 1, max(positions, default=0) + 1):
-        stands, missing = _standing(positions[later], size), 0
+    for later in sorted(later for later in positions if later > generation):
+        held, missing = _standing(positions[later], size), 0
+        if later in begun:
+            books.problems += _untold(later, held, stands)
+        stands = held
     numbers = size.per_epoch * size.epochs
     seen = sum(stands.get(number, 0) for number in range(numbers)) - missing
     books.lost = size.rows * size.epochs - seen
     books.repeated = trained - seen
-    if not positions and books.repeated:
+    if len(positions) == 1 and books.repeated:
         books.problems.append(f"{books.repeated} rows were repeated although nothing was rolled back")
     return books
+
+
+def _untold(generation: int, held: Mapping[int, int], told: Mapping[int, int]) -> list[str]:
+    return [
+        f"generation {generation} began with {offset} rows of shard {number}, of which the ledger tells "
+        f"{told.get(number, 0)}"
+        for number, offset in sorted(held.items())
+        if offset > told.get(number, 0)
+    ]
 
 
 def batches_told(attempts: Iterable[Mapping[str, Any]], batch_rows: int) -> int:
@@ -130,14 +174,17 @@ def _standing(positions: StreamPositions, size: Size) -> dict[int, int]:
     return stands | {begun.number: begun.offset for begun in positions.begun}
 
 
-def check_restores(logs: Sequence[Sequence[str]], story: Explanation) -> list[str]:
+def check_restores(
+    logs: Sequence[Sequence[str]], story: Explanation, begun: Mapping[int, str] = FIRST_JOURNAL
+) -> list[str]:
     """That in every generation all servers restored the same record, and together all of its rows; the last by all.
 
     Args:
         logs: by the servers' index, of every pod that held the place, oldest first.
+        begun: as `journals` tells it. Of rollbacks that only a lost journal knew, no record is known that was wanted.
     """
     problems = []
-    wanted = {0: "", **rollbacks(story)}
+    wanted = {**begun, **rollbacks(story)}
     restored: dict[int, dict[int, tuple[str, int]]] = {}
     for index, pods in enumerate(logs):
         for text in pods:
@@ -150,6 +197,8 @@ def check_restores(logs: Sequence[Sequence[str]], story: Explanation) -> list[st
         problems.append(f"generation {last}: servers {silent} do not say what they restored")
     for generation, found in sorted(restored.items()):
         uris = {uri for uri, _ in found.values()}
+        if generation not in wanted and generation < max(begun) and len(uris) == 1:
+            continue
         if uris != {wanted.get(generation, "no rollback")}:
             problems.append(f"generation {generation} restored {sorted(uris)}, wanted {wanted.get(generation)!r}")
         elif len(found) == len(logs) and wanted[generation]:

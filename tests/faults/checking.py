@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from elastrec.checkpoints import list_terms
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.explanation import read_explanation
 from elastrec.platform.master.launch import pod_name
 from elastrec.platform.master.ledger import read_ledger
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.transport.export_messages import ExportRequest, predictions_folder
-from tests.faults.books import Size, batches_told, check_books, check_restores
+from tests.faults.books import Size, batches_told, check_books, check_restores, journals
 from tests.faults.job import BATCH_ROWS, EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
 from tests.faults.keeping import Keeper
 from tests.faults.leftovers import torn_records
@@ -71,7 +72,8 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
         outcome.problems.append("the job left no ledger or no explanation")
         return
     attempts = ledger.to_pylist()
-    books = check_books(attempts, story, _SIZE)
+    begun = journals(list_terms(str(site.store), job_name, prepared.job_id))
+    books = check_books(attempts, story, _SIZE, begun=begun)
     if outcome.in_flight is not None:
         outcome.in_flight -= batches_told(attempts, BATCH_ROWS)
         if not 0 <= outcome.in_flight <= outcome.in_flight_allowed:
@@ -90,5 +92,5 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
         held = [pod for pod in pods if pod == first or pod.startswith(f"{first}-r")]
         # Oldest first: `-r10` came after `-r9`.
         servers.append([kept.log_of(pod) for pod in sorted(held, key=lambda pod: (len(pod), pod))])
-    outcome.problems += check_restores(servers, story)
+    outcome.problems += check_restores(servers, story, begun)
     outcome.problems += torn_records(site.store, job_name)

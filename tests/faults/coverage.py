@@ -41,6 +41,11 @@ TRIED = (
     Tried("kill -9 of a worker", ((Kind.KILL, Victim.WORKER),), (_KILLS,)),
     Tried("kill -9 of a server", ((Kind.KILL, Victim.SERVER),), (_KILLS,)),
     Tried("kill -9 of the master", ((Kind.KILL, Victim.MASTER),), (_KILLS,)),
+    Tried(
+        "the master's journal is lost while the master is killed",
+        ((Kind.JOURNAL, Victim.MASTER),),
+        (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record_and_says_so", RANDOM),
+    ),
     Tried("kill -9 of the node agent", ((Kind.KILL, Victim.AGENT),), (_AGENT_AND_PORTS,)),
     Tried("SIGTERM to a worker", ((Kind.TERMINATE, Victim.WORKER),), (RANDOM,)),
     Tried("SIGTERM to a server", ((Kind.TERMINATE, Victim.SERVER),), (RANDOM,)),

@@ -20,6 +20,7 @@ from elastrec.platform.jobs.launching import launch_request
 from elastrec.platform.jobs.masters import pod_of_master, wait_for_master
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.launch import master_pod
+from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient, new_token
@@ -108,7 +109,9 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
         watch.is_over.set()
         threads.join()
         watch.client.close()
-    outcome.generations = observation.metrics.generation
+    lost_journals, outcome.generations = divmod(observation.metrics.generation, NUMBERS_PER_TERM)
+    # Each journal that was lost is a way back to a record, too; how often jobs went back before is lost with it.
+    outcome.generations += lost_journals
     if not outcome.generations:
         outcome.in_flight = watch.pushes
     lost_workers = sum(pod.restarts for pod in observation.metrics.pods if pod.role is Role.WORKER)

@@ -98,6 +98,8 @@ def _hurt_pod(fault: Fault, scene: Scene, process: psutil.Process) -> bool:
             return True
         case Kind.KILL:
             process.kill()
+        case Kind.JOURNAL:
+            _lose_journal(process)
         case Kind.TERMINATE:
             process.terminate()
         case Kind.OUT_OF_MEMORY:
@@ -107,6 +109,17 @@ def _hurt_pod(fault: Fault, scene: Scene, process: psutil.Process) -> bool:
             with contextlib.closing(take_port(scene.master_port, _PORT_SECONDS)):
                 time.sleep(fault.seconds)
     return False
+
+
+def _lose_journal(master: psutil.Process) -> None:
+    work = Path(master.environ()["ELASTREC_WORK"])
+    # It must not make the files again before it is killed.
+    master.suspend()
+    try:
+        for file in work.glob("journal.sqlite*"):
+            file.unlink()
+    finally:
+        master.kill()
 
 
 def _wait_until_it_listens(process: psutil.Process) -> None:

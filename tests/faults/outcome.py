@@ -15,7 +15,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         in_flight: training steps that servers took but the master was never told of, because who made them was lost or
             dropped them: done again by somebody. None where it cannot be counted (after a rollback).
         in_flight_allowed: what was in flight at most when the faults came.
-        generations: rollbacks.
+        generations: rollbacks since a journal was lost last, and journals that were lost.
     """
 
     seed: int

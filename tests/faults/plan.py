@@ -21,6 +21,7 @@ class Kind(StrEnum):
     OUT_OF_MEMORY = "memory limit"
     CUT = "network cut"
     PORT = "port taken"
+    JOURNAL = "journal lost"
 
 
 class Victim(StrEnum):
@@ -41,8 +42,17 @@ PLACES = {
     Kind.OUT_OF_MEMORY: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
     Kind.CUT: (Victim.SERVER,),  # from all workers
     Kind.PORT: (Victim.MASTER, Victim.AGENT),  # the others get another port with every process
+    Kind.JOURNAL: (Victim.MASTER,),  # killed, and comes back to an empty folder, as on another node
 }
-_WEIGHTS = {Kind.KILL: 8, Kind.TERMINATE: 3, Kind.STOP: 6, Kind.OUT_OF_MEMORY: 3, Kind.CUT: 3, Kind.PORT: 2}
+_WEIGHTS = {
+    Kind.KILL: 8,
+    Kind.TERMINATE: 3,
+    Kind.STOP: 6,
+    Kind.OUT_OF_MEMORY: 3,
+    Kind.CUT: 3,
+    Kind.PORT: 2,
+    Kind.JOURNAL: 2,
+}
 # Longer than the jobs' heartbeat timeout; some longer than their lease, too. A killed agent is started again so late.
 _SECONDS = {
     Kind.KILL: (0.2, 3.0),
@@ -51,6 +61,7 @@ _SECONDS = {
     Kind.OUT_OF_MEMORY: (0.0, 0.0),
     Kind.CUT: (2.0, 9.0),
     Kind.PORT: (1.0, 4.0),
+    Kind.JOURNAL: (0.0, 0.0),
 }
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from elastrec.checkpoints import Term
+from elastrec.platform.master.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.splits import Begun, StreamPositions
 from elastrec.platform.transport.ledger_messages import Explanation, TimelineEntry
-from tests.faults.books import Books, Size, check_books, check_restores
+from tests.faults.books import Books, Size, check_books, check_restores, journals
 from tests.faults.watching import Hit, Sample, recovery_seconds
 
 SIZE = Size(rows=250, shard_rows=100, epochs=1, seed=1, shuffle=False)
@@ -74,6 +76,58 @@ def test_a_shard_that_kept_its_place_over_a_rollback_is_a_mixture_of_two_states(
 
 def test_a_rollback_at_the_end_that_nobody_made_good_is_a_loss() -> None:
     assert books(WHOLE, ROLLED_BACK).lost == 60 + 50
+
+
+def test_a_generation_of_which_the_story_does_not_tell_is_a_contradiction() -> None:
+    for later in (1, 2):
+        found = books([*WHOLE, attempt(later, 1, 40, 100)], f"rolled back to {RECORD}, generation 2")
+        assert found.problems == ["generation 1 began without a rollback"]
+
+
+NEXT = NUMBERS_PER_TERM
+BEGUN = {0: "", NEXT: RECORD}
+LOST = [attempt(0, 0, 0, 100, 0), attempt(0, 1, 0, 40, 0)]
+GONE_ON = [attempt(NEXT, 1, 40, 100), attempt(NEXT, 2, 0, 50)]
+
+
+def books_of(attempts: list[dict[str, Any]], begun: dict[int, str], *what: str) -> Books:
+    read = {"": StreamPositions(0, []), RECORD: POSITIONS}.__getitem__
+    return check_books(attempts, told(*what), SIZE, read, begun)
+
+
+def test_a_journal_begins_with_each_holder_of_a_term_and_not_with_each_term() -> None:
+    terms = [
+        Term(term=number, holder=holder, address="a:1", base=base, positions="")
+        for number, holder, base in ((1, "a", ""), (2, "a", RECORD), (3, "b", RECORD))
+    ]
+    assert journals(terms) == {0: "", 2 * NUMBERS_PER_TERM: RECORD}
+
+
+def test_a_job_goes_on_behind_a_lost_journal_where_its_record_stood() -> None:
+    assert books_of([*LOST, *GONE_ON], BEGUN) == Books()
+    # Also when the next rollback goes back to that record.
+    again = [attempt(NEXT, 1, 40, 70), attempt(NEXT + 1, 1, 40, 100), attempt(NEXT + 1, 2, 0, 50)]
+    found = books_of([*LOST, *again], BEGUN, f"rolled back to {RECORD}, generation {NEXT + 1}")
+    assert found == Books(repeated=30)
+
+
+def test_a_journal_that_is_lost_before_the_first_record_costs_all_rows_and_no_sample() -> None:
+    whole = [{**line, "generation": NEXT} for line in WHOLE]
+    assert books_of(whole, {0: "", NEXT: ""}) == Books()
+
+
+def test_rows_that_are_lost_or_repeated_where_a_journal_was_lost_are_found() -> None:
+    assert books_of([*LOST, GONE_ON[0]], BEGUN).lost == 50
+    repeated = books_of([*LOST, attempt(NEXT, 1, 30, 100), GONE_ON[1]], BEGUN)
+    assert "began at 30, but the shard stood at 40" in repeated.problems[0]
+    untold = books_of([LOST[0], *GONE_ON], BEGUN)
+    assert untold.problems == [f"generation {NEXT} began with 40 rows of shard 1, of which the ledger tells 0"]
+
+
+def test_servers_are_compared_with_the_record_from_which_a_journal_began() -> None:
+    other = f"event=restored uri=file:///other rows=1 seconds=0 generation={NEXT}"
+    problems = check_restores([[other], [other]], told(), BEGUN)
+    assert any(f"generation {NEXT} restored ['file:///other'], wanted '{RECORD}'" in each for each in problems)
 
 
 def test_servers_that_restored_two_records_are_found() -> None:
