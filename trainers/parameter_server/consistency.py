@@ -46,6 +46,9 @@ class Consistency:
     def members(self) -> list[WorkerProcess]:
         return sorted(self._clocks)
 
+    def is_member(self, worker: WorkerProcess) -> bool:
+        return worker in self._clocks
+
     def clock(self, worker: WorkerProcess) -> int:
         return self._clocks[worker]
 

@@ -115,6 +115,12 @@ class DenseSlice:
             )  # fmt: skip
         self.values = out
 
+    def copy(self) -> DenseSlice:
+        """The slice as it is now, whatever steps follow."""
+        copied = DenseSlice(self.layout, self.start, self.values, self._spec)
+        copied.state[:], copied.steps = self.state, self.steps
+        return copied
+
     def _overlaps(self) -> Iterator[tuple[Parameter, int, int, int]]:
         """(parameter, first element in the parameter, first element in the slice, length)."""
         at, end = 0, self.start + len(self.values)

@@ -7,7 +7,7 @@ record written by three servers is restored by two, each taking its own buckets 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import structlog
@@ -18,23 +18,19 @@ from elastrec.platform.specs.job import first_order_columns
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
 from elastrec.trainers.parameter_server.messages import Parameter
-from elastrec.trainers.parameter_server.row_store import RowStore
 from elastrec.trainers.parameter_server.server import ParameterServer, Place
+from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 
 def save_part(server: ParameterServer, uri: str, is_wanted: Callable[[], bool] = lambda: True) -> PartManifest:
-    """Writes the server's part of the record at `uri`.
-
-    Requests wait meanwhile, so that the part is of one moment. They do not wait for the store once the part is not
-    wanted any more (`ParameterServer.thaw`).
+    """Writes the server's part of the record at `uri`, of one moment; requests are served meanwhile.
 
     Args:
-        is_wanted: asked before anything of the model is read, and before the part is complete.
+        is_wanted: asked before each section, and before the part is complete.
 
     Raises:
         CheckpointError, OSError: the store refused, or the part is not wanted any more; the server is unharmed.
@@ -44,41 +40,39 @@ def save_part(server: ParameterServer, uri: str, is_wanted: Callable[[], bool] =
         if not is_wanted():
             raise CheckpointError(f"the part of {uri} is not wanted any more")
 
-    with server.changed:
-        check()
-        if not server.ready or server.place is None:
-            raise CheckpointError(f"server {server.name} has nothing to save: it has not restored yet")
-        server.is_frozen = True
-        buckets = np.flatnonzero(server.place.owned).tolist()
-        stores, dense, generation = server.stores, server.dense, server.generation
-        dense_range = None if dense is None else (dense.start, dense.start + len(dense.values))
+    check()
+    frozen = server.freeze()
+    dense = frozen.dense
+    dense_range = None if dense is None else (dense.start, dense.start + len(dense.values))
     try:
-        with PartWriter(uri, server.name, buckets=buckets, dense_range=dense_range, generation=generation) as writer:
-            for store in stores:
+        with PartWriter(
+            uri, server.name, buckets=frozen.owned, dense_range=dense_range, generation=frozen.generation
+        ) as writer:
+            for store, buckets in frozen.stores:
                 for bucket in buckets:
-                    for table, arrays in _one_by_one(store.export_bucket(bucket), server, check):
+                    check()
+                    for table, arrays in _copied(store, bucket, check):
                         writer.write_table(table, bucket, arrays)
                         server.transfers += 1
-            for run in _one_by_one(dense.runs() if dense is not None else iter(()), server, check):
+            for run in dense.runs() if dense is not None else ():
+                check()
                 writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
                 server.transfers += 1
             check()
             manifest = writer.finish()
     finally:
-        server.thaw()
+        frozen.thaw()
     log.info("part_saved", uri=uri, bytes=manifest.size_bytes, rows=sum(table.rows for table in manifest.tables))
     return manifest
 
 
-def _one_by_one(items: Iterator[T], server: ParameterServer, check: Callable[[], None]) -> Iterator[T]:
-    """Reads the model under the server's lock, and lets go of it for as long as the store takes."""
-    while True:
-        with server.changed:
-            check()
-            item = next(items, None)
-        if item is None:
-            return
-        yield item
+def _copied(store: RowStore, bucket: int, check: Callable[[], None]) -> Iterator[tuple[str, dict[str, Array]]]:
+    """A frozen bucket's arrays by table; whoever gave the part up has thawed it."""
+    try:
+        yield from store.frozen_arrays(bucket)
+    except ThawedError:
+        check()
+        raise
 
 
 def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation: int) -> None:

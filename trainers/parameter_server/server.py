@@ -1,14 +1,18 @@
 """The server's state and its request handlers: rows, dense slice, consistency, exactly-once pushes.
 
-One lock orders all requests: the kernels take well under a millisecond, and a server that should do more is split in
-two. Requests that must wait (bsp, ssp) sleep on the lock's condition, and are told `Blocked` after a few seconds so
-that a connection is never mistaken for a dead one.
+Rows are read and changed side by side, behind the locks of their stripes (`storage`). Whatever changes the model passes
+the gate, and a save closes it for the moment in which all buckets are frozen. `changed` guards what is said of workers
+and rounds, and is never held while rows are touched; gate, `changed` and stripes are taken in this order. Requests that
+must wait (bsp, ssp) sleep on `changed` outside of the gate, and are told `Blocked` after a few seconds so that a
+connection is never mistaken for a dead one.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +21,13 @@ import msgspec
 import numpy as np
 import structlog
 
-from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import Message, RoutingTable, TableUsage, WorkerProcess
 from elastrec.trainers.parameter_server.consistency import Consistency, Round
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
 from elastrec.trainers.parameter_server.found_rows import FoundRows
+from elastrec.trainers.parameter_server.gate import Gate
 from elastrec.trainers.parameter_server.global_batch import GlobalBatch, Pushed
 from elastrec.trainers.parameter_server.gradients import Gradient, average
 from elastrec.trainers.parameter_server.messages import (
@@ -44,7 +49,9 @@ from elastrec.trainers.parameter_server.messages import (
 )
 from elastrec.trainers.parameter_server.plan import TablePlan, plan_of_job
 from elastrec.trainers.parameter_server.requests import PUSH_ARRAYS, check_ids, check_push
-from elastrec.trainers.parameter_server.row_store import RowStore
+from elastrec.trainers.parameter_server.storage import RowStore
+from elastrec.trainers.parameter_server.storage.store import MOST_STRIPES
+from elastrec.trainers.threads import granted_threads
 
 Array = np.ndarray[Any, Any]
 DenseSource = Callable[[DenseSlice], list[str]]
@@ -67,6 +74,48 @@ class _Sender:
     taken: int = -1
     applied: int = -1
     waiting: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Step:
+    """One step of bsp.
+
+    Attributes:
+        round: pushes whose workers may go on after it; `pushes`: those that it applies, of this round and earlier ones.
+    """
+
+    round: list[Pushed]
+    pushes: list[Pushed]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A server's model of one moment.
+
+    Attributes:
+        owned: buckets that the server answers for; stores: with those of their buckets that are frozen.
+    """
+
+    owned: list[int]
+    stores: list[tuple[RowStore, list[int]]]
+    dense: DenseSlice | None
+    generation: int
+
+    def thaw(self) -> None:
+        """Gives up what was not copied; may be called at any time, and again."""
+        for store, buckets in self.stores:
+            store.thaw(buckets)
+
+
+def stripes_for(cores: int) -> int:
+    """Locks of a store: one for one core, else four per core, so that two requests seldom want the same one."""
+    return 1 if cores <= 1 else min(MOST_STRIPES, 4 * cores)
+
+
+def _counts_of(store: RowStore, counts: Array) -> Array:
+    """A store's part of a request's counts."""
+    part: Array = counts[store.group.first_table : store.group.end_table]
+    return part
 
 
 def _process(stamp: Stamp) -> WorkerProcess:
@@ -102,8 +151,9 @@ class ParameterServer:
         wall_clock: seconds since the epoch, for eviction.
         capacity_rows: per table group; default: what the machine could hold.
 
+        cores: that serve at once; default: what the pod was granted.
+
     Attributes:
-        is_frozen: a part of a record is being written: requests wait.
         transfers: see Heartbeat.
     """
 
@@ -115,16 +165,20 @@ class ParameterServer:
         plan: TablePlan | None = None,
         wall_clock: Callable[[], float] = time.time,
         capacity_rows: int | None = None,
+        cores: int | None = None,
     ) -> None:
         self.name = name
         self.spec = spec
         self.plan = plan or plan_of_job(spec)
         self.now_seconds = wall_clock
         self._capacity_rows = capacity_rows
+        self._stripes = stripes_for(granted_threads(os.environ) if cores is None else cores)
+        self.gate = Gate()
         self.changed = threading.Condition(threading.RLock())
+        self._dense_lock = threading.Lock()
         self.epoch, self.generation, self.ready = -1, -1, False
-        self.is_frozen = False
         self.transfers = 0
+        self._frozen: Frozen | None = None
         self.place: Place | None = None
         self.stores: list[RowStore] = []
         self.dense: DenseSlice | None = None
@@ -139,6 +193,8 @@ class ParameterServer:
         self._held: dict[int, Pushed] = {}
         self._found = FoundRows()
         self._next_token = 0
+        self._steps: deque[_Step] = deque()
+        self._is_stepping = False
         training = self.spec.training
         is_bsp = training.consistency.mode == "bsp"
         self._batch = GlobalBatch(training.batch_size * self.spec.resources.worker.count if is_bsp else 0)
@@ -148,7 +204,7 @@ class ParameterServer:
     def empty_stores(self, place: Place) -> list[RowStore]:
         """Fresh stores for a place; to be filled and then given to `become`."""
         return [
-            RowStore(self.plan, group, self.spec.optimizers.rows, place.owned, self._capacity_rows)
+            RowStore(self.plan, group, self.spec.optimizers.rows, place.owned, self._capacity_rows, self._stripes)
             for group in self.plan.groups
         ]
 
@@ -166,7 +222,7 @@ class ParameterServer:
         Args:
             dense_source: knows the record's dense values, should a worker's network have another layout than `dense`.
         """
-        with self.changed:
+        with self.gate.closed(), self.changed:
             self.place, self.stores, self.dense, self._dense_source = place, stores, dense, dense_source
             self._dense_trained = False
             self.epoch, self.generation, self.ready = routing.epoch, generation, True
@@ -180,15 +236,15 @@ class ParameterServer:
 
     def suspend(self) -> None:
         """Answers Stale until the next `become`."""
-        with self.changed:
+        with self.gate.closed(), self.changed:
             self.ready = False
             self.changed.notify_all()
 
     def forget(self) -> None:
         """Frees the model and answers Stale until the next `become`."""
-        with self.changed:
+        with self.gate.closed(), self.changed:
             self.ready, self.place = False, None
-            self.stores, self.dense, self._dense_source = [], None, None
+            self.stores, self.dense, self._dense_source, self._frozen = [], None, None, None
             self._forget_workers()
             self.changed.notify_all()
 
@@ -198,7 +254,7 @@ class ParameterServer:
         Args:
             members, version: of the directive; see Consistency.confirm.
         """
-        with self.changed:
+        with self.gate.closed(), self.changed:
             if not self.ready:
                 return
             assert self.place is not None
@@ -209,7 +265,8 @@ class ParameterServer:
             for worker in self._consistency.confirm(members, version):
                 void, rounds = self._consistency.drop(worker)
                 self._drop(worker, void)
-                self._apply(rounds)
+                self._queue(rounds)
+            self._take_steps()
             self.changed.notify_all()
 
     def _drop(self, worker: WorkerProcess, void: list[int]) -> None:
@@ -222,19 +279,45 @@ class ParameterServer:
         log.info("member_dropped", worker=worker.pod, incarnation=worker.incarnation, pushes_void=len(sender.waiting))
         sender.waiting.clear()
 
+    def freeze(self) -> Frozen:
+        """What the server holds, of this moment, for a copy while requests go on; `Frozen.thaw` ends it.
+
+        Raises:
+            CheckpointError: there is nothing yet.
+        """
+        with self.gate.closed(), self.changed:
+            if not self.ready or self.place is None:
+                raise CheckpointError(f"server {self.name} has nothing to save: it has not restored yet")
+            frozen = Frozen(
+                owned=np.flatnonzero(self.place.owned).tolist(),
+                stores=[(store, store.buckets_in_use()) for store in self.stores],
+                dense=None if self.dense is None else self.dense.copy(),
+                generation=self.generation,
+            )
+            for store, buckets in frozen.stores:
+                store.freeze(buckets)
+            self._frozen = frozen
+            return frozen
+
     def thaw(self) -> None:
-        """Answers requests again, whether or not a part is still being written: it is void then."""
+        """Gives up a copy that is under way: it fails."""
         with self.changed:
-            self.is_frozen = False
-            self.changed.notify_all()
+            frozen = self._frozen
+        if frozen is not None:
+            frozen.thaw()
 
     def evict(self) -> None:
-        """Drops what was not seen for long; cheap when no table evicts."""
-        with self.changed:
-            for store in self.stores:
-                dropped = store.evict(self.now_seconds())
-                if dropped:
-                    log.info("evicted", entries=dropped, rows_left=store.rows, group=store.group.index)
+        """Drops what was not seen for long, in steps between which requests are served."""
+        for store in list(self.stores):
+            steps, dropped = store.eviction_steps(self.now_seconds()), 0
+            while True:
+                with self.gate.passed():
+                    step = next(steps, None)
+                if step is None:
+                    break
+                dropped += step
+            if dropped:
+                log.info("evicted", entries=dropped, rows_left=store.rows, group=store.group.index)
 
     # Requests
 
@@ -248,9 +331,6 @@ class ParameterServer:
             Join: self.join,
             Leave: self.leave,
         }
-
-    def _wait_until_thawed(self, seconds: float | None = None) -> bool:
-        return self.changed.wait_for(lambda: not self.is_frozen, seconds)
 
     def _stale(self, stamp: Stamp) -> Stale | None:
         if self.ready and stamp.epoch == self.epoch and stamp.generation == self.generation:
@@ -284,65 +364,71 @@ class ParameterServer:
         stamp, worker = request.stamp, _process(request.stamp)
         with self.changed:
             while True:
-                if not self._wait_until_thawed(deadline - time.monotonic()):
-                    return Blocked(), []
                 if stale := self._stale(stamp):
                     return stale, []
                 if request.read_only:
                     break
                 if not self._consistency.join(worker, stamp.version):
                     return self._not_named(), []
-                if self._consistency.may_pull(worker):
+                # A step of bsp is seen whole or not at all.
+                if self._consistency.may_pull(worker) and not self._is_stepping:
                     break
                 if not self.changed.wait(deadline - time.monotonic()):
                     return Blocked(), []
             self._pulls += 1
-            parts, at, rows = [], 0, np.empty(len(ids), np.int64)
-            for store in self.stores:
-                mine = counts[store.group.first_table : store.group.end_table]
-                end = at + int(mine.sum())
-                values = store.pull(mine, ids[at:end], read_only=request.read_only, rows=rows[at:end])
-                parts.append(values.reshape(-1))
-                at = end
-            if not request.read_only:
-                self._found.remember(worker, counts, ids, rows, self.stores)
-            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            if not request.dense:
-                return Rows(applied=applied), [flat, np.empty(0, np.float32)]
-            if self.dense is None:
-                raise TransportError("the dense parameters were asked for before any worker sent them (InitDense)")
-            # Sent after the lock is released, while others push: a step leaves this array alone (see DenseSlice).
-            return Rows(applied=applied), [flat, self.dense.values]
+            stores = self.stores
+        flat = np.empty(
+            sum(int(_counts_of(store, counts).sum()) * store.group.dimension for store in stores), np.float32
+        )
+        at, number, lookups = 0, 0, []
+        for store in stores:
+            mine = _counts_of(store, counts)
+            end = at + int(mine.sum())
+            out = flat[number : number + (end - at) * store.group.dimension].reshape(end - at, store.group.dimension)
+            lookups.append(store.pull(mine, ids[at:end], read_only=request.read_only, out=out)[1])
+            at, number = end, number + out.size
+        if not request.read_only:
+            with self.changed:
+                self._found.remember(worker, counts, ids, lookups)
+        if not request.dense:
+            return Rows(applied=applied), [flat, np.empty(0, np.float32)]
+        dense = self.dense
+        if dense is None:
+            raise TransportError("the dense parameters were asked for before any worker sent them (InitDense)")
+        # Sent while others push: a step leaves this array alone (see DenseSlice).
+        return Rows(applied=applied), [flat, dense.values]
 
     def _push(self, request: Push, arrays: list[Array], deadline: float) -> tuple[Message, list[Array]]:
         gradient = check_push(self.plan, arrays, request.samples)
-        stamp, sequence = request.stamp, request.sequence
-        with self.changed:
-            if not self._wait_until_thawed(deadline - time.monotonic()):
-                return Blocked(), []
-            if stale := self._stale(stamp):
-                return stale, []
-            worker = _process(stamp)
-            sender = self._senders.get(worker)
-            if sender is None:
-                sender = self._senders[worker] = _Sender()
-            if sequence > sender.applied and sequence not in sender.waiting:
-                self._check_dense(gradient)
-                if not self._consistency.join(worker, stamp.version):
-                    return self._not_named(), []
-                token = self._next_token
-                self._next_token += 1
-                self._held[token] = Pushed(worker, sequence, gradient)
-                sender.waiting.add(sequence)
-                self._pushes += 1
-                self._apply(self._consistency.push(worker, token))
-            while sequence > sender.taken:
-                if not self.changed.wait(deadline - time.monotonic()):
-                    return Blocked(), []
+        stamp, sequence, worker = request.stamp, request.sequence, _process(request.stamp)
+        with self.gate.passed():
+            with self.changed:
                 if stale := self._stale(stamp):
                     return stale, []
-                if sequence > sender.taken and sequence not in sender.waiting:
+                sender = self._senders.setdefault(worker, _Sender())
+                is_new = sequence > sender.applied and sequence not in sender.waiting
+                if is_new:
+                    self._check_dense(gradient)
+                    if not self._consistency.join(worker, stamp.version):
+                        return self._not_named(), []
+                    sender.waiting.add(sequence)
+                    self._pushes += 1
+                    if self._consistency.mode == "bsp":
+                        token, self._next_token = self._next_token, self._next_token + 1
+                        self._held[token] = Pushed(worker, sequence, gradient)
+                        self._queue(self._consistency.push(worker, token))
+            if is_new and self._consistency.mode != "bsp":
+                self._apply_alone(Pushed(worker, sequence, gradient))
+            elif is_new:
+                self._take_steps()
+        with self.changed:
+            while sequence > sender.taken:
+                if stale := self._stale(stamp):
+                    return stale, []
+                if sequence not in sender.waiting:
                     return Blocked(), []  # dropped: sent again, it is refused unless a newer list names the worker
+                if not self.changed.wait(deadline - time.monotonic()):
+                    return Blocked(), []
             return Applied(sequence=sender.applied), []
 
     def _check_dense(self, gradient: Gradient) -> None:
@@ -350,43 +436,85 @@ class ParameterServer:
         if len(gradient.dense) not in (0, expected):
             raise TransportError(f"a dense gradient of {len(gradient.dense)} elements for a slice of {expected}")
 
-    def _apply(self, rounds: list[Round]) -> None:
+    def _apply_alone(self, push: Pushed) -> None:
+        """A push of async or ssp, beside those of others; its worker's clock counts it once it is applied."""
+        try:
+            self._step([push])
+        except BaseException:
+            with self.changed:
+                self._senders[push.worker].waiting.discard(push.sequence)
+            raise
+        with self.changed:
+            sender = self._senders[push.worker]
+            sender.taken = max(sender.taken, push.sequence)
+            self._rounds += 1
+            if self._consistency.is_member(push.worker):
+                self._consistency.push(push.worker, 0)
+            self.changed.notify_all()
+
+    def _queue(self, rounds: list[Round]) -> None:
+        """Rounds of bsp that are complete, to be applied in this order by `_take_steps`."""
         for pushes in rounds:
             held = [self._held.pop(token) for _, token in pushes]
-            for push in held:
-                sender = self._senders[push.worker]
-                sender.taken = max(sender.taken, push.sequence)
-            self._step(self._batch.add(held))
-            self._rounds += 1
+            self._steps.append(_Step(held, self._batch.add(held)))
         if self._consistency.mode == "bsp" and not self._consistency.members:
-            self._step(self._batch.take())  # nobody is left who could fill the step
-        # Async never waits, so nobody has to be woken.
-        if rounds and self._consistency.mode != "async":
-            self.changed.notify_all()
+            self._steps.append(_Step([], self._batch.take()))  # nobody is left who could fill the step
+
+    def _take_steps(self) -> None:
+        """Applies what is queued, unless another thread is at it. Inside the gate."""
+        with self.changed:
+            if self._is_stepping or not self._steps:
+                return
+            self._is_stepping = True
+        try:
+            while True:
+                with self.changed:
+                    if not self._steps:
+                        # Before anybody may queue another one.
+                        self._is_stepping = False
+                        self.changed.notify_all()
+                        return
+                    step = self._steps.popleft()
+                self._step(step.pushes)
+                with self.changed:
+                    for push in step.round:
+                        sender = self._senders[push.worker]
+                        sender.taken = max(sender.taken, push.sequence)
+                    self._rounds += bool(step.round)
+                    self.changed.notify_all()
+        except BaseException:
+            with self.changed:
+                self._is_stepping = False
+                self.changed.notify_all()
+            raise
 
     def _step(self, pushes: Sequence[Pushed]) -> None:
         """One step of the optimisers with the mean of these pushes; without any, none."""
         if not pushes:
             return
         gradient = average([push.gradient for push in pushes])
-        known = self._found.of(pushes[0].worker, gradient, self.stores) if len(pushes) == 1 else None
+        known = None
+        if len(pushes) == 1:
+            with self.changed:
+                known = self._found.take(pushes[0].worker, gradient)
         now = self.now_seconds()
         for index, (store, group) in enumerate(zip(self.stores, gradient.groups, strict=True)):
             if len(group.ids):
-                rows = known[index] if known else None
-                store.push(group.counts, group.ids, group.sightings, group.gradients, now, rows)
-        if len(gradient.dense) and self.dense is not None:
-            self.dense.apply(gradient.dense)
-            self._dense_trained = True
-        for push in pushes:
-            sender = self._senders[push.worker]
-            sender.waiting.discard(push.sequence)
-            sender.applied = max(sender.applied, push.sequence)
+                lookup = known[index] if known else None
+                store.push(group.counts, group.ids, group.sightings, group.gradients, now, lookup)
+        with self._dense_lock:
+            if len(gradient.dense) and self.dense is not None:
+                self.dense.apply(gradient.dense)
+                self._dense_trained = True
+        with self.changed:
+            for push in pushes:
+                sender = self._senders[push.worker]
+                sender.waiting.discard(push.sequence)
+                sender.applied = max(sender.applied, push.sequence)
 
     def init_dense(self, request: InitDense, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
-        with self.changed:
-            self._wait_until_thawed()
+        with self.gate.passed(), self.changed, self._dense_lock:
             if stale := self._stale(request.stamp):
                 return stale, []
             assert self.place is not None
@@ -409,7 +537,6 @@ class ParameterServer:
 
     def join(self, request: Join, arrays: list[Array]) -> tuple[Message, list[Array]]:
         with self.changed:
-            self._wait_until_thawed()
             if stale := self._stale(request.stamp):
                 return stale, []
             if not self._consistency.join(_process(request.stamp), request.stamp.version):
@@ -417,16 +544,21 @@ class ParameterServer:
             return Accepted(), []
 
     def leave(self, request: Leave, arrays: list[Array]) -> tuple[Message, list[Array]]:
+        worker = _process(request.stamp)
+        with self.gate.passed():
+            with self.changed:
+                if stale := self._stale(request.stamp):
+                    return stale, []
+                sender = self._senders.get(worker, _Sender())
+                if request.sequence > sender.applied and request.sequence not in sender.waiting:
+                    return self._not_named(), []  # dropped with the worker
+                self._queue(self._consistency.leave(worker))
+                self.changed.notify_all()
+            self._take_steps()
         with self.changed:
-            self._wait_until_thawed()
-            if stale := self._stale(request.stamp):
-                return stale, []
-            worker = _process(request.stamp)
-            sender = self._senders.get(worker, _Sender())
-            if request.sequence > sender.applied and request.sequence not in sender.waiting:
-                return self._not_named(), []  # dropped with the worker
-            self._apply(self._consistency.leave(worker))
-            self.changed.notify_all()
+            while self._is_stepping:
+                # Another thread applies what the worker asks for.
+                self.changed.wait()
             return Applied(sequence=sender.applied), []
 
     # Accounting

@@ -10,7 +10,7 @@ from elastrec.trainers.parameter_server.dense_slice import DenseSlice
 from elastrec.trainers.parameter_server.gradients import Gradient, GroupGradient, average
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import make_plan
-from elastrec.trainers.parameter_server.row_store import RowStore
+from elastrec.trainers.parameter_server.storage import RowStore
 
 
 @without_collector()
@@ -32,7 +32,7 @@ def warm_kernels() -> None:
             merged = average([Gradient([push], gradients[0], 1), Gradient([push], gradients[0], 1)]).groups[0]
             store.push(counts, ids, sightings, gradients, 0.0)
             store.push(merged.counts, merged.ids, merged.sightings, merged.gradients, 0.0)
-            store.pull(counts, ids, read_only=False)
+            store.push(counts, ids, sightings, gradients, 0.0, store.pull(counts, ids, read_only=False)[1])
             saved = [(table, arrays) for bucket in range(64) for table, arrays in store.export_bucket(bucket)]
             for table, arrays in saved:
                 store.import_rows(table, arrays, keep_state=True, now_seconds=0.0)

@@ -48,7 +48,7 @@ def trained_record(folder: Path) -> str:
 
 def memory_of(server: ParameterServer) -> list[weakref.ref[Any]]:
     """The large arrays that a server holds."""
-    arrays = [array for store in server.stores for array in vars(store).values() if isinstance(array, np.ndarray)]
+    arrays = [store.rows_memory.shelf.pool.words for store in server.stores]
     assert server.dense is not None
     return [weakref.ref(array) for array in [*arrays, server.dense.values]]
 

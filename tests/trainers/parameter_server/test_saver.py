@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastrec.checkpoints import PartManifest, PartWriter, open_store
+from elastrec.checkpoints import PartManifest, PartWriter, commit_record, open_store
 from elastrec.platform.transport.job_messages import SavedPart, SaveOrder
 from elastrec.trainers.parameter_server import records, server
-from elastrec.trainers.parameter_server.messages import Applied, Blocked, Rows
+from elastrec.trainers.parameter_server.messages import Applied, Rows
 from elastrec.trainers.parameter_server.saver import Saver
 from elastrec.trainers.parameter_server.server import ParameterServer
 from tests.trainers.parameter_server.calls import pull, push, server_of
+from tests.trainers.parameter_server.running import routing_of, training_job
 
 IDS = list(range(50))
 
@@ -82,23 +83,27 @@ def answer(call: Callable[[], Any]) -> Any:
     return call()[0]
 
 
-def test_requests_wait_while_a_part_is_written_so_that_it_is_of_one_moment(
+def test_requests_are_served_while_a_part_is_written_and_the_part_is_of_the_moment_before_them(
     trained: ParameterServer, gate: Gate, tmp_path: Path
 ) -> None:
     reports = Reports()
     saver = Saver(trained, reports.part, reports.errors.append)
-    before = trained.dense.values.copy() if trained.dense else np.empty(0)
+    saved_rows, saved_dense = (array.copy() for array in pull(trained, "a", IDS)[1])
     saver.begin(order(tmp_path, 1))
     assert gate.reached.wait(60) and saver.writing == "save-1"
-    assert isinstance(answer(lambda: push(trained, "a", 1, IDS, 1.0)), Blocked)
-    assert isinstance(answer(lambda: pull(trained, "a", IDS)), Blocked)
+    assert isinstance(answer(lambda: push(trained, "a", 1, [*IDS, 1000], 1.0)), Applied)
+    assert isinstance(answer(lambda: pull(trained, "a", IDS)), Rows)
     gate.opened.set()
     reports.wait(1)
-    assert isinstance(answer(lambda: push(trained, "a", 1, IDS, 1.0)), Applied)
     assert saver.writing == "" and not reports.errors
     part = PartManifest.from_json(reports.parts[0].manifest_json)
     assert sum(table.rows for table in part.tables) == len(IDS)
-    assert trained.dense is not None and not np.array_equal(trained.dense.values, before)
+    job, uri = training_job(), order(tmp_path, 1).uri
+    commit_record(uri, [part], b"{}", job=job, job_id="job-1", kind="periodic", step=1, generation=1)
+    assert not np.array_equal(pull(trained, "a", IDS)[1][0], saved_rows)
+    records.restore(trained, uri, routing_of(["here:1"]), 1)
+    for now, then in zip(pull(trained, "a", IDS)[1], (saved_rows, saved_dense), strict=True):
+        np.testing.assert_array_equal(now, then)
 
 
 def test_a_server_whose_store_hangs_serves_again_once_the_save_is_given_up(

@@ -1,0 +1,186 @@
+"""Buckets at sizes where slabs, index runs and memory matter; what they hold is tested in test_model."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
+from elastrec.platform.specs.job import OptimizerSpec, TableSpec
+from elastrec.trainers.parameter_server.hashing import buckets_of
+from elastrec.trainers.parameter_server.plan import make_plan
+from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
+
+BUCKETS, DIMENSION = 4, 16
+
+
+def store_of(*, stripes: int = 1, table: TableSpec | None = None) -> RowStore:
+    plan = make_plan({"t": DIMENSION}, settings={"t": table} if table else {}, virtual_buckets=BUCKETS)
+    return RowStore(plan, plan.groups[0], OptimizerSpec(), np.ones(BUCKETS, np.bool_), 1_000_000, stripes)
+
+
+def push(store: RowStore, ids: np.ndarray, gradient: float = 1.0, now: float = 0.0) -> None:
+    gradients = np.full((len(ids), DIMENSION), gradient, np.float32)
+    store.push(np.array([len(ids)], np.int32), ids, np.ones(len(ids), np.int32), gradients, now)
+
+
+def pull(store: RowStore, ids: np.ndarray) -> np.ndarray:
+    return store.pull(np.array([len(ids)], np.int32), ids, read_only=True)[0]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_rows_are_found_while_index_and_slabs_grow_and_shrink_again() -> None:
+    store = store_of(table=TableSpec(evict_after=100.0))
+    ids = np.random.default_rng(0).permutation(60_000) * 7919
+    for first in range(0, len(ids), 5000):
+        push(store, ids[first : first + 5000], now=float(first))
+        assert pull(store, ids[: first + 5000]).any(axis=1).all()
+    assert store.rows == len(ids)
+    assert store.evict(50_000 + 101) == 55_000
+    assert pull(store, ids[55_000:]).any(axis=1).all() and not pull(store, ids[:55_000]).any()
+    push(store, ids[:20_000], now=60_000.0)
+    assert pull(store, ids[:20_000]).any(axis=1).all() and store.rows == 25_000
+
+
+def test_a_row_costs_less_than_100_bytes_and_accounted_memory_is_the_processs() -> None:
+    store, random = store_of(), np.random.default_rng(0)
+    push(store, random.integers(0, 2**40, 1000))
+    before, rows, bytes_per_row = resident_bytes(), store.rows, []
+    for _ in range(30):
+        push(store, np.unique(random.integers(0, 2**40, 10_000)))
+        bytes_per_row.append(sum(usage.bytes for usage in store.usage()) / store.rows)
+    grown = (resident_bytes() - before) / (store.rows - rows)
+    assert max(bytes_per_row) < 100
+    steps = np.diff(np.array(bytes_per_row)) / bytes_per_row[:-1]
+    assert np.abs(steps).max() <= 0.1
+    # A huge page of rows and one of index may be begun.
+    assert abs(grown - bytes_per_row[-1]) <= 0.05 * grown + 2 * 2**21 / (store.rows - rows)
+
+
+def test_dropping_half_of_the_buckets_returns_their_memory_and_refuses_their_ids() -> None:
+    store = store_of()
+    warm, ids = store_of(), np.arange(400_000)
+    push(warm, ids[:100])
+    warm.bucket(0).drop()  # compiling takes memory, too
+    push(store, ids)
+    buckets = buckets_of(ids, "t", BUCKETS)
+    lost = float((buckets < 2).mean())
+    full, accounted = resident_bytes(), store.memory_bytes
+    for bucket in (0, 1):
+        store.bucket(bucket).drop()
+    assert full - resident_bytes() >= 0.9 * lost * accounted
+    assert store.memory_bytes == pytest.approx((1 - lost) * accounted, rel=0.02)
+    kept = ids[buckets >= 2]
+    assert pull(store, kept).any(axis=1).all() and store.rows == len(kept)
+    with pytest.raises(IncompatibleError, match="another server"):
+        pull(store, ids[buckets == 0][:1])
+    with pytest.raises(IncompatibleError, match="another server"):
+        push(store, ids[buckets == 1][:1])
+
+
+def test_a_push_that_was_laid_out_before_its_bucket_was_dropped_is_refused() -> None:
+    store, ids = store_of(), np.arange(100)
+    push(store, ids)
+    counts = np.array([100], np.int32)
+    lookup = store.pull(counts, ids, read_only=False)[1]
+    store.bucket(2).drop()
+    with pytest.raises(IncompatibleError, match="another server"):
+        store.push(counts, ids, np.empty(0, np.int32), np.ones((100, DIMENSION), np.float32), 0.0, lookup)
+
+
+def test_a_listing_of_few_changes_walks_no_more_than_those() -> None:
+    store = store_of()
+    push(store, np.arange(50_000))
+    versions = [store.bucket(bucket).mark() for bucket in range(BUCKETS)]
+    changed = np.arange(0, 50_000, 50)
+    push(store, changed)
+    rows = 0
+    for bucket, version in enumerate(versions):
+        log = store.rows_memory.shelf.log.buckets[bucket, 0]
+        changes = store.bucket(bucket).changes(version)
+        assert not changes.is_whole and len(changes.rows) == log
+        rows += len(changes.rows)
+    assert rows == len(changed)
+
+
+def test_a_log_that_grew_too_long_is_given_up_and_the_listing_is_whole() -> None:
+    store = store_of()
+    push(store, np.arange(50_000))
+    version = store.bucket(0).mark()
+    push(store, np.arange(50_000))
+    changes = store.bucket(0).changes(version)
+    assert changes.is_whole and len(changes.rows) == store.bucket(0).rows
+    again = store.bucket(0).changes(changes.version)
+    assert not again.is_whole and not len(again.rows)
+
+
+def test_a_frozen_bucket_cannot_be_frozen_again_and_a_copy_that_was_given_up_says_so() -> None:
+    store = store_of()
+    push(store, np.arange(1000))
+    store.freeze([0, 1])
+    with pytest.raises(ElastrecError, match="frozen already"):
+        store.freeze([1, 2])
+    assert not store.bucket(2).is_frozen
+    store.thaw([0, 1])
+    with pytest.raises(ThawedError, match="freeze it and copy it again"):
+        store.bucket(0).copy()
+
+
+def test_requests_evictions_and_copies_side_by_side_lose_nothing() -> None:
+    """Threads push to the same rows, others copy, list and evict: each gradient is in the sums once."""
+    store = store_of(stripes=4, table=TableSpec(evict_after=1000.0))
+    ids, pushes, threads = np.arange(20_000), 30, 3
+    push(store, ids, 0.0, now=5000.0)
+    done, errors = threading.Event(), []
+
+    def guarded(work: object) -> None:
+        try:
+            work()  # type: ignore[operator]
+        except Exception as error:
+            errors.append(error)
+
+    def train() -> None:
+        for number in range(pushes):
+            chosen = ids[number % 2 :: 2]
+            lookup = store.pull(np.array([len(chosen)], np.int32), chosen, read_only=False)[1]
+            gradients = np.ones((len(chosen), DIMENSION), np.float32)
+            store.push(np.array([len(chosen)], np.int32), chosen, np.empty(0, np.int32), gradients, 5000.0, lookup)
+            push(store, chosen + 1_000_000 * (1 + number), 0.0, now=3000.0 + number)
+
+    def copy() -> None:
+        while not done.is_set():
+            for bucket in range(BUCKETS):
+                rows = sum(len(arrays["ids"]) for _, arrays in store.export_bucket(bucket))
+                assert rows >= 20_000 / BUCKETS * 0.9
+                store.bucket(bucket).changes(store.bucket(bucket).version - 1)
+
+    def evict() -> None:
+        while not done.is_set():
+            store.evict(5000.0)
+
+    trainers = [threading.Thread(target=guarded, args=(train,)) for _ in range(threads)]
+    others = [threading.Thread(target=guarded, args=(work,)) for work in (copy, evict)]
+    for thread in [*trainers, *others]:
+        thread.start()
+    for thread in trainers:
+        thread.join(120)
+    done.set()
+    for thread in others:
+        thread.join(60)
+    assert not errors
+    store.evict(5000.0)
+    assert store.rows == len(ids)
+    held = {
+        key: float(total)
+        for bucket in range(BUCKETS)
+        for _, arrays in store.export_bucket(bucket)
+        for key, total in zip(arrays["ids"].tolist(), arrays["state"][:, 0], strict=True)
+    }
+    initial = OptimizerSpec().initial_accumulator
+    assert set(held.values()) == {np.float32(initial + threads * pushes / 2)} and len(held) == len(ids)

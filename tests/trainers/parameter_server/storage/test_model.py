@@ -1,0 +1,261 @@
+"""Two stores against dictionaries: any interleaving of what may happen to their buckets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from elastrec.platform.specs.errors import IncompatibleError
+from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, TableSpec
+from elastrec.trainers.parameter_server.hashing import buckets_of, initial_rows
+from elastrec.trainers.parameter_server.plan import TablePlan, make_plan
+from elastrec.trainers.parameter_server.storage import Changes, RowStore
+from elastrec.trainers.parameter_server.storage import store as store_module
+from elastrec.trainers.parameter_server.storage.layout import arrays_by_table
+
+BUCKETS, DIMENSION, TABLES = 4, 2, ("a", "b")
+KEEP_SECONDS = 100.0
+RULE = OptimizerSpec(kind=OptimizerKind.ADAGRAD, learning_rate=0.5)
+
+# Runs of ids, that requests often name the same ones.
+ids_of_a_request = st.builds(
+    lambda first, count: list(range(first, first + count)), st.integers(0, 90), st.integers(1, 60)
+)
+bucket_numbers = st.integers(0, BUCKETS - 1)
+
+# (table, id) → values and accumulator, last seen; or sightings and last seen, of a candidate.
+Row = tuple[np.ndarray, float, int]
+Oracle = tuple[dict[tuple[str, int], Row], dict[tuple[str, int], tuple[int, int]]]
+
+
+def bucket_of(key: tuple[str, int]) -> int:
+    return int(buckets_of(np.array([key[1]]), key[0], BUCKETS)[0])
+
+
+def first_value(key: tuple[str, int]) -> np.ndarray:
+    return initial_rows(np.array([key[1]]), key[0], seed=3, initial_range=0.5, dimension=DIMENSION)[0]
+
+
+def of_bucket(oracle: Oracle, bucket: int) -> Oracle:
+    return tuple({key: value for key, value in part.items() if bucket_of(key) == bucket} for part in oracle)  # type: ignore[return-value]
+
+
+class Buckets(RuleBasedStateMachine):
+    """Requests go to `here`; buckets may be moved to `there`, which gets changes only."""
+
+    admit_after, evicts = 1, False
+
+    @initialize(stripes=st.sampled_from([1, 4]))
+    def begin(self, stripes: int) -> None:
+        admit_after, evicts = self.admit_after, self.evicts
+        spec = TableSpec(admit_after=admit_after, evict_after=KEEP_SECONDS if evicts else None)
+        plan = make_plan(
+            dict.fromkeys(TABLES, DIMENSION), settings=dict.fromkeys(TABLES, spec), initial_range=0.5,
+            virtual_buckets=BUCKETS, seed=3,
+        )  # fmt: skip
+        self.here, self.there = (self.store(plan, np.ones(BUCKETS, np.bool_), stripes) for _ in range(2))
+        self.now = 1000
+        self.oracle: Oracle = ({}, {})
+        self.frozen: dict[int, Oracle] = {}
+        self.dropped: set[int] = set()
+        # What `there` was told last, and until which version of `here`.
+        self.told: dict[int, tuple[int, Oracle]] = {}
+
+    @staticmethod
+    def store(plan: TablePlan, owned: np.ndarray, stripes: int) -> RowStore:
+        with pytest.MonkeyPatch.context() as patch:
+            # A few cells per slab, so that every bucket has several.
+            patch.setattr(store_module, "_SLAB_BYTES", 256)
+            patch.setattr(store_module, "_CANDIDATE_SLAB_BYTES", 128)
+            return RowStore(plan, plan.groups[0], RULE, owned, 10_000, stripes)
+
+    def counts(self, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([len(ids), len(ids)], np.int32), np.array(ids * 2, np.int64)
+
+    def value_of(self, key: tuple[str, int], *, read_only: bool) -> np.ndarray:
+        if key in self.oracle[0]:
+            return self.oracle[0][key][0]
+        if read_only or self.admit_after > 1:
+            return np.zeros(DIMENSION, np.float32)
+        return first_value(key)
+
+    @rule(
+        ids=ids_of_a_request,
+        gradient=st.floats(-1, 1, width=32),
+        pulled_before=st.booleans(),
+        seconds=st.integers(0, 60),
+    )
+    def push(self, ids: list[int], gradient: float, pulled_before: bool, seconds: int) -> None:
+        ids = [key for key in ids if not any(bucket_of((table, key)) in self.dropped for table in TABLES)]
+        if not ids:
+            return
+        self.now += seconds
+        counts, both = self.counts(ids)
+        lookup = self.here.pull(counts, both, read_only=False)[1] if pulled_before else None
+        gradients = np.full((len(both), DIMENSION), gradient, np.float32)
+        self.here.push(counts, both, np.ones(len(both), np.int32), gradients, self.now, lookup)
+        rows, waiting = self.oracle
+        for key in ((table, number) for table in TABLES for number in ids):
+            if key not in rows:
+                seen = waiting.pop(key, (0, 0))[0] + 1
+                if seen < self.admit_after:
+                    waiting[key] = seen, self.now
+                    continue
+                rows[key] = first_value(key), np.float32(0.0), self.now
+            value, total, _ = rows[key]
+            step = np.full(DIMENSION, gradient, np.float32)
+            total = np.float32(total + (step * step).mean())
+            rows[key] = value - np.float32(0.5) * step / (np.sqrt(total) + np.float32(RULE.epsilon)), total, self.now
+
+    @rule(ids=ids_of_a_request, read_only=st.booleans())
+    def pull(self, ids: list[int], read_only: bool) -> None:
+        counts, both = self.counts(ids)
+        if any(bucket_of((table, key)) in self.dropped for table in TABLES for key in ids):
+            with pytest.raises(IncompatibleError):
+                self.here.pull(counts, both, read_only=read_only)
+            return
+        expected = [self.value_of((table, key), read_only=read_only) for table in TABLES for key in ids]
+        np.testing.assert_allclose(self.here.pull(counts, both, read_only=read_only)[0], expected, rtol=1e-4, atol=1e-5)
+
+    @precondition(lambda self: self.evicts)
+    @rule(seconds=st.integers(0, 150))
+    def evict(self, seconds: int) -> None:
+        self.now += seconds
+        late = 0
+        for part in self.oracle:
+            for key in [key for key, value in part.items() if self.now - value[-1] > KEEP_SECONDS]:
+                del part[key]
+                late += 1
+        assert self.here.evict(self.now) == late
+
+    @precondition(lambda self: self.oracle[0])
+    @rule(bucket=bucket_numbers)
+    def freeze(self, bucket: int) -> None:
+        if bucket not in self.frozen and bucket not in self.dropped:
+            self.here.bucket(bucket).freeze()
+            self.frozen[bucket] = of_bucket(self.oracle, bucket)
+
+    @precondition(lambda self: self.frozen)
+    @rule(data=st.data(), copies=st.sampled_from([True, True, True, False]))
+    def thaw(self, data: st.DataObject, copies: bool) -> None:
+        bucket = data.draw(st.sampled_from(sorted(self.frozen)))
+        expected = self.frozen.pop(bucket)
+        if copies:
+            self.check(*self.here.bucket(bucket).copy(), expected)
+        self.here.bucket(bucket).thaw()
+
+    @rule(bucket=bucket_numbers)
+    def mark(self, bucket: int) -> None:
+        before = self.here.bucket(bucket).version
+        assert self.here.bucket(bucket).mark() == before < self.here.bucket(bucket).version
+
+    @rule(bucket=bucket_numbers, forget=st.booleans())
+    def tell(self, bucket: int, forget: bool) -> None:
+        """`there` takes what has changed since it was told last."""
+        if bucket in self.frozen or bucket in self.dropped:
+            return
+        version, _ = self.told.get(bucket, (-1, ({}, {})))
+        changes = self.here.bucket(bucket).changes(version)
+        now = of_bucket(self.oracle, bucket)
+        if version < 0:
+            assert changes.is_whole
+        self.there.bucket(bucket).take_in(changes)
+        self.told[bucket] = changes.version, now
+        if forget:
+            self.here.bucket(bucket).forget_changes(changes.version)
+
+    @precondition(lambda self: not self.dropped)
+    @rule(bucket=bucket_numbers)
+    def drop(self, bucket: int) -> None:
+        if bucket in self.frozen:
+            return
+        self.here.bucket(bucket).drop()
+        self.dropped.add(bucket)
+        self.told.pop(bucket, None)
+        for part in self.oracle:
+            for key in [key for key in part if bucket_of(key) == bucket]:
+                del part[key]
+
+    @precondition(lambda self: self.dropped)
+    @rule()
+    def take_back(self) -> None:
+        """A dropped bucket returns as `there` has it."""
+        bucket = next(iter(self.dropped))
+        kept = self.there.bucket(bucket).changes(-1)
+        handle = self.here.bucket(bucket)
+        handle.own()
+        handle.take_in(kept)
+        self.dropped.discard(bucket)
+        held = self.contents(kept.rows, kept.candidates)
+        for part, new in zip(self.oracle, held, strict=True):
+            part.update(new)  # type: ignore[arg-type]
+
+    @rule()
+    def save_and_restore(self) -> None:
+        if self.frozen:
+            return
+        sections = [
+            (table, arrays)
+            for bucket in self.here.buckets_in_use()
+            for table, arrays in self.here.export_bucket(bucket)
+        ]
+        new = self.store(self.here.plan, self.here.owned, len(self.here.moves))
+        for table, arrays in sections:
+            new.import_rows(table, arrays, keep_state=True, now_seconds=self.now)
+        self.here = new
+        self.told.clear()
+        for key, (seen, at) in self.oracle[1].items():
+            self.oracle[1][key] = seen, at // 60 * 60 + 59  # records keep minutes
+
+    def contents(self, rows: np.ndarray, candidates: np.ndarray) -> Oracle:
+        held: Oracle = ({}, {})
+        for table, arrays in arrays_by_table(self.here.layout, rows, candidates, has_candidates=True):
+            seen = arrays.get("last_seen", np.zeros(len(arrays["ids"])))
+            for number, key in enumerate(arrays["ids"].tolist()):
+                held[0][TABLES[table], key] = arrays["values"][number], arrays["state"][number, 0], int(seen[number])
+        for cell in candidates:
+            key = int(cell[:2].copy().view(np.int64)[0])
+            held[1][TABLES[int(cell[3]) & 0xFFFF], key] = int(cell[3]) >> 16, int(cell[4])
+        return held
+
+    def check(self, rows: np.ndarray, candidates: np.ndarray, expected: Oracle) -> None:
+        held = self.contents(rows, candidates)
+        assert held[0].keys() == expected[0].keys() and len(rows) == len(held[0])
+        assert held[1] == expected[1] and len(candidates) == len(held[1])
+        for key, (value, total, seen) in expected[0].items():
+            np.testing.assert_allclose(held[0][key][0], value, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(held[0][key][1], total, rtol=1e-4, atol=1e-5)
+            assert not self.evicts or held[0][key][2] == seen
+
+    @invariant()
+    def rows_are_counted(self) -> None:
+        if not hasattr(self, "oracle"):
+            return
+        assert self.here.rows == len(self.oracle[0]) == sum(usage.rows for usage in self.here.usage())
+        assert sum(self.here.bucket(bucket).rows for bucket in range(BUCKETS)) == self.here.rows
+
+    @invariant()
+    def there_has_what_it_was_told(self) -> None:
+        for bucket, (_, expected) in getattr(self, "told", {}).items():
+            changes: Changes = self.there.bucket(bucket).changes(-1)
+            self.check(changes.rows, changes.candidates, expected)
+
+
+class EvictedBuckets(Buckets):
+    evicts = True
+
+
+class AdmittedBuckets(Buckets):
+    admit_after, evicts = 2, True
+
+
+_SETTINGS = settings(max_examples=40, stateful_step_count=40, deadline=None)
+for machine in (Buckets, EvictedBuckets, AdmittedBuckets):
+    machine.TestCase.settings = _SETTINGS
+
+test_buckets = Buckets.TestCase
+test_buckets_whose_rows_are_evicted = EvictedBuckets.TestCase
+test_buckets_whose_rows_are_admitted_at_their_second_sighting = AdmittedBuckets.TestCase

@@ -1,0 +1,51 @@
+"""Who changes the model passes the gate; who needs it to stand still for a moment closes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Gate:
+    """Many may be inside, or one may have it closed. Who waits to close it goes before those who come later.
+
+    Not reentrant. Nobody inside may wait for somebody who has yet to pass.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._inside = 0
+        self._closing = 0
+        self._is_closed = False
+
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        """Inside while the block runs."""
+        with self._changed:
+            while self._is_closed or self._closing:
+                self._changed.wait()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                if not self._inside and self._closing:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Nobody is inside while the block runs."""
+        with self._changed:
+            self._closing += 1
+            while self._inside or self._is_closed:
+                self._changed.wait()
+            self._closing -= 1
+            self._is_closed = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_closed = False
+                self._changed.notify_all()

@@ -1,0 +1,200 @@
+"""Memory of a store: slabs and lines from reservations whose pages come at the first write and go back when freed."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.trainers.parameter_server.storage.arrays import Index, Pool, Shape
+
+Array = np.ndarray[Any, Any]
+
+_MAP_NORESERVE = 0x4000  # Linux; the mmap module does not name it
+_HUGE_PAGE_BYTES = 2 * 2**20
+PAGE_BYTES = mmap.PAGESIZE
+LINE_BYTES = 64
+LINES_PER_PAGE = PAGE_BYTES // LINE_BYTES
+SPARES, RELEASED = 32, 1024
+"""Slabs that a stripe takes from, and gives back to, its store at a time."""
+
+
+class ServerMemoryError(ElastrecError):
+    """The server cannot hold more rows."""
+
+
+def physical_memory_bytes() -> int:
+    """Memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def reserve(size_bytes: int, *, huge: bool) -> mmap.mmap:
+    """Zeroed address space whose untouched pages cost nothing.
+
+    Args:
+        huge: ask for huge pages: random rows are read several times as fast.
+
+    Raises:
+        ServerMemoryError: the system refuses the address space.
+    """
+    size_bytes = max(PAGE_BYTES, size_bytes)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    try:
+        region = mmap.mmap(-1, size_bytes, flags=flags)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ServerMemoryError(
+            f"{size_bytes} bytes of address space were refused ({error}); raise the limit (ulimit -v) or set "
+            "vm.overcommit_memory to 0 or 1"
+        ) from error
+    # An advice: kernels without huge pages refuse it.
+    with contextlib.suppress(OSError):
+        region.madvise(mmap.MADV_HUGEPAGE if huge and size_bytes >= _HUGE_PAGE_BYTES else mmap.MADV_NOHUGEPAGE)
+    return region
+
+
+def reserve_array(shape: tuple[int, ...], dtype: Any) -> Array:
+    """A zeroed array in memory of its own; see `reserve`."""
+    count = int(np.prod(shape))
+    return np.frombuffer(reserve(count * np.dtype(dtype).itemsize, huge=False), dtype, count).reshape(shape)
+
+
+class PoolMemory:
+    """The slabs of one pool. Thread-safe, apart from the pool's arrays: the lock of a bucket's stripe guards those.
+
+    Args:
+        width: words of 4 bytes per cell.
+        capacity_bytes: of address space.
+        slab_bytes: at least; a power of two. Slabs of less than a page are only used again, never returned.
+        huge: see `reserve`.
+
+    Attributes:
+        pool: what kernels take.
+    """
+
+    def __init__(
+        self, width: int, buckets: int, stripes: int, capacity_bytes: int, slab_bytes: int, *, huge: bool
+    ) -> None:
+        while slab_bytes < 8 * width:
+            slab_bytes *= 2
+        self.slab_bytes = slab_bytes
+        per_slab = slab_bytes // (4 * width)
+        shift = (per_slab - 1).bit_length()
+        # Whatever the rows, every bucket may hold a slab that is not full, and every stripe spare ones. A place has
+        # 32 bits.
+        slabs = min(-(-capacity_bytes // slab_bytes) + buckets + stripes * SPARES, 2 ** (32 - shift))
+        self._slabs = slabs
+        self._region = reserve(slabs * slab_bytes, huge=huge)
+        words = np.frombuffer(self._region, np.uint32, slabs * slab_bytes // 4)
+        per_bucket = np.zeros((buckets, 4), np.int64)
+        per_bucket[:, 1:3] = -1
+        self.pool = Pool(
+            words=words,
+            cells=words.view(np.float32),
+            slabs=reserve_array((slabs, 4), np.int32),
+            buckets=per_bucket,
+            spares=np.zeros((stripes, 1 + SPARES), np.int64),
+            released=np.zeros((stripes, 1 + RELEASED), np.int64),
+            shape=Shape(width, per_slab, shift, slab_bytes // 4),
+        )
+        self._free: list[int] = []
+        self._next = 0
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        """Of the slabs that buckets and stripes have."""
+        return (self._next - len(self._free)) * self.slab_bytes
+
+    def refill(self, stripe: int) -> None:
+        """Gives a stripe more slabs: a few while there are few rows, that small models stay small.
+
+        Raises:
+            ServerMemoryError: none is left.
+        """
+        spares = self.pool.spares[stripe]
+        with self._lock:
+            count = min(SPARES - int(spares[0]), 1 + (self._next - len(self._free)) // (32 * len(self.pool.spares)))
+            for _ in range(count):
+                if self._free:
+                    slab = self._free.pop()
+                elif self._next < self._slabs:
+                    slab, self._next = self._next, self._next + 1
+                else:
+                    break
+                spares[0] += 1
+                spares[spares[0]] = slab
+        if not spares[0]:
+            raise ServerMemoryError(f"no room for more rows: all {self._slabs} slabs of a table group are in use")
+
+    def take_back(self, stripe: int) -> None:
+        """Returns the memory of the slabs that a kernel has released in a stripe."""
+        released = self.pool.released[stripe]
+        if count := int(released[0]):
+            self.free(released[1 : 1 + count].tolist())
+            released[0] = 0
+
+    def free(self, slabs: Sequence[int]) -> None:
+        """Returns slabs of no bucket, neighbours together, to the system and to the other buckets."""
+        ordered = sorted(slabs)
+        first = 0
+        for at in range(1, len(ordered) + 1):
+            if at == len(ordered) or ordered[at] != ordered[at - 1] + 1:
+                if self.slab_bytes % PAGE_BYTES == 0:
+                    start, size = ordered[first] * self.slab_bytes, (at - first) * self.slab_bytes
+                    self._region.madvise(mmap.MADV_DONTNEED, start, size)
+                first = at
+        with self._lock:
+            # The lowest are taken again first, so that the reservation stays dense.
+            self._free.extend(reversed(ordered))
+
+
+class IndexMemory:
+    """The lines of one index: a run of whole pages per bucket. Thread-safe like PoolMemory."""
+
+    def __init__(self, buckets: int, capacity_entries: int) -> None:
+        # Runs of each size are left behind as buckets grow: at a quarter more each time, five times the last ones.
+        pages = 8 * (capacity_entries // (8 * LINES_PER_PAGE) + 1) + 16 * buckets
+        self._pages = pages
+        self._region = reserve(pages * PAGE_BYTES, huge=True)
+        words = np.frombuffer(self._region, np.uint32, pages * PAGE_BYTES // 4).reshape(-1, 16)
+        self.index = Index(lines=words, longs=words.view(np.uint64), runs=np.zeros((buckets, 2), np.int64))
+        self._free: dict[int, list[int]] = {}
+        self._next = 0
+        self._used = 0
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        return self._used * PAGE_BYTES
+
+    def take(self, pages: int) -> int:
+        """First line of an empty run.
+
+        Raises:
+            ServerMemoryError: none is left.
+        """
+        with self._lock:
+            free = self._free.get(pages)
+            if free:
+                first = free.pop()
+            else:
+                first, self._next = self._next, self._next + pages
+                if self._next > self._pages:
+                    self._next = first
+                    raise ServerMemoryError("no room for more rows: the address space of an index is used up")
+            self._used += pages
+        return first * LINES_PER_PAGE
+
+    def give(self, line: int, lines: int) -> None:
+        """Returns a run, empty from now on."""
+        first, pages = line // LINES_PER_PAGE, lines // LINES_PER_PAGE
+        self._region.madvise(mmap.MADV_DONTNEED, first * PAGE_BYTES, pages * PAGE_BYTES)
+        with self._lock:
+            self._used -= pages
+            self._free.setdefault(pages, []).append(first)

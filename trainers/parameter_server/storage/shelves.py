@@ -1,0 +1,96 @@
+"""Shelves with their memory: what a kernel could not get, it gets here, and is called again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from elastrec.trainers.parameter_server.prefetch import AHEAD
+from elastrec.trainers.parameter_server.storage import index as index_kernels
+from elastrec.trainers.parameter_server.storage.arrays import COUNT, FIRST, LAST, LINES, START, Pool, Shelf
+from elastrec.trainers.parameter_server.storage.memory import LINES_PER_PAGE, PAGE_BYTES, IndexMemory, PoolMemory
+from elastrec.trainers.parameter_server.storage.pools import list_slabs
+
+Array = np.ndarray[Any, Any]
+
+_ENTRY_WORDS = 2  # of a log: place and version
+
+
+def detach(pool: Pool, bucket: int) -> tuple[Array, int]:
+    """Empties a bucket: its slabs [n] int32, in order, and how many cells they have. The stripe's lock is held."""
+    state = pool.buckets[bucket]
+    count, first = int(state[COUNT]), int(state[FIRST])
+    slabs = np.empty(-(-count // pool.shape.per_slab), np.int32)
+    list_slabs(pool, first, slabs)
+    state[:] = 0
+    state[FIRST] = state[LAST] = -1
+    return slabs, count
+
+
+class ShelfMemory:
+    """One shelf and its memory.
+
+    Attributes:
+        shelf: what kernels take.
+    """
+
+    def __init__(self, width: int, buckets: int, stripes: int, capacity: int, slab_bytes: int) -> None:
+        size = 4 * width * capacity
+        self.rows = PoolMemory(width, buckets, stripes, size, slab_bytes, huge=True)
+        self.shadows = PoolMemory(width, buckets, stripes, size, PAGE_BYTES, huge=False)
+        self.log = PoolMemory(_ENTRY_WORDS, buckets, stripes, 4 * _ENTRY_WORDS * capacity, PAGE_BYTES // 4, huge=False)
+        self.index = IndexMemory(buckets, capacity)
+        self.shelf = Shelf(self.rows.pool, self.index.index, self.shadows.pool, self.log.pool)
+        self._pools = (self.rows, self.shadows, self.log)
+
+    @property
+    def bytes(self) -> int:
+        return self.index.bytes + sum(pool.bytes for pool in self._pools)
+
+    def refill(self, stripe: int) -> None:
+        """Gives the stripe slabs of every kind that it lacks. Raises ServerMemoryError."""
+        for memory in self._pools:
+            if not memory.pool.spares[stripe, 0]:
+                memory.refill(stripe)
+
+    def take_back(self, stripe: int) -> None:
+        for memory in self._pools:
+            memory.take_back(stripe)
+
+    def grow_if_full(self, bucket: int, salts: Array) -> None:
+        """Gives the bucket's index a run that is a quarter longer, if it has no slot left. The lock is held.
+
+        Raises:
+            ServerMemoryError: there is none.
+        """
+        pool, index = self.shelf.pool, self.shelf.slots
+        if index_kernels.has_slot(pool, index, bucket):
+            return
+        start, lines = int(index.runs[bucket, START]), int(index.runs[bucket, LINES])
+        pages = lines // LINES_PER_PAGE
+        longer = pages + max(1, pages // 4)
+        index_kernels.lay_out(
+            pool, index, bucket, self.index.take(longer), longer * LINES_PER_PAGE, salts,
+            np.empty(AHEAD, np.uint64), np.empty(AHEAD, np.int64),
+        )  # fmt: skip
+        if lines:
+            self.index.give(start, lines)
+
+    def drop_shadows(self, bucket: int) -> None:
+        slabs, _ = detach(self.shadows.pool, bucket)
+        self.shadows.free(slabs.tolist())
+
+    def drop_log(self, bucket: int) -> None:
+        slabs, _ = detach(self.log.pool, bucket)
+        self.log.free(slabs.tolist())
+
+    def detach(self, bucket: int) -> tuple[Array, int]:
+        """Empties a bucket, its index and what is kept beside; slabs and cells as `detach`. The lock is held."""
+        runs = self.shelf.slots.runs[bucket]
+        if runs[LINES]:
+            self.index.give(int(runs[START]), int(runs[LINES]))
+            runs[:] = 0
+        self.drop_shadows(bucket)
+        self.drop_log(bucket)
+        return detach(self.rows.pool, bucket)

@@ -1,0 +1,517 @@
+"""All rows of one table group on one server, in buckets behind locks by stripe. Thread-safe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
+from elastrec.platform.specs.job import OptimizerSpec
+from elastrec.platform.transport.job_messages import TableUsage
+from elastrec.trainers.parameter_server.hashing import seed_hash
+from elastrec.trainers.parameter_server.plan import TableGroup, TablePlan
+from elastrec.trainers.parameter_server.prefetch import AHEAD
+from elastrec.trainers.parameter_server.storage import access
+from elastrec.trainers.parameter_server.storage.arrays import (
+    CELL_VERSION,
+    COPIED,
+    COUNT,
+    FROZEN,
+    REST,
+    VERSION,
+    Request,
+    Settings,
+)
+from elastrec.trainers.parameter_server.storage.bucket import Bucket
+from elastrec.trainers.parameter_server.storage.index import RING
+from elastrec.trainers.parameter_server.storage.layout import (
+    CANDIDATE_WORDS,
+    RowLayout,
+    arrays_by_table,
+    candidate_cells,
+    row_cells,
+)
+from elastrec.trainers.parameter_server.storage.memory import (
+    PAGE_BYTES,
+    PoolMemory,
+    ServerMemoryError,
+    physical_memory_bytes,
+)
+from elastrec.trainers.parameter_server.storage.pools import cut_first
+from elastrec.trainers.parameter_server.storage.rules import RowRule
+from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory, detach
+
+Array = np.ndarray[Any, Any]
+
+MOST_STRIPES = 32
+_SLAB_BYTES, _CANDIDATE_SLAB_BYTES = 4 * PAGE_BYTES, PAGE_BYTES
+_SMALLEST_RESERVATION_ROWS = 2**20
+_INDEX_BYTES = 64 / 12 / 0.64
+"""Per entry right after a run has grown."""
+_EVICTION_STEP_ROWS = 16_384
+"""Looked at under one lock: half a millisecond, some more when all of them go."""
+
+
+@dataclass
+class Lookup:
+    """The ids of a request and where their rows are; a pull's serves the push of the same ids.
+
+    Attributes:
+        foreign: ids in buckets of other servers.
+        drops: buckets that the store had dropped by then.
+        places: [U] int64, the rows' places, negative where there is none.
+        absent, moves: [S] int64, ids without a row, and the stripe's moves when it was looked up (-1: it was not).
+    """
+
+    request: Request
+    foreign: int
+    drops: int
+    places: Array
+    absent: Array
+    moves: Array
+
+
+def _read_only(array: Array) -> Array:
+    """A view; numba compiles a kernel anew for what may be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+class RowStore:
+    """Growable rows of the tables of one group.
+
+    Args:
+        owned: [V] bool, the buckets that this server may hold.
+        capacity_rows: most rows; default: what the machine's memory could hold at all.
+        stripes: locks; a power of two.
+    """
+
+    def __init__(
+        self,
+        plan: TablePlan,
+        group: TableGroup,
+        optimizer: OptimizerSpec,
+        owned: Array,
+        capacity_rows: int | None = None,
+        stripes: int = 1,
+    ) -> None:
+        self.plan, self.group = plan, group
+        self.rule = RowRule(optimizer, group.dimension)
+        self.evicts = group.evict_after_seconds > 0
+        self.layout = RowLayout(group.dimension, self.rule.state_width, self.evicts)
+        self.row_bytes = 4 * self.layout.width
+        self.owned: Array = np.array(owned, np.bool_)
+        self.capacity_rows = capacity_rows or max(_SMALLEST_RESERVATION_ROWS, physical_memory_bytes() // self.row_bytes)
+        buckets, tables = plan.virtual_buckets, group.end_table - group.first_table
+        self.rows_memory = ShelfMemory(self.layout.width, buckets, stripes, self.capacity_rows, _SLAB_BYTES)
+        candidates = 4 * self.capacity_rows if group.admit_after > 1 else 0
+        self.waiting_memory = ShelfMemory(CANDIDATE_WORDS, buckets, stripes, candidates, _CANDIDATE_SLAB_BYTES)
+        self.tombs_memory = PoolMemory(4, buckets, stripes, 16 * self.capacity_rows, PAGE_BYTES // 4, huge=False)
+        self.marks = np.zeros((buckets, 4), np.int64)
+        self.marks[:, FROZEN] = -1
+        # Owners are dealt out in turn: neighbouring buckets are spread by other bits than the number's lowest.
+        mixed = (np.arange(buckets, dtype=np.uint64) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
+        self.stripe_of: Array = (mixed * np.uint64(stripes) >> np.uint64(32)).astype(np.int64)
+        self._locks = [threading.Lock() for _ in range(stripes)]
+        self.moves = np.zeros(stripes, np.int64)
+        self._drops = 0
+        self._usage = np.zeros((stripes, tables, 2), np.int64)
+        tables_of_group = plan.tables[group.first_table : group.end_table]
+        self.salts = np.array([table.salt for table in tables_of_group], np.uint64)
+        self.settings = Settings(
+            salts=self.salts,
+            ranges=np.array([table.initial_range for table in tables_of_group], np.float64),
+            zero_columns=np.array([table.zero_columns for table in tables_of_group], np.int64),
+            seed_hash=np.uint64(seed_hash(plan.seed)),
+            admit_after=group.admit_after,
+            seen_word=self.layout.seen_word,
+            state_word=self.layout.state_word,
+            value_word=self.layout.value_word,
+            states=self.layout.states,
+            dimension=group.dimension,
+        )
+        self._no_sightings = np.empty(0, np.int32)
+
+    @property
+    def rows(self) -> int:
+        return int(self._usage[:, :, 0].sum())
+
+    def bucket(self, number: int) -> Bucket:
+        """A handle to one virtual bucket."""
+        return Bucket(self, number)
+
+    def buckets_in_use(self) -> list[int]:
+        """Owned buckets that hold a row or a candidate."""
+        pools = self.rows_memory.shelf.pool, self.waiting_memory.shelf.pool
+        return np.flatnonzero(self.owned & (pools[0].buckets[:, COUNT] + pools[1].buckets[:, COUNT] > 0)).tolist()
+
+    @contextmanager
+    def locked(self, bucket: int) -> Iterator[int]:
+        """The stripe of a bucket, with its lock."""
+        stripe = int(self.stripe_of[bucket])
+        with self._locks[stripe]:
+            yield stripe
+
+    def _visit(self, lookup: Lookup, work: Callable[[int], None]) -> None:
+        """Does the work of each stripe of a request with its lock, those first that are free."""
+        starts = lookup.request.starts
+        busy = []
+        for stripe, lock in enumerate(self._locks):
+            if starts[stripe] == starts[stripe + 1]:
+                continue
+            if lock.acquire(blocking=False):
+                try:
+                    work(stripe)
+                finally:
+                    lock.release()
+            else:
+                busy.append(stripe)
+        for stripe in busy:
+            with self._locks[stripe]:
+                work(stripe)
+
+    def look_up(self, counts: Array, ids: Array) -> Lookup:
+        """Lays out ids [U] int64, `counts` [T] int32 of them per table, without finding their rows yet."""
+        size, stripes = len(ids), len(self._locks)
+        # A copy: what frames lend is read-only, for which numba would compile all kernels once more.
+        counts, ids = counts.copy(), ids.copy()
+        request = Request(
+            ids, np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32),
+            np.empty(size, np.int32), np.zeros(stripes + 1, np.int64),
+        )  # fmt: skip
+        drops = self._drops
+        foreign = access.lay_out_request(
+            counts, ids, self.salts, self.owned, self.stripe_of, request, np.empty(stripes, np.int64)
+        )
+        return Lookup(
+            request, foreign, drops, np.empty(size, np.int64), np.zeros(stripes, np.int64),
+            np.full(stripes, -1, np.int64),
+        )  # fmt: skip
+
+    def pull(self, counts: Array, ids: Array, *, read_only: bool, out: Array | None = None) -> tuple[Array, Lookup]:
+        """Values [U, D] float32 of ids [U] int64, `counts` [T] int32 of them per table, and what `push` may know.
+
+        Args:
+            out: [U, D], to be filled.
+
+        Raises:
+            IncompatibleError: an id's bucket belongs to another server.
+        """
+        lookup = self.look_up(counts, ids)
+        self._refuse_foreign(lookup, "pull")
+        values = np.empty((len(ids), self.group.dimension), np.float32) if out is None else out
+        zero_if_absent = read_only or self.group.admit_after > 1
+        shelf, scratch = self.rows_memory.shelf, np.empty((2, RING), np.int64)
+
+        def copy(stripe: int) -> None:
+            self._refuse_dropped(lookup, stripe)
+            lookup.absent[stripe] = access.pull(
+                shelf.pool,
+                shelf.slots,
+                self.settings,
+                lookup.request,
+                stripe,
+                zero_if_absent,
+                lookup.places,
+                values,
+                scratch,
+            )
+            lookup.moves[stripe] = self.moves[stripe]
+
+        self._visit(lookup, copy)
+        return values, lookup
+
+    def _refuse_foreign(self, lookup: Lookup, request: str) -> None:
+        if lookup.foreign:
+            raise IncompatibleError(f"a {request} names ids whose buckets belong to another server")
+
+    def push(
+        self,
+        counts: Array,
+        ids: Array,
+        sightings: Array,
+        gradients: Array,
+        now_seconds: float,
+        lookup: Lookup | None = None,
+    ) -> None:
+        """Applies gradients [U, D] of distinct ids, making rows that are due.
+
+        Args:
+            lookup: of a pull of the same counts and ids: spares looking them up again.
+
+        Raises:
+            IncompatibleError: an id's bucket belongs to another server; nothing was changed.
+            ServerMemoryError: no room for more rows.
+        """
+        lookup = self.look_up(counts, ids) if lookup is None else lookup
+        self._refuse_foreign(lookup, "push")
+        now = int(now_seconds)
+        sightings = _read_only(sightings if self.group.admit_after > 1 else self._no_sightings)
+        gradients = _read_only(gradients)
+        shelf, scratch = self.rows_memory.shelf, np.empty((2, RING), np.int64)
+        offsets = np.empty(AHEAD, np.int64)
+
+        def change(stripe: int) -> None:
+            self._refuse_dropped(lookup, stripe)
+            if lookup.moves[stripe] != self.moves[stripe]:
+                lookup.absent[stripe] = access.find_all(
+                    shelf.pool, shelf.slots, lookup.request, stripe, lookup.places, scratch
+                )
+                lookup.moves[stripe] = self.moves[stripe]
+            if lookup.absent[stripe]:
+                self._make(lookup, stripe, sightings, now)
+            at, end = int(lookup.request.starts[stripe]), int(lookup.request.starts[stripe + 1])
+            while True:
+                at = self.rule.apply(
+                    shelf, self.settings, self.marks, lookup.request, stripe, lookup.places, gradients,
+                    np.uint32(now), at, offsets,
+                )  # fmt: skip
+                if at == end:
+                    return
+                self.rows_memory.refill(stripe)
+
+        self._visit(lookup, change)
+
+    def _refuse_dropped(self, lookup: Lookup, stripe: int) -> None:
+        """A bucket may have been dropped since the request was laid out. The stripe's lock is held."""
+        if lookup.drops != self._drops:
+            mine = lookup.request.order[lookup.request.starts[stripe] : lookup.request.starts[stripe + 1]]
+            if not self.owned[lookup.request.buckets[mine]].all():
+                raise IncompatibleError("the request names ids whose buckets belong to another server")
+
+    def _make(self, lookup: Lookup, stripe: int, sightings: Array, now: int) -> None:
+        report = np.zeros(4, np.int64)
+        room = self.capacity_rows - self.rows
+        waiting = self.waiting_memory.shelf
+        while True:
+            access.make(
+                self.rows_memory.shelf, waiting, self.tombs_memory.pool, self.settings, self.marks, lookup.request,
+                stripe, sightings, now, self.rule.initial_state, room - report[3], self._usage, lookup.places, report,
+            )  # fmt: skip
+            if report[0] == access.DONE:
+                # Only with admission there are ids that still have no row.
+                lookup.absent[stripe] -= report[3]
+                return
+            self.provide(stripe, report)
+
+    def provide(self, stripe: int, report: Array) -> None:
+        """What a kernel stopped for. The stripe's lock is held.
+
+        Raises:
+            ServerMemoryError: there is no more.
+        """
+        code, bucket = int(report[0]), int(report[1])
+        if code == access.NEED_SLABS:
+            self.rows_memory.refill(stripe)
+            self.waiting_memory.refill(stripe)
+            if not self.tombs_memory.pool.spares[stripe, 0]:
+                self.tombs_memory.refill(stripe)
+        elif code == access.NEED_LINES:
+            self.rows_memory.grow_if_full(bucket, self.salts)
+            self.waiting_memory.grow_if_full(bucket, self.salts)
+        elif code == access.NEED_RELEASE:
+            self.take_back(stripe)
+        else:
+            raise ServerMemoryError(
+                f"no room for another row: {self.rows} rows of {self.row_bytes} bytes are held; give the job more "
+                "parameter servers, or limit its tables (hash_size, admit_after, evict_after)"
+            )
+
+    def take_back(self, stripe: int) -> None:
+        """Returns the slabs that kernels have released in a stripe. Its lock is held."""
+        self.rows_memory.take_back(stripe)
+        self.waiting_memory.take_back(stripe)
+
+    def evict(self, now_seconds: float) -> int:
+        """Drops rows and candidates not seen for the group's `evict_after`; returns how many rows and candidates."""
+        return sum(self.eviction_steps(now_seconds))
+
+    def eviction_steps(self, now_seconds: float) -> Iterator[int]:
+        """As `evict`, in small steps, each with one lock; how many each has dropped."""
+        if not self.evicts:
+            return
+        for bucket in self.buckets_in_use():
+            for kind, memory, word in ((0, self.rows_memory, self.layout.seen_word), (1, self.waiting_memory, REST)):
+                report = np.array([0, 0, -1, 0], np.int64)
+                while memory.shelf.pool.buckets[bucket, COUNT] and report[2]:
+                    before = int(report[3])
+                    with self.locked(bucket) as stripe:
+                        access.evict(
+                            memory.shelf, self.tombs_memory.pool, self.marks, bucket, stripe, word, int(now_seconds),
+                            int(self.group.evict_after_seconds), _EVICTION_STEP_ROWS, self.salts, kind, self._usage,
+                            report,
+                        )  # fmt: skip
+                        self.take_back(stripe)
+                        if report[0] != access.DONE:
+                            self.provide(stripe, report)
+                        if report[3] > before:
+                            self.moves[stripe] += 1
+                    yield int(report[3]) - before
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of slabs, index and what is kept beside."""
+        return self.rows_memory.bytes + self.waiting_memory.bytes + self.tombs_memory.bytes
+
+    def usage(self) -> list[TableUsage]:
+        """Rows and bytes per table, candidates and index shared out by entries.
+
+        What a row more costs, for forecasts multiply it by rows: slabs and runs that few rows leave unused are not in
+        it (see `memory_bytes`).
+        """
+        counts = self._usage.sum(axis=0)
+        entries = counts.sum(axis=1)
+        total = int(entries.sum())
+        index = min(self.rows_memory.index.bytes + self.waiting_memory.index.bytes, round(_INDEX_BYTES * total))
+        shared = index + 4 * CANDIDATE_WORDS * int(counts[:, 1].sum())
+        total = max(1, total)
+        shares = [shared * int(count) // total for count in entries]
+        if shares:
+            shares[-1] += shared - sum(shares)
+        return [
+            TableUsage(
+                table=self.plan.tables[self.group.first_table + index].name,
+                rows=int(rows),
+                bytes=int(rows) * self.row_bytes + shares[index],
+            )
+            for index, rows in enumerate(counts[:, 0])
+        ]
+
+    # Whole buckets
+
+    def freeze(self, buckets: Sequence[int]) -> None:
+        """See Bucket.freeze; of one moment if nothing is pushed or evicted meanwhile.
+
+        Raises:
+            ElastrecError: one of them is frozen; none was changed, if nobody else freezes them now.
+        """
+        chosen = np.asarray(buckets, np.int64)
+        if (self.marks[chosen, FROZEN] >= 0).any():
+            raise ElastrecError("a bucket is frozen already; thaw it, or wait for its copy")
+        for stripe, lock in enumerate(self._locks):
+            mine = chosen[self.stripe_of[chosen] == stripe]
+            with lock:
+                self.marks[mine, FROZEN] = self.marks[mine, VERSION]
+                self.marks[mine, VERSION] += 1
+                for memory in (self.rows_memory, self.waiting_memory):
+                    memory.shelf.pool.buckets[mine, COPIED] = 0
+
+    def thaw(self, buckets: Iterable[int]) -> None:
+        """See Bucket.thaw."""
+        for bucket in buckets:
+            if self.marks[bucket, FROZEN] >= 0:
+                self.bucket(bucket).thaw()
+
+    def frozen_arrays(self, bucket: int) -> Iterator[tuple[str, dict[str, Array]]]:
+        """(table, arrays) of a frozen bucket as it was then, ordered by id, as `layout.arrays_by_table`; thaws it."""
+        rows, candidates = self.bucket(bucket).copy()
+        self.bucket(bucket).thaw()
+        for table, arrays in arrays_by_table(self.layout, rows, candidates, has_candidates=self.group.admit_after > 1):
+            yield self.plan.tables[self.group.first_table + table].name, arrays
+
+    def export_bucket(self, bucket: int) -> Iterator[tuple[str, dict[str, Array]]]:
+        """(table, arrays) of what the bucket holds now; see `frozen_arrays`."""
+        self.bucket(bucket).freeze()
+        return self.frozen_arrays(bucket)
+
+    def import_rows(self, table: str, arrays: dict[str, Array], *, keep_state: bool, now_seconds: float) -> None:
+        """Takes rows as `export_bucket` gives them, those in owned buckets only.
+
+        Args:
+            keep_state: else the optimiser state starts anew (another update rule wrote it).
+            now_seconds: stands in for `last_seen` where the record does not know it.
+
+        Raises:
+            ServerMemoryError: no room for more rows.
+        """
+        number = self.plan.by_name[table].index - self.group.first_table
+        state = arrays["state"] if keep_state else self.rule.initial_state
+        if self.evicts and "last_seen" not in arrays:
+            arrays = {**arrays, "last_seen": np.full(len(arrays["ids"]), int(now_seconds), np.uint32)}
+        if len(arrays["ids"]):
+            lookup = self._look_up_table(number, arrays["ids"])
+            versions = self.marks[lookup.request.buckets, VERSION]
+            self.enter(lookup, row_cells(self.layout, number, arrays, versions, state=state), kind=0)
+        if self.group.admit_after > 1 and len(arrays.get("candidate_ids", ())):
+            lookup = self._look_up_table(number, arrays["candidate_ids"])
+            cells = candidate_cells(
+                number, arrays, self.marks[lookup.request.buckets, VERSION],
+                most_sightings=self.group.admit_after - 1, now_seconds=int(now_seconds),
+            )  # fmt: skip
+            self.enter(lookup, cells, kind=1)
+
+    def _look_up_table(self, table: int, ids: Array) -> Lookup:
+        counts = np.zeros(len(self.salts), np.int32)
+        counts[table] = len(ids)
+        return self.look_up(counts, np.ascontiguousarray(ids, np.int64))
+
+    def enter(self, lookup: Lookup, cells: Array, *, kind: int) -> None:
+        """Enters cells [U, W] uint32 of a lookup's ids in owned buckets: rows (kind 0) or candidates (1)."""
+        self._change_cells(access.take_in, lookup, cells, kind)
+
+    def remove(self, lookup: Lookup) -> None:
+        """Removes the rows and candidates of a lookup's ids."""
+        nothing = np.empty((0, 1), np.uint32)
+        for kind in (0, 1):
+            self._change_cells(access.take_out, lookup, nothing, kind)
+
+    def _change_cells(self, kernel: Callable[..., None], lookup: Lookup, cells: Array, kind: int) -> None:
+        shelves: Sequence[Any] = self.rows_memory.shelf, self.waiting_memory.shelf
+
+        def change(stripe: int) -> None:
+            report = np.zeros(4, np.int64)
+            self.moves[stripe] += 1
+            while True:
+                kernel(
+                    shelves[kind], shelves[1 - kind], self.tombs_memory.pool, self.settings, self.marks,
+                    lookup.request, stripe, cells, kind, self._usage, report,
+                )  # fmt: skip
+                self.take_back(stripe)
+                if report[0] == access.DONE:
+                    break
+                self.provide(stripe, report)
+            if kind == 0 and self.rows > self.capacity_rows:
+                self.provide(stripe, np.array([access.FULL, 0, 0, 0]))
+
+        self._visit(lookup, change)
+
+    def forget_bucket(self, bucket: int) -> None:
+        """See Bucket.drop."""
+        with self.locked(bucket) as stripe:
+            self.owned[bucket] = False
+            self._drops += 1
+            self.moves[stripe] += 1
+            parts = [memory.detach(bucket) for memory in (self.rows_memory, self.waiting_memory)]
+            self.marks[bucket] = 0
+            self.marks[bucket, FROZEN] = -1
+            self.drop_tombs(bucket)
+        # Nobody else knows these slabs any more.
+        for kind, memory in enumerate((self.rows_memory, self.waiting_memory)):
+            slabs, count = parts[kind]
+            lost = np.zeros(len(self.salts), np.int64)
+            access.count_tables(memory.shelf.pool, slabs, count, lost)
+            with self._locks[stripe]:
+                self._usage[stripe, :, kind] -= lost
+            memory.rows.free(slabs.tolist())
+
+    def trim(self, bucket: int, version: int) -> None:
+        """Frees slabs of logs and tombstones whose entries are all of this version or before. The lock is held."""
+        for memory, word in (
+            (self.rows_memory.log, 1),
+            (self.waiting_memory.log, 1),
+            (self.tombs_memory, CELL_VERSION),
+        ):
+            pool = memory.pool
+            slabs = np.empty(-(-int(pool.buckets[bucket, COUNT]) // pool.shape.per_slab), np.int32)
+            memory.free(slabs[: cut_first(pool, bucket, word, version, slabs)].tolist())
+
+    def drop_tombs(self, bucket: int) -> None:
+        """Frees a bucket's tombstones. The lock is held."""
+        slabs, _ = detach(self.tombs_memory.pool, bucket)
+        self.tombs_memory.free(slabs.tolist())
