@@ -15,7 +15,11 @@ _LOOK_SECONDS = 0.2
 
 
 class Keeper:
-    """Of one run; `folder` holds a folder per pod, with its log and what was in its work folder at the end."""
+    """Of one run; `folder` holds a folder per pod, with its log and what was in its work folder at the end.
+
+    A master without its journal gives names again that pods had which are gone: the later pod's log follows the
+    earlier one's.
+    """
 
     def __init__(self, agent: Path, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +35,7 @@ class Keeper:
     def keep(self) -> None:
         """Takes what is there now, journals included."""
         self._link_logs()
-        for name, pod in self._pods():
+        for name, _, pod in self._pods():
             with contextlib.suppress(shutil.Error, FileNotFoundError):
                 shutil.copytree(pod / "work", self.folder / name / "work", dirs_exist_ok=True)
         shutil.copy(self._agent / "agent.log", self.folder)
@@ -45,16 +49,17 @@ class Keeper:
         return sorted(folder.parent.name for folder in self.folder.glob("*/log"))
 
     def _link_logs(self) -> None:
-        for name, pod in self._pods():
+        for name, made, pod in self._pods():
             folder = self.folder / name / "log"
             folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 for file in (pod / "log").iterdir():
                     with contextlib.suppress(FileExistsError, FileNotFoundError):
-                        os.link(file, folder / file.name)
+                        os.link(file, folder / f"{made:020}-{file.name}")
 
-    def _pods(self) -> Iterator[tuple[str, Path]]:
+    def _pods(self) -> Iterator[tuple[str, int, Path]]:
+        """Name, nanoseconds of its making, and folder of every pod that the agent has."""
         for file in (self._agent / "pods").glob("*/plan.1.json"):
             with contextlib.suppress(FileNotFoundError):
                 plan = msgspec.json.decode(file.read_bytes())
-                yield plan["environment"]["ELASTREC_POD"], file.parent
+                yield plan["environment"]["ELASTREC_POD"], file.stat().st_mtime_ns, file.parent
