@@ -18,6 +18,9 @@ from elastrec.platform.transport.job_messages import Done
 from elastrec.platform.transport.observer_messages import GetStatus, Status
 from tests.platform.master.fakes import FakeCluster, ScriptedPod, launch
 
+PATIENCE_SECONDS = 120.0
+"""For a machine that is busy with other work: a wait ends as soon as its condition holds."""
+
 
 class Stage:
     """A master on a real socket, pods played by threads.
@@ -70,13 +73,13 @@ class Stage:
     def metrics(self) -> TrainingMetrics:
         return TrainingMetrics.model_validate_json(self.call(GetStatus(), Status).metrics_json)
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"in vain; {self.service.state.phase} {self.service.state.failure}"
             time.sleep(0.01)
 
-    def wait_for(self, phase: Phase, seconds: float = 30.0) -> None:
+    def wait_for(self, phase: Phase, seconds: float = PATIENCE_SECONDS) -> None:
         self.wait(lambda: self.service.state.phase is phase, seconds)
 
     def rows_trained(self, generation: int | None = None) -> list[int]:
