@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import calls, checkpoint, reader, shards
+from benchmarks import calls, checkpoint, reader, shards, storage
 from benchmarks.figures import Figure
 from benchmarks.processes import reader as processes
 from elastrec.platform.specs.data import FileFormat
@@ -32,6 +32,13 @@ def test_calls_of_our_wire_stand_beside_those_of_flight():
 def test_records_stand_beside_the_same_bytes(tmp_path: Path):
     found = _values(checkpoint.measure(argparse.Namespace(rows=26_000, rounds=1, folder=str(tmp_path))))
     assert found.keys() >= {"checkpoint.save_to_memcpy", "checkpoint.restore_to_raw_read", "checkpoint.save_cpu"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_rows_of_a_server_are_measured_in_one_process(tmp_path: Path):
+    found = _values(storage.measure(argparse.Namespace(rows=100_000, seconds=0.2, folder=str(tmp_path))))
+    assert found["storage.bytes_per_row"] < 100
+    assert {"storage.two_cores", "storage.pull_p99_while_saving", "storage.restore_4096_buckets"} <= found.keys()
     assert not list(tmp_path.iterdir())
 
 

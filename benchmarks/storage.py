@@ -1,0 +1,274 @@
+"""The rows of a parameter server: memory, requests side by side, and requests during a save and an eviction.
+
+One process, requests in it: what is measured is `ParameterServer`, without sockets. Waits are wall times of the thread
+that pulls, so they need idle cores; bytes and ratios of rows do not.
+
+    python -m benchmarks.storage [--rows 10000000] [--seconds 5] [--folder DISK] [--output json]
+
+What makes each figure red: one stripe (`two_cores`); a save or an eviction that holds a stripe's lock for a whole
+bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles (`staircase`); a listing that looks at
+every row (`listing_5_percent`); slabs that are kept (`drop_half`); a restore beside the old rows (`restore_peak`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from benchmarks.figures import Figure, run_benchmark
+from elastrec.checkpoints import commit_record
+from elastrec.platform.specs.job import JobSpec, Metadata, TrainingJob
+from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.trainers.parameter_server.messages import Pull, Push, Stamp
+from elastrec.trainers.parameter_server.records import restore, save_part
+from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
+
+_DIMENSION, _AT_ONCE, _REQUEST = 16, 200_000, 8192
+_NOTHING = np.empty(0, np.int32)
+_KEEP_SECONDS = 100.0
+
+
+class Server:
+    """One server with rows 0 to `rows`, and requests to it.
+
+    Args:
+        evicts: rows that were not seen for _KEEP_SECONDS of `now`.
+    """
+
+    def __init__(self, rows: int, *, cores: int = 1, buckets: int = 256, evicts: bool = False) -> None:
+        self.rows, self.now = rows, 1000.0
+        tables = {"t": {"evict_after": _KEEP_SECONDS}} if evicts else {}
+        self.spec = JobSpec.model_validate(
+            {
+                "model": {"architecture": "dlrm", "embedding_dimension": _DIMENSION},
+                "data": {"path": "none", "dense": [{"name": "d"}], "sparse": [{"name": "t"}]},
+                "tables": tables,
+                "resources": {"virtual_buckets": buckets},
+            }
+        )
+        self.routing = RoutingTable(epoch=1, owners=[0] * buckets, servers=["ps-0"], addresses=["nowhere"])
+        self.server = ParameterServer("ps-0", self.spec, cores=cores, wall_clock=lambda: self.now)
+        self.server.start_empty(self.routing, 1)
+
+    @property
+    def store(self):  # type: ignore[no-untyped-def]
+        return self.server.stores[0]
+
+    def fill(self, first: int = 0, end: int | None = None) -> None:
+        for start in range(first, self.rows if end is None else end, _AT_ONCE):
+            self.touch(np.arange(start, min(start + _AT_ONCE, self.rows if end is None else end)))
+
+    def touch(self, ids: np.ndarray) -> None:
+        gradients = np.ones((len(ids), _DIMENSION), np.float32)
+        self.store.push(np.array([len(ids)], np.int32), ids, _NOTHING, gradients, self.now)
+
+    def work(self, worker: str, begin: Callable[[], object], is_over: Callable[[], bool]) -> list[float]:
+        """Pulls and pushes as one worker does, once or until it is over; seconds of each pull."""
+        stamp, random, seconds = Stamp(worker, uuid.uuid4().hex, 1, 1), np.random.default_rng(len(worker)), []
+        batches = [np.unique(random.integers(0, self.rows, _REQUEST)) for _ in range(16)]
+        gradients = np.full(_REQUEST * _DIMENSION, 0.01, np.float32)
+        number = 0
+        begin()
+        while not number or not is_over():
+            ids = batches[number % len(batches)]
+            counts, began = np.array([len(ids)], np.int32), time.perf_counter()
+            self.server.pull(Pull(stamp=stamp), [counts, ids])
+            seconds.append(time.perf_counter() - began)
+            arrays = [counts, ids, gradients[: len(ids) * _DIMENSION], _NOTHING, np.empty(0, np.float32)]
+            self.server.push(Push(stamp=stamp, sequence=number, samples=1), arrays)
+            number += 1
+        return seconds
+
+    def work_for(self, seconds: float, workers: int) -> int:
+        """Pulls that so many workers have answered in this time."""
+        over, ready, done = threading.Event(), threading.Barrier(workers + 1), []
+
+        def work(name: str) -> None:
+            done.append(len(self.work(name, ready.wait, over.is_set)))
+
+        threads = [threading.Thread(target=work, args=("w" * number,)) for number in range(1, workers + 1)]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        time.sleep(seconds)
+        over.set()
+        for thread in threads:
+            thread.join()
+        return sum(done)
+
+    def pulls_during(self, task: Callable[[], object]) -> list[float]:
+        """Seconds of each pull of a worker that trains while a task runs."""
+        over, ready, waits = threading.Event(), threading.Event(), []
+        thread = threading.Thread(target=lambda: waits.extend(self.work("w", ready.set, over.is_set)))
+        thread.start()
+        ready.wait()
+        try:
+            task()
+        finally:
+            over.set()
+            thread.join()
+        return waits
+
+    def save(self, folder: Path, name: str) -> str:
+        uri = str(folder / name)
+        part = save_part(self.server, uri)
+        job = TrainingJob(metadata=Metadata(name="benchmark"), spec=self.spec)
+        commit_record(uri, [part], b"{}", job=job, job_id="job", kind="periodic", step=1, generation=1)
+        return uri
+
+
+def _status(name: str) -> int:
+    """A line of /proc/self/status in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/self/status has no line {name}")
+
+
+def _cpu_seconds(task: Callable[[], object]) -> float:
+    began = time.thread_time()
+    task()
+    return time.thread_time() - began
+
+
+def measure_memory(rows: int) -> list[Figure]:
+    """Bytes per row at every size, what the process says of it, and what dropping returns."""
+    server = Server(rows)
+    server.touch(np.arange(1000))
+    before, per_row, differences = _status("VmRSS"), [], []
+    steps = np.linspace(rows // 20, rows, 40).astype(int)
+    end = 1000
+    for step in steps:
+        server.fill(end, int(step))
+        end = int(step)
+        per_row.append(sum(usage.bytes for usage in server.store.usage()) / server.store.rows)
+        differences.append((_status("VmRSS") - before) / (server.store.rows - 1000) / per_row[-1])
+    staircase = float(np.abs(np.diff(per_row) / per_row[:-1]).max())
+    accounted, full = server.store.memory_bytes, _status("VmRSS")
+    for bucket in range(0, 256, 2):
+        server.store.bucket(bucket).drop()
+    returned = (full - _status("VmRSS")) / (accounted - server.store.memory_bytes)
+    share = 1 - server.store.memory_bytes / accounted
+    worst = max(differences, key=lambda value: abs(value - 1))
+    settings = {"rows": rows, "dimension": _DIMENSION, "rule": "row-wise Adagrad", "buckets": 256}
+    return [
+        Figure("storage.bytes_per_row", max(per_row), "bytes, at most at any size", at_most=100, settings=settings),
+        Figure("storage.staircase", 100 * staircase, "% of bytes per row, largest step of 40", at_most=10),
+        Figure(
+            "storage.process_to_accounted", worst, "bytes of process ÷ accounted, worst", at_least=0.95, at_most=1.05
+        ),
+        Figure("storage.drop_half", returned * share / 0.5, "of the memory of half of the buckets", at_least=0.9),
+    ]
+
+
+def measure_listing(rows: int) -> list[Figure]:
+    server = Server(rows)
+    server.fill()
+    buckets = range(256)
+    full = _cpu_seconds(lambda: [server.store.bucket(bucket).changes(-1) for bucket in buckets])
+    versions = [server.store.bucket(bucket).mark() for bucket in buckets]
+    server.touch(np.random.default_rng(0).permutation(rows)[: rows // 20])
+    changed = _cpu_seconds(lambda: [server.store.bucket(b).changes(v) for b, v in zip(buckets, versions, strict=True)])
+    return [Figure("storage.listing_5_percent", changed / full, "of a full listing's CPU seconds", at_most=0.1)]
+
+
+def measure_cores(rows: int, seconds: float) -> list[Figure]:
+    one, two = Server(rows, cores=1), Server(rows, cores=2)
+    one.fill()
+    two.fill()
+    ratios = []
+    for _ in range(3):
+        alone = one.work_for(seconds, 1)
+        ratios.append(two.work_for(seconds, 2) / alone)
+    settings = {"ids_per_request": _REQUEST, "each": [round(value, 2) for value in ratios]}
+    return [
+        Figure("storage.two_cores", statistics.median(ratios), "× one core's requests", at_least=1.7, settings=settings)
+    ]
+
+
+def measure_save(rows: int, seconds: float, folder: Path) -> list[Figure]:
+    """Requests while a record is written, and what restoring it needs."""
+    server = Server(rows, cores=2)
+    server.fill()
+    quiet = server.pulls_during(lambda: time.sleep(seconds))
+    busy = server.pulls_during(lambda: server.save(folder, "while-pulled"))
+    p99 = [float(np.quantile(waits, 0.99)) for waits in (quiet, busy)]
+    figures = [
+        Figure("storage.pull_p99_while_saving", p99[1] / p99[0], "× quiet", at_most=2,
+               settings={"quiet_ms": round(1e3 * p99[0], 2), "bytes": server.store.memory_bytes}),
+    ]  # fmt: skip
+    uri = server.save(folder, "to-restore")
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the highest mark begins anew
+    restore(server.server, uri, server.routing, 1)
+    return [*figures, Figure("storage.restore_peak", _status("VmHWM") / before, "× memory before", at_most=1.1)]
+
+
+def measure_bucket_counts(rows: int, folder: Path) -> list[Figure]:
+    seconds: dict[int, tuple[float, float]] = {}
+    for buckets in (256, 4096):
+        server, uris = Server(rows, buckets=buckets), []
+        server.fill()
+        saving = _cpu_seconds(
+            lambda server=server, uris=uris, n=buckets: uris.append(server.save(folder, f"buckets-{n}"))
+        )
+        restoring = _cpu_seconds(lambda server=server, uris=uris: restore(server.server, uris[0], server.routing, 1))
+        seconds[buckets] = saving, restoring
+    return [
+        Figure(
+            f"storage.{name}_4096_buckets",
+            seconds[4096][index] / seconds[256][index],
+            "× CPU seconds with 256",
+            at_most=1.2,
+        )
+        for index, name in enumerate(("save", "restore"))
+    ]
+
+
+def measure_eviction(rows: int) -> list[Figure]:
+    server = Server(rows, cores=2, evicts=True)
+    server.fill()
+    server.now += 2 * _KEEP_SECONDS
+    waits = server.pulls_during(server.server.evict)
+    return [Figure("storage.eviction_longest_wait", 1e3 * max(waits), "ms", at_most=20, settings={"rows": rows})]
+
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    """All figures, one server after the other."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    warm_kernels()
+    rows = arguments.rows
+    for server in (Server(1000), Server(1000, cores=2)):
+        server.fill()
+        server.store.bucket(0).changes(server.store.bucket(0).mark())
+        server.store.bucket(0).drop()
+    with tempfile.TemporaryDirectory(prefix="elastrec-benchmark-", dir=arguments.folder) as folder:
+        return [
+            *measure_memory(rows),
+            *measure_listing(rows),
+            *measure_cores(rows // 2, arguments.seconds),
+            *measure_save(rows, arguments.seconds, Path(folder)),
+            *measure_bucket_counts(rows // 4, Path(folder)),
+            *measure_eviction(rows),
+        ]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of a server (default 10,000,000)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of requests (default 5)")
+    parser.add_argument("--folder", help="where on the disk to write (default: the system's temporary folder)")
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure, add_options)
