@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,12 @@ def test_every_folder_with_modules_says_what_it_is_for() -> None:
         if not ast.get_docstring(ast.parse(file.read_text()))
     ]
     assert not silent
+
+
+def test_the_wheel_has_every_package() -> None:
+    packed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {file.parent.relative_to(ROOT) for room in ROOMS for file in sources(room)}
+    assert packed == {f"elastrec.{'.'.join(folder.parts)}" for folder in folders if folder != Path("platform")}
 
 
 def test_nothing_is_ever_unpickled() -> None:
