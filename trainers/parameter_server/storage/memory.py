@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError
-from elastrec.trainers.parameter_server.storage.arrays import Index, Pool, Shape
+from elastrec.trainers.parameter_server.storage.arrays import OWNER, Index, Pool, Shape
 
 Array = np.ndarray[Any, Any]
 
@@ -142,6 +142,8 @@ class PoolMemory:
     def free(self, slabs: Sequence[int]) -> None:
         """Returns slabs of no bucket, neighbours together, to the system and to the other buckets."""
         ordered = sorted(slabs)
+        # A log may still name places in them.
+        self.pool.slabs[ordered, OWNER] = -1
         first = 0
         for at in range(1, len(ordered) + 1):
             if at == len(ordered) or ordered[at] != ordered[at - 1] + 1:

@@ -27,8 +27,8 @@ Array = np.ndarray[Any, Any]
 
 
 @kernel
-def _note_older(shelf, marks, order, places, first, last, stripe):  # type: ignore[no-untyped-def]
-    """Notes the changes of rows that are older than their bucket's version; returns the first that needs slabs."""
+def _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds):  # type: ignore[no-untyped-def]
+    """Notes that rows older than their bucket's version change and were seen; returns the first that needs slabs."""
     for k in range(first, last):
         place = places[order[k]]
         if place >= 0:
@@ -37,6 +37,8 @@ def _note_older(shelf, marks, order, places, first, last, stripe):  # type: igno
                 if not may_change(shelf, marks, bucket, stripe, 1):
                     return k
                 note_change(shelf, marks, bucket, stripe, place)
+                if settings.seen_word:
+                    shelf.pool.words[offset_of(shelf.pool.shape, place) + settings.seen_word] = now_seconds
     return last
 
 
@@ -54,7 +56,7 @@ def _locate(  # type: ignore[no-untyped-def]
 ):
     """Offsets of the rows at order[first:last], -1 of absent ones; whether one is older than its bucket's version.
 
-    Says of the rows that they were seen, and asks for those after them, up to `end`.
+    Says of the others that they were seen, and asks for the rows after them, up to `end`.
     """
     for k in range(first, last):
         place = places[order[k]]
@@ -68,8 +70,9 @@ def _locate(  # type: ignore[no-untyped-def]
         at = offsets[k - first]
         if at >= 0:
             version = marks[slabs[places[order[k]] >> shape.shift, OWNER], VERSION]
-            is_older |= np.int64(words[at + CELL_VERSION]) != version
-            if seen_word:
+            if np.int64(words[at + CELL_VERSION]) != version:
+                is_older = True  # its shadow must hold when it was seen before
+            elif seen_word:
                 words[at + seen_word] = now_seconds
     return is_older
 
@@ -106,7 +109,7 @@ def _sgd(  # type: ignore[no-untyped-def]
         if _locate(
             words, slabs, shape, settings.seen_word, marks, order, places, first, last, end, now_seconds, offsets
         ):
-            stop = _note_older(shelf, marks, order, places, first, last, stripe)
+            stop = _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds)
         for k in range(first, stop):
             if offsets[k - first] >= 0:
                 g, w = gradients[order[k]], np.uint64(offsets[k - first] + value_word)
@@ -147,7 +150,7 @@ def _adagrad(  # type: ignore[no-untyped-def]
         if _locate(
             words, slabs, shape, settings.seen_word, marks, order, places, first, last, end, now_seconds, offsets
         ):
-            stop = _note_older(shelf, marks, order, places, first, last, stripe)
+            stop = _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds)
         for k in range(first, stop):
             at = offsets[k - first]
             if at >= 0:
@@ -196,7 +199,7 @@ def _adam(  # type: ignore[no-untyped-def]
         if _locate(
             words, slabs, shape, settings.seen_word, marks, order, places, first, last, end, now_seconds, offsets
         ):
-            stop = _note_older(shelf, marks, order, places, first, last, stripe)
+            stop = _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds)
         for k in range(first, stop):
             at = offsets[k - first]
             if at >= 0:
