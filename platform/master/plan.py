@@ -9,6 +9,7 @@ import msgspec
 from elastrec.checkpoints import new_record_uri
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.job import Training
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import Positions
@@ -61,17 +62,11 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         """
         job = request.training_job
         spec = job.spec
-        split_rows = spec.training.batch_size * spec.training.batches_per_shard
+        training = training_splits(spec.training, request.training_rows)
         return JobPlan(
             job_id=request.job_id,
-            training=RowRanges(
-                rows=request.training_rows,
-                split_rows=split_rows,
-                epochs=spec.training.epochs,
-                shuffle=spec.training.shuffle,
-                seed=spec.training.seed,
-            ),
-            evaluation=RowRanges(rows=request.evaluation_rows, split_rows=split_rows),
+            training=training,
+            evaluation=RowRanges(rows=request.evaluation_rows, split_rows=training.split_rows),
             shape=Shape.of(spec.resources),
             virtual_buckets=spec.resources.virtual_buckets,
             is_synchronous=spec.training.consistency.mode != "async",
@@ -88,6 +83,17 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             pod_restarts=spec.faults.pod_restarts,
             holder=uuid.uuid4().hex,
         )
+
+
+def training_splits(training: Training, rows: int) -> RowRanges:
+    """How the training stream of a job is cut: B · M rows in a split (AntDT §V-C)."""
+    return RowRanges(
+        rows=rows,
+        split_rows=training.batch_size * training.batches_per_shard,
+        epochs=training.epochs,
+        shuffle=training.shuffle,
+        seed=training.seed,
+    )
 
 
 def _positions(text: str) -> Positions | None:

@@ -18,7 +18,7 @@ from elastrec.platform.master.events import ResumedFrom
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.master.leavings import read_result
 from elastrec.platform.master.phases import NUMBERS_PER_TERM
-from elastrec.platform.master.plan import JobPlan
+from elastrec.platform.master.plan import JobPlan, training_splits
 from elastrec.platform.master.recovery import CompleteRecord
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
@@ -59,14 +59,14 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of_job(job: TrainingJob, training_digest: str, training_rows: int) -> Numbering:
         """The numbering of a job on a training manifest."""
-        training = job.spec.training
+        splits = training_splits(job.spec.training, training_rows)
         return Numbering(
             training_digest=training_digest,
-            training_rows=training_rows,
-            shard_rows=training.batch_size * training.batches_per_shard,
-            epochs=training.epochs,
-            shuffle=training.shuffle,
-            seed=training.seed,
+            training_rows=splits.rows,
+            shard_rows=splits.split_rows,
+            epochs=splits.epochs,
+            shuffle=splits.shuffle,
+            seed=splits.seed,
         )
 
 

@@ -150,7 +150,6 @@ class ParameterServer:
         spec: the job.
         wall_clock: seconds since the epoch, for eviction.
         capacity_rows: per table group; default: what the machine could hold.
-
         cores: that serve at once; default: what the pod was granted.
 
     Attributes:

@@ -33,14 +33,14 @@ class Worker:
 
     Args:
         session: registered with the master.
+        job: that the master has answered with.
         registered: the master's answer.
-        trainer: of the job that is named there.
     """
 
-    def __init__(self, session: Session, registered: Registered, trainer: Trainer) -> None:
+    def __init__(self, session: Session, job: TrainingJob, registered: Registered, trainer: Trainer) -> None:
         self.session = session
         self.trainer = trainer
-        self.job = TrainingJob.model_validate_json(registered.job_json)
+        self.job = job
         self.generation = registered.directive.generation
         self._streams = registered.streams
         self._predictions_uri = predictions_folder(

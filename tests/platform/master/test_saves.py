@@ -85,6 +85,12 @@ def begin_beside(world: World) -> Save:
     )  # fmt: skip
 
 
+def begin_later(world: World) -> Save:
+    """Another one, of a job that has not trained yet."""
+    cut = Positions({"training": StreamPositions(0, [])}), 0
+    return world.state.saves.begin("save-later", step=0, is_final=False, version=0, time=world.time, cut=cut)
+
+
 def everybody_acts(world: World) -> None:
     for name in list(world.up):
         world.act(name)
@@ -121,14 +127,7 @@ def test_two_overlapping_saves_become_two_records():
 def test_a_server_that_has_written_one_part_is_told_the_next_one_under_a_new_version():
     world = running(plan(save_interval_seconds=0.0))
     begin_beside(world)
-    world.state.saves.begin(
-        "save-later",
-        step=0,
-        is_final=False,
-        version=0,
-        time=world.time,
-        cut=(Positions({"training": StreamPositions(0, [])}), 0),
-    )
+    begin_later(world)
     world.act("j-ps-0")
     first, version = world.directive("j-ps-1"), world.state.phases.version
     world.act("j-ps-1")
@@ -144,14 +143,7 @@ def test_a_save_that_is_late_fails_and_the_other_goes_on():
     world.hung.add("j-ps-1")
     world.act("j-ps-0")
     world.time += 20.0
-    second = world.state.saves.begin(
-        "save-later",
-        step=0,
-        is_final=False,
-        version=0,
-        time=world.time,
-        cut=(Positions({"training": StreamPositions(0, [])}), 0),
-    )
+    second = begin_later(world)
     deadline = stages.save_deadline(world.state, beside)
     assert deadline is not None and deadline < world.time + 40.0
     world.time = deadline

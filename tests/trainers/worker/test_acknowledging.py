@@ -91,7 +91,7 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
         job_json=job.model_dump_json(by_alias=True).encode(), rank=0, streams={}, directive=directive(Mode.IDLE)
     )
     trainer = ParameterServerTrainer(job, session.identity, session.window)
-    made = Worker(session, registered, trainer)
+    made = Worker(session, job, registered, trainer)
     trainer.step.client = ScriptedClient()  # type: ignore[assignment]
     monkeypatch.setattr(trainer.step, "train", lambda started, *, hold: None)
     pulled: Any = object()

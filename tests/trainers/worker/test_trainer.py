@@ -118,7 +118,7 @@ def test_a_worker_trains_and_evaluates_with_any_trainer(
     master.add_shards("train", ROWS, SHARD)
     session = Session(Identity("job-1", "worker-0", "", master.server.address, master.token, None))
     trainer = LogisticRegression(lose_every)
-    worker = Worker(session, session.register(), trainer)
+    worker = Worker(session, job, session.register(), trainer)
     thread = threading.Thread(target=run, args=(worker,), daemon=True)
     thread.start()
     try:

@@ -68,8 +68,8 @@ class Setting:
 
     def start_worker(self, name: str = "worker-0") -> Worker:
         session = Session(Identity("job-1", name, "", self.master.server.address, self.master.token, None))
-        registered = session.register()
-        worker = Worker(session, registered, ParameterServerTrainer(self.master.job, session.identity, session.window))
+        trainer = ParameterServerTrainer(self.job, session.identity, session.window)
+        worker = Worker(session, self.job, session.register(), trainer)
 
         def work() -> None:
             try:

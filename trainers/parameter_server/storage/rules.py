@@ -20,7 +20,7 @@ from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec
 from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.arrays import CELL_VERSION, OWNER, VERSION
 from elastrec.trainers.parameter_server.storage.changes import may_change, note_change
-from elastrec.trainers.parameter_server.storage.kernel import kernel, kernel_with
+from elastrec.trainers.parameter_server.storage.kernel import inlined, kernel, kernel_with
 from elastrec.trainers.parameter_server.storage.pools import offset_of, owner_of, prefetch_cell
 
 Array = np.ndarray[Any, Any]
@@ -77,6 +77,18 @@ def _locate(  # type: ignore[no-untyped-def]
     return is_older
 
 
+@inlined
+def _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets):  # type: ignore[no-untyped-def]
+    """Locates the rows at order[first:last] and notes that they change; returns the first that needs slabs, or last."""
+    pool = shelf.pool
+    if _locate(
+        pool.words, pool.slabs, pool.shape, settings.seen_word, marks, order, places, first, last, end, now_seconds,
+        offsets,
+    ):  # fmt: skip
+        return _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds)
+    return last
+
+
 # Unsigned numbers count the words of a row: numba lets a signed one count from an array's end, and then vectorises
 # nothing.
 
@@ -99,17 +111,13 @@ def _sgd(  # type: ignore[no-untyped-def]
     beta1,
     beta2,
 ):
-    words, cells, slabs, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.slabs, shelf.pool.shape
+    words, cells, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.shape
     order, end, dimension = request.order, request.starts[stripe + 1], gradients.shape[1]
     value_word = settings.value_word
     _prefetch_first(words, shape, order, places, begin, end)
     for first in range(begin, end, AHEAD):
         last = min(first + AHEAD, end)
-        stop = last
-        if _locate(
-            words, slabs, shape, settings.seen_word, marks, order, places, first, last, end, now_seconds, offsets
-        ):
-            stop = _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds)
+        stop = _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets)
         for k in range(first, stop):
             if offsets[k - first] >= 0:
                 g, w = gradients[order[k]], np.uint64(offsets[k - first] + value_word)
@@ -139,18 +147,14 @@ def _adagrad(  # type: ignore[no-untyped-def]
     beta1,
     beta2,
 ):
-    words, cells, slabs, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.slabs, shelf.pool.shape
+    words, cells, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.shape
     order, end, dimension = request.order, request.starts[stripe + 1], gradients.shape[1]
     value_word, state_word = settings.value_word, settings.state_word
     share = np.float32(1.0) / np.float32(dimension)
     _prefetch_first(words, shape, order, places, begin, end)
     for first in range(begin, end, AHEAD):
         last = min(first + AHEAD, end)
-        stop = last
-        if _locate(
-            words, slabs, shape, settings.seen_word, marks, order, places, first, last, end, now_seconds, offsets
-        ):
-            stop = _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds)
+        stop = _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets)
         for k in range(first, stop):
             at = offsets[k - first]
             if at >= 0:
@@ -188,18 +192,14 @@ def _adam(  # type: ignore[no-untyped-def]
     beta1,
     beta2,
 ):
-    words, cells, slabs, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.slabs, shelf.pool.shape
+    words, cells, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.shape
     order, end, dimension = request.order, request.starts[stripe + 1], gradients.shape[1]
     value_word, state_word = settings.value_word, settings.state_word
     one = np.float32(1.0)
     _prefetch_first(words, shape, order, places, begin, end)
     for first in range(begin, end, AHEAD):
         last = min(first + AHEAD, end)
-        stop = last
-        if _locate(
-            words, slabs, shape, settings.seen_word, marks, order, places, first, last, end, now_seconds, offsets
-        ):
-            stop = _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds)
+        stop = _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets)
         for k in range(first, stop):
             at = offsets[k - first]
             if at >= 0:
