@@ -7,16 +7,16 @@ Legend of shapes: P rows of a piece, N rows of a window, K minibatches, B rows o
 
 from __future__ import annotations
 
-from elastrec.platform.specs.numba_cache import choose_cache_folder
+from pathlib import Path
 
-# numba reads its settings once, when it is loaded.
-choose_cache_folder()
+import numpy as np
 
-import numpy as np  # noqa: E402
-from numba import njit  # noqa: E402
+from elastrec.platform.specs.numba_cache import kernels_of
+
+_kernel = kernels_of(Path(__file__))()
 
 
-@njit(cache=True, nogil=True)
+@_kernel
 def look_up(counts_P, valid_P, table, empty, out_PI, i):  # type: ignore[no-untyped-def]
     """Writes `table[count]` to `out_PI[:, i]`, `empty` where the field is empty; False if a count was not in the table.
 
@@ -39,7 +39,7 @@ def look_up(counts_P, valid_P, table, empty, out_PI, i):  # type: ignore[no-unty
     return outside == 0
 
 
-@njit(cache=True, nogil=True)
+@_kernel
 def spread(source_N, order, out_KB):  # type: ignore[no-untyped-def]
     """Writes `source_N[order]` row by row into minibatches that lie apart.
 

@@ -1,28 +1,118 @@
-"""Where compiled kernels are kept between processes: compiling them anew would cost every pod ten seconds."""
+"""How kernels of all rooms are compiled, and where they are kept: compiling them anew costs a process many seconds.
+
+numba compiles a kernel anew when the kernel's own file has changed, but not when a kernel that it calls has. So every
+room names all sources that its kernels are made of, and for another state of them kernels lie in another folder.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import xxhash
+
+_UNUSED_SECONDS = 7 * 86_400.0
+"""A folder that no process has asked for in this time belongs to sources that are gone."""
+
+_choosing = threading.Lock()
 
 
-def choose_cache_folder() -> None:
-    """Points numba's cache to a folder of this user when the package's own folder cannot be written.
+def kernels_of(*sources: Path) -> Any:
+    """Decorators like `numba.njit(cache=True, nogil=True)`: `kernel = kernels_of(source)(**other_options_of_numba)`.
 
-    A cache folder given by `NUMBA_CACHE_DIR` is left alone.
+    Args:
+        sources: files, and folders with all that is in them, whose text decides what the kernels do.
+
+    A cache folder that the user gave by `NUMBA_CACHE_DIR` is left alone. Otherwise kernels are kept within the package,
+    or in a folder of this user where the package cannot be written.
     """
-    package = Path(__file__).parent
-    if "NUMBA_CACHE_DIR" in os.environ or os.access(package, os.W_OK):
+
+    @functools.cache
+    def folder() -> Path | None:
+        return None if os.environ.get("NUMBA_CACHE_DIR") else _folder_for(sources)
+
+    def options_of(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+        import numba  # half a second, which processes without kernels need not spend
+
+        def decorate(function: Callable[..., Any]) -> Any:
+            with _kept_in(folder()):
+                return numba.njit(cache=True, nogil=True, **options)(function)
+
+        return decorate
+
+    return options_of
+
+
+@contextmanager
+def _kept_in(folder: Path | None) -> Iterator[None]:
+    """numba asks for the folder when it decorates a function, not later."""
+    from numba import config
+
+    if folder is None:
+        yield
         return
-    home_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for base in (home_cache, Path(tempfile.gettempdir())):
-        folder = base / f"elastrec-kernels-{os.getuid()}"
+    with _choosing:
+        before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield
+        finally:
+            config.CACHE_DIR = before
+
+
+def _folder_for(sources: tuple[Path, ...]) -> Path | None:
+    """A folder for these sources that this user can write; None: there is none, and numba looks for one."""
+    name = f"kernels-{_digest(sources)}"
+    for base in _bases():
+        try:
+            folder = base / name
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)
         except OSError:
             continue
-        # Compiled code of somebody else must never be loaded.
-        if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
-            os.environ["NUMBA_CACHE_DIR"] = str(folder)
-            return
+        _remove_unused(base)
+        return folder
+    return None
+
+
+def _bases() -> Iterator[Path]:
+    package = Path(__file__).parent / "__pycache__"
+    if os.access(package if package.exists() else package.parent, os.W_OK):
+        yield package
+    home_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for parent in (home_cache, Path(tempfile.gettempdir())):
+        base = parent / f"elastrec-kernels-{os.getuid()}"
+        try:
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Compiled code of somebody else must never be loaded.
+            if base.stat().st_uid == os.getuid():
+                yield base
+        except OSError:
+            continue
+
+
+def _digest(sources: tuple[Path, ...]) -> str:
+    digest = xxhash.xxh3_64()
+    for source in sources:
+        files = sorted(source.rglob("*.py")) if source.is_dir() else [source]
+        for file in files:
+            # With lengths, so that text that moves from one file to the next is another state.
+            text = file.read_bytes()
+            digest.update(f"{file.name} {len(text)}\0".encode() + text)
+    return digest.hexdigest()
+
+
+def _remove_unused(base: Path) -> None:
+    for folder in base.glob("kernels-*"):
+        try:
+            if time.time() - folder.stat().st_mtime > _UNUSED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # another process has removed it

@@ -5,17 +5,22 @@ Legend: F features, B batch, N ids of a batch, U distinct ids, T tables, G group
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from pathlib import Path
 
+import numpy as np
+
+from elastrec.platform.specs.numba_cache import kernels_of
 from elastrec.trainers.parameter_server.hashing import splitmix64
+from elastrec.trainers.parameter_server.kernel import SOURCES
 from elastrec.trainers.parameter_server.prefetch import prefetch
+
+_kernel = kernels_of(Path(__file__), SOURCES)()
 
 _BAGS_AHEAD = 32  # whose part of a row of the batch is asked for: rows lie too far apart for the processor to foresee
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: the high bits of a product spread any ids
 
 
-@njit(cache=True, nogil=True)
+@_kernel
 def route_ids(  # type: ignore[no-untyped-def]
     values, starts, ends, tables, moduli, salts, group_of_table, owners, servers,
     inverse, ids_out, sightings_out, counts,
@@ -111,7 +116,7 @@ def route_ids(  # type: ignore[no-untyped-def]
     return unique
 
 
-@njit(cache=True, nogil=True)
+@_kernel
 def pool_rows(rows, inverse, offsets, features, columns, is_mean, batch, out):  # type: ignore[no-untyped-def]
     """Sums or averages rows [U, D] into bags: out [B, sum of D]; an empty bag is zero.
 
@@ -145,7 +150,7 @@ def pool_rows(rows, inverse, offsets, features, columns, is_mean, batch, out):  
                         target[d] *= scale
 
 
-@njit(cache=True, nogil=True)
+@_kernel
 def spread_gradient(  # type: ignore[no-untyped-def]
     gradient, inverse, offsets, features, columns, is_mean, batch, out
 ):

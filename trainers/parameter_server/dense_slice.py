@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec
+from elastrec.trainers.parameter_server.kernel import kernel_with
 from elastrec.trainers.parameter_server.messages import Parameter
 
 Array = np.ndarray[Any, Any]
@@ -37,13 +37,13 @@ def layout_size(layout: Sequence[Parameter]) -> int:
 
 
 # A check for division by zero in the loop would keep it from being vectorised.
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_with(error_model="numpy")
 def _sgd(values, gradient, rate, decay, out):  # type: ignore[no-untyped-def]
     for i in range(values.shape[0]):
         out[i] = values[i] - rate * (gradient[i] + decay * values[i])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_with(error_model="numpy")
 def _adagrad(values, gradient, sums, rate, epsilon, decay, out):  # type: ignore[no-untyped-def]
     for i in range(values.shape[0]):
         g = gradient[i] + decay * values[i]
@@ -51,7 +51,7 @@ def _adagrad(values, gradient, sums, rate, epsilon, decay, out):  # type: ignore
         out[i] = values[i] - rate * g / (np.sqrt(sums[i]) + epsilon)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_with(error_model="numpy")
 def _adam(  # type: ignore[no-untyped-def]
     values, gradient, first, second, step, root, epsilon, decay, beta1, beta2, out
 ):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from elastrec.trainers.parameter_server.kernel import kernel
 
 Array = np.ndarray[Any, Any]
 
@@ -31,7 +32,7 @@ class Gradient:
     samples: int
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_weighted(target, inverse, source, weight):  # type: ignore[no-untyped-def]
     for j in range(source.shape[0]):
         row = inverse[j]

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numba import njit
+
+from elastrec.trainers.parameter_server.kernel import inlined, kernel
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +31,7 @@ def table_salt(table: str) -> int:
     return xxhash.xxh3_64_intdigest(table.encode())
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inlined
 def splitmix64(value):  # type: ignore[no-untyped-def]
     """One step of splitmix64: uint64 → uint64, a bijection."""
     z = value + _GOLDEN
@@ -39,7 +40,7 @@ def splitmix64(value):  # type: ignore[no-untyped-def]
     return z ^ (z >> _S31)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inlined
 def write_initial_row(row, row_hash, seed_hash, initial_range, zero_columns):  # type: ignore[no-untyped-def]
     """Fills `row` [D] float32 with the first value of the id whose hash is `row_hash`."""
     stream = splitmix64(row_hash ^ seed_hash)
@@ -51,13 +52,13 @@ def write_initial_row(row, row_hash, seed_hash, initial_range, zero_columns):  #
     row[:zero_columns] = np.float32(0.0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _buckets(ids, salt, virtual_buckets, out):  # type: ignore[no-untyped-def]
     for j in range(ids.shape[0]):
         out[j] = np.int64(splitmix64(np.uint64(ids[j]) ^ salt) % np.uint64(virtual_buckets))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _initial_rows(ids, salt, seed_hash, initial_range, zero_columns, out):  # type: ignore[no-untyped-def]
     for j in range(ids.shape[0]):
         write_initial_row(out[j], splitmix64(np.uint64(ids[j]) ^ salt), seed_hash, initial_range, zero_columns)

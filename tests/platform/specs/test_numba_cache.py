@@ -1,0 +1,107 @@
+"""Compiled kernels lie in a folder of all sources that they are made of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform.specs import numba_cache
+from elastrec.platform.specs.numba_cache import kernels_of
+
+# The package cannot be written, so that the test leaves nothing in it.
+_CODE = """
+import os, sys
+from pathlib import Path
+os.access = lambda path, mode: False
+folder = Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+import calling
+print(calling.twice(3), sum(calling.twice.stats.cache_hits.values()))
+"""
+
+
+def run(folder: Path, home: Path, **variables: str) -> list[str]:
+    """What a fresh process gets from the kernel, and how often it found it compiled."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE, str(folder)],
+        env={name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+        | {"XDG_CACHE_HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+        | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """Two files of kernels, of which one calls the other."""
+    folder = tmp_path / "room"
+    folder.mkdir()
+    (folder / "called.py").write_text(
+        "from pathlib import Path\n"
+        "from elastrec.platform.specs.numba_cache import kernels_of\n"
+        "kernel = kernels_of(Path(__file__).parent)()\n"
+        "@kernel\ndef factor():\n    return 2\n"
+    )
+    (folder / "calling.py").write_text(
+        "from called import factor, kernel\n@kernel\ndef twice(value):\n    return value * factor()\n"
+    )
+    return folder
+
+
+def test_a_kernel_is_compiled_anew_when_one_that_it_calls_has_changed(room: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert run(room, home) == ["6", "0"]
+    assert run(room, home) == ["6", "1"]
+    called = room / "called.py"
+    called.write_text(called.read_text().replace("return 2", "return 5"))
+    assert run(room, home) == ["15", "0"]
+
+
+def test_a_folder_of_the_user_is_left_alone(room: Path, tmp_path: Path) -> None:
+    chosen = tmp_path / "chosen"
+    run(room, tmp_path / "home", NUMBA_CACHE_DIR=str(chosen))
+    assert list(chosen.rglob("calling.twice*.nbc"))
+
+
+def test_nothing_is_handed_on_to_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    source = tmp_path / "source.py"
+    source.write_text("")
+    kernels_of(source)()(lambda: 1)
+    assert "NUMBA_CACHE_DIR" not in os.environ
+
+
+def test_a_package_that_cannot_be_written_keeps_its_kernels_with_the_user(
+    room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    folder = numba_cache._folder_for((room,))
+    assert folder is not None
+    assert folder.parent == tmp_path / "home" / f"elastrec-kernels-{os.getuid()}"
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_that_nobody_has_asked_for_in_a_week_are_removed(
+    room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = numba_cache._folder_for((room,))
+    assert first is not None
+    (room / "called.py").write_text("# another state\n")
+    second = numba_cache._folder_for((room,))
+    assert second is not None and second != first
+    assert first.exists()
+    eight_days_ago = time.time() - 8 * 86_400
+    os.utime(first, (eight_days_ago, eight_days_ago))
+    assert numba_cache._folder_for((room,)) == second
+    assert not first.exists()
