@@ -81,6 +81,17 @@ def interleave(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, l
     return results
 
 
+def take_turns(sides: Mapping[str, Callable[[], T]], slices: int) -> dict[str, list[T]]:
+    """Short slices of the sides in turn, A B B A, so that a machine that becomes slower favours none of them."""
+    results: dict[str, list[T]] = {name: [] for name in sides}
+    order = list(sides.items())
+    for _ in range(slices):
+        for name, run in order:
+            results[name].append(run())
+        order.reverse()
+    return results
+
+
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Median of the ratios of rounds that ran next to each other."""
     return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
@@ -88,9 +99,13 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def mean_difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """Mean of the differences of pairs, and half of its 95 % confidence interval by Student's t; two pairs or more."""
-    differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
-    deviation = statistics.stdev(differences) / math.sqrt(len(differences))
-    return statistics.fmean(differences), float(stats.t.ppf(0.975, len(differences) - 1)) * deviation
+    return mean_with_interval([mine - other for mine, other in zip(ours, theirs, strict=True)])
+
+
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95 % confidence interval by Student's t; two values or more."""
+    deviation = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), float(stats.t.ppf(0.975, len(values) - 1)) * deviation
 
 
 def print_table(figures: Sequence[Figure]) -> None:

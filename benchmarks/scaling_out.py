@@ -75,10 +75,10 @@ CASES = {
         model={"architecture": "dlrm", "embedding_dimension": 16,
                "options": {"bottom_layer_sizes": [512, 256, 64], "top_layer_sizes": [512, 256]}},
     ),
-    # Long rows under Adam, hardly two alike in a batch, and hardly a network: a twentieth of a core cannot keep up.
+    # Long rows under Adam, hardly two alike in a batch, and hardly a network: a fortieth of a core cannot keep up.
     # Every server answers every minibatch, so its work on rows must outweigh what a request costs by itself.
     "servers": Case(
-        "parameter_server", worker_cores=0.4, server_cores=0.05, others=4, samples_each=150_000, batch=2048,
+        "parameter_server", worker_cores=0.4, server_cores=0.025, others=4, samples_each=150_000, batch=2048,
         zipf_exponent=0.3,
         model={"architecture": "wide_and_deep", "embedding_dimension": 63, "options": {"layer_sizes": [8]}},
         rows={"kind": "adam", "learning_rate": 0.001},

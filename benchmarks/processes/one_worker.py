@@ -33,7 +33,7 @@ from elastrec.trainers.worker.step import InFlight, Step
 from elastrec.trainers.worker.window import Window
 
 _TOKEN = "benchmark"
-_SCORED_ROWS, _MOST_SCORED = 4096, 16
+SCORED_ROWS, MOST_SCORED = 4096, 16
 _STEPS_PER_LOOK = 32
 _Items = list[Item]
 
@@ -113,7 +113,7 @@ def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
         minibatches = items(spec, 0, spec.training.batch_size, request.get("steps"), shuffled=True)
         train(step, minibatches, request.get("overlap_after"))
         days = range(1, len(existing_partitions(spec.data)))
-        sketches = [score(step, items(spec, day, _SCORED_ROWS, _MOST_SCORED, shuffled=False)) for day in days]
+        sketches = [score(step, items(spec, day, SCORED_ROWS, MOST_SCORED, shuffled=False)) for day in days]
     finally:
         step.client.close()
         rpc.shutdown()

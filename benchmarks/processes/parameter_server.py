@@ -153,20 +153,22 @@ def run_worker(network: str, batch: int, rows: int, address: str) -> None:
     loss_of = nn.BCEWithLogitsLoss()
     batches = _batches(batch, rows)
     at = 0
+    ahead = collection.prefetch(batches[0][1], dense=True)
 
     def train(request: dict[str, Any]) -> dict[str, float]:
-        """Steps as the worker's loop takes them: the next pull is under way while this batch computes."""
-        nonlocal at
+        """Steps as the worker's loop takes them: the next pull is under way while this batch computes.
+
+        It stays under way when a slice ends, and the last push waits for the next pull: slices cost what steps cost.
+        """
+        nonlocal at, ahead
         clock = time.thread_time
         ask = load = compute = push = 0.0
         began = clock()
-        ahead = collection.prefetch(batches[at % len(batches)][1], dense=True)
-        for step in range(request["steps"]):
+        for _ in range(request["steps"]):
             numbers, sparse, labels = batches[at % len(batches)]
             pulled, at = ahead, at + 1
             moments = [clock()]
-            if step + 1 < request["steps"]:
-                ahead = collection.prefetch(batches[at % len(batches)][1], dense=True)
+            ahead = collection.prefetch(batches[at % len(batches)][1], dense=True)
             moments.append(clock())
             flat.load(pulled.dense())
             pulled.rows()
@@ -179,7 +181,6 @@ def run_worker(network: str, batch: int, rows: int, address: str) -> None:
             moments.append(clock())
             spent = np.diff(moments)
             ask, load, compute, push = ask + spent[0], load + spent[1], compute + spent[2], push + spent[3]
-        client.flush()
         return {
             "worker: route and ask": ask,
             "worker: wait and load": load,
