@@ -4,13 +4,17 @@ Nothing of ours but `elastrec.platform.specs` may be imported here, and never to
 load this package.
 """
 
+from elastrec.checkpoints.answers import GroupPart, answer
 from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune
+from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.errors import DamagedRecordError, StoreError
 from elastrec.checkpoints.local_store import expect_existing_stores
-from elastrec.checkpoints.manifest import RecordKind
+from elastrec.checkpoints.manifest import RecordKind, RecordManifest
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
-from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
-from elastrec.checkpoints.record import Record, RecordManifest, commit_record, new_record_uri, open_record
+from elastrec.checkpoints.parts import CHUNK_BYTES, PartManifest, PartWriter
+from elastrec.checkpoints.record import Record, open_record
+from elastrec.checkpoints.rows import BucketRows
+from elastrec.checkpoints.sections import SectionKind
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
 from elastrec.checkpoints.terms import (
@@ -28,17 +32,19 @@ from elastrec.checkpoints.terms import (
 )
 
 __all__ = [
+    "CHUNK_BYTES",
     "Adaptation",
+    "BucketRows",
     "DamagedRecordError",
     "Decision",
     "DenseSummary",
+    "GroupPart",
     "ModelSummary",
     "PartManifest",
     "PartWriter",
     "Record",
     "RecordKind",
     "RecordManifest",
-    "SectionKey",
     "SectionKind",
     "Store",
     "StoreError",
@@ -46,6 +52,7 @@ __all__ = [
     "TableSummary",
     "Term",
     "Verdict",
+    "answer",
     "check_term",
     "commit_record",
     "compare",

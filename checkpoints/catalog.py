@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
+from elastrec.checkpoints.commit import job_digits, records_folder, utc
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import MANIFEST, RecordKind, RecordManifest
-from elastrec.checkpoints.record import Record, job_digits, read_manifest, records_folder, utc
+from elastrec.checkpoints.record import Record, read_manifest
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.checkpoints.terms import list_terms
 from elastrec.platform.specs.errors import CheckpointError
@@ -120,10 +121,13 @@ def newest_records(
             continue
         if bound is not None and manifest.interval_end > bound:
             continue
+        record = Record(open_store(uri), manifest)
         try:
-            yield Record(open_store(uri), manifest)
+            record.check()
         except DamagedRecordError as error:
             _log.warning("checkpoint record skipped", record=uri, reason=str(error))
+        else:
+            yield record
 
 
 def prune(

@@ -12,14 +12,12 @@ import msgspec
 import xxhash
 
 from elastrec.checkpoints.manifest import RecordKind
-from elastrec.checkpoints.parts import SectionKind
 from elastrec.checkpoints.record import Record
+from elastrec.checkpoints.sections import SectionKind
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import OptimizerKind
 
 _MASK = 2**64 - 1
-_CANDIDATE_MINUTES = 2**23
-"""A candidate's last sighting is kept in minutes modulo this, 16 years."""
 
 
 class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +69,8 @@ class RowFacts(msgspec.Struct, frozen=True, kw_only=True):
         found: `row`; `candidate`: seen, but not often enough to have a row; `absent`.
         optimizer_state: by name; empty unless it is a row.
         sightings: of a candidate; a row does not count them any more (None).
-        last_seen_unix_seconds: None where the table does not record it; of a candidate to the minute.
+        last_seen_unix_seconds: None where the table does not record it; of a candidate of a record
+            of format 1 the end of that minute.
     """
 
     table: str
@@ -147,34 +146,33 @@ def find_row(record: Record, table: str, row_id: int) -> RowFacts:
         known = ", ".join(one.name for one in manifest.model.tables)
         raise CheckpointError(f"{record.uri}: table {table!r} is not in the record; allowed: {known}")
     bucket = bucket_of(row_id, table, manifest.virtual_buckets)
-    for _, arrays in record.read_many(record.sections(SectionKind.TABLE, table, [bucket])):
-        places = (arrays["ids"].astype("int64") == row_id).nonzero()[0]
-        if len(places):
-            place = int(places[0])
-            state = arrays["state"][place].tolist() if "state" in arrays else []
-            seen = arrays.get("last_seen")
-            return RowFacts(
-                table=table,
-                id=row_id,
-                bucket=bucket,
-                found="row",
-                values=arrays["values"][place].tolist(),
-                optimizer_state=_named_state(summary.optimizer, state, summary.dimension),
-                last_seen_unix_seconds=None if seen is None else int(seen[place]),
-            )
-        waiting = (arrays["candidate_ids"] == row_id).nonzero()[0] if "candidate_ids" in arrays else []
-        if len(waiting):
-            place = int(waiting[0])
-            created = int(manifest.created_unix_seconds) // 60
-            ago = (created - int(arrays["candidate_minutes"][place])) % _CANDIDATE_MINUTES
+    for rows in record.rows(table, [bucket], (SectionKind.ROWS, SectionKind.CANDIDATES)):
+        columns = rows.columns
+        is_it = (columns["ids"].astype("int64") == row_id) & (columns["tables"] == rows.tables.index(table))
+        places = is_it.nonzero()[0]
+        if not len(places):
+            continue
+        place, seen = int(places[0]), columns.get("last_seen")
+        last_seen = None if seen is None else int(seen[place])
+        if rows.kind is SectionKind.CANDIDATES:
             return RowFacts(
                 table=table,
                 id=row_id,
                 bucket=bucket,
                 found="candidate",
-                sightings=int(arrays["candidate_sightings"][place]),
-                last_seen_unix_seconds=(created - ago) * 60,
+                sightings=int(columns["sightings"][place]),
+                last_seen_unix_seconds=last_seen,
             )
+        state = columns["state"][place].tolist() if "state" in columns else []
+        return RowFacts(
+            table=table,
+            id=row_id,
+            bucket=bucket,
+            found="row",
+            values=columns["values"][place].tolist(),
+            optimizer_state=_named_state(summary.optimizer, state, summary.dimension),
+            last_seen_unix_seconds=last_seen,
+        )
     return RowFacts(table=table, id=row_id, bucket=bucket, found="absent")
 
 

@@ -5,7 +5,8 @@ A part is one immutable object. Layout, little-endian:
     8 bytes magic | arrays, each starting at a multiple of 64 bytes | index (msgpack) | trailer of 32 bytes
 
 The trailer is (index start u64, index length u64, xxh3-64 of the index u64, magic). Every array has its own xxh3-64
-in the index. The part's manifest is small whatever the number of sections, for it travels through the job master.
+in the index. Rows lie in long columns over many buckets, in chunks of bounded size, so that neither the number of
+sections nor the time that they take depends on the number of buckets.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from __future__ import annotations
 import math
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,79 +22,34 @@ import msgspec
 import numpy as np
 import xxhash
 
-from elastrec.checkpoints.errors import DamagedRecordError
+from elastrec.checkpoints.answers import GroupPart
+from elastrec.checkpoints.sections import (
+    ArrayEntry,
+    Attribute,
+    SectionEntry,
+    SectionKey,
+    SectionKind,
+    stored_dtype,
+)
+from elastrec.checkpoints.sections import read_index as _read_index
 from elastrec.checkpoints.store import Store, checked_key, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
-MAGIC = b"ELRPART1"
+MAGIC = b"ELRPART2"
 TRAILER = struct.Struct("<QQQ8s")
 ALIGNMENT_BYTES = 64
-_CHUNK_BYTES = 8 * 2**20
-
-Attribute = int | float | str | bool
-
-
-class SectionKind(StrEnum):
-    """What a section holds."""
-
-    TABLE = "table"  # rows of one virtual bucket of one embedding table
-    DENSE = "dense"  # a slice of one dense parameter and its optimiser state
-    STATE = "state"  # anything else that a server must find again
-
-
-class SectionKey(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Name of a section, unique in a record.
-
-    Attributes:
-        name: table, dense parameter, or the state's own name.
-        bucket: virtual bucket of a table; for a dense slice the index of its first element; else any small number.
-    """
-
-    kind: SectionKind
-    name: str
-    bucket: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.name}/{self.bucket}"
-
-
-class ArrayEntry(msgspec.Struct, frozen=True, array_like=True):
-    """Where one array lies: numpy dtype string (`<f4`), shape, first byte in the part, xxh3-64 of its bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    checksum: int
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-class SectionEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One section of a part."""
-
-    key: SectionKey
-    arrays: list[ArrayEntry]
-    attributes: dict[str, Attribute]
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """First byte and one past the last byte of the section's arrays in the part; (0, 0) without bytes."""
-        filled = [entry for entry in self.arrays if entry.nbytes]
-        if not filled:
-            return (0, 0)
-        return min(entry.offset for entry in filled), max(entry.offset + entry.nbytes for entry in filled)
+CHUNK_BYTES = 4 * 2**20
+"""Of the rows of a chunk, by custom: what is read, checked and entered at once."""
+_WRITE_BYTES = 8 * 2**20
 
 
 class TablePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One table's share of a part."""
+    """One table's share of a part; `buckets` with rows of it are named by parts of format 1 alone."""
 
     name: str
     rows: int
     size_bytes: int
-    buckets: list[int]
+    buckets: list[int] = []
 
 
 class DenseSlice(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,15 +62,16 @@ class DenseSlice(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
 
 
-class PartManifest(msgspec.Struct, frozen=True, kw_only=True):
+class PartManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the record must know to find and trust a part. Small: it rides on a heartbeat.
 
     Attributes:
-        buckets: virtual buckets that the part answers for, those without any row included; None: written before parts
-            said so.
+        groups: what the part answers for of each table group.
+        buckets: format 1: virtual buckets that the part answers for, of all tables; None: written before parts said so.
         dense_range: first element and one past the last of the job's dense parameters, one after the other in the
             order of their layout, that the part answers for; None: its server had no dense parameters.
         generation: of the job, counted in rollbacks, when the part was written.
+        cut: of which save it is; parts of one record are of one.
     """
 
     name: str
@@ -127,9 +83,11 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[TablePart]
     dense: list[DenseSlice]
     attributes: dict[str, Attribute] = {}
+    groups: list[GroupPart] = []
     buckets: list[int] | None = None
     dense_range: tuple[int, int] | None = None
     generation: int = 0
+    cut: str = ""
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
@@ -153,13 +111,13 @@ def _chunks(array: np.ndarray[Any, Any]) -> Iterator[memoryview]:
         return
     if array.flags.c_contiguous:
         view = array.reshape(-1).view(np.uint8).data
-        for start in range(0, len(view), _CHUNK_BYTES):
-            yield view[start : start + _CHUNK_BYTES]
+        for start in range(0, len(view), _WRITE_BYTES):
+            yield view[start : start + _WRITE_BYTES]
         return
     if array.ndim == 1:
-        step = max(1, _CHUNK_BYTES // array.itemsize)
+        step = max(1, _WRITE_BYTES // array.itemsize)
     else:
-        step = max(1, _CHUNK_BYTES // (array.itemsize * math.prod(array.shape[1:])))
+        step = max(1, _WRITE_BYTES // (array.itemsize * math.prod(array.shape[1:])))
     for start in range(0, len(array), step):
         yield np.ascontiguousarray(array[start : start + step]).reshape(-1).view(np.uint8).data
 
@@ -169,8 +127,10 @@ class PartWriter:
 
     As a context manager it aborts when the block raised or `finish` was not called. Not thread-safe.
 
-        with PartWriter(save_order.uri, pod_name, buckets=owned, dense_range=(0, 3400)) as writer:
-            writer.write_table("ad", bucket, {"ids": ids_N, "values": rows_ND, "accumulator": sums_N})
+        groups = [answer(["ad", "user"], owned_buckets)]
+        with PartWriter(save_order.uri, pod_name, groups=groups, dense_range=(0, 3400)) as writer:
+            columns = {"ids": ids_N, "tables": tables_N, "versions": versions_N, "state": state_NS, "values": rows_ND}
+            writer.write_chunk(0, SectionKind.ROWS, buckets_B, counts_B, columns)
             writer.write_dense("over.0.weight", (256, 13), start, {"value": slice_E, "moment1": slice_E})
             manifest = writer.finish()
 
@@ -178,7 +138,7 @@ class PartWriter:
         record: URI of the record's folder (SaveOrder.uri), or a store rooted there.
         name: unique among the record's parts, for example the pod's name.
         attributes: small facts kept in the part's manifest.
-        buckets, dense_range, generation: see PartManifest.
+        groups, dense_range, generation, cut: see PartManifest.
     """
 
     def __init__(
@@ -187,14 +147,17 @@ class PartWriter:
         name: str,
         attributes: Mapping[str, Attribute] | None = None,
         *,
-        buckets: Iterable[int] = (),
+        groups: Sequence[GroupPart] = (),
         dense_range: tuple[int, int] | None = None,
         generation: int = 0,
+        cut: str = "",
     ) -> None:
         store = open_store(record) if isinstance(record, str) else record
         self._name = name
         self._attributes = dict(attributes or {})
-        self._buckets = sorted(buckets)
+        self._groups = list(groups)
+        self._answered = [group.buckets() for group in groups]
+        self._cut = cut
         self._dense_range = dense_range
         self._generation = generation
         # A server that was killed and told to save again must not meet the file it left behind.
@@ -202,39 +165,61 @@ class PartWriter:
         self._writer = store.open_write(self._file)
         self._position = 0
         self._sections: dict[SectionKey, SectionEntry] = {}
-        self._tables: dict[str, TablePart] = {}
+        self._rows = {table: 0 for group in groups for table in group.tables}
+        self._bytes = dict(self._rows)
+        self._chunks = 0
         self._dense: list[DenseSlice] = []
         self._manifest: PartManifest | None = None
         self._append(MAGIC)
 
-    def write_table(
+    def write_chunk(
         self,
-        table: str,
-        bucket: int,
-        arrays: Mapping[str, np.ndarray[Any, Any]],
-        attributes: Mapping[str, Attribute] | None = None,
-        *,
-        rows: int | None = None,
+        group: int,
+        kind: SectionKind,
+        buckets: np.ndarray[Any, Any],
+        counts: np.ndarray[Any, Any],
+        columns: Mapping[str, np.ndarray[Any, Any]],
     ) -> None:
-        """Writes one virtual bucket of one table.
+        """Writes what some buckets of a table group hold, bucket after bucket; a bucket may go on in a later chunk.
 
         Args:
-            arrays: any named arrays; by custom `ids` [rows] uint64 / int64 and `values` [rows, dimension] float32.
-            rows: for statistics; the length of `ids` when absent.
+            group: number in `groups`.
+            buckets, counts: [b] integers, and how many entries of the columns each has.
+            columns: [n, ...] each; `ids` [n] int64 and `tables` [n], numbers of tables in the group, are
+                among them. By custom rows have `versions` [n] uint32, `state` [n, S] and `values` [n, D] float32.
 
         Raises:
-            CheckpointError: the bucket was already written, an array has a dtype that cannot be stored, no `rows`.
+            CheckpointError: the part does not answer for a bucket, or lengths differ.
         """
-        if rows is None:
-            if "ids" not in arrays:
-                raise CheckpointError(f"part {self._name}: table {table!r} has no array 'ids'; pass rows=")
-            rows = len(arrays["ids"])
-        written = self.write(SectionKey(SectionKind.TABLE, table, bucket), arrays, attributes)
-        before = self._tables.get(table, TablePart(name=table, rows=0, size_bytes=0, buckets=[]))
-        before.buckets.append(bucket)
-        self._tables[table] = TablePart(
-            name=table, rows=before.rows + rows, size_bytes=before.size_bytes + written, buckets=before.buckets
-        )
+        where = f"part {self._name}: {kind} of {self._groups[group].tables}"
+        buckets, counts = np.asarray(buckets, "<i4"), np.asarray(counts, "<i8")
+        strange = buckets[~np.isin(buckets, self._answered[group])]
+        if len(strange):
+            raise CheckpointError(f"{where}: the part does not answer for bucket {strange[0]}")
+        total = int(counts.sum())
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(counts) != len(buckets) or any(length != total for length in lengths.values()):
+            raise CheckpointError(f"{where}: {len(buckets)} buckets with {total} entries, but columns of {lengths}")
+        self._chunks += 1
+        key = SectionKey(kind, str(group), self._chunks)
+        written = self.write(key, columns, packed_buckets=buckets.tobytes(), packed_counts=counts.tobytes())
+        if not total:
+            return
+        tables = self._groups[group].tables
+        shares = np.bincount(columns["tables"], minlength=len(tables))
+        if len(shares) > len(tables):
+            raise CheckpointError(f"{where}: table number {len(shares) - 1}; allowed: 0 to {len(tables) - 1}")
+        for name, entries in zip(tables, shares.tolist(), strict=True):
+            self._rows[name] += entries if kind is SectionKind.ROWS else 0
+            self._bytes[name] += written * entries // total
+
+    def write_marks(self, data: bytes) -> None:
+        """Writes what of the workers' pushes is in the part's buckets, opaque; once.
+
+        Raises:
+            CheckpointError: it was already written.
+        """
+        self.write(SectionKey(SectionKind.MARKS, ""), {"bytes": np.frombuffer(data, np.uint8)})
 
     def write_dense(
         self,
@@ -268,7 +253,7 @@ class PartWriter:
         if length == 0 and total:
             return  # an empty share would have the same key as the share that begins there
         self.write(SectionKey(SectionKind.DENSE, parameter, start), arrays, attributes)
-        dtype = _stored_dtype(arrays["value"].dtype, where).str
+        dtype = stored_dtype(arrays["value"].dtype, where).str
         self._dense.append(DenseSlice(name=parameter, shape=tuple(shape), start=start, length=length, dtype=dtype))
 
     def write(
@@ -276,8 +261,11 @@ class PartWriter:
         key: SectionKey,
         arrays: Mapping[str, np.ndarray[Any, Any]],
         attributes: Mapping[str, Attribute] | None = None,
+        *,
+        packed_buckets: bytes = b"",
+        packed_counts: bytes = b"",
     ) -> int:
-        """Writes a section and returns its bytes; `write_table` and `write_dense` are the usual ways in.
+        """Writes a section and returns its bytes; `write_chunk` and `write_dense` are the usual ways in.
 
         Raises:
             CheckpointError: the section was already written, or an array's dtype is not a plain number or boolean.
@@ -285,11 +273,11 @@ class PartWriter:
         if key in self._sections:
             raise CheckpointError(f"part {self._name}: section {key} was written twice")
         entries = [self._write_array(f"part {self._name}: {key}", name, array) for name, array in arrays.items()]
-        self._sections[key] = SectionEntry(key, entries, dict(attributes or {}))
+        self._sections[key] = SectionEntry(key, entries, dict(attributes or {}), packed_buckets, packed_counts)
         return sum(entry.nbytes for entry in entries)
 
     def _write_array(self, where: str, name: str, array: np.ndarray[Any, Any]) -> ArrayEntry:
-        dtype = _stored_dtype(array.dtype, f"{where}: array {name!r}")
+        dtype = stored_dtype(array.dtype, f"{where}: array {name!r}")
         if array.dtype != dtype:
             array = array.astype(dtype)
         self._append(bytes(-self._position % ALIGNMENT_BYTES))
@@ -322,12 +310,13 @@ class PartWriter:
             index_start=start,
             index_bytes=len(index),
             index_checksum=checksum,
-            tables=list(self._tables.values()),
+            tables=[TablePart(name=name, rows=rows, size_bytes=self._bytes[name]) for name, rows in self._rows.items()],
             dense=self._dense,
             attributes=self._attributes,
-            buckets=self._buckets,
+            groups=self._groups,
             dense_range=self._dense_range,
             generation=self._generation,
+            cut=self._cut,
         )
         return self._manifest
 
@@ -345,28 +334,9 @@ class PartWriter:
         self.abort()
 
 
-def _stored_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
-    if dtype.kind not in "biuf":
-        raise CheckpointError(f"{where} has dtype {dtype}; allowed: booleans, integers and floating point numbers")
-    return dtype.newbyteorder("<")
-
-
 def read_index(store: Store, part: PartManifest) -> list[SectionEntry]:
-    """The sections of a part, from its index.
-
-    Raises:
-        DamagedRecordError: the part is missing, of another length, or its index is damaged.
-    """
-    where = f"{store.uri}/{part.file}"
-    size = store.size(part.file)
-    if size is None:
-        raise DamagedRecordError(f"{where}: the part is missing")
-    if size != part.size_bytes:
-        raise DamagedRecordError(f"{where}: the part has {size} bytes, the record says {part.size_bytes}")
-    data = store.get_range(part.file, part.index_start, part.index_bytes)
-    if xxhash.xxh3_64_intdigest(data) != part.index_checksum:
-        raise DamagedRecordError(f"{where}: the index of the part is damaged (checksum differs)")
-    try:
-        return msgspec.msgpack.decode(data, type=list[SectionEntry])
-    except msgspec.MsgspecError as error:
-        raise DamagedRecordError(f"{where}: the index of the part cannot be read: {error}") from error
+    """The sections of a part; see `sections.read_index`."""
+    return _read_index(
+        store, part.file, size_bytes=part.size_bytes, start=part.index_start, length=part.index_bytes,
+        checksum=part.index_checksum,
+    )  # fmt: skip

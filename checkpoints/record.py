@@ -1,176 +1,104 @@
-"""Checkpoint records: model, optimiser and shard states of one moment, complete or not there at all.
-
-A record is a folder `{store}/{job name}/records/{step:012d}-{job}-{random}/`. Servers write immutable parts into it in
-parallel; the master then writes the shard states and, last, the manifest. A folder without a valid manifest is torn:
-readers skip it. `{job}` is 8 hexadecimal digits of the job id's hash, so that one listing tells whose a folder is,
-torn ones included.
-"""
+"""Reading a record: its manifest, what it holds of buckets, its dense parameters, the shard states."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import structlog
 import xxhash
 
 from elastrec.checkpoints.errors import DamagedRecordError, StoreError
-from elastrec.checkpoints.manifest import (
-    FORMAT_VERSION,
-    MANIFEST,
-    Contents,
-    RecordKind,
-    RecordManifest,
-    check_parts,
-    decode_manifest,
-    encode_manifest,
-)
-from elastrec.checkpoints.parts import (
-    ArrayEntry,
-    Attribute,
-    PartManifest,
-    SectionEntry,
-    SectionKey,
-    SectionKind,
-    read_index,
-)
+from elastrec.checkpoints.manifest import MANIFEST, RecordManifest, decode_manifest
+from elastrec.checkpoints.parts import PartManifest, read_index
+from elastrec.checkpoints.rows import Arrays, BucketRows, chunk, of_first_format
+from elastrec.checkpoints.sections import ArrayEntry, SectionEntry, SectionKind
 from elastrec.checkpoints.store import Store, open_store
-from elastrec.checkpoints.summary import summarize
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.specs.job import TrainingJob
-
-_log = structlog.get_logger(__name__)
 
 READ_AHEAD_BYTES = 16 * 2**20
 """Neighbouring sections are fetched together up to this size: a request to S3 costs as long as about 1 MiB."""
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+_KINDS = (SectionKind.DELETED, SectionKind.ROWS, SectionKind.CANDIDATES)
+"""In the order in which they are taken in: what is gone may have come back."""
+
+Array = np.ndarray[Any, Any]
 
 
-def records_folder(job_name: str) -> str:
-    """Key of the folder with all records of a job name."""
-    return f"{job_name}/records"
+@dataclass(frozen=True)
+class Share:
+    """What one part holds of one table group, or of some buckets of it.
 
-
-def job_digits(job_id: str) -> str:
-    """The middle of a record's name: whose it is."""
-    return xxhash.xxh32_hexdigest(job_id.encode())
-
-
-def new_record_uri(store: str | Store, job_name: str, job_id: str, step: int) -> str:
-    """URI of a folder for a new record; nobody else gets the same. Nothing is written yet."""
-    if step < 0:
-        raise CheckpointError(f"step: {step} is not allowed; allowed: 0 and above")
-    opened = open_store(store) if isinstance(store, str) else store
-    name = f"{step:012d}-{job_digits(job_id)}-{uuid.uuid4().hex[:8]}"
-    return opened.child_uri(f"{records_folder(job_name)}/{name}")
-
-
-def utc(moment: str) -> str:
-    """ISO 8601 text in UTC, so that texts sort as moments do; an empty text stays empty.
-
-    Raises:
-        CheckpointError: it is no ISO 8601 moment.
+    Attributes:
+        group: number in the part's groups; of a part of format 1 always 0, for all tables.
+        tables: names; empty for format 1, whose sections name their table.
+        buckets: those that are read, None: all that the part holds.
+        answered: [b] those of them that the part answers for; format 1: none.
+        first, last: [b] versions of these, see BucketRun.
     """
-    if not moment:
-        return ""
-    try:
-        parsed = datetime.fromisoformat(moment)
-    except ValueError:
-        raise CheckpointError(f"moment: {moment!r} is not allowed; allowed: ISO 8601, 2026-01-31T00:00Z") from None
-    # Python writes microseconds only when there are some, and "...00.5" sorts wrongly beside "...00+".
-    aware = parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
-    return aware.isoformat(timespec="microseconds")
 
+    record: Record
+    part: PartManifest
+    group: int
+    tables: Sequence[str]
+    buckets: Array | None
+    answered: Array
+    first: Array
+    last: Array
 
-def commit_record(
-    uri: str,
-    parts: Iterable[PartManifest],
-    positions: bytes,
-    *,
-    job: TrainingJob,
-    job_id: str,
-    kind: RecordKind | str,
-    step: int,
-    generation: int,
-    interval: tuple[str, str] = ("", ""),
-    attributes: dict[str, str] | None = None,
-    created_unix_seconds: float | None = None,
-    term: int = 0,
-    check: Callable[[], object] = lambda: None,
-) -> RecordManifest:
-    """Makes a record of a folder whose parts are all written: checks them, writes the positions, then the manifest.
+    @property
+    def where(self) -> str:
+        return f"{self.record.uri}/{self.part.file}"
 
-    Args:
-        uri: from `new_record_uri`.
-        positions: shard states as the master wants them back, opaque.
-        interval: ISO 8601 start and end of the job's data; without an offset they are UTC.
-        check: called right before the manifest is written; what it raises leaves the folder without one.
+    def _entries(self, kind: SectionKind) -> list[SectionEntry]:
+        found = [entry for entry in self.record.index(self.part) if entry.key.kind is kind]
+        if kind is SectionKind.TABLE:
+            wanted = None if self.buckets is None else set(self.buckets.tolist())
+            return [entry for entry in found if wanted is None or entry.key.bucket in wanted]
+        mine = [entry for entry in found if entry.key.name == str(self.group)]
+        return [entry for entry in mine if self.buckets is None or np.isin(entry.buckets, self.buckets).any()]
 
-    Raises:
-        CheckpointError: a part is missing or damaged, parts contradict each other or leave a hole, or the folder is
-            already a record.
-    """
-    store = open_store(uri)
-    found = list(parts)
-    dense = check_parts(found, job.spec.resources.virtual_buckets, generation, uri)
-    for part in found:
-        size = store.size(part.file)
-        if size != part.size_bytes:
-            raise CheckpointError(
-                f"{uri}/{part.file}: the part has {size} bytes, its writer reported {part.size_bytes}"
-            )
-    positions_file = f"positions-{uuid.uuid4().hex[:8]}.json"
-    store.put(positions_file, positions)
-    manifest = RecordManifest(
-        format_version=FORMAT_VERSION,
-        job_name=job.metadata.name,
-        job_id=job_id,
-        kind=RecordKind(kind),
-        contents=Contents.FULL,
-        step=step,
-        generation=generation,
-        interval_start=utc(interval[0]),
-        interval_end=utc(interval[1]),
-        created_unix_seconds=time.time() if created_unix_seconds is None else created_unix_seconds,
-        virtual_buckets=job.spec.resources.virtual_buckets,
-        model=summarize(job, dense),
-        positions_file=positions_file,
-        positions_bytes=len(positions),
-        positions_checksum=xxhash.xxh3_64_intdigest(positions),
-        parts=found,
-        attributes=dict(attributes or {}),
-        term=term,
-    )
-    check()
-    _put_manifest(store, encode_manifest(manifest))
-    _log.info(
-        "record committed", record=uri, kind=manifest.kind, step=step, generation=generation,
-        parts=len(found), rows=sum(manifest.rows.values()), size_bytes=manifest.size_bytes,
-    )  # fmt: skip
-    return manifest
+    def row_counts(self) -> tuple[Array, Array]:
+        """Buckets with rows, [b] int64 each once, and how many; from the part's index alone. Format 1: none."""
+        entries = self._entries(SectionKind.ROWS)
+        buckets = np.concatenate([np.empty(0, np.int32), *(entry.buckets for entry in entries)]).astype(np.int64)
+        counts = np.concatenate([np.empty(0, np.int64), *(entry.counts for entry in entries)])
+        if self.buckets is not None:
+            mine = np.isin(buckets, self.buckets)
+            buckets, counts = buckets[mine], counts[mine]
+        once, places = np.unique(buckets, return_inverse=True)
+        return once, np.bincount(places, counts, len(once)).astype(np.int64)
 
+    def read(self, kinds: Sequence[SectionKind] = _KINDS, columns: Sequence[str] | None = None) -> Iterator[BucketRows]:
+        """What the buckets hold, chunk by chunk: all of one kind before the next.
 
-def _put_manifest(store: Store, data: bytes) -> None:
-    if store.conditional_writes():
-        written = store.put_if_absent(MANIFEST, data)
-    else:
-        # Safe all the same: the folder's name is random and one master commits it once. Said, not hidden.
-        _log.warning("store without conditional puts", store=store.uri, consequence="a record's name alone is its lock")
-        written = not store.exists(MANIFEST)
-        if written:
-            store.put(MANIFEST, data)
-    if not written:
-        raise CheckpointError(f"{store.uri}: the folder is already a record; take a new one from new_record_uri")
+        Memory in use stays near READ_AHEAD_BYTES as long as the caller keeps nothing.
+
+        Args:
+            columns: that are fetched, `ids` and `tables` among them; None: all.
+
+        Raises:
+            DamagedRecordError: the part, its index or an array is damaged.
+        """
+        if not self.part.groups:
+            created = self.record.manifest.created_unix_seconds
+            for entry, arrays in self.record.read(self.part, self._entries(SectionKind.TABLE)):
+                for rows in of_first_format(entry, arrays, created, self.where):
+                    if rows.kind in kinds:
+                        yield rows
+            return
+        for kind in kinds:
+            entries = self._entries(kind)
+            if columns is not None:
+                entries = [entry.with_arrays(columns) for entry in entries]
+            for entry, arrays in self.record.read(self.part, entries):
+                yield chunk(entry, arrays, self.tables, self.where).of_buckets(self.buckets)
 
 
 class Record:
-    """An opened record: its manifest, and its arrays by section. Thread-safe; arrays of local records are memory maps.
+    """An opened record. Thread-safe. Indices of parts are read when something of theirs is.
 
     Attributes:
         uri: the record's folder.
@@ -180,14 +108,8 @@ class Record:
         self.uri = store.uri
         self.manifest = manifest
         self._store = store
-        self._sections: dict[SectionKey, tuple[PartManifest, SectionEntry]] = {}
-        for part in manifest.parts:
-            for entry in read_index(store, part):
-                if entry.key in self._sections:
-                    raise DamagedRecordError(
-                        f"{self.uri}: section {entry.key} is in {self._sections[entry.key][0].file} and in {part.file}"
-                    )
-                self._sections[entry.key] = (part, entry)
+        self._indices: dict[str, list[SectionEntry]] = {}
+        self._lock = threading.Lock()
 
     def positions(self) -> bytes:
         """The shard states given to `commit_record`.
@@ -200,62 +122,114 @@ class Record:
             raise DamagedRecordError(f"{self.uri}/{self.manifest.positions_file}: damaged (checksum differs)")
         return data
 
-    def sections(
-        self, kind: SectionKind | None = None, name: str | None = None, buckets: Iterable[int] | None = None
-    ) -> list[SectionKey]:
-        """Keys of the sections that match everything given, sorted."""
-        wanted = None if buckets is None else set(buckets)
-        return sorted(
-            key
-            for key in self._sections
-            if (kind is None or key.kind == kind)
-            and (name is None or key.name == name)
-            and (wanted is None or key.bucket in wanted)
-        )
-
-    def attributes(self, key: SectionKey) -> dict[str, Attribute]:
-        return dict(self._entry(key)[1].attributes)
-
-    def _entry(self, key: SectionKey) -> tuple[PartManifest, SectionEntry]:
-        try:
-            return self._sections[key]
-        except KeyError:
-            raise CheckpointError(f"{self.uri}: the record has no section {key}") from None
-
-    def read(self, key: SectionKey) -> Arrays:
-        """One section's arrays, read-only, each checked against its checksum.
+    def index(self, part: PartManifest) -> list[SectionEntry]:
+        """The sections of a part.
 
         Raises:
-            CheckpointError: no such section, or an array is damaged.
+            DamagedRecordError: the part is missing, of another length, or its index is damaged.
         """
-        return next(arrays for _, arrays in self.read_many([key]))
+        with self._lock:
+            found = self._indices.get(part.file)
+        if found is None:
+            found = read_index(self._store, part)
+            with self._lock:
+                self._indices[part.file] = found
+        return found
 
-    def read_many(self, keys: Iterable[SectionKey]) -> Iterator[tuple[SectionKey, Arrays]]:
-        """Sections in the order of their bytes, neighbours fetched together; every array is checked.
-
-        Memory in use stays near READ_AHEAD_BYTES (or one section, if larger) as long as the caller keeps nothing.
+    def check(self) -> None:
+        """Looks at sizes and indices of all parts, at no array.
 
         Raises:
-            CheckpointError: no such section, or an array is damaged.
+            DamagedRecordError: a part is missing, of another length, or its index is damaged.
         """
-        entries = [self._entry(key) for key in dict.fromkeys(keys)]
-        entries.sort(key=lambda item: (item[0].file, item[1].span))
-        for part, group in _neighbours(entries):
+        for part in self.manifest.parts:
+            self.index(part)
+
+    def verify(self) -> int:
+        """Reads every array and checks it; returns how many sections there are.
+
+        Raises:
+            DamagedRecordError: something is damaged.
+        """
+        self.positions()
+        sections = 0
+        for part in self.manifest.parts:
+            sections += sum(1 for _ in self.read(part, self.index(part)))
+        return sections
+
+    def shares(self, buckets: Iterable[int] | Array | None = None) -> list[Share]:
+        """What the parts hold of these buckets; all for None. No index is read yet."""
+        wanted = None if buckets is None else np.unique(np.fromiter(buckets, np.int64))
+        found = []
+        for part in self.manifest.parts:
+            for number, group in enumerate(part.groups):
+                versions = group.versions()
+                mine = np.ones(len(versions.buckets), np.bool_)
+                if wanted is not None:
+                    mine = np.isin(versions.buckets, wanted)
+                if mine.any():
+                    answered = versions.buckets[mine]
+                    found.append(
+                        Share(
+                            self, part, number, group.tables, None if mine.all() else answered, answered,
+                            versions.first[mine], versions.last[mine],
+                        )
+                    )  # fmt: skip
+            if not part.groups:
+                nothing = np.empty(0, np.int64)
+                found.append(Share(self, part, 0, (), wanted, nothing, nothing, nothing))
+        return found
+
+    def marks(self, buckets: Iterable[int] | Array | None = None) -> list[bytes]:
+        """What `PartWriter.write_marks` was given by the parts that answer for any of these buckets.
+
+        Raises:
+            DamagedRecordError: a part, its index or an array is damaged.
+        """
+        parts = {share.part.file: share.part for share in self.shares(buckets)}
+        return [
+            arrays["bytes"].tobytes()
+            for part in parts.values()
+            for _, arrays in self.read(
+                part, [entry for entry in self.index(part) if entry.key.kind is SectionKind.MARKS]
+            )
+        ]
+
+    def rows(
+        self, table: str, buckets: Iterable[int] | None = None, kinds: Sequence[SectionKind] = (SectionKind.ROWS,)
+    ) -> Iterator[BucketRows]:
+        """What buckets hold, of all tables that lie with this one in a group.
+
+        Raises:
+            DamagedRecordError: a part, its index or an array is damaged.
+        """
+        for share in self.shares(buckets):
+            if not share.tables or table in share.tables:
+                yield from (rows for rows in share.read(kinds) if table in rows.tables)
+
+    def read(self, part: PartManifest, entries: Iterable[SectionEntry]) -> Iterator[tuple[SectionEntry, Arrays]]:
+        """Sections of a part in the order of their bytes, neighbours fetched together; every array is checked.
+
+        Raises:
+            DamagedRecordError: an array is damaged, or the part is shorter than it was.
+        """
+        for group in _neighbours(sorted(entries, key=lambda entry: entry.span)):
             start = min(entry.span[0] for entry in group)
             end = max(entry.span[1] for entry in group)
             data = self._bytes(part, start, end)
             for entry in group:
-                yield entry.key, {array.name: self._array(part, entry, array, data, start) for array in entry.arrays}
+                yield entry, {array.name: self._array(part, entry, array, data, start) for array in entry.arrays}
 
-    def _bytes(self, part: PartManifest, start: int, end: int) -> np.ndarray[Any, Any]:
-        path = self._store.local_path(part.file)
-        if path is not None:
-            return _mapped(path, part.size_bytes)[start:end]
-        return np.frombuffer(self._store.get_range(part.file, start, end - start), dtype=np.uint8)
+    def _bytes(self, part: PartManifest, start: int, end: int) -> Array:
+        try:
+            # Into memory that is free again after its rows: pages of a mapped file would count as the process's.
+            return np.frombuffer(self._store.get_range(part.file, start, end - start), dtype=np.uint8)
+        except (DamagedRecordError, StoreError):
+            raise
+        except CheckpointError as error:
+            raise DamagedRecordError(f"{self.uri}/{part.file}: the part cannot be read: {error}") from error
 
-    def _array(
-        self, part: PartManifest, section: SectionEntry, entry: ArrayEntry, data: np.ndarray[Any, Any], start: int
-    ) -> np.ndarray[Any, Any]:
+    def _array(self, part: PartManifest, section: SectionEntry, entry: ArrayEntry, data: Array, start: int) -> Array:
         # An empty array has no bytes, so its offset may lie outside what was fetched.
         first = entry.offset - start if entry.nbytes else 0
         raw = data[first : first + entry.nbytes]
@@ -282,9 +256,16 @@ class Record:
         if shape is None:
             known = [dense.name for dense in self.manifest.model.dense]
             raise CheckpointError(f"{self.uri}: the record has no dense parameter {parameter!r}; it has {known}")
-        keys = self.sections(SectionKind.DENSE, parameter)
-        slices = dict(self.read_many(keys))
-        ordered = [slices[key] for key in keys]
+        slices: dict[int, Arrays] = {}
+        for part in self.manifest.parts:
+            if any(dense.name == parameter for dense in part.dense):
+                entries = [
+                    entry
+                    for entry in self.index(part)
+                    if entry.key.kind is SectionKind.DENSE and entry.key.name == parameter
+                ]
+                slices |= {entry.key.bucket: arrays for entry, arrays in self.read(part, entries)}
+        ordered = [slices[start] for start in sorted(slices)]
         whole: Arrays = {}
         for name, first in ordered[0].items():
             if first.ndim == 0:
@@ -294,48 +275,31 @@ class Record:
         return whole
 
 
-def _mapped(path: Path, expected_bytes: int) -> np.ndarray[Any, Any]:
-    try:
-        data = np.memmap(path, dtype=np.uint8, mode="r")
-    except (FileNotFoundError, ValueError) as error:
-        raise DamagedRecordError(f"{path}: the part cannot be read: {error}") from error
-    except OSError as error:
-        raise StoreError(f"could not read {path}: {error.strerror or error}") from error
-    if len(data) != expected_bytes:
-        raise DamagedRecordError(f"{path}: the part has {len(data)} bytes, the record says {expected_bytes}")
-    return data.view(np.ndarray)
-
-
-def _neighbours(
-    entries: list[tuple[PartManifest, SectionEntry]],
-) -> Iterator[tuple[PartManifest, list[SectionEntry]]]:
-    """Runs of sections that lie closely behind each other in one part, each run at most READ_AHEAD_BYTES long."""
+def _neighbours(entries: Iterable[SectionEntry]) -> Iterator[list[SectionEntry]]:
+    """Runs of sections that lie closely behind each other, each run at most READ_AHEAD_BYTES long."""
     group: list[SectionEntry] = []
-    current: PartManifest | None = None
     start = end = 0
-    for part, entry in entries:
+    for entry in entries:
         first, last = entry.span
-        near = part is current and first - end <= 2**20 and last - start <= READ_AHEAD_BYTES
-        if (first, last) == (0, 0) and part is current:
+        near = first - end <= 2**20 and last - start <= READ_AHEAD_BYTES
+        if (first, last) == (0, 0) and group:
             near, first, last = True, end, end
         if group and not near:
-            assert current is not None
-            yield current, group
+            yield group
             group = []
         if not group:
-            current, start, end = part, first, last
+            start, end = first, last
         group.append(entry)
         end = max(end, last)
     if group:
-        assert current is not None
-        yield current, group
+        yield group
 
 
 def open_record(uri: str) -> Record:
-    """Opens a complete record: manifest, sizes and indices are checked now, each array when it is read.
+    """Opens a complete record: the manifest is checked now, an index and each array when it is read.
 
     Raises:
-        CheckpointError: the folder is no record, is torn, or is damaged; says where.
+        CheckpointError: the folder is no record, or its manifest is damaged; says where.
     """
     store = open_store(uri)
     return Record(store, read_manifest(store))
@@ -351,18 +315,3 @@ def read_manifest(store: Store) -> RecordManifest:
     if found is None:
         raise DamagedRecordError(f"{store.uri}: no complete checkpoint record is there ({MANIFEST} is missing)")
     return decode_manifest(found[0], f"{store.uri}/{MANIFEST}")
-
-
-__all__ = [
-    "Arrays",
-    "Record",
-    "RecordKind",
-    "RecordManifest",
-    "commit_record",
-    "job_digits",
-    "new_record_uri",
-    "open_record",
-    "read_manifest",
-    "records_folder",
-    "utc",
-]

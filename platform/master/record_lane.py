@@ -106,6 +106,7 @@ class RecordLane:
                     ATTRIBUTE: msgspec.json.encode(Numbering.of(self._request)).decode(),
                 },
                 term=self._term.term,
+                cut=effect.order_id,
                 check=self._term.check,
             )
         except SupersededError:

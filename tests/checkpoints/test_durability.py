@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastrec.checkpoints.answers import answer
 from elastrec.checkpoints.catalog import prune
+from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.manifest import MANIFEST
 from elastrec.checkpoints.parts import PartWriter
-from elastrec.checkpoints.record import commit_record, new_record_uri
 from elastrec.checkpoints.store import open_store
 from elastrec.platform.specs.job import TrainingJob
 
@@ -79,7 +80,8 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effects:
 def save(root: Path, job: TrainingJob, step: int) -> str:
     uri = new_record_uri(str(root), job.metadata.name, "clicks-1", step)
     open_store(root).create()
-    writer = PartWriter(uri, "ps-0", buckets=range(256), dense_range=(0, 4), generation=1)
+    groups = [answer(job.spec.data.tables, range(256))]
+    writer = PartWriter(uri, "ps-0", groups=groups, dense_range=(0, 4), generation=1)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     commit_record(
         uri, [writer.finish()], b"{}", job=job, job_id="clicks-1", kind="periodic", step=step, generation=1

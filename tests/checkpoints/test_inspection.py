@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastrec.checkpoints import Record, commit_record, new_record_uri, open_record
+from elastrec.checkpoints import Record, SectionKind, answer, commit_record, new_record_uri, open_record
 from elastrec.checkpoints.inspection import bucket_of, find_row, record_facts
 from elastrec.checkpoints.parts import PartWriter
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.trainers.parameter_server.hashing import buckets_of
+from tests.checkpoints.writing import TABLES, write_bucket
 
 BUCKETS = 64
 CREATED = 1_800_000_030
@@ -24,7 +25,8 @@ def written(folder: Path, make_job: MakeJob) -> Record:
     """A record with rows 1 to 40 of `ad`; 50 is a candidate."""
     job = make_job(resources={"virtual_buckets": BUCKETS})
     uri = new_record_uri(str(folder), "clicks", "clicks-1", 7)
-    with PartWriter(uri, "ps-0", buckets=range(BUCKETS), dense_range=(0, 10)) as writer:
+    groups = [answer(TABLES, range(BUCKETS))]
+    with PartWriter(uri, "ps-0", groups=groups, dense_range=(0, 10)) as writer:
         ids = np.arange(1, 41)
         for bucket in range(BUCKETS):
             mine = ids[buckets_of(ids, "ad", BUCKETS) == bucket]
@@ -34,11 +36,14 @@ def written(folder: Path, make_job: MakeJob) -> Record:
                 "values": np.repeat(mine[:, None], 4, axis=1).astype(np.float32),
                 "state": mine[:, None].astype(np.float32) / 2,
                 "last_seen": (1_700_000_000 + mine).astype(np.uint32),
-                "candidate_ids": waiting,
-                "candidate_sightings": np.full(len(waiting), 3, np.uint16),
-                "candidate_minutes": np.full(len(waiting), (CREATED // 60 - 5) % 2**23, np.uint32),
             }
-            writer.write_table("ad", bucket, arrays)
+            write_bucket(writer, bucket, 0, arrays)
+            candidates = {
+                "ids": waiting,
+                "sightings": np.full(len(waiting), 3, np.uint16),
+                "last_seen": np.full(len(waiting), CREATED - 333, np.uint32),
+            }
+            write_bucket(writer, bucket, 0, candidates, kind=SectionKind.CANDIDATES)
         writer.write_dense("over.weight", (2, 5), 0, {"value": np.zeros(10, np.float32)})
         part = writer.finish()
     commit_record(
@@ -70,10 +75,10 @@ def test_a_row_is_found_with_its_state_and_last_sighting(tmp_path: Path, make_jo
         assert row.last_seen_unix_seconds == 1_700_000_000 + row_id and row.sightings is None
 
 
-def test_a_candidate_has_its_sightings_and_the_minute_of_the_last(tmp_path: Path, make_job: MakeJob) -> None:
+def test_a_candidate_has_its_sightings_and_the_time_of_the_last(tmp_path: Path, make_job: MakeJob) -> None:
     row = find_row(written(tmp_path, make_job), "ad", 50)
     assert (row.found, row.sightings, row.values) == ("candidate", 3, [])
-    assert row.last_seen_unix_seconds == (CREATED // 60 - 5) * 60
+    assert row.last_seen_unix_seconds == CREATED - 333
 
 
 def test_unknown_ids_are_absent_and_unknown_tables_are_named(tmp_path: Path, make_job: MakeJob) -> None:

@@ -9,29 +9,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from elastrec.checkpoints.answers import BucketRun, answer
 from elastrec.checkpoints.errors import DamagedRecordError
-from elastrec.checkpoints.parts import ALIGNMENT_BYTES, PartManifest, PartWriter, SectionKey, SectionKind, read_index
+from elastrec.checkpoints.parts import ALIGNMENT_BYTES, PartManifest, PartWriter, read_index
+from elastrec.checkpoints.sections import SectionKey, SectionKind
 from elastrec.checkpoints.store import open_store
 from elastrec.platform.specs.errors import CheckpointError
+from tests.checkpoints.writing import write_bucket
+
+GROUPS = [answer(["ad"], range(16))]
+
+
+@given(
+    buckets=st.lists(st.integers(0, 300), unique=True),
+    versions=st.lists(st.tuples(st.integers(0, 2), st.integers(2, 3)), min_size=301, max_size=301),
+)
+def test_an_answer_names_its_buckets_with_their_versions_however_they_lie(
+    buckets: list[int], versions: list[tuple[int, int]]
+) -> None:
+    first, last = (np.array([versions[bucket][side] for bucket in buckets], np.int64) for side in (0, 1))
+    found = answer(["ad"], buckets, first=first, last=last).versions()
+    named = zip(found.buckets.tolist(), found.first.tolist(), found.last.tolist(), strict=True)
+    assert sorted(named) == sorted((bucket, *versions[bucket]) for bucket in buckets)
+
+
+def test_an_answer_for_buckets_that_are_dealt_out_in_turn_is_one_run() -> None:
+    assert answer(["ad"], range(3, 65_536, 7), last=4).answers == [BucketRun(3, 7, 9362, 0, 4)]
 
 
 def test_arrays_are_aligned_for_memory_mapping(tmp_path: Path) -> None:
     with PartWriter(str(tmp_path), "ps-0") as writer:
-        writer.write_table("ad", 0, {"ids": np.arange(3, dtype=np.uint64), "flags": np.ones(5, dtype=np.bool_)})
-        writer.write_table("ad", 1, {"ids": np.arange(7, dtype=np.uint64)})
+        writer.write_dense("a", (3,), 0, {"value": np.ones(3, np.float32), "steps": np.array(7)})
+        writer.write_dense("b", (7,), 0, {"value": np.ones(7, np.float32)})
         manifest = writer.finish()
     entries = read_index(open_store(tmp_path), manifest)
     assert [array.offset % ALIGNMENT_BYTES for entry in entries for array in entry.arrays] == [0, 0, 0]
 
 
 def test_a_manifest_counts_rows_and_bytes_and_survives_json(tmp_path: Path) -> None:
-    with PartWriter(str(tmp_path), "ps-0", {"clock": 17}) as writer:
-        writer.write_table("ad", 5, {"ids": np.arange(3, dtype=np.uint64), "values": np.ones((3, 4), np.float32)})
-        writer.write_table("ad", 9, {"ids": np.arange(2, dtype=np.uint64), "values": np.ones((2, 4), np.float32)})
+    groups = [answer(["ad", "user"], range(16))]
+    with PartWriter(str(tmp_path), "ps-0", {"clock": 17}, groups=groups, cut="save-3") as writer:
+        for bucket, count in ((5, 3), (9, 2)):
+            write_bucket(writer, bucket, 0, {"ids": np.arange(count), "values": np.ones((count, 4), np.float32)})
         writer.write_dense("w", (2, 5), 4, {"value": np.zeros(6, np.float32)})
         manifest = writer.finish()
-    (table,) = manifest.tables
-    assert (table.rows, table.size_bytes, table.buckets) == (5, 5 * 8 + 5 * 16, [5, 9])
+    table, other = manifest.tables
+    assert (table.name, table.rows, table.size_bytes) == ("ad", 5, 5 * (8 + 2 + 4 + 16))
+    assert (other.name, other.rows) == ("user", 0) and manifest.cut == "save-3"
     assert (manifest.dense[0].start, manifest.dense[0].length, manifest.dense[0].shape) == (4, 6, (2, 5))
     assert manifest.attributes == {"clock": 17}
     assert PartManifest.from_json(manifest.to_json()) == manifest
@@ -52,7 +76,7 @@ def test_any_array_of_numbers_comes_back_bit_for_bit(
     given_array = array.T if transposed else array
     folder = tmp_path_factory.mktemp("part")
     with PartWriter(str(folder), "p") as writer:
-        key = SectionKey(SectionKind.STATE, "s")
+        key = SectionKey(SectionKind.DENSE, "s")
         writer.write(key, {"a": given_array})
         manifest = writer.finish()
     (entry,) = read_index(open_store(folder), manifest)[0].arrays
@@ -65,7 +89,7 @@ def test_writing_takes_little_memory_beyond_the_arrays(tmp_path: Path) -> None:
     rows = np.ones((2_000_000, 16), dtype=np.float32)
     with PartWriter(str(tmp_path), "ps-0") as writer:
         tracemalloc.start()
-        writer.write_table("ad", 0, {"values": rows, "every_other": rows[::2]}, rows=len(rows))
+        writer.write(SectionKey(SectionKind.DENSE, "w"), {"values": rows, "every_other": rows[::2]})
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < rows.nbytes / 4
@@ -80,8 +104,8 @@ def test_an_empty_share_of_a_dense_parameter_is_no_section(tmp_path: Path) -> No
 
 
 def test_an_abandoned_part_leaves_no_file(tmp_path: Path) -> None:
-    with PartWriter(str(tmp_path), "ps-0") as writer:
-        writer.write_table("ad", 0, {"ids": np.arange(3)})
+    with PartWriter(str(tmp_path), "ps-0", groups=GROUPS) as writer:
+        write_bucket(writer, 0, 0, {"ids": np.arange(3)})
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -94,14 +118,18 @@ def test_a_server_that_saves_again_does_not_meet_its_old_file(tmp_path: Path) ->
 
 
 def test_mistakes_of_the_writer_are_told(tmp_path: Path) -> None:
-    with PartWriter(str(tmp_path), "ps-0") as writer:
-        writer.write_table("ad", 0, {"ids": np.arange(3)})
-        with pytest.raises(CheckpointError, match="table/ad/0 was written twice"):
-            writer.write_table("ad", 0, {"ids": np.arange(3)})
-        with pytest.raises(CheckpointError, match="no array 'ids'"):
-            writer.write_table("ad", 1, {"values": np.ones(3)})
+    with PartWriter(str(tmp_path), "ps-0", groups=GROUPS) as writer:
+        writer.write_dense("v", (4,), 0, {"value": np.ones(4)})
+        with pytest.raises(CheckpointError, match="dense/v/0 was written twice"):
+            writer.write_dense("v", (4,), 0, {"value": np.ones(4)})
+        with pytest.raises(CheckpointError, match=r"rows of \['ad'\]: the part does not answer for bucket 16"):
+            write_bucket(writer, 16, 0, {"ids": np.arange(3)})
+        with pytest.raises(CheckpointError, match="table number 1; allowed: 0 to 0"):
+            write_bucket(writer, 3, 1, {"ids": np.arange(3)})
+        with pytest.raises(CheckpointError, match=r"1 buckets with 3 entries, but columns of .*'values': 2"):
+            write_bucket(writer, 0, 0, {"ids": np.arange(3), "values": np.ones(2)})
         with pytest.raises(CheckpointError, match="dtype object"):
-            writer.write_table("ad", 2, {"ids": np.array([object()])})
+            write_bucket(writer, 2, 0, {"ids": np.array([object()])})
         with pytest.raises(CheckpointError, match="no array 'value'"):
             writer.write_dense("w", (4,), 0, {"moment": np.ones(4)})
         with pytest.raises(CheckpointError, match="does not fit 4 elements"):
@@ -110,13 +138,13 @@ def test_mistakes_of_the_writer_are_told(tmp_path: Path) -> None:
             writer.write_dense("w", (4,), 0, {"value": np.ones(3), "moment": np.ones(2)})
         writer.finish()
         with pytest.raises(CheckpointError, match="already finished"):
-            writer.write_table("ad", 3, {"ids": np.arange(3)})
+            write_bucket(writer, 3, 0, {"ids": np.arange(3)})
 
 
 @pytest.mark.parametrize("where", ["index", "length", "missing"])
 def test_a_damaged_part_is_told_apart_from_a_store_out_of_reach(tmp_path: Path, where: str) -> None:
-    with PartWriter(str(tmp_path), "ps-0") as writer:
-        writer.write_table("ad", 0, {"ids": np.arange(3)})
+    with PartWriter(str(tmp_path), "ps-0", groups=GROUPS) as writer:
+        write_bucket(writer, 0, 0, {"ids": np.arange(3)})
         manifest = writer.finish()
     path = tmp_path / manifest.file
     data = bytearray(path.read_bytes())

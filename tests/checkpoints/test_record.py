@@ -12,21 +12,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from elastrec.checkpoints import record as record_module
+from elastrec.checkpoints.answers import BucketRun, answer
 from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune
+from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.errors import DamagedRecordError
-from elastrec.checkpoints.parts import PartManifest, PartWriter, SectionKey, SectionKind
-from elastrec.checkpoints.record import (
-    RecordManifest,
-    commit_record,
-    new_record_uri,
-    open_record,
-)
+from elastrec.checkpoints.manifest import RecordManifest, encode_manifest
+from elastrec.checkpoints.parts import PartManifest, PartWriter
+from elastrec.checkpoints.record import Record, open_record
 from elastrec.checkpoints.s3_store import S3Store
+from elastrec.checkpoints.sections import SectionEntry, SectionKind
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.checkpoints.terms import SupersededError, take_term
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
+from tests.checkpoints.writing import TABLES, write_bucket
 
 BUCKETS = range(6)
 VIRTUAL_BUCKETS = 256
@@ -50,11 +49,12 @@ DENSE = np.arange(10, dtype=np.float32)
 def write_part(uri: str, server: int, servers: int) -> PartManifest:
     lower, upper = 10 * server // servers, 10 * (server + 1) // servers
     mine = range(server, VIRTUAL_BUCKETS, servers)
-    with PartWriter(uri, f"ps-{server}", buckets=mine, dense_range=(lower, upper), generation=2) as writer:
-        for table in ("ad", "user"):
+    groups = [answer(TABLES, mine, last=7)]
+    with PartWriter(uri, f"ps-{server}", groups=groups, dense_range=(lower, upper), generation=2) as writer:
+        for table in range(len(TABLES)):
             for bucket in BUCKETS:
                 if bucket % servers == server:
-                    writer.write_table(table, bucket, rows_of(bucket), {"evicted": bucket})
+                    write_bucket(writer, bucket, table, rows_of(bucket))
         slices = {"value": DENSE[lower:upper], "moment1": -DENSE[lower:upper], "step": np.array(7)}
         writer.write_dense("over.weight", (2, 5), lower, slices)
         return writer.finish()
@@ -87,15 +87,17 @@ MakeJob = Callable[..., TrainingJob]
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_the_same_state_comes_back_from_any_number_of_servers(store: Store, make_job: MakeJob, servers: int) -> None:
     record = open_record(save(store, make_job(), servers=servers))
-    keys = record.sections(SectionKind.TABLE, "ad")
-    assert [key.bucket for key in keys] == list(BUCKETS)
-    for key, arrays in record.read_many(keys):
-        expected = rows_of(key.bucket)
-        assert set(arrays) == set(expected)
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(array, expected[name])
-            assert array.dtype == expected[name].dtype and not array.flags.writeable
-        assert record.attributes(key) == {"evicted": key.bucket}
+    found = [rows for rows in record.rows("ad") if len(rows) and not rows.columns["tables"].any()]
+    assert sorted(rows.buckets.tolist() for rows in found) == [[0], [1], [3], [4]]
+    for rows in found:
+        expected = rows_of(int(rows.buckets[0]))
+        assert set(rows.columns) == {*expected, "tables", "versions"}
+        for name, array in expected.items():
+            np.testing.assert_array_equal(rows.columns[name], array)
+            assert rows.columns[name].dtype == array.dtype and not rows.columns[name].flags.writeable
+    shares = record.shares()
+    assert sorted(np.concatenate([share.answered for share in shares])) == list(range(VIRTUAL_BUCKETS))
+    assert all((share.last == 7).all() and not share.first.any() for share in shares)
     dense = record.dense("over.weight")
     np.testing.assert_array_equal(dense["value"], DENSE.reshape(2, 5))
     np.testing.assert_array_equal(dense["moment1"], -DENSE.reshape(2, 5))
@@ -124,15 +126,23 @@ def test_a_reader_fetches_only_its_buckets_and_neighbours_in_one_request(
         return original(self, key, start, length)
 
     monkeypatch.setattr(S3Store, "get_range", get_range)
-    assert len(list(record.read_many(record.sections(SectionKind.TABLE, buckets=[0, 1])))) == 4
-    assert len(asked) == 1
-    assert len(record.sections(SectionKind.TABLE, "user", [4, 5, 99])) == 2
+    assert len(list(record.rows("ad", [0, 1]))) == 4
+    # Of the index, and of all rows.
+    assert len(asked) == 2
+    read = [rows for rows in record.rows("user", [4, 5, 99]) if len(rows)]
+    assert [rows.buckets.tolist() for rows in read] == [[4], [4]] and len(asked) == 3
 
 
-def test_a_missing_section_or_parameter_is_named(store: Store, make_job: MakeJob) -> None:
+def test_a_reader_of_some_buckets_reads_no_index_of_parts_that_do_not_answer_for_them(
+    store: Store, make_job: MakeJob
+) -> None:
+    record = open_record(save(store, make_job(), servers=3))
+    assert len(list(record.rows("ad", [0, 3]))) == 4
+    assert list(record._indices) == [record.manifest.parts[0].file]
+
+
+def test_a_missing_parameter_is_named(store: Store, make_job: MakeJob) -> None:
     record = open_record(save(store, make_job()))
-    with pytest.raises(CheckpointError, match="no section table/ad/77"):
-        record.read(SectionKey(SectionKind.TABLE, "ad", 77))
     with pytest.raises(CheckpointError, match=r"no dense parameter 'bias'.*over\.weight"):
         record.dense("bias")
 
@@ -149,15 +159,23 @@ def test_one_flipped_bit_in_the_positions_is_found_and_named(store: Store, make_
 
 def test_one_flipped_bit_in_an_array_is_found_and_named(tmp_path: Path, make_job: MakeJob) -> None:
     record = open_record(save(open_store(tmp_path), make_job(), servers=1))
-    part, entry = record._sections[SectionKey(SectionKind.TABLE, "user", 4)]
+    part, entry = section_of(record, 4)
     path = open_store(record.uri).local_path(part.file)
     assert path is not None
     data = bytearray(path.read_bytes())
     data[entry.arrays[1].offset + 5] ^= 0b100
     path.write_bytes(data)
-    record.read(SectionKey(SectionKind.TABLE, "user", 3))
-    with pytest.raises(DamagedRecordError, match=r"array 'values' of section table/user/4 is damaged.*older record"):
-        record.read(SectionKey(SectionKind.TABLE, "user", 4))
+    assert list(record.rows("user", [3]))
+    with pytest.raises(DamagedRecordError, match=rf"array 'values' of section {entry.key} is damaged.*older record"):
+        list(record.rows("user", [4]))
+    with pytest.raises(DamagedRecordError):
+        record.verify()
+
+
+def section_of(record: Record, bucket: int) -> tuple[PartManifest, SectionEntry]:
+    """Where the rows of a bucket are: the last section of it."""
+    found = [(part, entry) for part in record.manifest.parts for entry in record.index(part)]
+    return [item for item in found if item[1].key.kind is SectionKind.ROWS and bucket in item[1].buckets][-1]
 
 
 def test_a_folder_without_a_manifest_is_no_record(store: Store, make_job: MakeJob) -> None:
@@ -245,10 +263,10 @@ def test_moments_of_other_time_zones_are_compared_as_moments(tmp_path: Path, mak
 def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path, make_job: MakeJob) -> None:
     uri = save(open_store(tmp_path), make_job())
     store = open_store(uri)
-    newer = msgspec.structs.replace(open_record(uri).manifest, format_version=2)
+    newer = msgspec.structs.replace(open_record(uri).manifest, format_version=3)
     store.delete("manifest.json")
-    store.put("manifest.json", record_module.encode_manifest(newer))
-    with pytest.raises(CheckpointError, match="format_version 2 is not allowed; allowed: 1"):
+    store.put("manifest.json", encode_manifest(newer))
+    with pytest.raises(CheckpointError, match="format_version 3 is not allowed; allowed: 1, 2"):
         open_record(uri)
 
 
@@ -274,9 +292,11 @@ def test_a_store_without_conditional_puts_still_commits_once(
         commit_record(uri, parts, b"{}", job=make_job(), job_id="a", kind="final", step=1, generation=2)
 
 
-def _commit_changed(tmp_path: Path, job: TrainingJob, parts: Callable[[str], list[PartManifest]]) -> None:
+def _commit_changed(
+    tmp_path: Path, job: TrainingJob, parts: Callable[[str], list[PartManifest]], cut: str | None = None
+) -> None:
     uri = new_record_uri(str(tmp_path), "clicks", "a", 1)
-    commit_record(uri, parts(uri), b"{}", job=job, job_id="a", kind="final", step=1, generation=2)
+    commit_record(uri, parts(uri), b"{}", job=job, job_id="a", kind="final", step=1, generation=2, cut=cut)
 
 
 def test_parts_that_contradict_each_other_make_no_record(tmp_path: Path, make_job: MakeJob) -> None:
@@ -288,9 +308,11 @@ def test_parts_that_contradict_each_other_make_no_record(tmp_path: Path, make_jo
 
     commit("at least one part", lambda uri: [])
     commit(r"\['ps-0'\] came more than once", lambda uri: [write_part(uri, 0, 2), write_part(uri, 0, 2)])
-    commit("bucket 1 is in part ps-0 and", lambda uri: [write_part(uri, 0, 1), write_part(uri, 1, 2)])
-    commit("no part answers for 128 of 256 buckets, first: 1", lambda uri: [write_part(uri, 0, 2)])
-    whole = {"buckets": list(range(VIRTUAL_BUCKETS))}
+    doubled = "bucket 1 of the tables ad, user is in part ps-0 and in part ps-1"
+    commit(doubled, lambda uri: [write_part(uri, 0, 1), write_part(uri, 1, 2)])
+    missing = r"no part answers for 128 of 256 buckets of the tables ad, user, first: 1; parts: \['ps-0'\]"
+    commit(missing, lambda uri: [write_part(uri, 0, 2)])
+    whole = {"groups": [answer(TABLES, range(VIRTUAL_BUCKETS))]}
     commit("only 5 of 10 elements", lambda uri: [msgspec.structs.replace(write_part(uri, 0, 2), **whole)])
     missing = "elements between 0 and 5 are missing"
     commit(missing, lambda uri: [msgspec.structs.replace(write_part(uri, 1, 2), **whole)])
@@ -299,8 +321,30 @@ def test_parts_that_contradict_each_other_make_no_record(tmp_path: Path, make_jo
         "of generation 2, but the parts are of {'ps-1': 1}",
         lambda uri: [write_part(uri, 0, 2), old(write_part(uri, 1, 2))],
     )
-    cut = lambda part: msgspec.structs.replace(part, size_bytes=part.size_bytes + 1)  # noqa: E731
-    commit("its writer reported", lambda uri: [cut(write_part(uri, 0, 1))])
+    short = lambda part: msgspec.structs.replace(part, size_bytes=part.size_bytes + 1)  # noqa: E731
+    commit("its writer reported", lambda uri: [short(write_part(uri, 0, 1))])
+    other = lambda part: msgspec.structs.replace(part, cut="save-2")  # noqa: E731
+    commit(
+        "of the save '', but the parts are of {'ps-1': 'save-2'}",
+        lambda uri: [write_part(uri, 0, 2), other(write_part(uri, 1, 2))],
+    )
+    with pytest.raises(CheckpointError, match=r"of the save 'save-3', but the parts are of \{'ps-0': 'save-2'\}"):
+        _commit_changed(tmp_path, job, lambda uri: [other(write_part(uri, 0, 1))], cut="save-3")
+
+    def grouped(*groups: object) -> Callable[[str], list[PartManifest]]:
+        return lambda uri: [msgspec.structs.replace(write_part(uri, 0, 1), groups=list(groups))]
+
+    everything = range(VIRTUAL_BUCKETS)
+    commit(r"no part answers for the tables \['user'\]; parts: \['ps-0'\]", grouped(answer(["ad"], everything)))
+    commit(r"the tables \['ad'\] more than once", grouped(answer(TABLES, everything), answer(["ad"], everything)))
+    commit("part ps-0 answers for the buckets 0 to 256 of the tables ad, user", grouped(answer(TABLES, range(257))))
+    strange = msgspec.structs.replace(answer(TABLES, everything), answers=[BucketRun(0, 1, 256, 5, 4)])
+    commit("bucket 0 of the tables ad, user from version 5 to 4", grouped(strange))
+    apart = [answer(["ad"], range(1, 256, 2)), answer(["user"], range(1, 256, 2))]
+    commit(
+        r"part ps-1 has the tables \[\['ad'\], \['user'\]\], part ps-0 has \[\['ad', 'user'\]\]",
+        lambda uri: [write_part(uri, 0, 2), msgspec.structs.replace(write_part(uri, 1, 2), groups=apart)],
+    )
     assert list_records(str(tmp_path), "clicks") == []
 
 
@@ -315,14 +359,15 @@ def test_a_record_without_one_of_its_parts_is_refused_although_the_part_had_no_r
 
     _commit_changed(tmp_path, make_job(), parts)
     for missing in range(servers):
-        with pytest.raises(CheckpointError, match=f"buckets, first: {missing}; parts: "):
+        with pytest.raises(CheckpointError, match=f"buckets of the tables ad, user, first: {missing}; parts: "):
             _commit_changed(
                 tmp_path, make_job(), lambda uri, missing=missing: parts(uri)[:missing] + parts(uri)[missing + 1 :]
             )
 
 
 def empty_part(uri: str, server: int, servers: int) -> PartManifest:
-    with PartWriter(uri, f"ps-{server}", buckets=range(server, VIRTUAL_BUCKETS, servers), generation=2) as writer:
+    groups = [answer(TABLES, range(server, VIRTUAL_BUCKETS, servers))]
+    with PartWriter(uri, f"ps-{server}", groups=groups, generation=2) as writer:
         return writer.finish()
 
 
@@ -330,25 +375,14 @@ def test_dense_parameters_that_one_server_did_not_write_are_missed_where_they_en
     tmp_path: Path, make_job: MakeJob
 ) -> None:
     def parts(uri: str) -> list[PartManifest]:
-        with PartWriter(uri, "ps-0", buckets=range(0, VIRTUAL_BUCKETS, 2), dense_range=(0, 6), generation=2) as writer:
+        groups = [[answer(TABLES, range(server, VIRTUAL_BUCKETS, 2))] for server in (0, 1)]
+        with PartWriter(uri, "ps-0", groups=groups[0], dense_range=(0, 6), generation=2) as writer:
             writer.write_dense("over.weight", (2, 3), 0, {"value": np.zeros(6, np.float32)})
             first = writer.finish()
-        with PartWriter(uri, "ps-1", buckets=range(1, VIRTUAL_BUCKETS, 2), dense_range=(6, 12), generation=2) as writer:
+        with PartWriter(uri, "ps-1", groups=groups[1], dense_range=(6, 12), generation=2) as writer:
             return [first, writer.finish()]
 
     with pytest.raises(CheckpointError, match="answer for 12 of 6 elements"):
-        _commit_changed(tmp_path, make_job(), parts)
-
-
-def test_rows_in_a_bucket_that_the_part_does_not_answer_for_make_no_record(tmp_path: Path, make_job: MakeJob) -> None:
-    def parts(uri: str) -> list[PartManifest]:
-        second = write_part(uri, 1, 2)
-        tables = [msgspec.structs.replace(table, buckets=[0]) for table in second.tables]
-        return [write_part(uri, 0, 2), msgspec.structs.replace(second, tables=tables)]
-
-    with pytest.raises(
-        CheckpointError, match="part ps-1 has rows of table ad in bucket 0, for which it does not answer"
-    ):
         _commit_changed(tmp_path, make_job(), parts)
 
 
@@ -450,7 +484,7 @@ def test_killed_at_any_moment_the_last_complete_record_opens_whole(
         writer.join()
     found = latest_record(str(tmp_path), "clicks")
     assert found is not None
-    assert len(list(found.read_many(found.sections()))) == 14
+    assert found.verify() == 14
     assert found.positions() == f'{{"step": {found.manifest.step}}}'.encode()
 
 

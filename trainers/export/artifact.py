@@ -9,7 +9,7 @@ tables/<i>.values.npy  their rows, float32 [N, R], in the order of the ids; memo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +61,15 @@ class ArtifactIndex(msgspec.Struct, frozen=True, kw_only=True):
 def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) -> ArtifactIndex:
     """Writes a final record's model into an empty folder; how many servers wrote the record does not matter.
 
-    Memory in use stays near the ids of the largest table plus one bucket: rows go straight to their place on disk.
+    Memory in use stays near 8 bytes per row, and 24 per row of the largest table: rows go straight to their place on
+    disk.
 
     Raises:
         CheckpointError: the record is damaged, or does not hold the job's model.
     """
     for name in ("tables", "dense"):
         (folder / name).mkdir(parents=True)
-    tables = [
-        _write_table(folder / "tables", str(position), name, job.spec.model.row_dimension, record)
-        for position, name in enumerate(job.spec.data.tables)
-    ]
+    tables = _write_tables(folder / "tables", job.spec.data.tables, job.spec.model.row_dimension, record)
     dense = []
     for position, summary in enumerate(record.manifest.model.dense):
         values = np.ascontiguousarray(record.dense(summary.name)["value"], np.float32)
@@ -91,38 +89,54 @@ def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) 
     return index
 
 
-def _write_table(folder: Path, file: str, name: str, dimension: int, record: Record) -> ArtifactTable:
-    keys = record.sections(SectionKind.TABLE, name)
-    counts: dict[int, int] = {}
-    found: list[Ids] = []
-    for key, arrays in record.read_many(keys):
-        counts[key.bucket] = len(arrays["ids"])
-        found.append(arrays["ids"].view(np.int64).copy())
-    ids = np.concatenate(found) if found else np.empty(0, np.int64)
-    order = np.argsort(ids, kind="stable")
-    place = np.empty(len(ids), np.int64)
-    place[order] = np.arange(len(ids))
-    ids = ids[order]
-    if len(ids) and (np.diff(ids) == 0).any():
-        raise CheckpointError(f"{record.uri}: table {name!r} holds an id twice; the record contradicts itself")
-    np.save(folder / f"{file}.ids.npy", ids, allow_pickle=False)
-    if len(ids) == 0:
-        np.save(folder / f"{file}.values.npy", np.empty((0, dimension), np.float32), allow_pickle=False)
-        return ArtifactTable(name=name, file=file, rows=0, dimension=dimension)
-    values = np.lib.format.open_memmap(
-        folder / f"{file}.values.npy", mode="w+", dtype=np.float32, shape=(len(ids), dimension)
-    )
-    begin = 0
-    for _, arrays in record.read_many(keys):
-        rows = arrays["values"]
+def _write_tables(folder: Path, names: Sequence[str], dimension: int, record: Record) -> list[ArtifactTable]:
+    """Reads the record twice: what ids there are, then their rows, which find their places among the sorted ids."""
+    found: dict[str, list[Ids]] = {name: [] for name in names}
+    for name, columns in _rows_by_table(record, names, ("ids", "tables")):
+        found[name].append(columns["ids"].view(np.int64).copy())
+    tables, values, places = [], {}, {}
+    for position, name in enumerate(names):
+        ids = np.concatenate([np.empty(0, np.int64), *found.pop(name)])
+        order = np.argsort(ids, kind="stable")
+        places[name] = np.empty(len(ids), np.int64)
+        places[name][order] = np.arange(len(ids))
+        ids = ids[order]
+        if (np.diff(ids) == 0).any():
+            raise CheckpointError(f"{record.uri}: table {name!r} holds an id twice; the record contradicts itself")
+        np.save(folder / f"{position}.ids.npy", ids, allow_pickle=False)
+        tables.append(ArtifactTable(name=name, file=str(position), rows=len(ids), dimension=dimension))
+        file = folder / f"{position}.values.npy"
+        if len(ids):
+            values[name] = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(len(ids), dimension))
+        else:
+            np.save(file, np.empty((0, dimension), np.float32), allow_pickle=False)
+    begin = dict.fromkeys(names, 0)
+    for name, columns in _rows_by_table(record, names, ("ids", "tables", "values")):
+        rows = columns["values"]
         if rows.ndim != 2 or rows.shape[1] != dimension:
             raise CheckpointError(
                 f"{record.uri}: table {name!r} has rows of shape {rows.shape[1:]}, the job file says {dimension}"
             )
-        values[place[begin : begin + len(rows)]] = rows
-        begin += len(rows)
-    values.flush()
-    return ArtifactTable(name=name, file=file, rows=len(ids), dimension=dimension)
+        end = begin[name] + len(rows)
+        values[name][places[name][begin[name] : end]] = rows
+        begin[name] = end
+    for written in values.values():
+        written.flush()
+    return tables
+
+
+def _rows_by_table(
+    record: Record, names: Sequence[str], columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, np.ndarray[Any, Any]]]]:
+    """(table, columns of some of its rows), in the same order each time."""
+    for share in record.shares():
+        if share.tables and not set(share.tables) & set(names):
+            continue
+        for rows in share.read((SectionKind.ROWS,), columns):
+            held = rows.columns["tables"]
+            for number in np.unique(held).tolist():
+                if rows.tables[number] in names:
+                    yield rows.tables[number], rows.entries(held == number)
 
 
 class Artifact:

@@ -1,6 +1,6 @@
 """A server's share of a checkpoint record: writing it, and reading whatever of a record belongs to a place.
 
-A record says nothing of servers: tables lie in sections per virtual bucket, dense parameters in runs by name. So a
+A record says nothing of servers: rows lie in columns over virtual buckets, dense parameters in runs by name. So a
 record written by three servers is restored by two, each taking its own buckets and its own slice.
 """
 
@@ -12,25 +12,41 @@ from typing import Any
 import numpy as np
 import structlog
 
-from elastrec.checkpoints import PartManifest, PartWriter, Record, SectionKind, open_record
+from elastrec.checkpoints import (
+    CHUNK_BYTES,
+    DamagedRecordError,
+    GroupPart,
+    PartManifest,
+    PartWriter,
+    Record,
+    SectionKind,
+    answer,
+    open_record,
+)
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.specs.job import first_order_columns
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
+from elastrec.trainers.parameter_server.loader import Loader
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.server import ParameterServer, Place
 from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
+from elastrec.trainers.parameter_server.storage.arrays import FROZEN
+from elastrec.trainers.parameter_server.storage.columns import candidate_columns, row_columns
+from elastrec.trainers.parameter_server.storage.copying import ROWS, Copied, copy_frozen
 
 Array = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
 
 
-def save_part(server: ParameterServer, uri: str, is_wanted: Callable[[], bool] = lambda: True) -> PartManifest:
+def save_part(
+    server: ParameterServer, uri: str, is_wanted: Callable[[], bool] = lambda: True, *, cut: str = ""
+) -> PartManifest:
     """Writes the server's part of the record at `uri`, of one moment; requests are served meanwhile.
 
     Args:
         is_wanted: asked before each section, and before the part is complete.
+        cut: the save that the part is of.
 
     Raises:
         CheckpointError, OSError: the store refused, or the part is not wanted any more; the server is unharmed.
@@ -43,17 +59,24 @@ def save_part(server: ParameterServer, uri: str, is_wanted: Callable[[], bool] =
     check()
     frozen = server.freeze()
     dense = frozen.dense
-    dense_range = None if dense is None else (dense.start, dense.start + len(dense.values))
     try:
         with PartWriter(
-            uri, server.name, buckets=frozen.owned, dense_range=dense_range, generation=frozen.generation
+            uri,
+            server.name,
+            groups=[_answer(store, np.array(buckets, np.int64)) for store, buckets in frozen.stores],
+            dense_range=None if dense is None else (dense.start, dense.start + len(dense.values)),
+            generation=frozen.generation,
+            cut=cut,
         ) as writer:
-            for store, buckets in frozen.stores:
-                for bucket in buckets:
+            for number, (store, buckets) in enumerate(frozen.stores):
+                for copied in _copied(store, np.array(buckets, np.int64), check):
                     check()
-                    for table, arrays in _copied(store, bucket, check):
-                        writer.write_table(table, bucket, arrays)
-                        server.transfers += 1
+                    if copied.kind == ROWS:
+                        kind, columns = SectionKind.ROWS, row_columns(store.layout, copied.cells)
+                    else:
+                        kind, columns = SectionKind.CANDIDATES, candidate_columns(copied.cells)
+                    writer.write_chunk(number, kind, copied.buckets, copied.counts, columns)
+                    server.transfers += 1
             for run in dense.runs() if dense is not None else ():
                 check()
                 writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
@@ -66,10 +89,16 @@ def save_part(server: ParameterServer, uri: str, is_wanted: Callable[[], bool] =
     return manifest
 
 
-def _copied(store: RowStore, bucket: int, check: Callable[[], None]) -> Iterator[tuple[str, dict[str, Array]]]:
-    """A frozen bucket's arrays by table; whoever gave the part up has thawed it."""
+def _answer(store: RowStore, buckets: Array) -> GroupPart:
+    """What a full part says of frozen buckets; one that holds no row is answered for, too."""
+    names = [table.name for table in store.plan.tables[store.group.first_table : store.group.end_table]]
+    return answer(names, buckets, last=np.maximum(store.marks[buckets, FROZEN], 0))
+
+
+def _copied(store: RowStore, buckets: Array, check: Callable[[], None]) -> Iterator[Copied]:
+    """Frozen buckets' cells; whoever gave the part up has thawed them."""
     try:
-        yield from store.frozen_arrays(bucket)
+        yield from copy_frozen(store, buckets, CHUNK_BYTES)
     except ThawedError:
         check()
         raise
@@ -80,9 +109,10 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
 
     What the record holds beyond the job is left; tables of another dimension, or whose rows gained or lost the
     first-order weight, start anew; where the update rule is another one, values are kept and the optimiser's state
-    starts anew.
+    starts anew. Rows are read chunk by chunk, so that the memory in use hardly exceeds that of the restored rows.
 
     Raises:
+        DamagedRecordError: the record contradicts itself, or its bytes are not those that were written.
         CheckpointError: the record is missing or damaged; the server answers Stale from then on.
     """
     # Before anything is read: the old model and the new one together may be more than the pod's memory.
@@ -93,33 +123,16 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
         return
     place = Place.under(routing, server.name)
     record = open_record(uri)
-    if record.manifest.virtual_buckets == server.plan.virtual_buckets:
-        buckets: list[int] | None = np.flatnonzero(place.owned).tolist()
-    else:
-        buckets = None  # other buckets: every section may hold rows of ours
     stores = server.empty_stores(place)
-    skipped = []
-    recorded_weights = first_order_columns(record.manifest.model.architecture)
-    wanted: dict[str, tuple[RowStore, bool]] = {}
-    for store in stores:
-        for index in range(store.group.first_table, store.group.end_table):
-            table = server.plan.tables[index]
-            name = table.name
-            saved = record.manifest.model.table(name)
-            if saved is None or (saved.dimension, recorded_weights) != (table.dimension, table.zero_columns):
-                skipped.append(name)
-                continue
-            wanted[name] = store, saved.optimizer == server.spec.optimizers.rows.kind
-    # All at once, so that neighbours are read together: a part holds bucket after bucket, each with all its tables.
-    keys = [key for key in record.sections(SectionKind.TABLE, buckets=buckets) if key.name in wanted]
-    for key, arrays in record.read_many(keys):
-        store, keep_state = wanted[key.name]
-        store.import_rows(key.name, arrays, keep_state=keep_state, now_seconds=server.now_seconds())
-        server.transfers += 1
+    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds())
+    for share in record.shares(np.flatnonzero(place.owned) if loader.has_same_buckets else None):
+        for _ in loader.take(share):
+            server.transfers += 1
+    loader.check(record.uri)
     source = _DenseOfRecord(server, record)
     server.become(place, routing, generation, stores, source.slice_of(place), source)
     log.info(
-        "restored", uri=uri, rows=sum(store.rows for store in stores), tables_new=skipped, epoch=routing.epoch,
+        "restored", uri=uri, rows=sum(store.rows for store in stores), tables_new=loader.skipped, epoch=routing.epoch,
         generation=generation,
     )  # fmt: skip
 
@@ -142,7 +155,7 @@ class _DenseOfRecord:
         dense = DenseSlice(self._layout, start, np.zeros(end - start, np.float32), self._optimizer)
         missing = self(dense)
         if missing:
-            raise CheckpointError(f"{self._record.uri}: the dense parameters {missing} are named but not held")
+            raise DamagedRecordError(f"{self._record.uri}: the dense parameters {missing} are named but not held")
         return dense
 
     def __call__(self, dense: DenseSlice) -> list[str]:

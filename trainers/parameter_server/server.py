@@ -289,7 +289,7 @@ class ParameterServer:
                 raise CheckpointError(f"server {self.name} has nothing to save: it has not restored yet")
             frozen = Frozen(
                 owned=np.flatnonzero(self.place.owned).tolist(),
-                stores=[(store, store.buckets_in_use()) for store in self.stores],
+                stores=[(store, np.flatnonzero(store.owned).tolist()) for store in self.stores],
                 dense=None if self.dense is None else self.dense.copy(),
                 generation=self.generation,
             )

@@ -11,6 +11,8 @@ from elastrec.trainers.parameter_server.gradients import Gradient, GroupGradient
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore
+from elastrec.trainers.parameter_server.storage.copying import copy_frozen
+from elastrec.trainers.parameter_server.storage.loading import load, unload
 
 
 @without_collector()
@@ -33,7 +35,9 @@ def warm_kernels() -> None:
             store.push(counts, ids, sightings, gradients, 0.0)
             store.push(merged.counts, merged.ids, merged.sightings, merged.gradients, 0.0)
             store.push(counts, ids, sightings, gradients, 0.0, store.pull(counts, ids, read_only=False)[1])
-            saved = [(table, arrays) for bucket in range(64) for table, arrays in store.export_bucket(bucket)]
-            for table, arrays in saved:
-                store.import_rows(table, arrays, keep_state=True, now_seconds=0.0)
+            buckets = np.arange(plan.virtual_buckets)
+            store.freeze(buckets)
+            for copied in list(copy_frozen(store, buckets, 1 << 20)):
+                load(store, copied.kind, copied.cells, None, keep_versions=False)
+            unload(store, np.empty((0, 4), np.uint32), None)
             store.evict(1e6)

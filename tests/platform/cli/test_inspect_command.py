@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from elastrec.checkpoints import PartWriter, commit_record, new_record_uri
+from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri
 from elastrec.checkpoints.inspection import bucket_of
 from elastrec.platform.cli.inspect_command import inspect
 from elastrec.platform.data.encode import MISSING_ID
 from elastrec.platform.specs.errors import CheckpointError, SpecError
+from tests.checkpoints.writing import write_bucket
 from tests.platform.master.fakes import job
 
 KEYS = {"user": 0x68FD1E64, "age": 7}
@@ -26,15 +27,16 @@ def record(tmp_path: Path) -> str:
     sparse = [{"name": "user", "encoding": "hexadecimal"}, {"name": "age"}]
     made = job(data={"path": "data", "sparse": sparse})
     uri = new_record_uri(str(tmp_path), "clicks", "clicks-1", 5)
-    with PartWriter(uri, "ps-0", buckets=range(64), dense_range=(0, 6)) as writer:
-        for table, ids in (("user", [0x68FD1E64]), ("age", [7, MISSING_ID])):
+    groups = [answer(["user", "age"], range(64))]
+    with PartWriter(uri, "ps-0", groups=groups, dense_range=(0, 6)) as writer:
+        for number, (table, ids) in enumerate((("user", [0x68FD1E64]), ("age", [7, MISSING_ID]))):
             for row_id in ids:
                 arrays = {
                     "ids": np.array([row_id]),
                     "values": np.full((1, 16), 0.5, np.float32),
                     "state": np.full((1, 1), 2.0, np.float32),
                 }
-                writer.write_table(table, bucket_of(row_id, table, 64), arrays)
+                write_bucket(writer, bucket_of(row_id, table, 64), number, arrays)
         writer.write_dense("w", (3, 2), 0, {"value": np.zeros(6, np.float32)})
         part = writer.finish()
     encodings = msgspec.json.encode({"user": "hexadecimal", "age": "integer"}).decode()

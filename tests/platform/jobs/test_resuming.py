@@ -9,7 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from elastrec.checkpoints import PartWriter, commit_record, conclude, new_record_uri, open_store, read_launch, take_term
+from elastrec.checkpoints import (
+    PartWriter,
+    answer,
+    commit_record,
+    conclude,
+    new_record_uri,
+    open_store,
+    read_launch,
+    take_term,
+)
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.jobs import KeptLaunch, Platform, Prepared, launch, remove_unsuccessful, resumable
 from elastrec.platform.jobs.kept_launch import keep_launch, kept_launch
@@ -61,7 +70,8 @@ def term_taken(store: str, job_id: str, holder: str = "h") -> None:
 def saved(request: LaunchRequest, step: int, kind: str = "periodic") -> str:
     """A complete record of the job's first term; returns its URI."""
     uri = new_record_uri(request.store, request.training_job.metadata.name, request.job_id, step)
-    writer = PartWriter(uri, "clicks-1-ps-0", buckets=range(64), dense_range=(0, 4), generation=0)
+    groups = [answer(request.training_job.spec.data.tables, range(64))]
+    writer = PartWriter(uri, "clicks-1-ps-0", groups=groups, dense_range=(0, 4), generation=0)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     commit_record(
         uri, [writer.finish()], Positions({"training": StreamPositions(1, [])}).encode(),

@@ -7,7 +7,7 @@ from unittest.mock import sentinel
 
 import numpy as np
 
-from elastrec.checkpoints import PartWriter, commit_record, new_record_uri
+from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri
 from elastrec.platform.jobs.preparation import _find_start, _Rows
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.job import TrainingJob
@@ -19,7 +19,8 @@ ROWS = _Rows(sentinel.training, sentinel.evaluation, Interval("", "", ""))
 
 def final_record(store: Path, made: TrainingJob, step: int) -> str:
     uri = new_record_uri(str(store), made.metadata.name, "earlier", step)
-    with PartWriter(uri, "ps-0", buckets=range(64), dense_range=(0, 6)) as writer:
+    groups = [answer(made.spec.data.tables, range(64))]
+    with PartWriter(uri, "ps-0", groups=groups, dense_range=(0, 6)) as writer:
         writer.write_dense("w", (3, 2), 0, {"value": np.zeros(6, np.float32)})
         part = writer.finish()
     commit_record(uri, [part], b"{}", job=made, job_id="earlier", kind="final", step=step, generation=0)

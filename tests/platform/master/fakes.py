@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from elastrec.checkpoints import PartWriter, newest_term, open_store
+from elastrec.checkpoints import PartWriter, answer, newest_term, open_store
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import EndReason, PodEvent, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.sketch import BinaryMetricsSketch
@@ -298,18 +298,23 @@ class ScriptedPod:
             if directive.restore is not None:
                 self._restored = directive.restore.order_id
             if directive.save is not None and directive.save.order_id != self._saved:
-                saved = self._write(directive)
+                saved = self._write(directive, TrainingJob.model_validate_json(registered.job_json))
             directive = self._beat(directive, saved=saved, restored_order_id=self._restored)
             if saved is not None:
                 self._saved = saved.order_id
             time.sleep(0.005)
 
-    def _write(self, directive: Any) -> SavedPart:
+    def _write(self, directive: Any, job: TrainingJob) -> SavedPart:
         rank = directive.routing.servers.index(self.name)
         buckets = [bucket for bucket, owner in enumerate(directive.routing.owners) if owner == rank]
         dense_range = (0, 4) if rank == 0 else (4, 4)
         writer = PartWriter(
-            directive.save.uri, self.name, buckets=buckets, dense_range=dense_range, generation=directive.generation
+            directive.save.uri,
+            self.name,
+            groups=[answer(job.spec.data.tables, buckets)],
+            dense_range=dense_range,
+            generation=directive.generation,
+            cut=directive.save.order_id,
         )
         if rank == 0:
             writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastrec.checkpoints import PartWriter, open_record, open_store
+from elastrec.checkpoints import PartWriter, answer, open_record, open_store
 from elastrec.platform.master import events, record_lane
 from elastrec.platform.master.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.launch import LaunchRequest
@@ -31,7 +31,8 @@ def commit_order(request: LaunchRequest) -> CommitRecord:
     state = JobState.new(JobPlan.of(request))
     save = state.saves.begin("save-2", step=40, is_final=False, version=2, time=1.0)
     open_store(request.store).create()
-    writer = PartWriter(save.uri, "clicks-1-ps-0", buckets=range(64), dense_range=(0, 4), generation=0)
+    groups = [answer(job().spec.data.tables, range(64))]
+    writer = PartWriter(save.uri, "clicks-1-ps-0", groups=groups, dense_range=(0, 4), generation=0, cut=save.order_id)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     part = SavedPart(order_id=save.order_id, manifest_json=writer.finish().to_json())
     return CommitRecord(

@@ -13,7 +13,7 @@ import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.checkpoints import PartWriter, commit_record, new_record_uri
+from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri
 from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.specs.data import DenseFeature, FileFormat, Partitioning, SparseFeature, TrainingData
@@ -22,6 +22,7 @@ from elastrec.platform.transport.export_messages import ExportRequest, predictio
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
 from elastrec.trainers.worker.inputs import inputs_of
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
+from tests.checkpoints.writing import write_bucket
 
 ROWS, SHARD = 300, 120
 
@@ -142,11 +143,12 @@ def trained(job: TrainingJob, folder: Path) -> tuple[str, MappedCollection, torc
         elements = sum(value.numel() for value in dense.values())
         dense_range = (0, elements // 2) if part == 0 else (elements // 2, elements)
         buckets = range(part, job.spec.resources.virtual_buckets, 2)
-        with PartWriter(uri, f"server-{part}", buckets=buckets, dense_range=dense_range) as writer:
-            for name, (ids, values) in rows.items():
+        groups = [answer(list(rows), buckets)]
+        with PartWriter(uri, f"server-{part}", groups=groups, dense_range=dense_range) as writer:
+            for number, (ids, values) in enumerate(rows.values()):
                 for bucket in range(part, 6, 2):
                     mine = ids % 6 == bucket
-                    writer.write_table(name, bucket, {"ids": ids[mine], "values": values[mine]})
+                    write_bucket(writer, bucket, number, {"ids": ids[mine], "values": values[mine]})
             for key, value in dense.items():
                 flat = value.detach().numpy().reshape(-1)
                 half = len(flat) // 2

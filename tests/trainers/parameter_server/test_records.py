@@ -60,9 +60,9 @@ def test_the_old_model_is_freed_before_the_first_array_of_a_record_is_read(
     reads = []
 
     class WatchedRecord(Record):
-        def read_many(self, keys: Any) -> Any:
+        def read(self, part: Any, entries: Any) -> Any:
             reads.append([kept for kept in held if kept() is not None])
-            return super().read_many(keys)
+            return super().read(part, entries)
 
     def open_watched(uri: str) -> Record:
         opened = open_record(uri)
@@ -92,6 +92,9 @@ def test_a_server_whose_record_cannot_be_read_holds_nothing_and_answers_stale(tm
 def test_a_part_answers_for_all_buckets_of_its_server_and_its_range_of_the_dense_parameters(tmp_path: Path) -> None:
     manifest = open_record(trained_record(tmp_path)).manifest
     first, second = manifest.parts
-    assert first.buckets == list(range(0, 256, 2)) and second.buckets == list(range(1, 256, 2))
+    for part, begin in ((first, 0), (second, 1)):
+        (group,) = part.groups
+        assert group.tables == ["user", "item"] and group.buckets().tolist() == list(range(begin, 256, 2))
+        assert len(group.answers) == 1 and group.answers[0].from_version == 0
     assert (first.dense_range, second.dense_range) == ((0, 7), (7, 15))
     assert (first.generation, second.generation) == (1, 1)

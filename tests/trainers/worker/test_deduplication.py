@@ -14,7 +14,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.transport.job_messages import Mode
 from elastrec.trainers.parameter_server.messages import GetStats
+from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS
 from elastrec.trainers.worker.predictions import read_predictions
+from tests.trainers.parameter_server.storage.copies import columns_of
 from tests.trainers.worker.sessions import session_job
 from tests.trainers.worker.test_worker import Setting
 
@@ -71,13 +73,14 @@ def _dense(here: Setting) -> np.ndarray[Any, Any]:
 
 
 def _tables(here: Setting, name: str) -> dict[tuple[str, int], Any]:
-    """What all servers hold, by table and id; `name` is an array of `RowStore.export_bucket`."""
-    ids_of = "candidate_ids" if name.startswith("candidate") else "ids"
+    """What all servers hold, by table and id: a column of rows, or of candidates."""
     found = {}
     for store in (store for server in here.servers for store in server.stores):
-        for bucket in range(here.job.spec.resources.virtual_buckets):
-            for table, arrays in store.export_bucket(bucket):
-                found |= {(table, int(i)): value for i, value in zip(arrays[ids_of], arrays[name], strict=True)}
+        names = [table.name for table in store.plan.tables[store.group.first_table :]]
+        columns = columns_of(store, CANDIDATES if name == "sightings" else ROWS)
+        if columns:
+            keys = zip(columns["tables"].tolist(), columns["ids"].tolist(), strict=True)
+            found |= {(names[table], i): value for (table, i), value in zip(keys, columns[name], strict=True)}
     return found
 
 
@@ -138,8 +141,8 @@ def test_ids_are_admitted_after_as_many_rows_as_on_plain_batches(trained: Make) 
     plain, ours = (trained(how, steps=8, tables=tables) for how in ("off", GROUPS))
     for here in (plain, ours):
         here.finish()
-    waiting = _tables(plain, "candidate_sightings")
-    assert waiting and waiting == _tables(ours, "candidate_sightings")
+    waiting = _tables(plain, "sightings")
+    assert waiting and waiting == _tables(ours, "sightings")
     assert _tables(plain, "values") and _tables(plain, "values").keys() == _tables(ours, "values").keys()
 
 

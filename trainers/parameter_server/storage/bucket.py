@@ -136,12 +136,7 @@ class Bucket:
 
     def thaw(self) -> None:
         """Ends a freeze, copied or not; a bucket that is not frozen stays as it is."""
-        with self._store.locked(self.number):
-            marks = self._store.marks[self.number]
-            if marks[FROZEN] >= 0:
-                marks[FROZEN] = -1
-                self._store.rows_memory.drop_shadows(self.number)
-                self._store.waiting_memory.drop_shadows(self.number)
+        self._store.thaw([self.number])
 
     def mark(self) -> int:
         """The version that the bucket has had so far. From now on changes are listed at what they cost."""

@@ -122,6 +122,11 @@ def has_slot(pool, index, bucket):  # type: ignore[no-untyped-def]
     return 10 * (pool.buckets[bucket, COUNT] + 1) <= 96 * index.runs[bucket, LINES]
 
 
+def lines_for(cells: int) -> int:
+    """Lines of a run in which so many cells have a slot."""
+    return -(-10 * cells // 96)
+
+
 @kernel
 def _put(lines, longs, start, count, row_hash, place):  # type: ignore[no-untyped-def]
     number, tag = home_of(row_hash, count), _tag_of(row_hash)

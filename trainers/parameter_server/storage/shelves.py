@@ -67,11 +67,25 @@ class ShelfMemory:
         pool, index = self.shelf.pool, self.shelf.slots
         if index_kernels.has_slot(pool, index, bucket):
             return
+        pages = int(index.runs[bucket, LINES]) // LINES_PER_PAGE
+        self._lay_out(bucket, pages + max(1, pages // 4), salts)
+
+    def grow_for(self, bucket: int, cells: int, salts: Array) -> None:
+        """Gives the bucket's index a run that has room for so many cells more. The lock is held.
+
+        Raises:
+            ServerMemoryError: there is none.
+        """
+        pool, index = self.shelf.pool, self.shelf.slots
+        lines = index_kernels.lines_for(int(pool.buckets[bucket, COUNT]) + cells)
+        if lines > int(index.runs[bucket, LINES]):
+            self._lay_out(bucket, -(-lines // LINES_PER_PAGE), salts)
+
+    def _lay_out(self, bucket: int, pages: int, salts: Array) -> None:
+        pool, index = self.shelf.pool, self.shelf.slots
         start, lines = int(index.runs[bucket, START]), int(index.runs[bucket, LINES])
-        pages = lines // LINES_PER_PAGE
-        longer = pages + max(1, pages // 4)
         index_kernels.lay_out(
-            pool, index, bucket, self.index.take(longer), longer * LINES_PER_PAGE, salts,
+            pool, index, bucket, self.index.take(pages), pages * LINES_PER_PAGE, salts,
             np.empty(AHEAD, np.uint64), np.empty(AHEAD, np.int64),
         )  # fmt: skip
         if lines:

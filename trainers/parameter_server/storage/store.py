@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +29,7 @@ from elastrec.trainers.parameter_server.storage.arrays import (
 )
 from elastrec.trainers.parameter_server.storage.bucket import Bucket
 from elastrec.trainers.parameter_server.storage.index import RING
-from elastrec.trainers.parameter_server.storage.layout import (
-    CANDIDATE_WORDS,
-    RowLayout,
-    arrays_by_table,
-    candidate_cells,
-    row_cells,
-)
+from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout
 from elastrec.trainers.parameter_server.storage.memory import (
     PAGE_BYTES,
     PoolMemory,
@@ -185,12 +179,17 @@ class RowStore:
             ids, np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32),
             np.empty(size, np.int32), np.zeros(stripes + 1, np.int64),
         )  # fmt: skip
-        drops = self._drops
-        foreign = access.lay_out_request(
+        lookup = self.lookup_of(request)
+        lookup.foreign = access.lay_out_request(
             counts, ids, self.salts, self.owned, self.stripe_of, request, np.empty(stripes, np.int64)
         )
+        return lookup
+
+    def lookup_of(self, request: Request) -> Lookup:
+        """A lookup of a request that is being laid out; no row of it is found yet."""
+        size, stripes = len(request.ids), len(self._locks)
         return Lookup(
-            request, foreign, drops, np.empty(size, np.int64), np.zeros(stripes, np.int64),
+            request, 0, self._drops, np.empty(size, np.int64), np.zeros(stripes, np.int64),
             np.full(stripes, -1, np.int64),
         )  # fmt: skip
 
@@ -385,7 +384,7 @@ class RowStore:
 
     # Whole buckets
 
-    def freeze(self, buckets: Sequence[int]) -> None:
+    def freeze(self, buckets: Sequence[int] | Array) -> None:
         """See Bucket.freeze; of one moment if nothing is pushed or evicted meanwhile.
 
         Raises:
@@ -402,54 +401,17 @@ class RowStore:
                 for memory in (self.rows_memory, self.waiting_memory):
                     memory.shelf.pool.buckets[mine, COPIED] = 0
 
-    def thaw(self, buckets: Iterable[int]) -> None:
+    def thaw(self, buckets: Sequence[int] | Array) -> None:
         """See Bucket.thaw."""
-        for bucket in buckets:
-            if self.marks[bucket, FROZEN] >= 0:
-                self.bucket(bucket).thaw()
-
-    def frozen_arrays(self, bucket: int) -> Iterator[tuple[str, dict[str, Array]]]:
-        """(table, arrays) of a frozen bucket as it was then, ordered by id, as `layout.arrays_by_table`; thaws it."""
-        rows, candidates = self.bucket(bucket).copy()
-        self.bucket(bucket).thaw()
-        for table, arrays in arrays_by_table(self.layout, rows, candidates, has_candidates=self.group.admit_after > 1):
-            yield self.plan.tables[self.group.first_table + table].name, arrays
-
-    def export_bucket(self, bucket: int) -> Iterator[tuple[str, dict[str, Array]]]:
-        """(table, arrays) of what the bucket holds now; see `frozen_arrays`."""
-        self.bucket(bucket).freeze()
-        return self.frozen_arrays(bucket)
-
-    def import_rows(self, table: str, arrays: dict[str, Array], *, keep_state: bool, now_seconds: float) -> None:
-        """Takes rows as `export_bucket` gives them, those in owned buckets only.
-
-        Args:
-            keep_state: else the optimiser state starts anew (another update rule wrote it).
-            now_seconds: stands in for `last_seen` where the record does not know it.
-
-        Raises:
-            ServerMemoryError: no room for more rows.
-        """
-        number = self.plan.by_name[table].index - self.group.first_table
-        state = arrays["state"] if keep_state else self.rule.initial_state
-        if self.evicts and "last_seen" not in arrays:
-            arrays = {**arrays, "last_seen": np.full(len(arrays["ids"]), int(now_seconds), np.uint32)}
-        if len(arrays["ids"]):
-            lookup = self._look_up_table(number, arrays["ids"])
-            versions = self.marks[lookup.request.buckets, VERSION]
-            self.enter(lookup, row_cells(self.layout, number, arrays, versions, state=state), kind=0)
-        if self.group.admit_after > 1 and len(arrays.get("candidate_ids", ())):
-            lookup = self._look_up_table(number, arrays["candidate_ids"])
-            cells = candidate_cells(
-                number, arrays, self.marks[lookup.request.buckets, VERSION],
-                most_sightings=self.group.admit_after - 1, now_seconds=int(now_seconds),
-            )  # fmt: skip
-            self.enter(lookup, cells, kind=1)
-
-    def _look_up_table(self, table: int, ids: Array) -> Lookup:
-        counts = np.zeros(len(self.salts), np.int32)
-        counts[table] = len(ids)
-        return self.look_up(counts, np.ascontiguousarray(ids, np.int64))
+        chosen = np.asarray(buckets, np.int64)
+        for stripe, lock in enumerate(self._locks):
+            mine = chosen[self.stripe_of[chosen] == stripe]
+            with lock:
+                mine = mine[self.marks[mine, FROZEN] >= 0]
+                self.marks[mine, FROZEN] = -1
+                for memory in (self.rows_memory, self.waiting_memory):
+                    for bucket in mine[memory.shelf.shadows.buckets[mine, COUNT] > 0].tolist():
+                        memory.drop_shadows(bucket)
 
     def enter(self, lookup: Lookup, cells: Array, *, kind: int) -> None:
         """Enters cells [U, W] uint32 of a lookup's ids in owned buckets: rows (kind 0) or candidates (1)."""

@@ -13,6 +13,7 @@ from elastrec.platform.specs.job import OptimizerSpec, TableSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
+from tests.trainers.parameter_server.storage.copies import columns_of
 
 BUCKETS, DIMENSION = 4, 16
 
@@ -156,8 +157,7 @@ def test_requests_evictions_and_copies_side_by_side_lose_nothing() -> None:
     def copy() -> None:
         while not done.is_set():
             for bucket in range(BUCKETS):
-                rows = sum(len(arrays["ids"]) for _, arrays in store.export_bucket(bucket))
-                assert rows >= 20_000 / BUCKETS * 0.9
+                assert len(columns_of(store, buckets=[bucket])["ids"]) >= 20_000 / BUCKETS * 0.9
                 store.bucket(bucket).changes(store.bucket(bucket).version - 1)
 
     def evict() -> None:
@@ -176,11 +176,7 @@ def test_requests_evictions_and_copies_side_by_side_lose_nothing() -> None:
     assert not errors
     store.evict(5000.0)
     assert store.rows == len(ids)
-    held = {
-        key: float(total)
-        for bucket in range(BUCKETS)
-        for _, arrays in store.export_bucket(bucket)
-        for key, total in zip(arrays["ids"].tolist(), arrays["state"][:, 0], strict=True)
-    }
+    columns = columns_of(store)
+    held = {key: float(total) for key, total in zip(columns["ids"].tolist(), columns["state"][:, 0], strict=True)}
     initial = OptimizerSpec().initial_accumulator
     assert set(held.values()) == {np.float32(initial + threads * pushes / 2)} and len(held) == len(ids)

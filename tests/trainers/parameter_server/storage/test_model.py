@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -12,9 +14,12 @@ from elastrec.platform.specs.errors import IncompatibleError
 from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, TableSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of, initial_rows
 from elastrec.trainers.parameter_server.plan import TablePlan, make_plan
-from elastrec.trainers.parameter_server.storage import Changes, RowStore
+from elastrec.trainers.parameter_server.storage import Changes, RowStore, copying
 from elastrec.trainers.parameter_server.storage import store as store_module
-from elastrec.trainers.parameter_server.storage.layout import arrays_by_table
+from elastrec.trainers.parameter_server.storage.columns import row_columns
+from elastrec.trainers.parameter_server.storage.copying import Copied, copy_frozen
+from elastrec.trainers.parameter_server.storage.layout import ids_of, tables_of
+from tests.trainers.parameter_server.storage.copies import copied, take
 
 BUCKETS, DIMENSION, TABLES = 4, 2, ("a", "b")
 KEEP_SECONDS = 100.0
@@ -48,6 +53,15 @@ class Buckets(RuleBasedStateMachine):
 
     admit_after, evicts = 1, False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        # So that a copy pauses in the middle of buckets.
+        self.patch.setattr(copying, "COPY_STEP_CELLS", 7)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
     @initialize(stripes=st.sampled_from([1, 4]))
     def begin(self, stripes: int) -> None:
         admit_after, evicts = self.admit_after, self.evicts
@@ -63,6 +77,8 @@ class Buckets(RuleBasedStateMachine):
         self.dropped: set[int] = set()
         # What `there` was told last, and until which version of `here`.
         self.told: dict[int, tuple[int, Oracle]] = {}
+        # A copy of many buckets that is under way: of which, as they were, and what has come of it.
+        self.copying: tuple[set[int], Oracle, Iterator[Copied], list[Copied]] | None = None
 
     @staticmethod
     def store(plan: TablePlan, owned: np.ndarray, stripes: int) -> RowStore:
@@ -134,7 +150,7 @@ class Buckets(RuleBasedStateMachine):
     @precondition(lambda self: self.oracle[0])
     @rule(bucket=bucket_numbers)
     def freeze(self, bucket: int) -> None:
-        if bucket not in self.frozen and bucket not in self.dropped:
+        if bucket not in self.frozen and bucket not in self.dropped and not self.is_copied(bucket):
             self.here.bucket(bucket).freeze()
             self.frozen[bucket] = of_bucket(self.oracle, bucket)
 
@@ -147,6 +163,48 @@ class Buckets(RuleBasedStateMachine):
             self.check(*self.here.bucket(bucket).copy(), expected)
         self.here.bucket(bucket).thaw()
 
+    def is_copied(self, bucket: int) -> bool:
+        return self.copying is not None and bucket in self.copying[0]
+
+    @precondition(lambda self: self.copying is None)
+    @rule(chunk_bytes=st.sampled_from([1, 100, 400, 10_000]))
+    def begin_copy(self, chunk_bytes: int) -> None:
+        """Freezes all buckets that are there, to be copied chunk by chunk."""
+        buckets = [bucket for bucket in range(BUCKETS) if bucket not in self.frozen and bucket not in self.dropped]
+        self.here.freeze(buckets)
+        whole: Oracle = tuple(
+            {key: value for key, value in part.items() if bucket_of(key) in buckets} for part in self.oracle
+        )  # type: ignore[assignment]
+        self.copying = set(buckets), whole, copy_frozen(self.here, np.array(buckets, np.int64), chunk_bytes), []
+
+    @precondition(lambda self: self.copying is not None)
+    @rule(chunks=st.integers(1, 30), gives_up=st.sampled_from([False, False, False, True]))
+    def go_on_copying(self, chunks: int, gives_up: bool) -> None:
+        assert self.copying is not None
+        buckets, expected, rest, found = self.copying
+        if gives_up:
+            self.here.thaw(sorted(buckets))
+            self.copying = None
+            return
+        for _ in range(chunks):
+            chunk = next(rest, None)
+            if chunk is None:
+                self.copying = None
+                cells = [
+                    np.concatenate(
+                        [np.empty((0, width), np.uint32), *(each.cells for each in found if each.kind == kind)]
+                    )
+                    for kind, width in ((0, self.here.layout.width), (1, 5))
+                ]
+                self.check(*cells, expected)
+                return
+            named = np.repeat(chunk.buckets, chunk.counts).tolist()
+            assert named == [
+                bucket_of((TABLES[table], key))
+                for table, key in zip(tables_of(chunk.cells), ids_of(chunk.cells).tolist(), strict=True)
+            ]
+            found.append(chunk)
+
     @rule(bucket=bucket_numbers)
     def mark(self, bucket: int) -> None:
         before = self.here.bucket(bucket).version
@@ -155,7 +213,7 @@ class Buckets(RuleBasedStateMachine):
     @rule(bucket=bucket_numbers, forget=st.booleans())
     def tell(self, bucket: int, forget: bool) -> None:
         """`there` takes what has changed since it was told last."""
-        if bucket in self.frozen or bucket in self.dropped:
+        if bucket in self.frozen or bucket in self.dropped or self.is_copied(bucket):
             return
         version, _ = self.told.get(bucket, (-1, ({}, {})))
         changes = self.here.bucket(bucket).changes(version)
@@ -170,7 +228,7 @@ class Buckets(RuleBasedStateMachine):
     @precondition(lambda self: not self.dropped)
     @rule(bucket=bucket_numbers)
     def drop(self, bucket: int) -> None:
-        if bucket in self.frozen:
+        if bucket in self.frozen or self.is_copied(bucket):
             return
         self.here.bucket(bucket).drop()
         self.dropped.add(bucket)
@@ -195,27 +253,19 @@ class Buckets(RuleBasedStateMachine):
 
     @rule()
     def save_and_restore(self) -> None:
-        if self.frozen:
+        if self.frozen or self.copying:
             return
-        sections = [
-            (table, arrays)
-            for bucket in self.here.buckets_in_use()
-            for table, arrays in self.here.export_bucket(bucket)
-        ]
         new = self.store(self.here.plan, self.here.owned, len(self.here.moves))
-        for table, arrays in sections:
-            new.import_rows(table, arrays, keep_state=True, now_seconds=self.now)
+        take(new, copied(self.here, chunk_bytes=200))
         self.here = new
         self.told.clear()
-        for key, (seen, at) in self.oracle[1].items():
-            self.oracle[1][key] = seen, at // 60 * 60 + 59  # records keep minutes
 
     def contents(self, rows: np.ndarray, candidates: np.ndarray) -> Oracle:
         held: Oracle = ({}, {})
-        for table, arrays in arrays_by_table(self.here.layout, rows, candidates, has_candidates=True):
-            seen = arrays.get("last_seen", np.zeros(len(arrays["ids"])))
-            for number, key in enumerate(arrays["ids"].tolist()):
-                held[0][TABLES[table], key] = arrays["values"][number], arrays["state"][number, 0], int(seen[number])
+        columns = row_columns(self.here.layout, rows)
+        seen = columns.get("last_seen", np.zeros(len(rows)))
+        for number, (table, key) in enumerate(zip(columns["tables"], columns["ids"].tolist(), strict=True)):
+            held[0][TABLES[table], key] = columns["values"][number], columns["state"][number, 0], int(seen[number])
         for cell in candidates:
             key = int(cell[:2].copy().view(np.int64)[0])
             held[1][TABLES[int(cell[3]) & 0xFFFF], key] = int(cell[3]) >> 16, int(cell[4])

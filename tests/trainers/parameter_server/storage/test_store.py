@@ -13,6 +13,7 @@ from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, TableSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of, initial_rows
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
+from tests.trainers.parameter_server.storage.copies import copied, take
 
 NONE = np.empty(0, np.int32)
 SGD = OptimizerSpec(kind=OptimizerKind.SGD, learning_rate=1.0)
@@ -127,15 +128,13 @@ def test_moved_rows_keep_values_state_and_counters() -> None:
     table = TableSpec(admit_after=2, evict_after=100.0)
     rule = OptimizerSpec(learning_rate=0.1)
     ids = list(range(100))
-    everything = np.ones(64, np.bool_)
     half = np.arange(64) < 32
     one = store_of(table, rule)
     push(one, ids, sightings=[1 + key % 2 for key in ids], now=500)
     parts = [store_of(table, rule, owned=half), store_of(table, rule, owned=~half)]
-    for bucket in np.flatnonzero(everything):
-        for name, arrays in one.export_bucket(int(bucket)):
-            for part in parts:
-                part.import_rows(name, arrays, keep_state=True, now_seconds=0)
+    chunks = copied(one)
+    for part in parts:
+        take(part, chunks)
     assert sum(part.rows for part in parts) == one.rows == 50
     push(one, ids, now=550)
     buckets = buckets_of(np.array(ids), "t", 64)
@@ -152,9 +151,7 @@ def test_moved_rows_are_evicted_when_they_would_have_been_where_they_came_from()
     one, other = store_of(table), store_of(table)
     push(one, list(range(60)), now=500)
     push(one, list(range(40, 100)), now=550)
-    for bucket in range(64):
-        for name, arrays in one.export_bucket(bucket):
-            other.import_rows(name, arrays, keep_state=True, now_seconds=590)
+    take(other, copied(one))
     assert one.evict(601) == other.evict(601) == 40
     np.testing.assert_array_equal(pull(other, list(range(100))), pull(one, list(range(100))))
     assert pull(other, list(range(40, 100))).any(axis=1).all()

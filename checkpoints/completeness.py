@@ -1,0 +1,148 @@
+"""Whether parts make a record: every bucket of every table and every dense element once, all of one save. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from elastrec.checkpoints.parts import DenseSlice, PartManifest
+from elastrec.checkpoints.summary import DenseSummary
+from elastrec.platform.specs.errors import CheckpointError
+
+
+def check_parts(
+    parts: Sequence[PartManifest],
+    *,
+    tables: Sequence[str],
+    virtual_buckets: int,
+    generation: int,
+    cut: str | None,
+    where: str,
+) -> list[DenseSummary]:
+    """That the parts together are one model of one save: nothing missing, nothing twice.
+
+    Args:
+        tables: of the job.
+        cut: of which save the parts must be; None: of any one.
+
+    Returns:
+        the layout of the dense parameters.
+
+    Raises:
+        CheckpointError: names the first contradiction, with bucket or range and part.
+    """
+    names = [part.name for part in parts]
+    if not parts:
+        raise CheckpointError(f"{where}: a record needs at least one part")
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise CheckpointError(f"{where}: the parts {doubled} came more than once")
+    if others := {part.name: part.generation for part in parts if part.generation != generation}:
+        raise CheckpointError(f"{where}: the record is of generation {generation}, but the parts are of {others}")
+    expected = parts[0].cut if cut is None else cut
+    if cuts := {part.name: part.cut for part in parts if part.cut != expected}:
+        raise CheckpointError(f"{where}: the record is of the save {expected!r}, but the parts are of {cuts}")
+    for group in _groups(parts, tables, where):
+        _check_buckets(parts, group, virtual_buckets, where)
+    slices: dict[str, list[tuple[DenseSlice, str]]] = {}
+    for part in parts:
+        for dense in part.dense:
+            slices.setdefault(dense.name, []).append((dense, part.name))
+    layout = [_whole(name, found, where) for name, found in slices.items()]
+    _check_dense_ranges(parts, sum(math.prod(dense.shape) for dense in layout), where)
+    return layout
+
+
+def _groups(parts: Sequence[PartManifest], tables: Sequence[str], where: str) -> list[list[str]]:
+    """The table groups of all parts, which must be the same and have each table of the job once."""
+    first, *others = parts
+    groups = [group.tables for group in first.groups]
+    for part in others:
+        if [group.tables for group in part.groups] != groups:
+            raise CheckpointError(
+                f"{where}: part {part.name} has the tables {[group.tables for group in part.groups]}, part "
+                f"{first.name} has {groups}"
+            )
+    held = [table for group in groups for table in group]
+    if doubled := sorted({table for table in held if held.count(table) > 1}):
+        raise CheckpointError(f"{where}: part {first.name} has the tables {doubled} more than once")
+    if missing := [table for table in tables if table not in held]:
+        raise CheckpointError(f"{where}: no part answers for the tables {missing}; parts: {names_of(parts)}")
+    return groups
+
+
+def names_of(parts: Sequence[PartManifest]) -> list[str]:
+    return [part.name for part in parts]
+
+
+def _check_buckets(parts: Sequence[PartManifest], tables: list[str], virtual_buckets: int, where: str) -> None:
+    """Each bucket of a group is answered for by exactly one part, once."""
+    what = f"the tables {', '.join(tables)}"
+    owners = np.full(virtual_buckets, -1, np.int64)
+    for number, part in enumerate(parts):
+        (group,) = (group for group in part.groups if group.tables == tables)
+        for run in group.answers:
+            if run.count < 1 or run.first < 0 or run.step < 1 or run.last >= virtual_buckets:
+                raise CheckpointError(
+                    f"{where}: part {part.name} answers for the buckets {run.first} to {run.last} of {what}; allowed: "
+                    f"0 to {virtual_buckets - 1}"
+                )
+            if run.from_version > run.to_version:
+                raise CheckpointError(
+                    f"{where}: part {part.name} answers for bucket {run.first} of {what} from version "
+                    f"{run.from_version} to {run.to_version}; allowed: to a later one"
+                )
+            mine = slice(run.first, run.last + 1, run.step)
+            if (owners[mine] >= 0).any():
+                bucket = run.first + run.step * int(np.argmax(owners[mine] >= 0))
+                other = parts[int(owners[bucket])].name
+                raise CheckpointError(f"{where}: bucket {bucket} of {what} is in part {other} and in part {part.name}")
+            owners[mine] = number
+    missing = np.flatnonzero(owners < 0)
+    if len(missing):
+        raise CheckpointError(
+            f"{where}: no part answers for {len(missing)} of {virtual_buckets} buckets of {what}, first: {missing[0]}; "
+            f"parts: {names_of(parts)}"
+        )
+
+
+def _check_dense_ranges(parts: Sequence[PartManifest], elements: int, where: str) -> None:
+    """Each element of the dense parameters is answered for by exactly one part."""
+    ranges = [(part.dense_range, part.name) for part in parts if part.dense_range is not None]
+    if not ranges and not elements:
+        return
+    position = 0
+    for (start, end), name in sorted(ranges):
+        if start != position or end < start:
+            raise CheckpointError(
+                f"{where}: part {name} answers for the dense elements {start} to {end}, but the parts before it end "
+                f"at {position}"
+            )
+        position = end
+    if position != elements:
+        raise CheckpointError(
+            f"{where}: the parts answer for {position} of {elements} elements of the dense parameters"
+        )
+
+
+def _whole(name: str, found: list[tuple[DenseSlice, str]], where: str) -> DenseSummary:
+    shapes = {dense.shape for dense, _ in found}
+    if len(shapes) > 1:
+        raise CheckpointError(f"{where}: dense parameter {name} has the shapes {sorted(shapes)} in different parts")
+    shape = shapes.pop()
+    position, last = 0, "nobody"
+    # Empty slices say nothing about coverage.
+    for dense, part in sorted(((d, p) for d, p in found if d.length), key=lambda item: item[0].start):
+        if dense.start != position:
+            what = "missing" if dense.start > position else "written twice"
+            raise CheckpointError(
+                f"{where}: of dense parameter {name} the elements between {min(position, dense.start)} and "
+                f"{max(position, dense.start)} are {what} (parts {last}, {part})"
+            )
+        position, last = dense.start + dense.length, part
+    if position != math.prod(shape):
+        raise CheckpointError(
+            f"{where}: dense parameter {name} of shape {shape} has only {position} of {math.prod(shape)} elements"
+        )
+    return DenseSummary(name=name, shape=shape)

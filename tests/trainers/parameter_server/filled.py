@@ -1,0 +1,81 @@
+"""Servers filled without workers, what they hold, and records of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elastrec.checkpoints import commit_record
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.trainers.parameter_server.records import save_part
+from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS
+from tests.trainers.parameter_server.running import DIMENSION, routing_of, training_job
+from tests.trainers.parameter_server.storage.copies import columns_of
+
+Contents = dict[tuple[str, str, int], tuple[Any, ...]]
+
+
+def job_with(buckets: int = 64, **tables: dict[str, Any]) -> TrainingJob:
+    """A job with the tables `user` and `item`."""
+    return training_job(tables=tables, resources={"virtual_buckets": buckets})
+
+
+def servers_of(job: TrainingJob, count: int, *, now: float = 1000.0) -> list[ParameterServer]:
+    """Empty ones; `now_seconds` may be set."""
+    routing = routing_of(["nowhere"] * count, buckets=job.spec.resources.virtual_buckets)
+    servers = []
+    for number in range(count):
+        server = ParameterServer(f"ps-{number}", job.spec, capacity_rows=200_000, wall_clock=lambda: now, cores=2)
+        server.start_empty(routing, 1)
+        servers.append(server)
+    return servers
+
+
+def push(servers: Sequence[ParameterServer], ids: Sequence[int], gradient: float, now: float = 1000.0) -> None:
+    """A gradient for these ids of both tables, on the servers that own their buckets."""
+    for server in servers:
+        for store in server.stores:
+            assert server.place is not None
+            keys = np.array(ids, np.int64)
+            tables = store.group.end_table - store.group.first_table
+            lookup = store.look_up(np.full(tables, len(keys), np.int32), np.tile(keys, tables))
+            mine = server.place.owned[lookup.request.buckets]
+            counts = np.array([mine[table * len(keys) :][: len(keys)].sum() for table in range(tables)], np.int32)
+            total = int(counts.sum())
+            gradients = np.full((total, DIMENSION), gradient, np.float32)
+            store.push(counts, np.tile(keys, tables)[mine], np.ones(total, np.int32), gradients, now)
+
+
+def contents(servers: Sequence[ParameterServer], *, versions: bool = True) -> Contents:
+    """(kind, table, id) → all that is known of it, by all servers together; nothing may be held twice."""
+    found: Contents = {}
+    for server in servers:
+        for store in server.stores:
+            names = [table.name for table in store.plan.tables[store.group.first_table : store.group.end_table]]
+            for kind in (ROWS, CANDIDATES):
+                columns = columns_of(store, kind)
+                left_out = {"ids", "tables", "buckets"} | (set() if versions else {"versions"})
+                for number, (table, row_id) in enumerate(
+                    zip(columns.get("tables", ()), columns.get("ids", ()), strict=True)
+                ):
+                    key = "row" if kind == ROWS else "candidate", names[table], int(row_id)
+                    assert key not in found
+                    found[key] = tuple(
+                        np.asarray(column[number]).tobytes()
+                        for name, column in sorted(columns.items())
+                        if name not in left_out
+                    )
+    return found
+
+
+def save(servers: Sequence[ParameterServer], job: TrainingJob, uri: str, cut: str = "save-1") -> str:
+    """A record of all servers."""
+    parts = [save_part(server, uri, cut=cut) for server in servers]
+    commit_record(
+        uri, parts, b"{}", job=job, job_id="job-1", kind="periodic", step=1, generation=1, cut=cut,
+        created_unix_seconds=1000.0,
+    )  # fmt: skip
+    return uri

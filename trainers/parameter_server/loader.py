@@ -1,0 +1,147 @@
+"""Takes what a record holds into the stores of a server, whose tables, groups and rules may be others by now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from elastrec.checkpoints import BucketRows, DamagedRecordError, RecordManifest, SectionKind
+from elastrec.checkpoints.record import Share
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.job import JobSpec, first_order_columns
+from elastrec.trainers.parameter_server.plan import TablePlan
+from elastrec.trainers.parameter_server.storage import RowStore
+from elastrec.trainers.parameter_server.storage.arrays import COUNT, VERSION
+from elastrec.trainers.parameter_server.storage.columns import Columns, candidate_cells, deleted_cells, row_cells
+from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, expect_rows, load, unload
+
+Array = np.ndarray[Any, Any]
+
+
+class Loader:
+    """One restore.
+
+    Args:
+        stores: one per group of the plan, empty.
+        manifest: of the record.
+        now_seconds: stands in for `last_seen` where the record does not know it.
+
+    Attributes:
+        has_same_buckets: the record's virtual buckets are those of the plan; else each of its rows may lie in any.
+        skipped: tables of the job that the record does not hold, or with rows of another meaning.
+    """
+
+    def __init__(
+        self, plan: TablePlan, spec: JobSpec, stores: Sequence[RowStore], manifest: RecordManifest, now_seconds: float
+    ) -> None:
+        self._stores = stores
+        self._now = int(now_seconds)
+        self.has_same_buckets = manifest.virtual_buckets == plan.virtual_buckets
+        self.skipped: list[str] = []
+        # Table of the record → store, number in its group, whether its optimiser state is kept.
+        self._tables: dict[str, tuple[int, int, bool]] = {}
+        self._entered = [np.zeros(plan.virtual_buckets, np.int64) for _ in stores]
+        recorded_weights = first_order_columns(manifest.model.architecture)
+        for number, store in enumerate(stores):
+            for index in range(store.group.first_table, store.group.end_table):
+                table = plan.tables[index]
+                saved = manifest.model.table(table.name)
+                if saved is None or (saved.dimension, recorded_weights) != (table.dimension, table.zero_columns):
+                    self.skipped.append(table.name)
+                    continue
+                keeps_state = saved.optimizer == spec.optimizers.rows.kind
+                self._tables[table.name] = number, index - store.group.first_table, keeps_state
+
+    def take(self, share: Share) -> Iterator[None]:
+        """Takes a share in, chunk by chunk.
+
+        Raises:
+            CheckpointError: the share contradicts itself or is damaged.
+            ServerMemoryError: no room for more rows.
+        """
+        if share.tables and not any(table in self._tables for table in share.tables):
+            return
+        if self.has_same_buckets:
+            self._expect(share)
+        for rows in share.read():
+            self._enter(rows)
+            yield
+
+    def _expect(self, share: Share) -> None:
+        """Makes the buckets as old as they were, and room for their rows."""
+        targets = {self._tables[table][0] if table in self._tables else -1 for table in share.tables}
+        buckets = share.answered
+        for number in targets - {-1}:
+            versions = self._stores[number].marks[:, VERSION]
+            versions[buckets] = np.maximum(versions[buckets], share.last + 1)
+        if len(targets) == 1 and -1 not in targets:
+            expect_rows(self._stores[targets.pop()], *share.row_counts())
+
+    def _enter(self, rows: BucketRows) -> None:
+        target = np.array([self._tables.get(table, (-1, 0, False))[0] for table in rows.tables], np.int64)
+        numbers = np.array([self._tables.get(table, (-1, 0, False))[1] for table in rows.tables], np.uint16)
+        store_of_entry = target[rows.columns["tables"]]
+        for number in sorted(set(target.tolist()) - {-1}):
+            chosen = store_of_entry == number
+            if not chosen.any():
+                continue
+            columns = rows.entries(chosen)
+            buckets = rows.bucket_of_entry[chosen] if self.has_same_buckets else None
+            recorded = columns["tables"]
+            columns = {**columns, "tables": numbers[recorded]}
+            try:
+                self._enter_into(number, rows, columns, recorded, buckets)
+            except ForeignCellError as error:
+                assert buckets is not None
+                row_id, table = columns["ids"][error.number], rows.tables[recorded[error.number]]
+                raise DamagedRecordError(
+                    f"{rows.where}: id {row_id} of table {table} is among the {rows.kind} of bucket "
+                    f"{buckets[error.number]}, to which it does not belong; use an older record"
+                ) from error
+
+    def _enter_into(
+        self, number: int, rows: BucketRows, columns: Columns, recorded: Array, buckets: Array | None
+    ) -> None:
+        store = self._stores[number]
+        if rows.kind is SectionKind.DELETED:
+            unload(store, deleted_cells(columns), buckets)
+        elif rows.kind is SectionKind.CANDIDATES:
+            if store.group.admit_after > 1:
+                cells = candidate_cells(columns, store.group.admit_after - 1)
+                load(store, 1, cells, buckets, keep_versions=self.has_same_buckets)
+        else:
+            columns["state"] = self._states(store, rows, columns, recorded)
+            if store.evicts and "last_seen" not in columns:
+                columns["last_seen"] = np.full(len(recorded), self._now, np.uint32)
+            cells = row_cells(store.layout, columns)
+            self._entered[number] += load(store, 0, cells, buckets, keep_versions=self.has_same_buckets)
+
+    def _states(self, store: RowStore, rows: BucketRows, columns: Columns, recorded: Array) -> Array:
+        """[n, S] for the store's update rule; that of a table whose rule is another one starts anew."""
+        keeps = np.array([self._tables.get(table, (-1, 0, False))[2] for table in rows.tables])[recorded]
+        fresh = np.broadcast_to(np.asarray(store.rule.initial_state, np.float32), (len(recorded), store.layout.states))
+        if not keeps.any():
+            return fresh
+        if "state" not in columns or columns["state"].shape[1:] != fresh.shape[1:]:
+            raise CheckpointError(
+                f"{rows.where}: rows of {', '.join(rows.tables)} have no optimiser state of {fresh.shape[1]} numbers, "
+                "as their update rule needs; use an older record, or spec.continual.start_from: nothing"
+            )
+        return columns["state"] if keeps.all() else np.where(keeps[:, None], columns["state"], fresh)
+
+    def check(self, where: str) -> None:
+        """That every row that was entered is there: no id came twice.
+
+        Raises:
+            DamagedRecordError: names the bucket.
+        """
+        for store, entered in zip(self._stores, self._entered, strict=True):
+            held = store.rows_memory.shelf.pool.buckets[:, COUNT]
+            if len(doubled := np.flatnonzero(held != entered)):
+                bucket = int(doubled[0])
+                raise DamagedRecordError(
+                    f"{where}: bucket {bucket} has {entered[bucket]} rows, of which {held[bucket]} are of different "
+                    "ids; use an older record"
+                )

@@ -1,0 +1,87 @@
+"""Cells as columns, as records hold them, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from elastrec.trainers.parameter_server.storage.arrays import CELL_VERSION, ID, REST, TABLE
+from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout, ids_of
+
+Array = np.ndarray[Any, Any]
+Columns = dict[str, Array]
+
+_TABLE_BITS, _SIGHTINGS_SHIFT = 0xFFFF, 16
+DELETED_WORDS = 4
+
+
+def _names(cells: Array) -> Columns:
+    return {
+        "ids": ids_of(cells),
+        "tables": (cells[:, TABLE] & _TABLE_BITS).astype(np.uint16),
+        "versions": np.ascontiguousarray(cells[:, CELL_VERSION]),
+    }
+
+
+def row_columns(layout: RowLayout, cells: Array) -> Columns:
+    """Columns of rows' cells [n, W] uint32, in their order.
+
+    `ids` [n] int64, `tables` [n] uint16, numbers in the group, `versions` [n] uint32, with eviction `last_seen` [n]
+    uint32, seconds, `state` [n, S] and `values` [n, D] float32.
+    """
+    numbers = cells.view(np.float32)
+    columns = _names(cells)
+    if layout.keeps_seen:
+        columns["last_seen"] = np.ascontiguousarray(cells[:, REST])
+    columns["state"] = np.ascontiguousarray(numbers[:, layout.state_word : layout.value_word])
+    columns["values"] = np.ascontiguousarray(numbers[:, layout.value_word :])
+    return columns
+
+
+def candidate_columns(cells: Array) -> Columns:
+    """As `row_columns`, of candidates' cells [c, 5]: `ids`, `tables`, `versions`, `last_seen`, `sightings` uint16."""
+    sightings = (cells[:, TABLE] >> _SIGHTINGS_SHIFT).astype(np.uint16)
+    return {**_names(cells), "last_seen": np.ascontiguousarray(cells[:, REST]), "sightings": sightings}
+
+
+def deleted_columns(cells: Array) -> Columns:
+    """`ids`, `tables` and `versions` of tombstones [d, 4]."""
+    return _names(cells)
+
+
+def _cells(columns: Columns, width: int) -> Array:
+    ids = np.ascontiguousarray(columns["ids"], np.int64)
+    cells = np.empty((len(ids), width), np.uint32)
+    cells[:, ID : ID + 2] = ids.view(np.uint32).reshape(-1, 2)
+    cells[:, CELL_VERSION] = columns["versions"]
+    cells[:, TABLE] = columns["tables"]
+    return cells
+
+
+def row_cells(layout: RowLayout, columns: Columns) -> Array:
+    """Cells [n, W] uint32 of what `row_columns` gives."""
+    cells = _cells(columns, layout.width)
+    if layout.keeps_seen:
+        cells[:, REST] = columns["last_seen"]
+    numbers = cells.view(np.float32)
+    numbers[:, layout.state_word : layout.value_word] = columns["state"]
+    numbers[:, layout.value_word :] = columns["values"]
+    return cells
+
+
+def candidate_cells(columns: Columns, most_sightings: int) -> Array:
+    """Cells [c, 5] uint32 of what `candidate_columns` gives.
+
+    Args:
+        most_sightings: a job file may ask for fewer than it did: then the next one admits.
+    """
+    cells = _cells(columns, CANDIDATE_WORDS)
+    cells[:, TABLE] |= np.minimum(columns["sightings"].astype(np.uint32), most_sightings) << _SIGHTINGS_SHIFT
+    cells[:, REST] = columns["last_seen"]
+    return cells
+
+
+def deleted_cells(columns: Columns) -> Array:
+    """Cells [d, 4] uint32 of what `deleted_columns` gives."""
+    return _cells(columns, DELETED_WORDS)
