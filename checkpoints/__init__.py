@@ -5,7 +5,7 @@ load this package.
 """
 
 from elastrec.checkpoints.answers import GroupPart, answer
-from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune
+from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune, prune_final
 from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.errors import DamagedRecordError, StoreError
 from elastrec.checkpoints.local_store import expect_existing_stores
@@ -70,6 +70,7 @@ __all__ = [
     "open_record",
     "open_store",
     "prune",
+    "prune_final",
     "read_launch",
     "summarize",
     "take_term",

@@ -66,7 +66,11 @@ def _name(uri: str) -> str:
 
 def _names(store: Store, job_name: str, job_id: str | None) -> list[str]:
     names = store.folders(records_folder(job_name))
-    return [name for name in names if job_id is None or name.split("-")[1:2] == [job_digits(job_id)]]
+    return [name for name in names if job_id is None or _is_of(name, job_id)]
+
+
+def _is_of(name: str, job_id: str) -> bool:
+    return name.split("-")[1:2] == [job_digits(job_id)]
 
 
 def _complete(uri: str) -> tuple[str, RecordManifest] | None:
@@ -139,7 +143,9 @@ def prune(
     damaged: Iterable[str] = (),
     check: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Deletes a job's old periodic records and its torn folders; final records stay. Returns the deleted URIs.
+    """Deletes a job's old periodic records, its torn folders and unfinished objects; final records stay.
+
+    Returns the URIs of the deleted folders.
 
     Args:
         keep: complete periodic records of this job that stay, the newest ones.
@@ -158,13 +164,22 @@ def prune(
     complete = [item for item in list_records(opened, job_name, job_id) if item[0] not in bad]
     periodic = [uri for uri, manifest in complete if manifest.kind is RecordKind.PERIODIC]
     spared = {uri for uri, _ in complete} - set(periodic[keep:])
-    deleted = []
-    for name in _names(opened, job_name, job_id):
-        key = f"{records_folder(job_name)}/{name}"
+    folder, deleted = records_folder(job_name), []
+    # A writer that was killed may have left nothing but the beginning of an object.
+    begun = {key.removeprefix(f"{folder}/").partition("/")[0] for key in opened.unfinished(folder)}
+    begun = {name for name in begun if _is_of(name, job_id)}
+    for name in sorted({*_names(opened, job_name, job_id), *begun}):
+        key = f"{folder}/{name}"
         uri = opened.child_uri(key)
         # A manifest that cannot be read may be a newer format or a passing fault: not ours to throw away.
         known = uri in periodic or uri in bad
-        if uri in spared or uri in {open_store(each).uri for each in in_progress()}:
+        if uri in {open_store(each).uri for each in in_progress()}:
+            continue
+        if uri in spared:
+            if name in begun:
+                # Nobody writes into a complete record; a server that was killed has written its part again.
+                check()
+                opened.delete_unfinished(key)
             continue
         if not known and opened.exists(f"{key}/{MANIFEST}"):
             continue
@@ -176,6 +191,37 @@ def prune(
         deleted.append(uri)
     if deleted:
         _log.info("records pruned", job=job_name, job_id=job_id, keep=keep, deleted=deleted)
+    return deleted
+
+
+def prune_final(
+    store: str | Store, job_name: str, keep: int, kept: Iterable[str] = (), check: Callable[[], object] = lambda: None
+) -> list[str]:
+    """Deletes old final records of a job name, whichever job has made them. Returns the deleted URIs.
+
+    Args:
+        keep: final records that stay: so many of the latest data, as `list_records` orders them, and so many that were
+            made last, so that the record of an older day that was trained again stays while it is evaluated.
+        kept: URIs that stay in any case.
+        check: called before each deletion; what it raises ends the pruning.
+
+    Raises:
+        CheckpointError: the store failed; what was deleted until then is gone.
+    """
+    if keep < 1:
+        raise CheckpointError(f"keep: {keep} is not allowed; allowed: 1 and above")
+    opened = open_store(store) if isinstance(store, str) else store
+    final = [item for item in list_records(opened, job_name) if item[1].kind is RecordKind.FINAL]
+    last_made = sorted(final, key=lambda item: item[1].created_unix_seconds, reverse=True)
+    spared = {uri for uri, _ in [*final[:keep], *last_made[:keep]]} | {open_store(uri).uri for uri in kept}
+    deleted = []
+    for uri, _ in final:
+        if uri not in spared:
+            check()
+            discard(uri, may_be_complete=True)
+            deleted.append(uri)
+    if deleted:
+        _log.info("final records pruned", job=job_name, keep=keep, deleted=deleted)
     return deleted
 
 

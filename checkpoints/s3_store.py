@@ -31,6 +31,7 @@ UPLOAD_PART_BYTES = 16 * 2**20
 """S3 allows 5 MiB to 5 GiB and 10,000 parts: 16 MiB lets one object have 156 GiB with one buffer in memory."""
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
+_NOT_ALLOWED = ("403", "AccessDenied", "501", "NotImplemented")
 _LOST_RACE = ("412", "PreconditionFailed")
 _CONFLICT = ("409", "ConditionalRequestConflict")
 """Another request for the object is under way: nobody has won yet, so the same request is to be made again."""
@@ -119,7 +120,7 @@ class _S3Writer(StoreWriter):
             try:
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._key, UploadId=self._upload_id)
             except (ClientError, BotoCoreError) as error:
-                # The caller is already failing; an unfinished upload is invisible and expires by bucket policy.
+                # The caller is already failing; an unfinished upload is invisible and ends with its record.
                 _log.warning("upload not aborted", object=self._where, error=str(error))
         self._open = False
         self._buffer.clear()
@@ -217,7 +218,42 @@ class S3Store(Store):
         with _explained("could not delete", self.child_uri(key)):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
 
+    def _uploads(self, prefix: str) -> list[tuple[str, str]]:
+        """(full key, upload id) of the multipart uploads below a prefix that were not completed."""
+        found: list[tuple[str, str]] = []
+        try:
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=self._folder(prefix)
+            )
+            for page in pages:
+                found += [(item["Key"], item["UploadId"]) for item in page.get("Uploads", [])]
+        except ClientError as error:
+            if _code(error) not in _NOT_ALLOWED:
+                raise
+            # What is complete must be prunable all the same. Said, not hidden.
+            _log.warning(
+                "unfinished uploads not listed", store=self.uri, reason=str(error),
+                consequence="what killed writers have uploaded stays until a rule of the bucket removes it; allow "
+                "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload",
+            )  # fmt: skip
+        return found
+
+    def unfinished(self, prefix: str = "") -> list[str]:
+        skip = len(f"{self._prefix}/") if self._prefix else 0
+        with _explained("could not list", f"{self.uri}/{prefix}"):
+            return sorted({key[skip:] for key, _ in self._uploads(prefix)})
+
+    def delete_unfinished(self, prefix: str) -> None:
+        with _explained("could not delete", f"{self.uri}/{prefix}"):
+            for key, upload in self._uploads(prefix):
+                try:
+                    self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
+                except ClientError as error:
+                    if _code(error) != "NoSuchUpload":
+                        raise
+
     def delete_tree(self, prefix: str) -> None:
+        self.delete_unfinished(prefix)
         keys = [self._key(key) for key in self.keys(prefix)]
         for first in range(0, len(keys), 1000):
             with _explained("could not delete", f"{self.uri}/{prefix}"):

@@ -105,7 +105,18 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def delete_tree(self, prefix: str) -> None:
-        """Deletes every object in a folder; no error when there is none."""
+        """Deletes every object in a folder, unfinished ones included; no error when there is none."""
+
+    def unfinished(self, prefix: str = "") -> list[str]:
+        """Keys in a folder of streamed objects that were begun and neither closed nor aborted, sorted.
+
+        They may still be written, or their writers were killed. Where they take no room apart from the folder's objects
+        there are none.
+        """
+        return []
+
+    def delete_unfinished(self, prefix: str) -> None:  # noqa: B027 (see unfinished)
+        """Drops the unfinished objects of a folder: their writers cannot close them any more."""
 
     @abc.abstractmethod
     def put_if_absent(self, key: str, data: Buffer) -> bool:

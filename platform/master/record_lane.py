@@ -9,7 +9,16 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from elastrec.checkpoints import PartManifest, StoreError, SupersededError, commit_record, discard, open_record, prune
+from elastrec.checkpoints import (
+    PartManifest,
+    StoreError,
+    SupersededError,
+    commit_record,
+    discard,
+    open_record,
+    prune,
+    prune_final,
+)
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.launch import LaunchRequest
@@ -129,6 +138,14 @@ class RecordLane:
                 damaged=effect.damaged,
                 check=self._term.check,
             )
+            if effect.is_final and (keep := self._job.spec.checkpoint.keep_final) is not None:
+                prune_final(
+                    self._request.store,
+                    self._job.metadata.name,
+                    keep,
+                    kept=[effect.uri],
+                    check=self._term.check,
+                )
         except CheckpointError as error:
             log.warning("records_not_pruned", reason=str(error))
 

@@ -239,8 +239,11 @@ class CheckpointSpec(Spec):
     interval: Seconds = 60.0
     """Between periodic records; 0 saves only at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Complete periodic records kept per job; the final one is always kept. Where the newest is damaged, a job goes
-    back to one of them."""
+    """Complete periodic records kept per job; `keep_final` says what becomes of final ones. Where the newest is
+    damaged, a job goes back to one of them."""
+    keep_final: Annotated[int, Field(ge=3, le=100_000)] | None = None
+    """Final records kept per job name, of all of its jobs: those of the latest data and those that were made last. A
+    job that starts from an older one by its URI must not need it any more. Without a number all are kept."""
 
 
 class Continual(Spec):

@@ -7,19 +7,22 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from botocore.exceptions import ClientError
+from botocore.paginate import Paginator
 
 from elastrec.checkpoints.answers import BucketRun, answer
-from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune
+from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune, prune_final
 from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import RecordManifest, encode_manifest
 from elastrec.checkpoints.parts import PartManifest, PartWriter
 from elastrec.checkpoints.record import Record, open_record
-from elastrec.checkpoints.s3_store import S3Store
+from elastrec.checkpoints.s3_store import UPLOAD_PART_BYTES, S3Store
 from elastrec.checkpoints.sections import SectionEntry, SectionKind
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.checkpoints.terms import SupersededError, take_term
@@ -400,6 +403,68 @@ def test_pruning_keeps_the_newest_periodic_every_final_and_other_jobs_records(st
     assert {uri for uri, _ in list_records(store, "clicks")} == {*periodic[2:], final, other}
     assert open_store(running).keys() and open_store(others_torn).keys() and not open_store(torn).keys()
     assert prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [running]) == []
+
+
+def test_of_final_records_those_of_the_latest_data_and_those_made_last_are_kept(
+    store: Store, make_job: MakeJob
+) -> None:
+    days = [
+        save(store, make_job(), job_id=f"day-{day}", step=day, kind="final", interval_end=f"2026-01-0{day}")
+        for day in range(1, 7)
+    ]
+    # An old day that was trained again, and a periodic record of another job.
+    again = save(
+        store, make_job(), job_id="again", step=9, kind="final", interval_end="2026-01-01", created=1_000_000.0
+    )
+    running = save(store, make_job(), job_id="running", step=3)
+    assert sorted(prune_final(store, "clicks", 2, kept=[days[1]])) == sorted([days[0], days[2], days[3]])
+    assert {uri for uri, _ in list_records(store, "clicks")} == {days[1], *days[4:], again, running}
+    assert prune_final(store, "clicks", 2) == [days[1]]
+
+
+def test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress(s3_uri: str, make_job: MakeJob) -> None:
+    store = open_store(s3_uri)
+    complete = save(store, make_job(), step=1)
+    killed, running, others = (
+        new_record_uri(store, "clicks", job_id, 6) for job_id in ("clicks-1", "clicks-1", "clicks-2")
+    )
+    for uri in (complete, killed, running, others):
+        # A process that is killed neither closes nor aborts.
+        open_store(uri).open_write("parts/ps-0.bin").write(bytes(UPLOAD_PART_BYTES))
+
+    def left() -> set[str]:
+        return {store.child_uri(key.removesuffix("/parts/ps-0.bin")) for key in store.unfinished("clicks/records")}
+
+    assert left() == {complete, killed, running, others}
+    assert prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [running]) == [killed]
+    assert left() == {running, others}
+    assert open_record(complete).verify() > 0
+    assert discard(running) and left() == {others}
+
+
+def test_what_may_not_be_listed_of_uploads_hinders_no_pruning(
+    s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(s3_uri)
+    uris = [save(store, make_job(), step=step) for step in (1, 2)]
+
+    def refuse(self: object, **_: object) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "ListMultipartUploads")
+
+    monkeypatch.setattr("botocore.paginate.Paginator.paginate", refusing(refuse))
+    assert prune(store, "clicks", "clicks-1", keep=1) == uris[:1]
+
+
+def refusing(refuse: Callable[..., None]) -> Callable[..., Any]:
+    """Pages as they are, but for those of unfinished uploads."""
+    original = Paginator.paginate
+
+    def paginate(self: Paginator, **arguments: Any) -> Any:
+        if self._method.__name__ == "list_multipart_uploads":
+            refuse(self)
+        return original(self, **arguments)
+
+    return paginate
 
 
 def test_pruning_spares_a_record_that_is_begun_while_the_store_is_slow(store: Store, make_job: MakeJob) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -66,6 +67,23 @@ def test_a_master_killed_between_manifest_and_journal_takes_its_own_record_and_n
     commit(lane("clicks-1" if is_own else "other-1"))
     assert type(told[1]) is kind and len(told) == 2
     assert open_record(order.uri).manifest.job_id == "clicks-1"
+
+
+def test_final_records_of_the_jobs_name_are_pruned_when_another_one_is_complete(tmp_path: Path) -> None:
+    kept = {}
+    for keep in (None, 3):
+        store = str(tmp_path / str(keep))
+        request = launch(store, job(checkpoint={"interval": 0, "keep_final": keep}))
+        told: list[events.Event] = []
+        lane = RecordLane(request, lambda make, told=told: told.append(make(1.0)), list, first_term(request))
+        orders = []
+        for _ in range(5):
+            orders.append(msgspec.structs.replace(commit_order(request), is_final=True))
+            lane.submit(orders[-1])
+            lane.wait(30.0)
+        assert all(isinstance(event, events.RecordCommitted) for event in told) and len(told) == 5
+        kept[keep] = [open_store(order.uri).exists("manifest.json") for order in orders]
+    assert kept == {None: [True] * 5, 3: [False, False, True, True, True]}
 
 
 def test_a_commit_that_hangs_holds_up_no_other_effect_and_not_the_end(
