@@ -24,6 +24,7 @@ from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.server import ParameterServer
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, job_spec, routing_of
+from tests.trainers.parameter_server.storage.copies import copied, take
 
 SGD = {"rows": {"kind": "sgd", "learning_rate": 1.0}, "dense": {"kind": "sgd", "learning_rate": 1.0}}
 LAYOUT = [Parameter("w", (6,))]
@@ -309,21 +310,16 @@ def test_an_unapplied_push_follows_its_rows_to_their_new_owners(applied_at: str)
 
 def hand_over(servers: list[ParameterServer], after: RoutingTable) -> None:
     """Gives buckets with rows and marks to their new owners; dense slices stay."""
-    marks = [server.freeze().marks for server in servers]
-    for server in servers:
-        for store in server.stores:
-            store.thaw(store.buckets_in_use())
-    rows = {
-        bucket: list(server.stores[0].export_bucket(bucket))
-        for server in servers
-        for bucket in server.stores[0].buckets_in_use()
-    }
+    frozen = [server.freeze() for server in servers]
+    marks = [each.marks for each in frozen]
+    for each in frozen:
+        each.thaw()
+    rows = [copied(server.stores[0]) for server in servers]
     for index, server in enumerate(servers):
         place = Place.under(after, server.name)
         stores = server.empty_stores(place)
-        for bucket in np.flatnonzero(place.owned).tolist():
-            for table, arrays in rows.get(bucket, []):
-                stores[0].import_rows(table, arrays, keep_state=True, now_seconds=0.0)
+        for chunks in rows:
+            take(stores[0], chunks)
         arriving = [
             msgspec.structs.replace(
                 each,
