@@ -30,13 +30,14 @@ test: setup
 quick: setup
 	$(BIN)/python -m pytest tests -n $(STREAMS) -m "not services"
 
-# Tests against real clusters' servers, which are fetched and built first (about ten minutes, once);
+# Tests against real servers of clusters and stores, fetched and built first (about ten minutes, once);
 # `make spikes PROCESSES=1` builds with one compiler at a time.
 spikes: setup
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -r tools/yarn/requirements.txt
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -r tools/yarn/requirements.txt -r tools/stores/requirements.txt
 	$(BIN)/python -m tools.yarn fetch
+	$(BIN)/python -m tools.stores fetch
 	$(BIN)/python -m tools.kubernetes build $(if $(PROCESSES),--processes $(PROCESSES))
-	ELASTREC_SPIKES=1 $(BIN)/python -m pytest tests/spikes
+	ELASTREC_SPIKES=1 $(BIN)/python -m pytest tests/spikes tests/checkpoints/test_store.py
 
 # Breaks the product's promises one by one, in a copy, and looks for a red test; `make mutants ONLY="M4 W1"`.
 mutants: setup

@@ -11,7 +11,6 @@ under the mount point, and do not believe that a record is gone.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -21,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-import xxhash
 
 from elastrec.checkpoints.errors import StoreError
 from elastrec.checkpoints.store import Store, StoreWriter, checked_key
@@ -248,32 +245,14 @@ class LocalStore(Store):
         finally:
             writer.abort()
 
-    def get_versioned(self, key: str) -> tuple[bytes, str] | None:
+    def get_if_exists(self, key: str) -> bytes | None:
         path = self._path(key)
         with _explained("could not read", path):
             try:
-                data = path.read_bytes()
+                return path.read_bytes()
             except FileNotFoundError:
                 _check_is_there(path)
                 return None
-        return data, xxhash.xxh3_128_hexdigest(data)
-
-    def compare_and_swap(self, key: str, data: Buffer, version: str | None) -> bool:
-        if version is None:
-            return self.put_if_absent(key, data)
-        path = self._path(key)
-        lock_path = path.parent / f"{_TEMPORARY}{path.name}.lock"
-        with _explained("could not lock", lock_path):
-            _make_folder(path.parent)
-            lock = lock_path.open("ab")
-        with lock:
-            with _explained("could not lock", lock_path):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            current = self.get_versioned(key)
-            if current is None or current[1] != version:
-                return False
-            self.put(key, data)
-            return True
 
     def conditional_writes(self) -> bool:
         return True

@@ -311,7 +311,7 @@ def read_manifest(store: Store) -> RecordManifest:
     Raises:
         CheckpointError: none, or damaged.
     """
-    found = store.get_versioned(MANIFEST)
+    found = store.get_if_exists(MANIFEST)
     if found is None:
         raise DamagedRecordError(f"{store.uri}: no complete checkpoint record is there ({MANIFEST} is missing)")
-    return decode_manifest(found[0], f"{store.uri}/{MANIFEST}")
+    return decode_manifest(found, f"{store.uri}/{MANIFEST}")

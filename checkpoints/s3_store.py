@@ -1,4 +1,4 @@
-"""The store under a prefix of an S3 bucket, by boto3, with conditional puts (`If-None-Match: *`, `If-Match`).
+"""The store under a prefix of an S3 bucket, by boto3, with conditional puts (`If-None-Match: *`).
 
 Some S3-compatible stores answer 501 to conditional puts and some ignore the header silently, so the first
 conditional operation probes the bucket with a small object and the answer is remembered.
@@ -265,16 +265,15 @@ class S3Store(Store):
                     f"could not delete {len(errors)} objects in {self.uri}/{prefix}, first: {errors[0]}"
                 )
 
-    def _put_if(self, key: str, data: Buffer, **condition: Any) -> str | None:
-        """The new object's ETag, or None when the condition did not hold."""
+    def _put_if_absent(self, key: str, data: Buffer) -> bool:
         with _explained("could not write", f"s3://{self._bucket}/{key}"):
             for pause in (*_CONFLICT_PAUSES_SECONDS, None):
                 try:
-                    answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=bytes(data), **condition)
-                    return answer["ETag"]
+                    self._client.put_object(Bucket=self._bucket, Key=key, Body=bytes(data), IfNoneMatch="*")
+                    return True
                 except ClientError as error:
-                    if _code(error) in (*_LOST_RACE, *(_MISSING if "IfMatch" in condition else ())):
-                        return None
+                    if _code(error) in _LOST_RACE:
+                        return False
                     if _code(error) not in _CONFLICT or pause is None:
                         raise
                     time.sleep(pause)
@@ -282,28 +281,21 @@ class S3Store(Store):
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         self._require_conditional_writes()
-        return self._put_if(self._key(key), data, IfNoneMatch="*") is not None
+        return self._put_if_absent(self._key(key), data)
 
-    def get_versioned(self, key: str) -> tuple[bytes, str] | None:
+    def get_if_exists(self, key: str) -> bytes | None:
         with _explained("could not read", self.child_uri(key)):
             try:
-                answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
-                return answer["Body"].read(), answer["ETag"]
+                return self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read()
             except ClientError as error:
                 if _code(error) in _MISSING:
                     return None
                 raise
 
-    def compare_and_swap(self, key: str, data: Buffer, version: str | None) -> bool:
-        if version is None:
-            return self.put_if_absent(key, data)
-        self._require_conditional_writes()
-        return self._put_if(self._key(key), data, IfMatch=version) is not None
-
     def _require_conditional_writes(self) -> None:
         if not self.conditional_writes():
             raise CheckpointError(
-                f"{self.uri}: this store does not honour conditional puts (If-None-Match, If-Match), so two writers "
+                f"{self.uri}: this store does not honour conditional puts (If-None-Match), so two writers "
                 "could overwrite each other; use a store that does (AWS S3, MinIO, Ceph, R2) or a shared folder"
             )
 
@@ -318,11 +310,7 @@ class S3Store(Store):
         key = self._key(f".elastrec-probe-{uuid.uuid4().hex}")
         with _explained("could not probe", self.uri):
             try:
-                first = self._client.put_object(Bucket=self._bucket, Key=key, Body=b"1", IfNoneMatch="*")["ETag"]
-                refused_second = self._put_if(key, b"2", IfNoneMatch="*") is None
-                refused_stale = self._put_if(key, b"3", IfMatch='"00000000000000000000000000000000"') is None
-                took_match = self._put_if(key, b"4", IfMatch=first) is not None
-                return refused_second and refused_stale and took_match
+                return self._put_if_absent(key, b"1") and not self._put_if_absent(key, b"2")
             except (ClientError, CheckpointError) as error:
                 cause = error if isinstance(error, ClientError) else error.__cause__
                 if isinstance(cause, ClientError) and _code(cause) in ("501", "NotImplemented"):

@@ -1,7 +1,7 @@
-"""One interface over the places where bytes survive a machine: a folder, or a prefix of an S3 bucket.
+"""One interface over the places where bytes survive a machine: a folder, a bucket, HDFS.
 
 A store is rooted at a URI and addresses objects by relative keys such as `parts/server-0.bin`. An object appears
-whole or not at all. `put_if_absent` and `compare_and_swap` are the two operations on which two writers may race.
+whole or not at all. `put_if_absent` is the one operation on which two writers may race.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Store(abc.ABC):
     """Objects by key under one root. Every method raises StoreError with key and root when the store fails."""
 
     uri: str
-    """Canonical root, absolute, without a trailing slash: `file:///a/b` or `s3://bucket/a/b`."""
+    """Canonical root, absolute, without a trailing slash: `file:///a/b`, `s3://bucket/a/b` or `gs://bucket/a/b`."""
 
     @abc.abstractmethod
     def open_write(self, key: str) -> StoreWriter:
@@ -127,20 +127,12 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def get_versioned(self, key: str) -> tuple[bytes, str] | None:
-        """Bytes and version of an object, the version as `compare_and_swap` expects it; None when absent."""
-
-    @abc.abstractmethod
-    def compare_and_swap(self, key: str, data: Buffer, version: str | None) -> bool:
-        """Replaces an object if its version is still `version` (None: if it does not exist). False: it was not.
-
-        Raises:
-            CheckpointError: the store cannot promise that (see `conditional_writes`).
-        """
+    def get_if_exists(self, key: str) -> bytes | None:
+        """The object's bytes; None when there is none."""
 
     @abc.abstractmethod
     def conditional_writes(self) -> bool:
-        """Whether the two conditional operations hold here; asks the store by trying, once per process and bucket."""
+        """Whether `put_if_absent` holds here; asks the store by trying, once per process and bucket."""
 
     def create(self) -> None:  # noqa: B027 (not every store has to be made)
         """Makes the store where there is none yet; what it holds stays. A bucket must exist.
@@ -158,6 +150,14 @@ class Store(abc.ABC):
         return f"{self.uri}/{checked_key(key)}"
 
 
+FSSPEC_SCHEMES = ("gs", "abfs", "abfss", "webhdfs", "swebhdfs")
+ALLOWED = (
+    "a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, abfs://container/prefix or "
+    "webhdfs://user@host:port/folder"
+)
+"""What names a store."""
+
+
 def checked_key(key: str) -> str:
     """The key itself if it is relative, clean and inside the root.
 
@@ -172,18 +172,19 @@ def checked_key(key: str) -> str:
 
 
 def open_store(uri: str | os.PathLike[str]) -> Store:
-    """The store rooted at a URI: a path (relative ones from the working folder), `file://` or `s3://bucket/prefix`.
+    """The store rooted at a URI: a path (relative ones from the working folder), or one of ALLOWED.
 
     S3 endpoint, region and credentials come from boto3's usual environment (`AWS_ENDPOINT_URL_S3`,
-    `AWS_ACCESS_KEY_ID`, ...). Nothing is created or asked until the first operation.
+    `AWS_ACCESS_KEY_ID`, ...), those of others from their libraries' (`fsspec_store`). Nothing is created or asked until
+    the first operation.
 
     Raises:
-        CheckpointError: another scheme, or no bucket.
+        CheckpointError: another scheme, no bucket, or a library that is not installed.
     """
     text = os.fspath(uri)
     if "://" not in text:
         if not text:
-            raise CheckpointError("store: '' is not allowed; allowed: a path, file:///path or s3://bucket/prefix")
+            raise CheckpointError(f"store: '' is not allowed; allowed: {ALLOWED}")
         from elastrec.checkpoints.local_store import LocalStore
 
         return LocalStore(Path(text).absolute())
@@ -201,6 +202,11 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
         from elastrec.checkpoints.s3_store import S3Store
 
         return S3Store(parts.netloc, text.removeprefix(f"s3://{parts.netloc}").strip("/"))
-    raise CheckpointError(
-        f"store: {text!r} has the scheme {parts.scheme!r}; allowed: a path, file:///path or s3://bucket/prefix"
-    )
+    if parts.scheme in FSSPEC_SCHEMES:
+        if not parts.netloc:
+            raise CheckpointError(f"store: {text!r} names no bucket, container or host; allowed: {ALLOWED}")
+        # fsspec and what it loads cost a job on local files nothing.
+        from elastrec.checkpoints.fsspec_store import FsspecStore
+
+        return FsspecStore(text)
+    raise CheckpointError(f"store: {text!r} has the scheme {parts.scheme!r}; allowed: {ALLOWED}")

@@ -169,9 +169,9 @@ def concluded_term(store: str | Store, job_name: str, job_id: str) -> int:
     """
     opened = open_store(store) if isinstance(store, str) else store
     key = f"{terms_folder(job_name, job_id)}/{_CONCLUDED_FILE}"
-    found = opened.get_versioned(key)
+    found = opened.get_if_exists(key)
     try:
-        return 0 if found is None else msgspec.json.decode(found[0], type=int)
+        return 0 if found is None else msgspec.json.decode(found, type=int)
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{opened.child_uri(key)}: it cannot be read: {error}") from error
 
@@ -193,8 +193,7 @@ def read_launch(store: str | Store, job_name: str, job_id: str) -> bytes | None:
         CheckpointError: the store could not be asked.
     """
     opened = open_store(store) if isinstance(store, str) else store
-    found = opened.get_versioned(f"{terms_folder(job_name, job_id)}/{_LAUNCH_FILE}")
-    return None if found is None else found[0]
+    return opened.get_if_exists(f"{terms_folder(job_name, job_id)}/{_LAUNCH_FILE}")
 
 
 def launched_jobs(store: str | Store, job_name: str) -> list[str]:
@@ -229,9 +228,8 @@ def _number(key: str) -> int:
 
 def _read(store: Store, key: str) -> Term:
     number = _number(key)
-    found = store.get_versioned(key)
     try:
-        term = msgspec.json.decode(found[0] if found is not None else b"", type=Term)
+        term = msgspec.json.decode(store.get_if_exists(key) or b"", type=Term)
     except msgspec.MsgspecError as error:
         # The number is taken all the same: whoever reads on must not take it again.
         _log.warning("term_damaged", term=store.child_uri(key), reason=str(error))

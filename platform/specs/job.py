@@ -235,7 +235,8 @@ class CheckpointSpec(Spec):
     """Where and how often the job's state is saved."""
 
     store: Annotated[str, Field(min_length=1, examples=["checkpoints", "s3://bucket/checkpoints"])] = "checkpoints"
-    """Folder or URI of the records; relative ones lie in the platform's work folder."""
+    """Folder or URI of the records (`s3://`, `gs://`, `abfs://`, `webhdfs://`); relative ones lie in the platform's
+    work folder."""
     interval: Seconds = 60.0
     """Between periodic records; 0 saves only at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3

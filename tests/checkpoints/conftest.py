@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
 from elastrec.checkpoints import s3_store
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
+from tools.stores import servers
+from tools.stores.fetching import missing
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +42,59 @@ def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
     return f"s3://{bucket}/team/checkpoints"
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[servers.Azure]:
+    if lacking := missing("azure"):
+        pytest.skip(lacking)
+    with servers.Azure() as server:
+        yield server
+
+
+@pytest.fixture
+def abfs_uri(azure_server: servers.Azure, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_server.connection)
+    container = f"container-{abs(hash(request.node.nodeid))}"
+    fsspec.filesystem("abfs", skip_instance_cache=True).mkdir(container)
+    return f"abfs://{container}/team/checkpoints"
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[servers.Gcs]:
+    if lacking := missing("gcs"):
+        pytest.skip(lacking)
+    with servers.Gcs() as server:
+        yield server
+
+
+@pytest.fixture
+def gs_uri(gcs_server: servers.Gcs, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server.endpoint)
+    bucket = f"bucket-{abs(hash(request.node.nodeid))}"
+    gcs_server.make_bucket(bucket)
+    return f"gs://{bucket}/team/checkpoints"
+
+
+@pytest.fixture(scope="session")
+def hdfs_server() -> Iterator[servers.Hdfs]:
+    if lacking := missing("hdfs"):
+        pytest.skip(lacking)
+    with servers.Hdfs() as server:
+        yield server
+
+
+@pytest.fixture
+def webhdfs_uri(hdfs_server: servers.Hdfs, request: pytest.FixtureRequest) -> str:
+    return f"webhdfs://tester@{hdfs_server.address}/team-{abs(hash(request.node.nodeid))}/checkpoints"
+
+
+@pytest.fixture(params=["file", "s3", "abfs", "gs", "webhdfs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """Every test that takes this runs once on a folder and once on an S3 server."""
-    return open_store(tmp_path / "store" if request.param == "file" else request.getfixturevalue("s3_uri"))
+    """Every test that takes this runs on a folder, on an S3 server, and on the other servers that are here."""
+    found = open_store(
+        tmp_path / "store" if request.param == "file" else request.getfixturevalue(f"{request.param}_uri")
+    )
+    found.create()
+    return found
 
 
 @pytest.fixture

@@ -228,7 +228,7 @@ def test_a_store_out_of_reach_is_no_reason_to_take_an_older_record(
     def unreachable(self: S3Store, key: str) -> tuple[bytes, str] | None:
         raise CheckpointError("could not read: timed out")
 
-    monkeypatch.setattr(S3Store, "get_versioned", unreachable)
+    monkeypatch.setattr(S3Store, "get_if_exists", unreachable)
     with pytest.raises(CheckpointError, match="timed out"):
         latest_record(store, "clicks")
 

@@ -1,11 +1,13 @@
-"""What every store promises, on a folder and on an S3 server."""
+"""What every store promises, on a folder, an S3 server, and the servers of `tools.stores` that are here."""
 
 from __future__ import annotations
 
 import errno
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec.registry
 import pytest
 from botocore.exceptions import ClientError
 
@@ -37,7 +39,7 @@ def test_a_missing_object_is_an_error_that_names_it(store: Store) -> None:
     with pytest.raises(CheckpointError, match=r"a/nothing\.bin"):
         store.get_range("a/nothing.bin", 0, 1)
     assert store.size("a/nothing.bin") is None
-    assert store.get_versioned("a/nothing.bin") is None
+    assert store.get_if_exists("a/nothing.bin") is None
 
 
 def test_a_range_beyond_the_end_is_an_error(store: Store) -> None:
@@ -90,30 +92,6 @@ def test_of_sixteen_writers_that_create_an_object_one_wins(store: Store) -> None
     assert store.get("race") == str(won.index(True)).encode()
 
 
-def test_increments_by_compare_and_swap_are_never_lost(store: Store) -> None:
-    assert store.compare_and_swap("counter", b"0", None)
-    assert not store.compare_and_swap("counter", b"0", None)
-
-    def add(_: int) -> None:
-        while True:
-            found = store.get_versioned("counter")
-            assert found is not None
-            if store.compare_and_swap("counter", str(int(found[0]) + 1).encode(), found[1]):
-                return
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(add, range(24)))
-    assert store.get("counter") == b"24"
-
-
-def test_swapping_an_object_that_is_gone_fails(store: Store) -> None:
-    store.put("pointer", b"1")
-    found = store.get_versioned("pointer")
-    assert found is not None
-    store.delete("pointer")
-    assert not store.compare_and_swap("pointer", b"2", found[1])
-
-
 def test_a_child_store_sees_the_same_objects(store: Store) -> None:
     store.put("records/one two/part", b"x")
     child = open_store(store.child_uri("records/one two"))
@@ -128,7 +106,7 @@ def test_a_key_outside_the_root_is_refused(store: Store, key: str) -> None:
         store.put(key, b"x")
 
 
-@pytest.mark.parametrize("uri", ["", "hdfs://name/path", "file://relative/path", "s3://"])
+@pytest.mark.parametrize("uri", ["", "hdfs://name/path", "file://relative/path", "s3://", "gs://"])
 def test_a_uri_that_no_store_understands_is_refused_with_what_is_allowed(uri: str) -> None:
     with pytest.raises(CheckpointError, match="allowed"):
         open_store(uri)
@@ -175,8 +153,6 @@ def test_a_store_without_conditional_puts_is_found_out_and_refused(s3_uri: str, 
     assert not store.conditional_writes()
     with pytest.raises(CheckpointError, match="conditional puts"):
         store.put_if_absent("x", b"1")
-    with pytest.raises(CheckpointError, match="conditional puts"):
-        store.compare_and_swap("x", b"1", "version")
     assert store.keys() == []
 
 
@@ -209,6 +185,20 @@ def test_a_bucket_that_does_not_exist_is_named_with_what_to_check(s3_uri: str) -
     store = open_store("s3://no-such-bucket/x")
     with pytest.raises(CheckpointError, match=r"no-such-bucket.*AWS_ENDPOINT_URL_S3"):
         store.put("a", b"x")
+
+
+def test_a_service_that_does_not_answer_is_named_with_what_to_check() -> None:
+    store = open_store("webhdfs://tester@127.0.0.1:1/records")
+    for ask in (lambda: store.get("a"), lambda: store.size("a"), lambda: store.keys(), lambda: store.put("a", b"x")):
+        with pytest.raises(StoreError, match=r"127\.0\.0\.1:1/records.*check that the name node answers"):
+            ask()
+
+
+def test_a_service_whose_library_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setattr(fsspec.registry, "_registry", {})
+    with pytest.raises(CheckpointError, match=r"gs://bucket/x.*pip install 'elastrec\[gcs\]'"):
+        open_store("gs://bucket/x")
 
 
 # A folder whose file system is not mounted
@@ -249,7 +239,6 @@ def test_a_pod_never_makes_a_store_anew_under_its_mount_point(tmp_path: Path, le
         lambda: open_store(root).put("top.json", b"x"),
         lambda: record.open_write("parts/0.bin"),
         lambda: record.put_if_absent("manifest.json", b"x"),
-        lambda: record.compare_and_swap("manifest.json", b"x", "0"),
     ):
         with pytest.raises(StoreError, match=r"no checkpoint store is there: the file \.elastrec-store is missing"):
             write()
@@ -266,7 +255,7 @@ def test_what_a_store_that_is_away_does_not_show_is_not_missing(tmp_path: Path) 
         lambda: there.size("a"),
         lambda: there.get("a"),
         lambda: there.get_range("a", 0, 1),
-        lambda: there.get_versioned("a"),
+        lambda: there.get_if_exists("a"),
         lambda: there.keys("a"),
         lambda: there.folders("a"),
     )

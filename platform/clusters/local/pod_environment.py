@@ -1,8 +1,8 @@
 """The whole environment of a local pod: what it is told, what is set for speed, and what passes through.
 
 Passed through from the agent's own environment, and nothing else: `PATH`, `HOME`, `USER`, `LANG`, `LC_ALL`, `TZ`,
-`TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, `ELASTREC_STREAMS`, and all of `AWS_*`
-and `MLFLOW_*`.
+`TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, `ELASTREC_STREAMS`, and all of `AWS_*`,
+`AZURE_*`, `FSSPEC_*`, `GOOGLE_*`, `STORAGE_*` (of object stores) and `MLFLOW_*`.
 The pod's own `environment` (PodSpec) wins over these; the names by which a pod learns who it is win over everything.
 """
 
@@ -31,7 +31,7 @@ _PASSED = frozenset(
         names.STREAMS,
     }
 )
-_PASSED_PREFIXES = ("AWS_", "MLFLOW_")
+_PASSED_PREFIXES = ("AWS_", "AZURE_", "FSSPEC_", "GOOGLE_", "MLFLOW_", "STORAGE_")
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _FIXED = {
     # Spinning OpenMP threads take the cores that other pods were granted.

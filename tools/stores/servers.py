@@ -1,0 +1,206 @@
+"""The servers, each on loopback and in a folder of its own; leave the `with` block and nothing of one is left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+from xml.sax.saxutils import escape
+
+from tools.ports import free_ports
+from tools.stores.fetching import JARS, azurite, fake_gcs
+
+_START_SECONDS = 60.0
+# Of an account that every installation of Azurite has.
+_AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_JVM = (
+    "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+    "-Djava.net.preferIPv4Stack=true",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED", "--add-opens=java.base/java.util=ALL-UNNAMED",
+)  # fmt: skip
+
+
+class ServerError(Exception):
+    """A server did not start; holds the end of its log."""
+
+
+class _Server:
+    """Processes with one log, in a folder of their own."""
+
+    def __init__(self, name: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"elastrec-{name}-"))
+        self._log = self.folder / "log.txt"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def _start(self, command: Sequence[str]) -> None:
+        with self._log.open("ab") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, cwd=self.folder
+                )
+            )
+
+    def _wait_until_answers(self, url: str, wanted: bytes = b"") -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(url, timeout=5.0) as answer:
+                    if wanted in answer.read():
+                        return
+            except urllib.error.HTTPError:
+                if not wanted:
+                    return  # it answers, if only that nobody may ask this
+            except OSError:
+                pass
+            if any(process.poll() is not None for process in self._processes) or time.monotonic() > deadline:
+                raise ServerError(
+                    f"{type(self).__name__} did not start: {self._log.read_text(errors='replace')[-2000:]}"
+                )
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        self._processes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Azure(_Server):
+    """Azurite, Microsoft's emulator of blob storage.
+
+    Attributes:
+        connection: for AZURE_STORAGE_CONNECTION_STRING.
+
+    Raises:
+        ServerError: it did not start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("azurite")
+        (port,) = free_ports(1)
+        self.connection = (
+            f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={_AZURITE_KEY};"
+            f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+        )
+        try:
+            # Its clients are often newer than it is; those that are used here ask for nothing that it lacks.
+            self._start(
+                [str(azurite()), "--silent", "--skipApiVersionCheck", "--blobHost", "127.0.0.1",
+                 "--blobPort", str(port), "--location", str(self.folder)]
+            )  # fmt: skip
+            self._wait_until_answers(f"http://127.0.0.1:{port}/devstoreaccount1")
+        except BaseException:
+            self.close()
+            raise
+
+
+class Gcs(_Server):
+    """fake-gcs-server, an emulator of Google Cloud Storage.
+
+    Attributes:
+        endpoint: for STORAGE_EMULATOR_HOST.
+
+    Raises:
+        ServerError: it did not start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("gcs")
+        (port,) = free_ports(1)
+        self.endpoint = f"http://127.0.0.1:{port}"
+        try:
+            self._start(
+                [str(fake_gcs()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "filesystem",
+                 "-filesystem-root", str(self.folder / "objects"), "-public-host", f"127.0.0.1:{port}"]
+            )  # fmt: skip
+            self._wait_until_answers(f"{self.endpoint}/storage/v1/b?project=test")
+        except BaseException:
+            self.close()
+            raise
+
+    def make_bucket(self, name: str) -> None:
+        """Makes an empty bucket."""
+        request = urllib.request.Request(
+            f"{self.endpoint}/storage/v1/b?project=test", json.dumps({"name": name}).encode(),
+            {"Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=10.0):
+            pass
+
+
+class Hdfs(_Server):
+    """A name node and one data node of Hadoop.
+
+    Attributes:
+        address: `host:port` of WebHDFS.
+
+    Raises:
+        JarsError: the jars could not be fetched.
+        ServerError: a daemon did not start.
+    """
+
+    def __init__(self) -> None:
+        jars = JARS.fetch()
+        super().__init__("hdfs")
+        name, web, data, data_web, data_calls = free_ports(5)
+        self.address = f"127.0.0.1:{web}"
+        configuration = self.folder / "configuration"
+        # Hadoop looks for its pages on the class path.
+        for pages in ("hdfs", "datanode"):
+            (configuration / "webapps" / pages).mkdir(parents=True)
+        self._write(configuration / "core-site.xml", {
+            "fs.defaultFS": f"hdfs://127.0.0.1:{name}",
+            "hadoop.tmp.dir": str(self.folder / "temporary"),
+        })  # fmt: skip
+        self._write(configuration / "hdfs-site.xml", {
+            "dfs.replication": 1,
+            "dfs.namenode.name.dir": f"file://{self.folder}/names",
+            "dfs.datanode.data.dir": f"file://{self.folder}/blocks",
+            "dfs.namenode.http-address": self.address,
+            "dfs.datanode.address": f"127.0.0.1:{data}",
+            "dfs.datanode.http.address": f"127.0.0.1:{data_web}",
+            "dfs.datanode.ipc.address": f"127.0.0.1:{data_calls}",
+            "dfs.datanode.hostname": "127.0.0.1",
+            "dfs.permissions.enabled": "false",
+            "dfs.namenode.safemode.extension": 0,
+            # Else each file that is closed waits 400 ms.
+            "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": 10,
+        })  # fmt: skip
+        java = [*_JVM, f"-Djava.io.tmpdir={self.folder}", "-cp", f"{configuration}:{jars}/*"]
+        daemons = "org.apache.hadoop.hdfs.server"
+        try:
+            with self._log.open("ab") as log:
+                subprocess.run(
+                    [*java, f"{daemons}.namenode.NameNode", "-format", "-force", "-nonInteractive"],
+                    stdout=log, stderr=log, cwd=self.folder, timeout=_START_SECONDS, check=True,
+                )  # fmt: skip
+            self._start([*java, f"{daemons}.namenode.NameNode"])
+            self._start([*java, f"{daemons}.datanode.DataNode"])
+            state = "Hadoop:service=NameNode,name=FSNamesystemState"
+            self._wait_until_answers(f"http://{self.address}/jmx?qry={state}", b'"NumLiveDataNodes" : 1')
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _write(file: Path, settings: dict[str, object]) -> None:
+        properties = [
+            f"<property><name>{name}</name><value>{escape(str(value))}</value></property>"
+            for name, value in settings.items()
+        ]
+        file.write_text(f"<configuration>{''.join(properties)}</configuration>")
