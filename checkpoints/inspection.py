@@ -7,6 +7,7 @@ parameter servers place rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import xxhash
@@ -14,8 +15,9 @@ import xxhash
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.record import Record
 from elastrec.checkpoints.sections import SectionKind
+from elastrec.checkpoints.summary import SegmentSummary
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.specs.job import OptimizerKind
+from elastrec.platform.specs.job import OptimizerKind, row_state
 
 _MASK = 2**64 - 1
 
@@ -27,7 +29,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     size_bytes: int
     dimension: int
-    optimizer: OptimizerKind
+    segments: list[SegmentSummary]
     hash_size: int | None
     features: list[str]
 
@@ -111,7 +113,7 @@ def record_facts(record: Record) -> RecordFacts:
                 rows=manifest.rows[table.name],
                 size_bytes=sizes.get(table.name, 0),
                 dimension=table.dimension,
-                optimizer=table.optimizer,
+                segments=table.row_segments,
                 hash_size=table.hash_size,
                 features=table.features,
             )
@@ -170,15 +172,16 @@ def find_row(record: Record, table: str, row_id: int) -> RowFacts:
             bucket=bucket,
             found="row",
             values=columns["values"][place].tolist(),
-            optimizer_state=_named_state(summary.optimizer, state, summary.dimension),
+            optimizer_state=_named_state(summary.row_segments, state),
             last_seen_unix_seconds=last_seen,
         )
     return RowFacts(table=table, id=row_id, bucket=bucket, found="absent")
 
 
-def _named_state(optimizer: OptimizerKind, state: list[float], dimension: int) -> dict[str, list[float]]:
-    if optimizer is OptimizerKind.ADAGRAD:
-        return {"accumulator": state}
-    if optimizer is OptimizerKind.ADAM:
-        return {"moment1": state[:dimension], "moment2": state[dimension : 2 * dimension], "steps": state[-1:]}
-    return {}
+def _named_state(segments: Sequence[SegmentSummary], state: list[float]) -> dict[str, list[float]]:
+    named, at = {}, 0
+    for segment in segments:
+        for name, width in row_state(segment.optimizer, segment.width):
+            named[name if len(segments) == 1 else f"{segment.name}.{name}"] = state[at : at + width]
+            at += width
+    return named

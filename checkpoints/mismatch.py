@@ -9,7 +9,10 @@
 | same length gain or lose a weight         |                                                                        |
 | a table's hash_size                       | refused: the ids in the record are already taken modulo the old size   |
 | hash_size and dimension of a table        | initialised anew, since nothing of it would be kept                    |
-| the rows' optimiser                       | rows kept, their optimiser state anew                                  |
+| the optimiser of embeddings or of first-  | rows kept, their optimiser state anew                                  |
+| order weights                             |                                                                        |
+| a record in which embeddings and first-   | kept: both go on from the state that they had together                 |
+| order weights share an optimiser          |                                                                        |
 | the dense optimiser                       | dense parameters kept, their optimiser state anew                      |
 | the architecture                          | dense parameters initialised anew                                      |
 | a feature's place, the number unchanged   | dense parameters initialised anew: equal shapes would hide the swap    |
@@ -26,7 +29,7 @@ from typing import Literal
 
 import msgspec
 
-from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
+from elastrec.checkpoints.summary import DenseSummary, ModelSummary, SegmentSummary, TableSummary, covering, summarize
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob, first_order_columns
 
@@ -173,7 +176,8 @@ def _refused(line: Decision) -> Decision:
 
 def _text(table: TableSummary) -> str:
     limit = f", hash_size {table.hash_size}" if table.hash_size is not None else ""
-    return f"dimension {table.dimension}, {table.optimizer.value}{limit}"
+    rules = " + ".join(segment.optimizer.value for segment in table.row_segments)
+    return f"dimension {table.dimension}, {rules}{limit}"
 
 
 def _table(old: TableSummary, new: TableSummary | None, old_weights: int, new_weights: int) -> Decision:
@@ -199,14 +203,36 @@ def _table(old: TableSummary, new: TableSummary | None, old_weights: int, new_we
             f"restore hash_size: {old.hash_size if old.hash_size is not None else 'absent'}, give the feature another "
             "table name to start its rows anew, or set continual.start_from: nothing"
         )
-    elif old.optimizer != new.optimizer:
+    elif changed := _without_state(old.row_segments, new.row_segments):
         verdict = Verdict.KEPT_WITHOUT_STATE
-        reason = f"the rows' optimiser changed from {old.optimizer.value} to {new.optimizer.value}"
-        field = "spec.optimizers.rows.kind"
+        reason = "; ".join(reason for _, reason in changed)
+        field = changed[0][0]
     return Decision(
         what="table", name=old.name, verdict=verdict, reason=reason, old=_text(old), new=_text(new), field=field,
         mend=mend,
     )  # fmt: skip
+
+
+def _without_state(old: Sequence[SegmentSummary], new: Sequence[SegmentSummary]) -> list[tuple[str, str]]:
+    """(field, reason) of each segment whose state begins anew; both sides have the same columns."""
+    changed, column = [], 0
+    for segment in new:
+        if covering(old, column, segment) is None:
+            first, before = 0, old[0]
+            for before in old:
+                first += before.width
+                if column < first:
+                    break
+            is_weight = segment.name == "first_order"
+            of = "the first-order weights'" if is_weight else "the rows'"
+            changed.append(
+                (
+                    f"spec.optimizers.{'first_order' if is_weight else 'rows'}.kind",
+                    f"{of} optimiser changed from {before.optimizer.value} to {segment.optimizer.value}",
+                )
+            )
+        column += segment.width
+    return changed
 
 
 def _swapped(old: list[str], new: list[str]) -> bool:

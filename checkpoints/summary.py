@@ -2,19 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 
-from elastrec.platform.specs.job import OptimizerKind, TrainingJob
+from elastrec.platform.specs.job import OptimizerKind, TrainingJob, row_state
+
+
+class SegmentSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Neighbouring numbers of a row that one rule updates; see RowSegment."""
+
+    name: str
+    width: int
+    optimizer: OptimizerKind
+
+    @property
+    def state_width(self) -> int:
+        return sum(width for _, width in row_state(self.optimizer, self.width))
 
 
 class TableSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One embedding table: rows are `[rows, dimension]` float32; ids are taken modulo `hash_size` if it is set."""
+    """One embedding table: rows are `[rows, dimension]` float32; ids are taken modulo `hash_size` if it is set.
+
+    Attributes:
+        optimizer: of the embeddings.
+        segments: empty in older records: one rule updates the whole row.
+    """
 
     name: str
     dimension: int
     optimizer: OptimizerKind
     hash_size: int | None
     features: list[str]
+    segments: list[SegmentSummary] = []
+
+    @property
+    def row_segments(self) -> list[SegmentSummary]:
+        """What its rows are made of; their states lie one after the other, as `row_state` lists their numbers."""
+        return self.segments or [SegmentSummary(name="row", width=self.dimension, optimizer=self.optimizer)]
+
+
+class Covering(NamedTuple):
+    """A recorded segment.
+
+    Attributes:
+        column, state: its first value, its first state number, of those of the row.
+    """
+
+    segment: SegmentSummary
+    column: int
+    state: int
+
+
+def covering(recorded: Sequence[SegmentSummary], column: int, segment: SegmentSummary) -> Covering | None:
+    """The recorded segment that holds the values of `segment`, which begins at `column`, and has its rule."""
+    first, state = 0, 0
+    for candidate in recorded:
+        if first <= column and column + segment.width <= first + candidate.width:
+            return Covering(candidate, first, state) if candidate.optimizer is segment.optimizer else None
+        first += candidate.width
+        state += candidate.state_width
+    return None
 
 
 class DenseSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +111,13 @@ def summarize(job: TrainingJob, dense: list[DenseSummary] | None = None) -> Mode
             TableSummary(
                 name=name,
                 dimension=spec.model.row_dimension,
-                optimizer=spec.optimizers.rows.kind,
+                optimizer=spec.row_segments(name)[-1].rule.kind,
                 hash_size=spec.table(name).hash_size,
                 features=features[name],
+                segments=[
+                    SegmentSummary(name=segment.name, width=segment.width, optimizer=segment.rule.kind)
+                    for segment in spec.row_segments(name)
+                ],
             )
             for name in spec.data.tables
         ],

@@ -113,8 +113,8 @@ def train_and_score(spec: JobSpec) -> dict[str, Any]:
     # As rows start on our servers; torchrec's fused tables pass over their configs' init_fn.
     for name, table in zip(names, collection.state_dict().values(), strict=True):
         entry = plan.by_name[name]
+        assert len(entry.segments) == 1, "fused tables have one rule for the whole row"
         table.uniform_(-entry.initial_range, entry.initial_range)
-        table[:, : entry.zero_columns] = 0.0
     schema = FeatureSchema(
         tuple(feature.name for feature in spec.data.dense), tuple(names), spec.model.embedding_dimension
     )

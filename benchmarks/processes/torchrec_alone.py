@@ -1,8 +1,9 @@
 """torchrec in one process: the network of a job file on torchrec's own tables, short trainings one after the other.
 
 The rows, their order and their first values are those of `one_worker`. Tables are torchrec's EmbeddingBagCollection of
-the sizes that the log needs, rows follow torchrec's RowWiseAdagrad, dense parameters torch's Adam; nothing of the
-product updates or keeps a parameter. Answers a line of JSON to a line of JSON (`train_and_score`).
+the sizes that the log needs, embeddings follow torchrec's RowWiseAdagrad, first-order weights torch's Adagrad (FTRL
+without l1 and l2 is the same), dense parameters torch's Adam; nothing of the product updates or keeps a parameter.
+Answers a line of JSON to a line of JSON (`train_and_score`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from benchmarks.processes.child import serve
 from benchmarks.processes.one_worker import MOST_SCORED, SCORED_ROWS, items
 from elastrec.platform.data.partitions import existing_partitions
 from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.job import OptimizerKind, TrainingJob
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import TablePlan, plan_of_job
@@ -92,10 +93,54 @@ def tables_of(job: TrainingJob, plan: TablePlan, vocabulary: Vocabulary) -> Embe
             entry = plan.by_name[config.name]
             rows = initial_rows(
                 vocabulary.ids[config.name], config.name, seed=job.spec.training.seed,
-                initial_range=entry.initial_range, dimension=config.embedding_dim, zero_columns=entry.zero_columns,
+                initial_range=entry.column_ranges, dimension=config.embedding_dim,
             )  # fmt: skip
             collection.embedding_bags[config.name].weight.copy_(torch.from_numpy(rows))
     return collection
+
+
+class Segments:
+    """Optimisers of first-order weights and embeddings, the columns of torchrec's tables.
+
+    Raises:
+        AssertionError: the job's rules are not those of this peer.
+    """
+
+    def __init__(self, job: TrainingJob, tables: Sequence[nn.Parameter]) -> None:
+        rows, weights = job.spec.optimizers.rows, job.spec.first_order_rule
+        assert rows.kind is OptimizerKind.ADAGRAD
+        self._tables, first = tables, job.spec.model.first_order_columns
+        self._parts: list[tuple[nn.Parameter, slice, nn.Parameter]] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        embeddings = self._columns(slice(first, None))
+        self._optimizers.append(RowWiseAdagrad(embeddings, lr=rows.learning_rate, eps=rows.epsilon))
+        if weights is not None:
+            assert (weights.kind, weights.l1, weights.l2) == (OptimizerKind.FTRL, 0, 0)
+            assert not weights.initial_accumulator
+            self._optimizers.append(
+                torch.optim.Adagrad(self._columns(slice(first)), lr=weights.learning_rate, eps=weights.beta)
+            )
+
+    def _columns(self, columns: slice) -> list[nn.Parameter]:
+        """Parameters that share memory with columns of the tables."""
+        made = []
+        for table in self._tables:
+            part = nn.Parameter(torch.empty(0))
+            part.data = table.data[:, columns]
+            made.append(part)
+            self._parts.append((table, columns, part))
+        return made
+
+    def zero_grad(self) -> None:
+        for table in self._tables:
+            table.grad = None
+
+    def step(self) -> None:
+        for table, columns, part in self._parts:
+            assert table.grad is not None
+            part.grad = table.grad[:, columns]
+        for optimizer in self._optimizers:
+            optimizer.step()
 
 
 def train(job: TrainingJob, model: nn.Module, collection: nn.Module, minibatches: Iterator[Minibatch]) -> None:
@@ -105,7 +150,7 @@ def train(job: TrainingJob, model: nn.Module, collection: nn.Module, minibatches
     of_rows = {id(each) for each in rows}
     dense = [each for each in model.parameters() if id(each) not in of_rows]
     optimizers = [
-        RowWiseAdagrad(rows, lr=rules.rows.learning_rate, eps=rules.rows.epsilon),
+        Segments(job, rows),
         torch.optim.Adam(
             dense, lr=rules.dense.learning_rate, betas=(rules.dense.beta1, rules.dense.beta2), eps=rules.dense.epsilon
         ),

@@ -150,7 +150,8 @@ def _show_record(facts: RecordFacts, positions: dict[str, int]) -> None:
         tables.add_column(column)
     for table in facts.tables:
         tables.add_row(
-            table.name, f"{table.rows:,}", _size(table.size_bytes), str(table.dimension), str(table.optimizer),
+            table.name, f"{table.rows:,}", _size(table.size_bytes), str(table.dimension),
+            " + ".join(segment.optimizer for segment in table.segments),
             "-" if table.hash_size is None else f"{table.hash_size:,}", ", ".join(table.features),
         )  # fmt: skip
     console.print(tables)

@@ -194,7 +194,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
     """Parameters, tags and `cfg.` numbers of a job that is about to start."""
     spec = job.spec
     asked, granted = Sizes.asked(job), Sizes.granted(allocation)
-    rows, dense = spec.optimizers.rows, spec.optimizers.dense
+    rows, dense, weights = spec.optimizers.rows, spec.optimizers.dense, spec.first_order_rule
     params: dict[str, Any] = {
         **{f"asked.{key}": value for key, value in msgspec.structs.asdict(asked).items()},
         **{f"granted.{key}": value for key, value in msgspec.structs.asdict(granted).items()},
@@ -213,6 +213,14 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "training.overlap_pull": spec.training.overlap_pull,
         "optimizers.rows": rows.kind.value,
         "optimizers.rows.learning_rate": rows.learning_rate,
+        **(
+            {
+                "optimizers.first_order": weights.kind.value,
+                "optimizers.first_order.learning_rate": weights.learning_rate,
+            }
+            if weights is not None
+            else {}
+        ),
         "optimizers.dense": dense.kind.value,
         "optimizers.dense.learning_rate": dense.learning_rate,
         "resources.virtual_buckets": spec.resources.virtual_buckets,

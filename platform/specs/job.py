@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -52,7 +52,7 @@ class ModelSpec(Spec):
     """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, `din`, `bst`, or `package.module:Class` of your own."""
     embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
     """Numbers per embedding row, of every table. `wide_and_deep`, `deepfm` and `xdeepfm` add one: the id's first-order
-    weight, which starts at zero."""
+    weight, which starts at zero and has an update rule of its own, `optimizers.first_order`."""
     initial_range: Annotated[float, Field(gt=0)] | None = None
     """Embeddings of all tables start uniform in ±initial_range; absent: 0.01, for `dlrm` 1 / sqrt(dimension)."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -101,10 +101,12 @@ class OptimizerKind(StrEnum):
     ADAGRAD = "adagrad"
     ADAM = "adam"
     SGD = "sgd"
+    FTRL = "ftrl"
 
 
 class OptimizerSpec(Spec):
-    """One update rule. For embedding rows, `adagrad` is row-wise: one accumulator per row."""
+    """One update rule. For embedding rows, `adagrad` is row-wise: one accumulator per row. `ftrl` (McMahan et al. 2013)
+    is for rows only; with `l1` it makes values exactly zero."""
 
     kind: OptimizerKind = OptimizerKind.ADAGRAD
     """The update rule."""
@@ -113,23 +115,86 @@ class OptimizerSpec(Spec):
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator, `adagrad` and `adam`."""
     initial_accumulator: Annotated[float, Field(ge=0)] = 0.0
-    """Where the sum of squared gradients begins, `adagrad`."""
+    """Where the sum of squared gradients begins, `adagrad` and `ftrl`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the first moment, `adam`."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay of the second moment, `adam`."""
+    beta: Annotated[float, Field(ge=0)] = 0.01
+    """Added to the root of the sum of squared gradients, `ftrl`. The larger it is, the slower rare ids learn. Gradients
+    are means over a minibatch, for which the 1.0 of the paper is large."""
+    l1: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the sum of absolute values, `ftrl`."""
+    l2: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of half the sum of squares, `ftrl`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """This share of the value is added to its gradient."""
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients of one worker's step are scaled down so that their norm, over all of these parameters together, is at
     most this; absent: they are not scaled. Gradients that are not finite fail the job in any case."""
 
+    @model_validator(mode="after")
+    def _consistent(self) -> OptimizerSpec:
+        if self.kind is OptimizerKind.FTRL and not self.beta + self.initial_accumulator + self.l2:
+            raise ValueError("one of beta, initial_accumulator and l2 above 0: ftrl divides by them")
+        return self
+
+
+FIRST_ORDER_RULE = OptimizerSpec(kind=OptimizerKind.FTRL, learning_rate=0.1, beta=0.01)
+"""Of first-order weights, unless the job file says otherwise; chosen by `benchmarks.first_order`."""
+
 
 class Optimizers(Spec):
     """Rules of the embedding rows and of the dense parameters."""
 
     rows: OptimizerSpec = OptimizerSpec()
+    """Of the embeddings, in tables that say nothing else."""
+    first_order: OptimizerSpec | None = None
+    """Of the first-order weights of `wide_and_deep`, `deepfm` and `xdeepfm`; absent: `ftrl` with learning
+    rate 0.1 and beta 0.01."""
     dense: OptimizerSpec = OptimizerSpec(kind=OptimizerKind.ADAM, learning_rate=1e-3)
+    """Of the dense parameters."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Optimizers:
+        if self.dense.kind is OptimizerKind.FTRL:
+            raise ValueError("dense.kind adagrad, adam or sgd: ftrl is a rule of embedding rows")
+        return self
+
+
+class RowSegment(NamedTuple):
+    """Neighbouring numbers of an embedding row that one rule updates.
+
+    Attributes:
+        name: `first_order` or `embedding`.
+        starts_at_zero: else they start uniform in the table's initial range.
+    """
+
+    name: str
+    width: int
+    rule: OptimizerSpec
+    starts_at_zero: bool = False
+
+
+def row_segments(dimension: int, rows: OptimizerSpec, first_order: OptimizerSpec | None) -> tuple[RowSegment, ...]:
+    """The segments of rows of `dimension` numbers.
+
+    Args:
+        first_order: the rule of the first number, the id's first-order weight; None: rows have none.
+    """
+    if first_order is None:
+        return (RowSegment("embedding", dimension, rows),)
+    return RowSegment("first_order", 1, first_order, True), RowSegment("embedding", dimension - 1, rows)
+
+
+def row_state(kind: OptimizerKind, width: int) -> tuple[tuple[str, int], ...]:
+    """Names of a rule's numbers beside a segment of `width` values, in order, and how many there are of each."""
+    return {
+        OptimizerKind.SGD: (),
+        OptimizerKind.ADAGRAD: (("accumulator", 1),),
+        OptimizerKind.ADAM: (("moment1", width), ("moment2", width), ("steps", 1)),
+        OptimizerKind.FTRL: (("z", width), ("accumulators", width)),
+    }[kind]
 
 
 class TableSpec(Spec):
@@ -143,6 +208,8 @@ class TableSpec(Spec):
     """A row is made at this many sightings of its id; until then its value is zero."""
     evict_after: Seconds | None = None
     """A row not seen for this long is dropped; absent: never."""
+    optimizer: OptimizerSpec | None = None
+    """The update rule of this table's embeddings; absent: `optimizers.rows`."""
 
 
 class Consistency(Spec):
@@ -348,6 +415,11 @@ class JobSpec(Spec):
         strange = [name for name in self.deduplication.named if name not in features]
         if strange:
             raise ValueError(f"deduplication names {strange}, which are no sparse features; known: {features}")
+        if self.optimizers.first_order is not None and not self.model.first_order_columns:
+            raise ValueError(
+                f"optimizers.first_order: rows of {self.model.architecture} have no first-order weights, only those of "
+                f"{', '.join(FIRST_ORDER_MODELS)} have; remove the section"
+            )
         if self.faults.heartbeat_timeout <= 2 * self.faults.heartbeat_interval:
             raise ValueError(
                 f"faults.heartbeat_timeout {self.faults.heartbeat_timeout}s must be more than twice "
@@ -358,6 +430,16 @@ class JobSpec(Spec):
     def table(self, name: str) -> TableSpec:
         """The settings of one table, defaults where the job file says nothing."""
         return self.tables.get(name, TableSpec())
+
+    @property
+    def first_order_rule(self) -> OptimizerSpec | None:
+        """The rule of the rows' first-order weights; None: they have none."""
+        return (self.optimizers.first_order or FIRST_ORDER_RULE) if self.model.first_order_columns else None
+
+    def row_segments(self, table: str) -> tuple[RowSegment, ...]:
+        """What the rows of a table are made of."""
+        rows = self.table(table).optimizer or self.optimizers.rows
+        return row_segments(self.model.row_dimension, rows, self.first_order_rule)
 
 
 class TrainingJob(Spec):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from elastrec.checkpoints.mismatch import Verdict, compare
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, summarize
@@ -64,6 +65,33 @@ def test_another_row_optimiser_keeps_rows_without_their_state(record: ModelSumma
     adaptation = compare(record, make_job(optimizers={"rows": {"kind": "adam"}}), DENSE)
     assert adaptation.table("ad") is Verdict.KEPT_WITHOUT_STATE
     assert adaptation.dense("in.weight") is Verdict.KEPT
+
+
+def test_another_rule_of_the_first_order_weights_keeps_rows_without_that_state(make_job: MakeJob) -> None:
+    def job(kind: str) -> TrainingJob:
+        return make_job(architecture="deepfm", dimension=8, optimizers={"first_order": {"kind": kind}})
+
+    record = summarize(job("sgd"))
+    assert compare(record, job("sgd")).table("ad") is Verdict.KEPT
+    decision = compare(record, job("adam")).decisions[0]
+    assert decision.verdict is Verdict.KEPT_WITHOUT_STATE and decision.field == "spec.optimizers.first_order.kind"
+    assert "first-order weights' optimiser changed from sgd to adam" in decision.reason
+
+
+def test_a_record_whose_rows_have_one_state_goes_on_with_it(make_job: MakeJob) -> None:
+    def job(first_order: str) -> TrainingJob:
+        return make_job(architecture="deepfm", dimension=8, optimizers={"first_order": {"kind": first_order}})
+
+    record = summarize(job("adagrad"))
+    older = structs.replace(record, tables=[structs.replace(table, segments=[]) for table in record.tables])
+    assert compare(older, job("adagrad")).table("ad") is Verdict.KEPT
+    decision = compare(older, job("ftrl")).decisions[0]
+    assert decision.verdict is Verdict.KEPT_WITHOUT_STATE and "from adagrad to ftrl" in decision.reason
+
+
+def test_another_rule_of_a_table_of_its_own_is_that_tables_mismatch(record: ModelSummary, make_job: MakeJob) -> None:
+    adaptation = compare(record, make_job(tables={"ad": {"optimizer": {"kind": "sgd"}}}), DENSE)
+    assert adaptation.table("ad") is Verdict.KEPT_WITHOUT_STATE and adaptation.table("user") is Verdict.KEPT
 
 
 def test_another_dense_optimiser_keeps_the_values(record: ModelSummary, make_job: MakeJob) -> None:

@@ -12,21 +12,15 @@ from dataclasses import dataclass
 
 from elastrec.platform.transport.job_messages import WorkerProcess
 from elastrec.trainers.parameter_server.gradients import Gradient
-from elastrec.trainers.parameter_server.messages import Origin
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Pushed:
-    """A push of a worker that the server has taken.
-
-    Attributes:
-        is_released: the worker may go on: with bsp its round is complete.
-    """
+    """One push of one worker."""
 
     worker: WorkerProcess
-    origin: Origin
+    sequence: int
     gradient: Gradient
-    is_released: bool = False
 
 
 class GlobalBatch:

@@ -1,9 +1,9 @@
 """Hashes that decide a row's place and first value; the same numbers on every server, worker and machine.
 
 bucket  = splitmix64(id ^ salt(table)) mod virtual_buckets
-value_d = initial_range * (2 u_d - 1), u_d = top 24 bits of splitmix64(stream + d * golden) / 2^24,
+value_d = range_d * (2 u_d - 1), u_d = top 24 bits of splitmix64(stream + d * golden) / 2^24,
 stream  = splitmix64(splitmix64(id ^ salt(table)) ^ splitmix64(seed))
-value_d = 0 for d < zero_columns: first-order weights start at zero.
+range_d = the table's initial range, or 0: first-order weights start at zero.
 
 Nothing but (seed, table, id) enters, so the number of servers does not change the model.
 splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
@@ -11,6 +11,7 @@ splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,13 @@ def splitmix64(value):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def write_initial_row(row, row_hash, seed_hash, initial_range, zero_columns):  # type: ignore[no-untyped-def]
-    """Fills `row` [D] float32 with the first value of the id whose hash is `row_hash`."""
+def write_initial_row(row, row_hash, seed_hash, ranges):  # type: ignore[no-untyped-def]
+    """Fills `row` [D] float32 with the first value, in ±ranges [D] float64, of the id whose hash is `row_hash`."""
     stream = splitmix64(row_hash ^ seed_hash)
-    scale = np.float32(2.0 * initial_range / 16777216.0)
-    low = np.float32(-initial_range)
     for d in range(row.shape[0]):
         stream += _GOLDEN
-        row[d] = low + scale * np.float32(np.int64(splitmix64(stream) >> _S40))
-    row[:zero_columns] = np.float32(0.0)
+        scale = np.float32(2.0 * ranges[d] / 16777216.0)
+        row[d] = np.float32(-ranges[d]) + scale * np.float32(np.int64(splitmix64(stream) >> _S40))
 
 
 @kernel
@@ -59,9 +58,9 @@ def _buckets(ids, salt, virtual_buckets, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _initial_rows(ids, salt, seed_hash, initial_range, zero_columns, out):  # type: ignore[no-untyped-def]
+def _initial_rows(ids, salt, seed_hash, ranges, out):  # type: ignore[no-untyped-def]
     for j in range(ids.shape[0]):
-        write_initial_row(out[j], splitmix64(np.uint64(ids[j]) ^ salt), seed_hash, initial_range, zero_columns)
+        write_initial_row(out[j], splitmix64(np.uint64(ids[j]) ^ salt), seed_hash, ranges)
 
 
 def buckets_of(ids: Array, table: str, virtual_buckets: int) -> Array:
@@ -79,11 +78,14 @@ def seed_hash(seed: int) -> int:
     return z ^ (z >> 31)
 
 
-def initial_rows(
-    ids: Array, table: str, *, seed: int, initial_range: float, dimension: int, zero_columns: int = 0
-) -> Array:
-    """First values [N, dimension] float32 of the rows of ids [N] int64, as a server makes them."""
+def initial_rows(ids: Array, table: str, *, seed: int, initial_range: float | Sequence[float], dimension: int) -> Array:
+    """First values [N, dimension] float32 of the rows of ids [N] int64, as a server makes them.
+
+    Args:
+        initial_range: of all numbers of a row, or of each.
+    """
     out = np.empty((len(ids), dimension), np.float32)
+    ranges = np.broadcast_to(np.asarray(initial_range, np.float64), dimension).copy()
     salt, seeded = np.uint64(table_salt(table)), np.uint64(seed_hash(seed))
-    _initial_rows(np.ascontiguousarray(ids, np.int64), salt, seeded, float(initial_range), zero_columns, out)
+    _initial_rows(np.ascontiguousarray(ids, np.int64), salt, seeded, ranges, out)
     return out

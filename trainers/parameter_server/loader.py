@@ -9,12 +9,14 @@ import numpy as np
 
 from elastrec.checkpoints import BucketRows, DamagedRecordError, RecordManifest, SectionKind
 from elastrec.checkpoints.record import Share
+from elastrec.checkpoints.summary import SegmentSummary
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import JobSpec, first_order_columns
 from elastrec.trainers.parameter_server.plan import TablePlan
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.arrays import COUNT, VERSION
 from elastrec.trainers.parameter_server.storage.columns import Columns, candidate_cells, deleted_cells, row_cells
+from elastrec.trainers.parameter_server.storage.conversion import SegmentError, converted_states
 from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, expect_rows, load, unload
 
 Array = np.ndarray[Any, Any]
@@ -40,19 +42,20 @@ class Loader:
         self._now = int(now_seconds)
         self.has_same_buckets = manifest.virtual_buckets == plan.virtual_buckets
         self.skipped: list[str] = []
-        # Table of the record → store, number in its group, whether its optimiser state is kept.
-        self._tables: dict[str, tuple[int, int, bool]] = {}
+        # Table of the record → store, number in its group.
+        self._tables: dict[str, tuple[int, int]] = {}
+        self._segments: dict[str, tuple[SegmentSummary, ...]] = {}
         self._entered = [np.zeros(plan.virtual_buckets, np.int64) for _ in stores]
-        recorded_weights = first_order_columns(manifest.model.architecture)
+        weights, recorded_weights = spec.model.first_order_columns, first_order_columns(manifest.model.architecture)
         for number, store in enumerate(stores):
             for index in range(store.group.first_table, store.group.end_table):
                 table = plan.tables[index]
                 saved = manifest.model.table(table.name)
-                if saved is None or (saved.dimension, recorded_weights) != (table.dimension, table.zero_columns):
+                if saved is None or (saved.dimension, recorded_weights) != (table.dimension, weights):
                     self.skipped.append(table.name)
                     continue
-                keeps_state = saved.optimizer == spec.optimizers.rows.kind
-                self._tables[table.name] = number, index - store.group.first_table, keeps_state
+                self._tables[table.name] = number, index - store.group.first_table
+                self._segments[table.name] = tuple(saved.row_segments)
 
     def take(self, share: Share) -> Iterator[None]:
         """Takes a share in, chunk by chunk.
@@ -80,8 +83,8 @@ class Loader:
             expect_rows(self._stores[targets.pop()], *share.row_counts())
 
     def _enter(self, rows: BucketRows) -> None:
-        target = np.array([self._tables.get(table, (-1, 0, False))[0] for table in rows.tables], np.int64)
-        numbers = np.array([self._tables.get(table, (-1, 0, False))[1] for table in rows.tables], np.uint16)
+        target = np.array([self._tables.get(table, (-1, 0))[0] for table in rows.tables], np.int64)
+        numbers = np.array([self._tables.get(table, (-1, 0))[1] for table in rows.tables], np.uint16)
         store_of_entry = target[rows.columns["tables"]]
         for number in sorted(set(target.tolist()) - {-1}):
             chosen = store_of_entry == number
@@ -119,17 +122,25 @@ class Loader:
             self._entered[number] += load(store, 0, cells, buckets, keep_versions=self.has_same_buckets)
 
     def _states(self, store: RowStore, rows: BucketRows, columns: Columns, recorded: Array) -> Array:
-        """[n, S] for the store's update rule; that of a table whose rule is another one starts anew."""
-        keeps = np.array([self._tables.get(table, (-1, 0, False))[2] for table in rows.tables])[recorded]
-        fresh = np.broadcast_to(np.asarray(store.rule.initial_state, np.float32), (len(recorded), store.layout.states))
-        if not keeps.any():
-            return fresh
-        if "state" not in columns or columns["state"].shape[1:] != fresh.shape[1:]:
+        """[n, S] for the store's update rules; see `converted_states`."""
+        values = columns["values"]
+        states = columns.get("state", np.empty((len(recorded), 0), np.float32))
+        alike: dict[tuple[SegmentSummary, ...], list[int]] = {}
+        for number in np.unique(recorded).tolist():
+            alike.setdefault(self._segments[rows.tables[number]], []).append(number)
+        try:
+            if len(alike) == 1:
+                return converted_states(next(iter(alike)), store.group.segments, values, states)
+            out = np.empty((len(recorded), store.layout.states), np.float32)
+            for segments, numbers in alike.items():
+                chosen = np.isin(recorded, numbers)
+                out[chosen] = converted_states(segments, store.group.segments, values[chosen], states[chosen])
+        except SegmentError as error:
             raise CheckpointError(
-                f"{rows.where}: rows of {', '.join(rows.tables)} have no optimiser state of {fresh.shape[1]} numbers, "
-                "as their update rule needs; use an older record, or spec.continual.start_from: nothing"
-            )
-        return columns["state"] if keeps.all() else np.where(keeps[:, None], columns["state"], fresh)
+                f"{rows.where}: rows of {', '.join(rows.tables)}: {error}; use an older record, or "
+                "spec.continual.start_from: nothing"
+            ) from error
+        return out
 
     def check(self, where: str) -> None:
         """That every row that was entered is there: no id came twice.

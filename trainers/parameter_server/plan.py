@@ -1,6 +1,6 @@
 """Which tables exist and how they are bundled: computed alike by servers and workers from the job file alone.
 
-Tables whose rows have the same dimension and the same admission and eviction share one *table group*: one store, one
+Tables whose rows have the same segments and the same admission and eviction share one *table group*: one store, one
 kernel call per request. The plan numbers tables so that those of one group are neighbours; requests list their ids in
 that order.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastrec.platform.specs.job import JobSpec, TableSpec
+from elastrec.platform.specs.job import JobSpec, OptimizerSpec, RowSegment, TableSpec, row_segments
 from elastrec.trainers.parameter_server.hashing import table_salt
 
 
@@ -21,17 +21,29 @@ class TableEntry:
     Attributes:
         index: number of the table in the plan.
         hash_size: ids are taken modulo this (result in [0, hash_size)); 0: the vocabulary grows without limit.
-        initial_range: rows start uniform in ±initial_range, except for the zero columns.
-        zero_columns: so many leading numbers of a row start at zero (first-order weights).
+        segments: what its rows are made of, in order.
+        initial_range: of the segments that do not start at zero.
     """
 
     name: str
     index: int
-    dimension: int
+    segments: tuple[RowSegment, ...]
     hash_size: int
     initial_range: float
-    zero_columns: int
     salt: int
+
+    @property
+    def dimension(self) -> int:
+        return sum(segment.width for segment in self.segments)
+
+    @property
+    def column_ranges(self) -> list[float]:
+        """Per number of a row: it starts uniform in ± this."""
+        return [
+            0.0 if segment.starts_at_zero else self.initial_range
+            for segment in self.segments
+            for _ in range(segment.width)
+        ]
 
 
 @dataclass(frozen=True)
@@ -41,9 +53,13 @@ class TableGroup:
     index: int
     first_table: int
     end_table: int
-    dimension: int
+    segments: tuple[RowSegment, ...]
     admit_after: int
     evict_after_seconds: float  # 0: never
+
+    @property
+    def dimension(self) -> int:
+        return sum(segment.width for segment in self.segments)
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,8 @@ def make_plan(
     *,
     settings: Mapping[str, TableSpec] | None = None,
     initial_range: float = 0.01,
-    zero_columns: int = 0,
+    rows: OptimizerSpec | None = None,
+    first_order: OptimizerSpec | None = None,
     virtual_buckets: int = 256,
     seed: int = 0,
 ) -> TablePlan:
@@ -76,16 +93,18 @@ def make_plan(
     Args:
         settings: what is not default, by table.
         initial_range: of the tables whose settings name none.
-        zero_columns: leading numbers of the rows of every table that start at zero.
+        rows: the rule of the embeddings of those tables; default: the job file's.
+        first_order: the rule of the first number of every row, which starts at zero; None: rows have no such number.
     """
     settings = settings or {}
-    bundles: dict[tuple[int, int, float], list[str]] = {}
+    bundles: dict[tuple[tuple[RowSegment, ...], int, float], list[str]] = {}
     for name, dimension in dimensions.items():
         spec = settings.get(name, TableSpec())
-        bundles.setdefault((dimension, spec.admit_after, spec.evict_after or 0.0), []).append(name)
+        segments = row_segments(dimension, spec.optimizer or rows or OptimizerSpec(), first_order)
+        bundles.setdefault((segments, spec.admit_after, spec.evict_after or 0.0), []).append(name)
     tables: list[TableEntry] = []
     groups: list[TableGroup] = []
-    for (dimension, admit_after, evict_after_seconds), names in bundles.items():
+    for (segments, admit_after, evict_after_seconds), names in bundles.items():
         first = len(tables)
         for name in names:
             spec = settings.get(name, TableSpec())
@@ -93,14 +112,13 @@ def make_plan(
                 TableEntry(
                     name=name,
                     index=len(tables),
-                    dimension=dimension,
+                    segments=segments,
                     hash_size=spec.hash_size or 0,
                     initial_range=spec.initial_range or initial_range,
-                    zero_columns=zero_columns,
                     salt=table_salt(name),
                 )
             )
-        groups.append(TableGroup(len(groups), first, len(tables), dimension, admit_after, evict_after_seconds))
+        groups.append(TableGroup(len(groups), first, len(tables), segments, admit_after, evict_after_seconds))
     return TablePlan(tuple(tables), tuple(groups), virtual_buckets, seed, {table.name: table for table in tables})
 
 
@@ -110,7 +128,8 @@ def plan_of_job(spec: JobSpec) -> TablePlan:
         dict.fromkeys(spec.data.tables, spec.model.row_dimension),
         settings=spec.tables,
         initial_range=spec.model.row_range,
-        zero_columns=spec.model.first_order_columns,
+        rows=spec.optimizers.rows,
+        first_order=spec.first_order_rule,
         virtual_buckets=spec.resources.virtual_buckets,
         seed=spec.training.seed,
     )

@@ -108,8 +108,8 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
     """Forgets everything and takes the server's buckets and dense slice from a record; `uri` empty: from nothing.
 
     What the record holds beyond the job is left; tables of another dimension, or whose rows gained or lost the
-    first-order weight, start anew; where the update rule is another one, values are kept and the optimiser's state
-    starts anew. Rows are read chunk by chunk, so that the memory in use hardly exceeds that of the restored rows.
+    first-order weight, start anew; where the rule of a segment is another one, values are kept and its state starts
+    anew. Rows are read chunk by chunk, so that the memory in use hardly exceeds that of the restored rows.
 
     Raises:
         DamagedRecordError: the record contradicts itself, or its bytes are not those that were written.

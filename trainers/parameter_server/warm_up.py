@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, TableSpec
+from elastrec.platform.specs.job import OptimizerSpec, TableSpec
 from elastrec.trainers.imports import without_collector
-from elastrec.trainers.parameter_server.dense_slice import DenseSlice
+from elastrec.trainers.parameter_server.dense_slice import STATE_NAMES, DenseSlice
 from elastrec.trainers.parameter_server.gradients import Gradient, GroupGradient, average
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import make_plan
@@ -24,20 +24,18 @@ def warm_kernels() -> None:
     gradients, sightings = np.ones((2, 2), np.float32), np.array([2, 1], np.int32)
     for array in (counts, ids, gradients, sightings):
         array.flags.writeable = False
-    for kind in OptimizerKind:
-        rule = OptimizerSpec(kind=kind)
-        dense = DenseSlice([Parameter("w", (2,))], 0, np.zeros(2, np.float32), rule)
-        dense.apply(gradients[0])
-        for group in plan.groups:
-            store = RowStore(plan, group, rule, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64)
-            push = GroupGradient(counts, ids, gradients, sightings)
-            merged = average([Gradient([push], gradients[0], 1), Gradient([push], gradients[0], 1)]).groups[0]
-            store.push(counts, ids, sightings, gradients, 0.0)
-            store.push(merged.counts, merged.ids, merged.sightings, merged.gradients, 0.0)
-            store.push(counts, ids, sightings, gradients, 0.0, store.pull(counts, ids, read_only=False)[1])
-            buckets = np.arange(plan.virtual_buckets)
-            store.freeze(buckets)
-            for copied in list(copy_frozen(store, buckets, 1 << 20)):
-                load(store, copied.kind, copied.cells, None, keep_versions=False)
-            unload(store, np.empty((0, 4), np.uint32), None)
-            store.evict(1e6)
+    for kind in STATE_NAMES:
+        DenseSlice([Parameter("w", (2,))], 0, np.zeros(2, np.float32), OptimizerSpec(kind=kind)).apply(gradients[0])
+    for group in plan.groups:
+        store = RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64)
+        push = GroupGradient(counts, ids, gradients, sightings)
+        merged = average([Gradient([push], gradients[0], 1), Gradient([push], gradients[0], 1)]).groups[0]
+        store.push(counts, ids, sightings, gradients, 0.0)
+        store.push(merged.counts, merged.ids, merged.sightings, merged.gradients, 0.0)
+        store.push(counts, ids, sightings, gradients, 0.0, store.pull(counts, ids, read_only=False)[1])
+        buckets = np.arange(plan.virtual_buckets)
+        store.freeze(buckets)
+        for copied in list(copy_frozen(store, buckets, 1 << 20)):
+            load(store, copied.kind, copied.cells, None, keep_versions=False)
+        unload(store, np.empty((0, 4), np.uint32), None)
+        store.evict(1e6)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import JobFailedError
-from elastrec.platform.specs.job import Optimizers
+from elastrec.platform.specs.job import Optimizers, OptimizerSpec
 from elastrec.trainers.embedding.module import RowGradients
 from elastrec.trainers.embedding.routing import RoutedIds
 from elastrec.trainers.parameter_server.messages import Parameter
@@ -31,7 +31,16 @@ class GradientGuard:
     """
 
     def __init__(self, optimizers: Optimizers, plan: TablePlan, layout: Sequence[Parameter]) -> None:
-        self._rows_norm = optimizers.rows.max_gradient_norm
+        # (most norm, (table group, columns) of the segments with one rule)
+        bounded: dict[tuple[str, OptimizerSpec], list[tuple[int, slice]]] = {}
+        for group in plan.groups:
+            column = 0
+            for segment in group.segments:
+                columns = slice(column, column + segment.width)
+                if segment.rule.max_gradient_norm is not None:
+                    bounded.setdefault((segment.name, segment.rule), []).append((group.index, columns))
+                column += segment.width
+        self._bounded = list(bounded.items())
         self._dense_norm = optimizers.dense.max_gradient_norm
         self._plan = plan
         self._layout = layout
@@ -46,7 +55,15 @@ class GradientGuard:
         if not math.isfinite(squares):
             where = _first_row(left, self._plan)
             raise JobFailedError(f"the gradient of {where} is not finite, or its square is not; {_ADVICE}")
-        return _scaled(left.gradients, squares, self._rows_norm)
+        gradients = left.gradients
+        for (_, rule), parts in self._bounded:
+            norm = math.sqrt(_squares([gradients[group][:, columns] for group, columns in parts]))
+            if rule.max_gradient_norm is not None and norm > rule.max_gradient_norm:
+                gradients = list(gradients)
+                for group, columns in parts:
+                    gradients[group] = gradients[group].copy()
+                    gradients[group][:, columns] *= np.float32(rule.max_gradient_norm / norm)
+        return gradients
 
     def dense(self, parts: list[Array]) -> list[Array]:
         """Dense gradients, a flat part for each parameter, as they may be pushed; raises like `rows`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,15 @@ from elastrec.trainers.export.artifact import Artifact, write_artifact
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.records import restore, save_part
-from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, job_spec, running_servers, training_job
 
 IDS = np.arange(40)
-_SPLITS = count()
-SGD = {"rows": {"kind": "sgd", "learning_rate": 1.0}}
+SGD = {"kind": "sgd", "learning_rate": 1.0}
+
+
+def rules(architecture: str) -> dict[str, object]:
+    """Plain steps of all numbers of a row."""
+    return {"rows": SGD, "first_order": SGD} if architecture in FIRST_ORDER_MODELS else {"rows": SGD}
 
 
 def connected(spec: JobSpec, routing: RoutingTable) -> ParameterClient:
@@ -41,8 +43,7 @@ def pull(client: ParameterClient, *, read_only: bool = False) -> Pulled:
 
 def push(client: ParameterClient, gradient: float) -> None:
     pulled = pull(client)
-    gradients = [np.full(rows.shape, gradient, np.float32) for rows in pulled.rows()]
-    client.push(pulled, gradients, None, len(IDS), origin_of(0, number=next(_SPLITS), is_last=True))
+    client.push(pulled, [np.full(rows.shape, gradient, np.float32) for rows in pulled.rows()], None, len(IDS))
     client.flush()
 
 
@@ -61,9 +62,8 @@ def oracle(spec: JobSpec) -> np.ndarray:
                 IDS,
                 table.name,
                 seed=spec.training.seed,
-                initial_range=table.initial_range,
+                initial_range=table.column_ranges,
                 dimension=table.dimension,
-                zero_columns=table.zero_columns,
             )
             for table in plan.tables
         ]
@@ -73,7 +73,9 @@ def oracle(spec: JobSpec) -> np.ndarray:
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("architecture", ["wide_and_deep", "deepfm", "xdeepfm", "dlrm"])
 def test_servers_answer_the_first_values_of_the_formula(architecture: str, servers: int) -> None:
-    spec = job_spec(model={"architecture": architecture, "embedding_dimension": DIMENSION}, optimizers=SGD)
+    spec = job_spec(
+        model={"architecture": architecture, "embedding_dimension": DIMENSION}, optimizers=rules(architecture)
+    )
     has_weight = architecture in FIRST_ORDER_MODELS
     with running_servers(spec, servers) as (routing, _):
         client = connected(spec, routing)
@@ -92,7 +94,7 @@ def test_the_range_of_the_job_reaches_every_server_and_that_of_a_table_wins() ->
     spec = job_spec(
         model={"architecture": "deepfm", "embedding_dimension": DIMENSION, "initial_range": 0.5},
         tables={"item": {"initial_range": 0.001}},
-        optimizers=SGD,
+        optimizers=rules("deepfm"),
     )
     assert [table.initial_range for table in plan_of_job(spec).tables] == [0.5, 0.001]
     with running_servers(spec, 2) as (routing, _):
@@ -111,7 +113,7 @@ def test_a_row_admitted_late_begins_with_a_zero_weight() -> None:
     spec = job_spec(
         model={"architecture": "deepfm", "embedding_dimension": DIMENSION},
         tables={"user": {"admit_after": 2, "initial_range": 0.1}, "item": {"admit_after": 2, "initial_range": 0.1}},
-        optimizers=SGD,
+        optimizers=rules("deepfm"),
     )
     with running_servers(spec, 1) as (routing, _):
         client = connected(spec, routing)
@@ -126,7 +128,7 @@ def test_a_row_admitted_late_begins_with_a_zero_weight() -> None:
 
 def test_a_record_and_an_exported_model_hold_weights_that_started_at_zero(tmp_path: Path) -> None:
     model = {"architecture": "wide_and_deep", "embedding_dimension": DIMENSION}
-    job = training_job(model=model, optimizers=SGD)
+    job = training_job(model=model, optimizers=rules("wide_and_deep"))
     uri = str(tmp_path / "record")
     with running_servers(job.spec, 2) as (routing, servers):
         client = connected(job.spec, routing)
@@ -149,7 +151,7 @@ def test_a_record_and_an_exported_model_hold_weights_that_started_at_zero(tmp_pa
 def test_rows_of_a_record_go_on_with_the_weights_they_have(tmp_path: Path) -> None:
     """Also those whose weights did not start at zero."""
     model = {"architecture": "wide_and_deep", "embedding_dimension": DIMENSION}
-    job = training_job(model=model, optimizers=SGD)
+    job = training_job(model=model, optimizers=rules("wide_and_deep"))
     uri = str(tmp_path / "record")
     with running_servers(job.spec, 1) as (routing, servers):
         client = connected(job.spec, routing)
@@ -168,8 +170,8 @@ def test_rows_of_a_record_go_on_with_the_weights_they_have(tmp_path: Path) -> No
 def test_a_record_whose_rows_have_no_weight_is_not_restored_into_rows_of_the_same_length_that_have_one(
     tmp_path: Path,
 ) -> None:
-    old = training_job(model={"architecture": "dlrm", "embedding_dimension": DIMENSION + 1}, optimizers=SGD)
-    new = training_job(model={"architecture": "deepfm", "embedding_dimension": DIMENSION}, optimizers=SGD)
+    old = training_job(model={"architecture": "dlrm", "embedding_dimension": DIMENSION + 1}, optimizers=rules("dlrm"))
+    new = training_job(model={"architecture": "deepfm", "embedding_dimension": DIMENSION}, optimizers=rules("deepfm"))
     uri = str(tmp_path / "record")
     with running_servers(old.spec, 1) as (routing, servers):
         client = connected(old.spec, routing)
@@ -180,3 +182,30 @@ def test_a_record_whose_rows_have_no_weight_is_not_restored_into_rows_of_the_sam
     with running_servers(new.spec, 1, start=False) as (routing, servers):
         restore(servers[0], uri, routing, 1)
         assert servers[0].stores[0].rows == 0
+
+
+def test_rows_of_a_record_go_on_where_the_rule_of_the_weights_is_another_one(tmp_path: Path) -> None:
+    """Embeddings with their state; weights from the values that they have, which FTRL does not undo."""
+    model = {"architecture": "wide_and_deep", "embedding_dimension": DIMENSION}
+    rows = {"kind": "adagrad", "learning_rate": 0.5}
+    old = training_job(model=model, optimizers={"rows": rows, "first_order": SGD})
+    ftrl = {"kind": "ftrl", "learning_rate": 0.5, "beta": 1.0}
+    new = training_job(model=model, optimizers={"rows": rows, "first_order": ftrl})
+    uri = str(tmp_path / "record")
+    with running_servers(old.spec, 2) as (routing, servers):
+        client = connected(old.spec, routing)
+        push(client, 1.0)
+        trained = values(client)
+        parts = [save_part(server, uri) for server in servers]
+        client.close()
+    commit_record(uri, parts, b"{}", job=old, job_id="job-1", kind="final", step=1, generation=1)
+    with running_servers(new.spec, 1, start=False) as (routing, servers):
+        restore(servers[0], uri, routing, 1)
+        client = connected(new.spec, routing)
+        np.testing.assert_array_equal(values(client), trained)
+        push(client, 1.0)
+        second = values(client)
+        # n = 0 before: w - lr g / (beta + |g|). The embeddings' accumulator was 1, and is 2 now.
+        np.testing.assert_allclose(second[:, 0], trained[:, 0] - 0.5 * 1.0 / (1.0 + 1.0), rtol=1e-5)
+        np.testing.assert_allclose(second[:, 1:], trained[:, 1:] - 0.5 / np.sqrt(2.0), rtol=1e-5)
+        client.close()

@@ -29,7 +29,8 @@ LAYOUT = [Parameter("over.weight", (3, 2)), Parameter("over.bias", (3,))]
 
 def guard(rows: float | None = None, dense: float | None = None) -> GradientGuard:
     rules = {"rows": OptimizerSpec(max_gradient_norm=rows), "dense": OptimizerSpec(max_gradient_norm=dense)}
-    return GradientGuard(Optimizers(**rules), PLAN, LAYOUT)
+    plan = make_plan({"user": 4, "item": 4, "shop": 8}, virtual_buckets=8, rows=rules["rows"])
+    return GradientGuard(Optimizers(**rules), plan, LAYOUT)
 
 
 def left(ids: dict[str, list[int]]) -> RowGradients:
@@ -97,6 +98,19 @@ def test_bounded_gradients_are_those_that_torch_clips(one: np.ndarray, other: np
     bounded = guard(dense=limit).dense([one.copy(), other.copy()])
     for part, parameter in zip(bounded, parameters, strict=True):
         assert np.allclose(part, parameter.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_first_order_weights_have_a_bound_of_their_own() -> None:
+    rules = {"rows": OptimizerSpec(), "first_order": OptimizerSpec(max_gradient_norm=1.0)}
+    plan = make_plan({"user": 4, "item": 4, "shop": 8}, virtual_buckets=8, first_order=rules["first_order"])
+    found = left(IDS)
+    for gradients in found.gradients:
+        gradients[:] = 2.0
+    bounded = GradientGuard(Optimizers(**rules), plan, LAYOUT).rows(found)
+    weights = np.concatenate([part[:, 0] for part in bounded])
+    assert np.linalg.norm(weights) == pytest.approx(1.0) and np.unique(weights).size == 1
+    assert all((part[:, 1:] == 2.0).all() for part in bounded)
+    assert all((part == 2.0).all() for part in found.gradients)
 
 
 def test_gradients_within_the_bound_are_pushed_as_they_are() -> None:

@@ -24,6 +24,7 @@ from elastrec.trainers.parameter_server.storage.changes import bury, log_change,
 from elastrec.trainers.parameter_server.storage.index import ABSENT, enter, find, has_slot, search
 from elastrec.trainers.parameter_server.storage.kernel import inlined, kernel
 from elastrec.trainers.parameter_server.storage.pools import append, has_room, offset_of, slab_at
+from elastrec.trainers.parameter_server.storage.rules import write_first_state
 
 DONE, NEED_SLABS, NEED_LINES, NEED_RELEASE, FULL = 0, 1, 2, 3, 4
 _FOUND_AT_ONCE = 512  # whose cells still lie in the cache when they are copied
@@ -98,7 +99,7 @@ def pull(pool, index, settings, request, stripe, zero_if_absent, places, out, sc
     """
     words, lines, longs, runs, order = pool.words, index.lines, index.longs, index.runs, request.order
     hashes, buckets, ids, tables = request.hashes, request.buckets, request.ids, request.tables
-    cells, ranges, zero_columns, dimension = pool.cells, settings.ranges, settings.zero_columns, out.shape[1]
+    cells, ranges, dimension = pool.cells, settings.ranges, out.shape[1]
     absent, begin, end = 0, request.starts[stripe], request.starts[stripe + 1]
     for first in range(begin, end, _FOUND_AT_ONCE):
         last = min(first + _FOUND_AT_ONCE, end)
@@ -117,8 +118,7 @@ def pull(pool, index, settings, request, stripe, zero_if_absent, places, out, sc
                 for d in range(dimension):
                     out[j, d] = np.float32(0.0)
             else:
-                t = tables[j]
-                write_initial_row(out[j], hashes[j], settings.seed_hash, ranges[t], zero_columns[t])
+                write_initial_row(out[j], hashes[j], settings.seed_hash, ranges[tables[j]])
     return absent
 
 
@@ -153,18 +153,21 @@ def may_remove(shelf, tombs, marks, bucket, stripe):  # type: ignore[no-untyped-
 
 
 @kernel
-def make_row(shelf, settings, marks, bucket, stripe, row_hash, key, table, initial_state):  # type: ignore[no-untyped-def]
+def make_row(shelf, settings, marks, bucket, stripe, row_hash, key, table):  # type: ignore[no-untyped-def]
     """Place of a new row with its first value. `may_make` said DONE."""
     pool = shelf.pool
     place = append(pool, bucket, stripe)
     at = _begin(pool, place, key, marks[bucket, VERSION], table)
-    for s in range(settings.states):
-        pool.cells[at + settings.state_word + s] = initial_state[s]
-    first = at + settings.value_word
-    write_initial_row(
-        pool.cells[first : first + settings.dimension], row_hash, settings.seed_hash, settings.ranges[table],
-        settings.zero_columns[table],
-    )  # fmt: skip
+    states, first = at + settings.state_word, at + settings.value_word
+    values = pool.cells[first : first + settings.dimension]
+    write_initial_row(values, row_hash, settings.seed_hash, settings.ranges[table])
+    write_first_state(
+        values,
+        settings.segments,
+        settings.numbers,
+        settings.initial_state,
+        pool.cells[states : states + settings.states],
+    )
     enter(shelf.slots, bucket, row_hash, place)
     log_change(shelf, marks, bucket, stripe, place)
     return place
@@ -172,8 +175,7 @@ def make_row(shelf, settings, marks, bucket, stripe, row_hash, key, table, initi
 
 @kernel
 def make(  # type: ignore[no-untyped-def]
-    shelf, waiting, tombs, settings, marks, request, stripe, sightings, now_seconds, initial_state, room, usage,
-    places, report,
+    shelf, waiting, tombs, settings, marks, request, stripe, sightings, now_seconds, room, usage, places, report
 ):  # fmt: skip
     """Makes the stripe's rows that are absent and due, and counts the sightings of the others.
 
@@ -222,7 +224,7 @@ def make(  # type: ignore[no-untyped-def]
             if candidate >= 0:
                 remove(waiting, marks, bucket, stripe, candidate, settings.salts)
                 usage[stripe, table, 1] -= 1
-            places[j] = make_row(shelf, settings, marks, bucket, stripe, row_hash, key, table, initial_state)
+            places[j] = make_row(shelf, settings, marks, bucket, stripe, row_hash, key, table)
             usage[stripe, table, 0] += 1
             made += 1
         else:

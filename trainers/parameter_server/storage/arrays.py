@@ -101,14 +101,17 @@ class Settings(NamedTuple):
     """Constants of a table group.
 
     Attributes:
-        salts, ranges, zero_columns: [T], as in TableEntry.
+        salts: [T] uint64; ranges: [T, D] float64, a new row's numbers are uniform in ± this.
+        segments, numbers, initial_state: the rules, see RowRules.
         seen_word: word of a row's last sighting, 0: none is kept; state_word, value_word: first words of both.
         states, dimension: how many words they have.
     """
 
     salts: Array
     ranges: Array
-    zero_columns: Array
+    segments: Array
+    numbers: Array
+    initial_state: Array
     seed_hash: np.uint64
     admit_after: int
     seen_word: int

@@ -87,18 +87,11 @@ class Bucket:
         """
         with self._store.locked(self.number):
             self._require_thawed()
-            version = int(self._store.marks[self.number, VERSION])
-            self._store.marks[self.number, VERSION] += 1
-            self._freeze_at(version)
+            self._store.freeze_held(np.array([self.number]))
 
     def _require_thawed(self) -> None:
         if self.is_frozen:
             raise ElastrecError(f"bucket {self.number} is frozen already; thaw it, or wait for its copy")
-
-    def _freeze_at(self, version: int) -> None:
-        self._store.marks[self.number, FROZEN] = version
-        for shelf in self._shelves:
-            shelf.pool.buckets[self.number, COPIED] = 0
 
     def copy(self) -> tuple[Array, Array]:
         """Cells of rows [n, W] and candidates [c, 5] of a frozen bucket as it was; once per freeze.
@@ -170,7 +163,7 @@ class Bucket:
             deleted = np.empty((0, 4), np.uint32) if is_whole else self._deleted(since)
             version = self._mark()
             if is_whole:
-                self._freeze_at(version)
+                self._store.begin_copies(np.array([self.number]))
         if is_whole:
             rows, candidates = self.copy()
             self.thaw()

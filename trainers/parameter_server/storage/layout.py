@@ -17,7 +17,10 @@ _TABLE_BITS = 0xFFFF
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where a row's numbers are in its cell: id, version, table, last sighting if kept, state [S], values [D]."""
+    """Where a row's numbers are in its cell: id, version, table, last sighting if kept, state [S], values [D].
+
+    State and values are those of one segment after the other; `row_state` names the state's.
+    """
 
     dimension: int
     states: int

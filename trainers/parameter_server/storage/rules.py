@@ -1,22 +1,28 @@
-"""Update rules of embedding rows, float32.
+"""Update rules of the segments of embedding rows, float32.
 
-With g a row's gradient summed over the batch, w its value [D], λ weight decay (g ← g + λ w):
+With g a segment's gradient summed over the batch, w its value [W], λ weight decay (g ← g + λ w):
 
     adagrad  a ← a + mean_d(g²);  w ← w - lr g / (sqrt(a) + eps)      one a per row, as torchrec's RowWiseAdagrad
     adam     as torch.optim.Adam with a step count per row (a row that is not in a batch is not touched)
     sgd      w ← w - lr g
+    ftrl     n' = n + g²;  z ← z + g - (sqrt(n') - sqrt(n)) / lr · w
+             w ← 0 if |z| ≤ l1, else -(z - sign(z) l1) / ((beta + sqrt(n')) / lr + l2)
 
-A kernel notes the change of each row (`changes`) before it makes it. It stops where that needs slabs, and returns the
+ftrl is FTRL-Proximal, McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1, with two
+numbers per value. z begins where it gives the value that a row starts with, so that a first step does not undo it.
+
+The kernel notes the change of each row (`changes`) before it makes it. It stops where that needs slabs, and returns the
 position in the stripe's order from which it is to be called again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec
+from elastrec.platform.specs.job import OptimizerKind, RowSegment, row_state
 from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.arrays import CELL_VERSION, OWNER, VERSION
 from elastrec.trainers.parameter_server.storage.changes import may_change, note_change
@@ -24,6 +30,13 @@ from elastrec.trainers.parameter_server.storage.kernel import inlined, kernel, k
 from elastrec.trainers.parameter_server.storage.pools import offset_of, owner_of, prefetch_cell
 
 Array = np.ndarray[Any, Any]
+
+# Columns of the segments [G, 4] int64 of a table group (STATE: first of the segment's words among those of the row's
+# state) and of their numbers [G, 9] float32.
+KIND, COLUMN, WIDTH, STATE = 0, 1, 2, 3
+RATE, EPSILON, DECAY, BETA1, BETA2, BETA, L1, L2, ACCUMULATOR = 0, 1, 2, 3, 4, 5, 6, 7, 8
+SGD, ADAGRAD, ADAM, FTRL = 0, 1, 2, 3
+_KINDS = {OptimizerKind.SGD: SGD, OptimizerKind.ADAGRAD: ADAGRAD, OptimizerKind.ADAM: ADAM, OptimizerKind.FTRL: FTRL}
 
 
 @kernel
@@ -89,171 +102,208 @@ def _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_
     return last
 
 
+# Of rows j = order[k], first <= k < stop, at `offsets` [k - first] (-1: absent), each kernel changes the segment of
+# `width` numbers whose values begin `value` words, and whose state begins `state` words, behind the cell's start.
 # Unsigned numbers count the words of a row: numba lets a signed one count from an array's end, and then vectorises
 # nothing.
 
 
 @kernel
-def _sgd(  # type: ignore[no-untyped-def]
-    shelf,
-    settings,
-    marks,
-    request,
-    stripe,
-    places,
-    gradients,
-    now_seconds,
-    begin,
-    offsets,
-    rate,
-    epsilon,
-    decay,
-    beta1,
-    beta2,
-):
-    words, cells, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.shape
-    order, end, dimension = request.order, request.starts[stripe + 1], gradients.shape[1]
-    value_word = settings.value_word
-    _prefetch_first(words, shape, order, places, begin, end)
-    for first in range(begin, end, AHEAD):
-        last = min(first + AHEAD, end)
-        stop = _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets)
-        for k in range(first, stop):
-            if offsets[k - first] >= 0:
-                g, w = gradients[order[k]], np.uint64(offsets[k - first] + value_word)
-                for d in range(dimension):
-                    i = w + np.uint64(d)
-                    cells[i] -= rate * (g[d] + decay * cells[i])
-        if stop < last:
-            return stop
-    return end
+def _sgd(cells, gradients, order, offsets, first, stop, column, width, value, rate, decay):  # type: ignore[no-untyped-def]
+    for k in range(first, stop):
+        if offsets[k - first] >= 0:
+            j, w = order[k], np.uint64(offsets[k - first] + value)
+            for n in range(width):
+                d = np.uint64(n)
+                cells[w + d] -= rate * (gradients[j, column + d] + decay * cells[w + d])
 
 
 @kernel_with(error_model="numpy", fastmath={"reassoc", "contract"})
 def _adagrad(  # type: ignore[no-untyped-def]
-    shelf,
-    settings,
-    marks,
-    request,
-    stripe,
-    places,
-    gradients,
-    now_seconds,
-    begin,
-    offsets,
-    rate,
-    epsilon,
-    decay,
-    beta1,
-    beta2,
+    cells, gradients, order, offsets, first, stop, column, width, value, state, rate, epsilon, decay
 ):
-    words, cells, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.shape
-    order, end, dimension = request.order, request.starts[stripe + 1], gradients.shape[1]
-    value_word, state_word = settings.value_word, settings.state_word
-    share = np.float32(1.0) / np.float32(dimension)
-    _prefetch_first(words, shape, order, places, begin, end)
-    for first in range(begin, end, AHEAD):
-        last = min(first + AHEAD, end)
-        stop = _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets)
-        for k in range(first, stop):
-            at = offsets[k - first]
-            if at >= 0:
-                j, w = order[k], np.uint64(at + value_word)
-                squares = np.float32(0.0)
-                for d in range(dimension):
-                    g = gradients[j, d] + decay * cells[w + np.uint64(d)]
-                    squares += g * g
-                total = cells[at + state_word] + squares * share
-                cells[at + state_word] = total
-                step = rate / (np.sqrt(total) + epsilon)
-                for d in range(dimension):
-                    i = w + np.uint64(d)
-                    cells[i] -= step * (gradients[j, d] + decay * cells[i])
-        if stop < last:
-            return stop
-    return end
+    share = np.float32(1.0) / np.float32(width)
+    for k in range(first, stop):
+        at = offsets[k - first]
+        if at >= 0:
+            j, w, a = order[k], np.uint64(at + value), np.uint64(at + state)
+            squares = np.float32(0.0)
+            for n in range(width):
+                d = np.uint64(n)
+                g = gradients[j, column + d] + decay * cells[w + d]
+                squares += g * g
+            total = cells[a] + squares * share
+            cells[a] = total
+            step = rate / (np.sqrt(total) + epsilon)
+            for n in range(width):
+                d = np.uint64(n)
+                cells[w + d] -= step * (gradients[j, column + d] + decay * cells[w + d])
 
 
 @kernel_with(error_model="numpy")
 def _adam(  # type: ignore[no-untyped-def]
-    shelf,
-    settings,
-    marks,
-    request,
-    stripe,
-    places,
-    gradients,
-    now_seconds,
-    begin,
-    offsets,
-    rate,
-    epsilon,
-    decay,
-    beta1,
-    beta2,
+    cells, gradients, order, offsets, first, stop, column, width, value, state, rate, epsilon, decay, beta1, beta2
 ):
-    words, cells, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.shape
-    order, end, dimension = request.order, request.starts[stripe + 1], gradients.shape[1]
-    value_word, state_word = settings.value_word, settings.state_word
     one = np.float32(1.0)
+    for k in range(first, stop):
+        at = offsets[k - first]
+        if at >= 0:
+            j, w, m = order[k], np.uint64(at + value), np.uint64(at + state)
+            v = m + np.uint64(width)
+            count = cells[v + np.uint64(width)] + one
+            cells[v + np.uint64(width)] = count
+            step = np.float32(rate / (1.0 - np.float64(beta1) ** count))
+            root = np.float32(1.0 / np.sqrt(1.0 - np.float64(beta2) ** count))
+            for n in range(width):
+                d = np.uint64(n)
+                g = gradients[j, column + d] + decay * cells[w + d]
+                first_moment = beta1 * cells[m + d] + (one - beta1) * g
+                second_moment = beta2 * cells[v + d] + (one - beta2) * g * g
+                cells[m + d] = first_moment
+                cells[v + d] = second_moment
+                cells[w + d] -= step * first_moment / (np.sqrt(second_moment) * root + epsilon)
+
+
+@kernel_with(error_model="numpy")
+def _ftrl(  # type: ignore[no-untyped-def]
+    cells, gradients, order, offsets, first, stop, column, width, value, state, rate, decay, beta, l1, l2
+):
+    for k in range(first, stop):
+        at = offsets[k - first]
+        if at >= 0:
+            j, w, z = order[k], np.uint64(at + value), np.uint64(at + state)
+            a = z + np.uint64(width)
+            for n in range(width):
+                d = np.uint64(n)
+                g = gradients[j, column + d] + decay * cells[w + d]
+                if g == np.float32(0.0):
+                    continue  # it changes nothing, and 0 / 0 is no number
+                before = cells[a + d]
+                root = np.sqrt(before + g * g)
+                # The difference of the roots, without cancelling.
+                linear = cells[z + d] + g - g * g / ((root + np.sqrt(before)) * rate) * cells[w + d]
+                cells[a + d] = before + g * g
+                cells[z + d] = linear
+                excess = max(np.abs(linear) - l1, np.float32(0.0))
+                cells[w + d] = -np.copysign(excess / ((beta + root) / rate + l2), linear)
+
+
+@kernel
+def _apply_segment(  # type: ignore[no-untyped-def]
+    segment, n, state_word, value_word, cells, gradients, order, offsets, first, stop
+):
+    """One segment's rule [4] with its numbers [9] for up to AHEAD rows."""
+    column, width = np.uint64(segment[COLUMN]), segment[WIDTH]
+    value, state = value_word + segment[COLUMN], state_word + segment[STATE]
+    if segment[KIND] == ADAGRAD:
+        _adagrad(
+            cells, gradients, order, offsets, first, stop, column, width, value, state, n[RATE], n[EPSILON], n[DECAY]
+        )
+    elif segment[KIND] == ADAM:
+        _adam(
+            cells, gradients, order, offsets, first, stop, column, width, value, state, n[RATE], n[EPSILON], n[DECAY],
+            n[BETA1], n[BETA2],
+        )  # fmt: skip
+    elif segment[KIND] == FTRL:
+        _ftrl(
+            cells, gradients, order, offsets, first, stop, column, width, value, state, n[RATE], n[DECAY], n[BETA],
+            n[L1], n[L2],
+        )  # fmt: skip
+    else:
+        _sgd(cells, gradients, order, offsets, first, stop, column, width, value, n[RATE], n[DECAY])
+
+
+@kernel
+def apply_rules(  # type: ignore[no-untyped-def]
+    shelf, settings, marks, request, stripe, places, gradients, now_seconds, begin, offsets
+):
+    """Updates a stripe's rows (absent ones are passed over) from position `begin` of the order on.
+
+    Args:
+        places, gradients: [U], [U, D] of the request.
+        offsets: [AHEAD] int64, scratch.
+
+    Returns the position at which it stopped for want of slabs, or the end of the stripe's order.
+    """
+    words, cells, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.shape
+    order, end = request.order, request.starts[stripe + 1]
+    segments, numbers, state_word, value_word = (
+        settings.segments, settings.numbers, settings.state_word, settings.value_word,
+    )  # fmt: skip
     _prefetch_first(words, shape, order, places, begin, end)
     for first in range(begin, end, AHEAD):
         last = min(first + AHEAD, end)
         stop = _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets)
-        for k in range(first, stop):
-            at = offsets[k - first]
-            if at >= 0:
-                j, w, m = order[k], np.uint64(at + value_word), np.uint64(at + state_word)
-                v = m + np.uint64(dimension)
-                count = cells[v + np.uint64(dimension)] + one
-                cells[v + np.uint64(dimension)] = count
-                step = np.float32(rate / (1.0 - np.float64(beta1) ** count))
-                root = np.float32(1.0 / np.sqrt(1.0 - np.float64(beta2) ** count))
-                for n in range(dimension):
-                    d = np.uint64(n)
-                    g = gradients[j, n] + decay * cells[w + d]
-                    first_moment = beta1 * cells[m + d] + (one - beta1) * g
-                    second_moment = beta2 * cells[v + d] + (one - beta2) * g * g
-                    cells[m + d] = first_moment
-                    cells[v + d] = second_moment
-                    cells[w + d] -= step * first_moment / (np.sqrt(second_moment) * root + epsilon)
+        for g in range(segments.shape[0]):
+            _apply_segment(
+                segments[g], numbers[g], state_word, value_word, cells, gradients, order, offsets, first, stop
+            )
         if stop < last:
             return stop
     return end
 
 
-_KERNELS = {OptimizerKind.SGD: _sgd, OptimizerKind.ADAGRAD: _adagrad, OptimizerKind.ADAM: _adam}
+@kernel
+def write_first_state(values, segments, numbers, initial_state, state):  # type: ignore[no-untyped-def]
+    """Fills `state` [S] float32 of a row that starts with `values` [D] float32.
+
+    Args:
+        segments, numbers, initial_state: of RowRules.
+    """
+    for s in range(state.shape[0]):
+        state[s] = initial_state[s]
+    for g in range(segments.shape[0]):
+        if segments[g, KIND] == FTRL:
+            n = numbers[g]
+            scale = (n[BETA] + np.sqrt(n[ACCUMULATOR])) / n[RATE] + n[L2]
+            for d in range(segments[g, WIDTH]):
+                value = values[segments[g, COLUMN] + d]
+                z = value * scale + np.sign(value) * n[L1]
+                state[segments[g, STATE] + d] = -z if value else np.float32(0.0)
 
 
-class RowRule:
-    """One update rule for rows of `dimension` numbers.
+@kernel
+def _write_first_states(values, segments, numbers, initial_state, states):  # type: ignore[no-untyped-def]
+    for j in range(values.shape[0]):
+        write_first_state(values[j], segments, numbers, initial_state, states[j])
+
+
+class RowRules:
+    """The rules of a row's segments.
 
     Attributes:
-        state_width: optimiser numbers per row.
-        initial_state: [state_width] float32, of a new row.
+        segments, numbers: [G, 4] int64, [G, 9] float32; see the names of their columns.
+        state_width: numbers of a row's state, one segment after the other, as `row_state` lists them.
+        initial_state: [state_width] float32, apart from what follows from the value (ftrl).
     """
 
-    def __init__(self, spec: OptimizerSpec, dimension: int) -> None:
-        self.kind = spec.kind
-        self._kernel = _KERNELS[spec.kind]
-        self._numbers = [
-            np.float32(number)
-            for number in (spec.learning_rate, spec.epsilon, spec.weight_decay, spec.beta1, spec.beta2)
-        ]
-        self.state_width = {OptimizerKind.SGD: 0, OptimizerKind.ADAGRAD: 1, OptimizerKind.ADAM: 2 * dimension + 1}[
-            spec.kind
-        ]
-        self.initial_state = np.zeros(self.state_width, np.float32)
-        if spec.kind is OptimizerKind.ADAGRAD:
-            self.initial_state[:] = spec.initial_accumulator
+    def __init__(self, segments: Sequence[RowSegment]) -> None:
+        rules = [segment.rule for segment in segments]
+        self.segments = np.zeros((len(segments), 4), np.int64)
+        self.numbers = np.array(
+            [
+                (
+                    rule.learning_rate, rule.epsilon, rule.weight_decay, rule.beta1, rule.beta2, rule.beta, rule.l1,
+                    rule.l2, rule.initial_accumulator,
+                )
+                for rule in rules
+            ],
+            np.float32,
+        )  # fmt: skip
+        initial: list[float] = []
+        column = 0
+        for number, (segment, rule) in enumerate(zip(segments, rules, strict=True)):
+            self.segments[number] = _KINDS[rule.kind], column, segment.width, len(initial)
+            column += segment.width
+            for name, width in row_state(rule.kind, segment.width):
+                initial += [rule.initial_accumulator if name in ("accumulator", "accumulators") else 0.0] * width
+        self.state_width = len(initial)
+        self.initial_state = np.array(initial, np.float32)
 
-    def apply(self, *arguments: Any) -> int:
-        """Updates a stripe's rows (absent ones are passed over) from position `begin` of the order on.
-
-        Args:
-            arguments: shelf, settings, marks, request, stripe, places [U], gradients [U, D], now_seconds uint32, begin,
-                offsets [AHEAD] int64 (scratch).
-
-        Returns the position at which it stopped for want of slabs, or the end of the stripe's order.
-        """
-        return int(self._kernel(*arguments, *self._numbers))
+    def first_states(self, values: Array) -> Array:
+        """States [n, S] float32 of rows that start with values [n, D] float32."""
+        states = np.empty((len(values), self.state_width), np.float32)
+        _write_first_states(
+            np.ascontiguousarray(values, np.float32), self.segments, self.numbers, self.initial_state, states
+        )
+        return states

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
-from elastrec.platform.specs.job import OptimizerSpec
 from elastrec.platform.transport.job_messages import TableUsage
 from elastrec.trainers.parameter_server.hashing import seed_hash
 from elastrec.trainers.parameter_server.plan import TableGroup, TablePlan
@@ -37,7 +36,7 @@ from elastrec.trainers.parameter_server.storage.memory import (
     physical_memory_bytes,
 )
 from elastrec.trainers.parameter_server.storage.pools import cut_first
-from elastrec.trainers.parameter_server.storage.rules import RowRule
+from elastrec.trainers.parameter_server.storage.rules import RowRules, apply_rules
 from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory, detach
 
 Array = np.ndarray[Any, Any]
@@ -90,15 +89,14 @@ class RowStore:
         self,
         plan: TablePlan,
         group: TableGroup,
-        optimizer: OptimizerSpec,
         owned: Array,
         capacity_rows: int | None = None,
         stripes: int = 1,
     ) -> None:
         self.plan, self.group = plan, group
-        self.rule = RowRule(optimizer, group.dimension)
+        self.rules = RowRules(group.segments)
         self.evicts = group.evict_after_seconds > 0
-        self.layout = RowLayout(group.dimension, self.rule.state_width, self.evicts)
+        self.layout = RowLayout(group.dimension, self.rules.state_width, self.evicts)
         self.row_bytes = 4 * self.layout.width
         self.owned: Array = np.array(owned, np.bool_)
         self.capacity_rows = capacity_rows or max(_SMALLEST_RESERVATION_ROWS, physical_memory_bytes() // self.row_bytes)
@@ -120,8 +118,10 @@ class RowStore:
         self.salts = np.array([table.salt for table in tables_of_group], np.uint64)
         self.settings = Settings(
             salts=self.salts,
-            ranges=np.array([table.initial_range for table in tables_of_group], np.float64),
-            zero_columns=np.array([table.zero_columns for table in tables_of_group], np.int64),
+            ranges=np.array([table.column_ranges for table in tables_of_group], np.float64),
+            segments=self.rules.segments,
+            numbers=self.rules.numbers,
+            initial_state=self.rules.initial_state,
             seed_hash=np.uint64(seed_hash(plan.seed)),
             admit_after=group.admit_after,
             seen_word=self.layout.seen_word,
@@ -267,7 +267,7 @@ class RowStore:
                 self._make(lookup, stripe, sightings, now)
             at, end = int(lookup.request.starts[stripe]), int(lookup.request.starts[stripe + 1])
             while True:
-                at = self.rule.apply(
+                at = apply_rules(
                     shelf, self.settings, self.marks, lookup.request, stripe, lookup.places, gradients,
                     np.uint32(now), at, offsets,
                 )  # fmt: skip
@@ -291,7 +291,7 @@ class RowStore:
         while True:
             access.make(
                 self.rows_memory.shelf, waiting, self.tombs_memory.pool, self.settings, self.marks, lookup.request,
-                stripe, sightings, now, self.rule.initial_state, room - report[3], self._usage, lookup.places, report,
+                stripe, sightings, now, room - report[3], self._usage, lookup.places, report,
             )  # fmt: skip
             if report[0] == access.DONE:
                 # Only with admission there are ids that still have no row.
@@ -393,20 +393,29 @@ class RowStore:
         chosen = np.asarray(buckets, np.int64)
         if (self.marks[chosen, FROZEN] >= 0).any():
             raise ElastrecError("a bucket is frozen already; thaw it, or wait for its copy")
-        for stripe, lock in enumerate(self._locks):
-            mine = chosen[self.stripe_of[chosen] == stripe]
-            with lock:
-                self.marks[mine, FROZEN] = self.marks[mine, VERSION]
-                self.marks[mine, VERSION] += 1
-                for memory in (self.rows_memory, self.waiting_memory):
-                    memory.shelf.pool.buckets[mine, COPIED] = 0
+        stripes = self.stripe_of[chosen]
+        for stripe in np.unique(stripes).tolist():
+            with self._locks[stripe]:
+                self.freeze_held(chosen[stripes == stripe])
+
+    def freeze_held(self, buckets: Array) -> None:
+        """Freezes buckets [n] of one stripe, whose lock is held."""
+        self.marks[buckets, VERSION] += 1
+        self.begin_copies(buckets)
+
+    def begin_copies(self, buckets: Array) -> None:
+        """Buckets [n] whose version was raised are frozen as they were before. Their stripe's lock is held."""
+        self.marks[buckets, FROZEN] = self.marks[buckets, VERSION] - 1
+        for memory in (self.rows_memory, self.waiting_memory):
+            memory.shelf.pool.buckets[buckets, COPIED] = 0
 
     def thaw(self, buckets: Sequence[int] | Array) -> None:
         """See Bucket.thaw."""
         chosen = np.asarray(buckets, np.int64)
-        for stripe, lock in enumerate(self._locks):
-            mine = chosen[self.stripe_of[chosen] == stripe]
-            with lock:
+        stripes = self.stripe_of[chosen]
+        for stripe in np.unique(stripes).tolist():
+            mine = chosen[stripes == stripe]
+            with self._locks[stripe]:
                 mine = mine[self.marks[mine, FROZEN] >= 0]
                 self.marks[mine, FROZEN] = -1
                 for memory in (self.rows_memory, self.waiting_memory):

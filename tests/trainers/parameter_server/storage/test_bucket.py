@@ -20,7 +20,7 @@ BUCKETS, DIMENSION = 4, 16
 
 def store_of(*, stripes: int = 1, table: TableSpec | None = None) -> RowStore:
     plan = make_plan({"t": DIMENSION}, settings={"t": table} if table else {}, virtual_buckets=BUCKETS)
-    return RowStore(plan, plan.groups[0], OptimizerSpec(), np.ones(BUCKETS, np.bool_), 1_000_000, stripes)
+    return RowStore(plan, plan.groups[0], np.ones(BUCKETS, np.bool_), 1_000_000, stripes)
 
 
 def push(store: RowStore, ids: np.ndarray, gradient: float = 1.0, now: float = 0.0) -> None:

@@ -67,7 +67,7 @@ class Buckets(RuleBasedStateMachine):
         admit_after, evicts = self.admit_after, self.evicts
         spec = TableSpec(admit_after=admit_after, evict_after=KEEP_SECONDS if evicts else None)
         plan = make_plan(
-            dict.fromkeys(TABLES, DIMENSION), settings=dict.fromkeys(TABLES, spec), initial_range=0.5,
+            dict.fromkeys(TABLES, DIMENSION), settings=dict.fromkeys(TABLES, spec), initial_range=0.5, rows=RULE,
             virtual_buckets=BUCKETS, seed=3,
         )  # fmt: skip
         self.here, self.there = (self.store(plan, np.ones(BUCKETS, np.bool_), stripes) for _ in range(2))
@@ -86,7 +86,7 @@ class Buckets(RuleBasedStateMachine):
             # A few cells per slab, so that every bucket has several.
             patch.setattr(store_module, "_SLAB_BYTES", 256)
             patch.setattr(store_module, "_CANDIDATE_SLAB_BYTES", 128)
-            return RowStore(plan, plan.groups[0], RULE, owned, 10_000, stripes)
+            return RowStore(plan, plan.groups[0], owned, 10_000, stripes)
 
     def counts(self, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
         return np.array([len(ids), len(ids)], np.int32), np.array(ids * 2, np.int64)

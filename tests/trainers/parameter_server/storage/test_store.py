@@ -21,10 +21,10 @@ SGD = OptimizerSpec(kind=OptimizerKind.SGD, learning_rate=1.0)
 
 def store_of(table: TableSpec | None = None, optimizer: OptimizerSpec = SGD, **arguments: object) -> RowStore:
     named = {"t": table} if table else {}
-    plan = make_plan({"t": 3}, settings=named, initial_range=3**-0.5, virtual_buckets=64, seed=9)
+    plan = make_plan({"t": 3}, settings=named, initial_range=3**-0.5, rows=optimizer, virtual_buckets=64, seed=9)
     owned = arguments.pop("owned", np.ones(64, np.bool_))
     capacity = arguments.pop("capacity_rows", 10_000)
-    return RowStore(plan, plan.groups[0], optimizer, owned, capacity)  # type: ignore[arg-type]
+    return RowStore(plan, plan.groups[0], owned, capacity)  # type: ignore[arg-type]
 
 
 def push(store: RowStore, ids: list[int], gradient: float = 1.0, *, sightings: list[int] | None = None, now: float = 0):
@@ -160,7 +160,7 @@ def test_moved_rows_are_evicted_when_they_would_have_been_where_they_came_from()
 
 def test_bytes_are_those_of_rows_and_index() -> None:
     plan = make_plan({"a": 4, "b": 4}, virtual_buckets=64)
-    store = RowStore(plan, plan.groups[0], OptimizerSpec(), np.ones(64, np.bool_), 10_000)
+    store = RowStore(plan, plan.groups[0], np.ones(64, np.bool_), 10_000)
     counts, ids = np.array([300, 100], np.int32), np.concatenate([np.arange(300), np.arange(100)])
     store.push(counts, ids, NONE, np.ones((400, 4), np.float32), 0)
     usage = store.usage()
