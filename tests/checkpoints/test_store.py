@@ -7,7 +7,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import fsspec.registry
 import pytest
 from botocore.exceptions import ClientError
 
@@ -196,7 +195,8 @@ def test_a_service_that_does_not_answer_is_named_with_what_to_check() -> None:
 
 def test_a_service_whose_library_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.setattr(fsspec.registry, "_registry", {})
+    # fsspec keeps the classes that it has loaded.
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
     with pytest.raises(CheckpointError, match=r"gs://bucket/x.*pip install 'elastrec\[gcs\]'"):
         open_store("gs://bucket/x")
 
