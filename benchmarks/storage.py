@@ -29,7 +29,7 @@ from benchmarks.figures import Figure, run_benchmark
 from elastrec.checkpoints import commit_record
 from elastrec.platform.specs.job import JobSpec, Metadata, TrainingJob
 from elastrec.platform.transport.job_messages import RoutingTable
-from elastrec.trainers.parameter_server.messages import Pull, Push, Stamp
+from elastrec.trainers.parameter_server.messages import Origin, Pull, Push, Stamp
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
@@ -86,7 +86,8 @@ class Server:
             self.server.pull(Pull(stamp=stamp), [counts, ids])
             seconds.append(time.perf_counter() - began)
             arrays = [counts, ids, gradients[: len(ids) * _DIMENSION], _NOTHING, np.empty(0, np.float32)]
-            self.server.push(Push(stamp=stamp, sequence=number, samples=1), arrays)
+            origin = Origin(stamp.incarnation, 0, 1, number, number + 1, number == 0, False)
+            self.server.push(Push(stamp=stamp, origin=origin, samples=1), arrays)
             number += 1
         return seconds
 

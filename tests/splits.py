@@ -1,9 +1,10 @@
-"""Shards of rows and reports about them, as masters and workers make them."""
+"""Shards of rows, reports about them and origins of their pushes, as masters and workers make them."""
 
 from __future__ import annotations
 
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, RowRange, Split
 from elastrec.platform.transport.job_messages import Shard, ShardProgress
+from elastrec.trainers.parameter_server.messages import Origin
 
 _STREAMS = {"train": TRAINING_STREAM, "evaluate": EVALUATION_STREAM}
 
@@ -35,3 +36,8 @@ def length_of(shard: Shard) -> int:
 def progress_of(shard: Shard, offset: int, sketch: bytes = b"") -> ShardProgress:
     """What a worker reports once the rows before `offset` are trained."""
     return shard.progress(offset, ended=offset == length_of(shard), sketch=sketch)
+
+
+def origin_of(place: int, *, number: int = 0, attempt: int = 1, rows: int = 20, is_last: bool = False) -> Origin:
+    """The push of a split's minibatch at this place, 0 is the first, of an attempt that began with the split."""
+    return Origin(TRAINING_STREAM, number, attempt, place * rows, (place + 1) * rows, place == 0, is_last)

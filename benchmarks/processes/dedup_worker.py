@@ -49,7 +49,8 @@ def run_worker(job: TrainingJob, address: str) -> None:
 
     from elastrec.trainers.worker.feed import Item
     from elastrec.trainers.worker.identity import Identity
-    from elastrec.trainers.worker.step import Step
+    from elastrec.trainers.worker.parameter_server_trainer import Origins
+    from elastrec.trainers.worker.step import InFlight, Step
     from elastrec.trainers.worker.window import Window
 
     torch.set_num_threads(1)
@@ -60,12 +61,18 @@ def run_worker(job: TrainingJob, address: str) -> None:
     step.mode(training=True)
     manifest = build_manifest(spec.data)
     source = ManifestSource(reader_of(spec, manifest), spec.training.batch_size)
-    turns = count()
+    turns, origins = count(), Origins()
 
     def items(rows: int) -> Iterator[Item]:
-        shard = row_shard(rows, seed=next(turns), shuffle=spec.training.shuffle)
+        turn = next(turns)
+        shard = row_shard(rows, seed=turn, shuffle=spec.training.shuffle, number=turn)
         for found in source.read(shard.split, 0):
-            yield Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), 0)
+            yield Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split))
+
+    def finish(started: InFlight, *, hold: bool) -> None:
+        step.train(started, origins.of(started.item), hold=hold)
+        if started.pulled is not None:
+            origins.pushed(started.item)
 
     def train(request: dict[str, Any]) -> dict[str, float]:
         """The first `rows` rows once, as the worker's loop does: the next pull is under way while one computes."""
@@ -74,11 +81,11 @@ def run_worker(job: TrainingJob, address: str) -> None:
         for item in items(request["rows"]):
             started = step.pull(item)
             if ahead is not None:
-                step.train(ahead, hold=True)
+                finish(ahead, hold=True)
             ahead = started
         step.client.release()
         assert ahead is not None, "a log without rows"
-        step.train(ahead, hold=False)
+        finish(ahead, hold=False)
         step.client.flush()
         spent = time.process_time() - began
         told = window.take()

@@ -29,6 +29,7 @@ from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
+from elastrec.trainers.worker.parameter_server_trainer import Origins
 from elastrec.trainers.worker.step import InFlight, Step
 from elastrec.trainers.worker.window import Window
 
@@ -49,7 +50,7 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
     )
     source = ManifestSource(reader_of(spec, manifest), batch_size)
     made = [
-        Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), 0)
+        Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split))
         for found in islice(source.read(shard.split, 0), count)
     ]
     source.close()
@@ -59,7 +60,13 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
 def train(step: Step, minibatches: _Items, overlap_after: int | None) -> None:
     """Steps as the worker's loop takes them; pulls overlap once `overlap_after` steps are done (None: never)."""
     step.mode(training=True)
-    memory = ResidentMemory()
+    memory, origins = ResidentMemory(), Origins()
+
+    def finish(started: InFlight, *, hold: bool) -> None:
+        step.train(started, origins.of(started.item), hold=hold)
+        if started.pulled is not None:
+            origins.pushed(started.item)
+
     ahead: InFlight | None = None
     for number, item in enumerate(minibatches):
         if number % _STEPS_PER_LOOK == 0:
@@ -67,13 +74,13 @@ def train(step: Step, minibatches: _Items, overlap_after: int | None) -> None:
             memory.measure()
         started = step.pull(item)
         if ahead:
-            step.train(ahead, hold=True)
+            finish(ahead, hold=True)
         ahead = started
         if overlap_after is None or number < overlap_after:
-            step.train(ahead, hold=False)
+            finish(ahead, hold=False)
             ahead = None
     if ahead:
-        step.train(ahead, hold=False)
+        finish(ahead, hold=False)
     step.client.flush()
 
 

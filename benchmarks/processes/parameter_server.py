@@ -140,6 +140,7 @@ def run_worker(network: str, batch: int, rows: int, address: str) -> None:
     from elastrec.trainers.embedding.client import ParameterClient
     from elastrec.trainers.embedding.dense import FlatParameters
     from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
+    from elastrec.trainers.parameter_server.messages import Origin
     from elastrec.trainers.parameter_server.plan import plan_of_job
 
     torch.set_num_threads(1)
@@ -177,7 +178,8 @@ def run_worker(network: str, batch: int, rows: int, address: str) -> None:
             loss_of(model(numbers, sparse).squeeze(-1), labels).backward()
             moments.append(clock())
             left = collection.take_row_gradients()
-            client.push(left.pulled, left.gradients, flat.gradients, batch, hold=True)
+            origin = Origin("training", 0, 1, at - 1, at, is_first=at == 1, is_last=False)
+            client.push(left.pulled, left.gradients, flat.gradients, batch, origin, hold=True)
             moments.append(clock())
             spent = np.diff(moments)
             ask, load, compute, push = ask + spent[0], load + spent[1], compute + spent[2], push + spent[3]

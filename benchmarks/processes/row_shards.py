@@ -6,7 +6,8 @@ from elastrec.platform.specs.splits import TRAINING_STREAM, RowRange, Split
 from elastrec.platform.transport.job_messages import Shard
 
 
-def row_shard(rows: int, *, seed: int, shuffle: bool, kind: str = "train") -> Shard:
+def row_shard(rows: int, *, seed: int, shuffle: bool, kind: str = "train", number: int = 0) -> Shard:
     """The first rows of a manifest as one shard."""
     span = RowRange(epoch=0, start=0, length=rows, seed=seed, shuffle=shuffle)
-    return Shard(kind=kind, split=Split(stream=TRAINING_STREAM, number=0, rows=rows, range=span), offset=0, attempt=1)
+    split = Split(stream=TRAINING_STREAM, number=number, rows=rows, range=span)
+    return Shard(kind=kind, split=split, offset=0, attempt=1)

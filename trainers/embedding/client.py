@@ -6,20 +6,20 @@
     client.init_dense(flat.values)                              # first worker wins; idempotent
     pulled = client.pull(client.router.route(...), dense=True)  # returns at once
     rows = pulled.rows()                                        # waits
-    client.push(pulled, row_gradients, dense_gradient, samples, hold=True)  # leaves with the next pull, or `release`
+    client.push(pulled, row_gradients, dense_gradient, samples, origin, hold=True)  # leaves with the next pull
     client.leave()                                              # nobody waits for this worker now
     client.pushes_applied                                       # how many pushes are in the parameters
 
 Requests to one server are answered in the order in which they were made: a pull made after a push sees it. Errors of a
-push surface at the next `pull`, `push` or `flush`. `RoutingChangedError`: wait for a newer directive, then `connect`.
-One thread uses a client.
+push surface at the next `pull`, `push` or `flush`. `RoutingChangedError`: wait for a newer directive, then `connect`:
+pushes that are not applied are sent again, pulls are not. One thread uses a client.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,17 +30,17 @@ from elastrec.platform.transport.frames import Joined
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.embedding.lane import Lane, Reply, RoutingChangedError
 from elastrec.trainers.embedding.routing import RoutedIds, Router
+from elastrec.trainers.embedding.unapplied import KeptPush, UnappliedPushes
 from elastrec.trainers.parameter_server.dense_slice import layout_size, slice_bounds
 from elastrec.trainers.parameter_server.messages import (
-    Applied,
     InitDense,
     Join,
     Leave,
+    Origin,
     Parameter,
     Pull,
     Push,
     PushPull,
-    Rows,
     Stamp,
 )
 from elastrec.trainers.parameter_server.plan import TablePlan
@@ -129,41 +129,57 @@ class ParameterClient:
         self._token, self._tls = token, tls
         self._patience_seconds = patience_seconds
         self._dimensions = [group.dimension for group in plan.groups]
-        self._lanes: list[Lane] = []
+        self._lanes: dict[str, Lane] = {}  # in the order of the routing
+        self._owners: tuple[list[str], list[int]] = [], []
         self._stamp: Stamp | None = None
         self._router: Router | None = None
         self._version = -1
-        self._sequence = 0
-        self._first = 0  # the first sequence of this connection
-        self._applied: list[int] = []  # by server, the highest sequence that is in its parameters
-        self._pushes: deque[list[Future[Reply]]] = deque()
-        self._held: tuple[Push, list[list[Array | Joined]]] | None = None
+        self._unapplied = UnappliedPushes()
+        self._held: KeptPush | None = None
 
     # Connection
 
     def connect(self, routing: RoutingTable, generation: int) -> None:
-        """Forgets everything in flight and speaks to the servers of this routing from now on.
+        """Speaks to the servers of this routing from now on; pulls that are under way fail.
+
+        Connections to servers whose address stays are kept. Pushes that are not applied are sent again, to the servers
+        that own their rows now; those of another generation are forgotten, for the model went back.
 
         Raises:
             RoutingChangedError: a server of the routing has no address yet.
         """
-        self.abort()
         if not all(routing.addresses):
             raise RoutingChangedError(f"the routing of epoch {routing.epoch} has servers without an address")
-        self._stamp = Stamp(self._worker, self._incarnation, routing.epoch, generation, self._version)
+        if self._stamp is not None and self._stamp.generation != generation:
+            self.forget()
+        self._stamp = stamp = Stamp(self._worker, self._incarnation, routing.epoch, generation, self._version)
+        before, self._owners = self._owners, (routing.servers, routing.owners)
         self._router = Router(self.plan, routing.owners, len(routing.servers), routing.epoch, generation)
-        self._first = self._sequence
-        self._applied = [self._sequence - 1] * len(routing.servers)
-        self._lanes = [
-            Lane(server, address, self._token, self._tls, self._stamp, self._patience_seconds)
-            for server, address in zip(routing.servers, routing.addresses, strict=True)
-        ]
+        lanes, self._lanes = dict(self._lanes), {}
+        for server, address in zip(routing.servers, routing.addresses, strict=True):
+            lane = lanes.get(server)
+            if lane is not None and lane.address == address:
+                lane.restart(stamp)
+                del lanes[server]
+            else:
+                lane = Lane(server, address, self._token, self._tls, stamp, self._patience_seconds)
+            self._lanes[server] = lane
+        for lane in lanes.values():
+            lane.close()
+        for push in self._unapplied:
+            push.replies.clear()
+            if before != self._owners:
+                push.reroute(self._router)
+            if push is not self._held:
+                self._send_push(push)
 
     def follow(self, version: int) -> None:
         """Requests from now on are made under the directive of this version."""
         self._version = version
         if self._stamp is not None:
             self._stamp = msgspec.structs.replace(self._stamp, version=version)
+            for lane in self._lanes.values():
+                lane.stamp = self._stamp
 
     @property
     def router(self) -> Router:
@@ -176,19 +192,25 @@ class ParameterClient:
             raise RoutingChangedError("not connected to any parameter server; call connect with a directive's routing")
         return self._router
 
-    def abort(self) -> None:
-        """Drops the connections with everything in flight; pushes that were not flushed may or may not be applied."""
-        for lane in self._lanes:
-            lane.close()
-        self._lanes, self._router, self._stamp, self._held = [], None, None, None
-        self._pushes.clear()
-        self._applied = []
+    def drop(self) -> None:
+        """Forgets all pulls; pushes that are not applied are sent again by the next `connect`."""
+        self._router = None
+        for push in self._unapplied:
+            push.replies.clear()
+
+    def forget(self) -> None:
+        """`drop`, and forgets all pushes; those that were under way may or may not be applied."""
+        self.drop()
+        self._held = None
+        self._unapplied.forget()
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        """`abort`, and waits for the threads."""
-        lanes = self._lanes
-        self.abort()
-        for lane in lanes:
+        """`forget`, ends the connections, and waits for the threads."""
+        self.forget()
+        lanes, self._lanes, self._stamp = self._lanes, {}, None
+        for lane in lanes.values():
+            lane.close()
+        for lane in lanes.values():
             lane.join(timeout_seconds)
 
     # Training
@@ -203,30 +225,35 @@ class ParameterClient:
         total = layout_size(self.layout)
         if values.shape != (total,):
             raise ValueError(f"values of shape {values.shape} for a layout of {total} elements")
-        stamp = self._require_stamp()
+        self._check_connected()
         self.release()
         replies = []
-        for server, lane in enumerate(self._lanes):
+        for server, lane in enumerate(self._lanes.values()):
             start, end = slice_bounds(total, server, len(self._lanes))
-            replies.append(lane.send(InitDense(stamp=stamp, layout=self.layout), [values[start:end].copy()]))
+            replies.append(
+                lane.send(lambda stamp: InitDense(stamp=stamp, layout=self.layout), [values[start:end].copy()])
+            )
         return max(reply.result()[0].steps for reply in replies)
 
     def pull(self, routed: RoutedIds, *, read_only: bool = False, dense: bool = False) -> Pulled:
         """Asks for the rows of `routed`, and the dense parameters if `dense`; returns at once."""
-        self._raise_failures()
-        stamp = self._require_stamp()
+        self._unapplied.take_answers()
         self._check_layout(routed)
-        pull = Pull(stamp=stamp, read_only=read_only, dense=dense)
-        message: Pull | PushPull = pull
-        arrays: list[list[Array | Joined]]
-        arrays = [[routed.counts[server], routed.of_server(server, routed.ids)] for server in range(len(self._lanes))]
         held, self._held = self._held, None
-        if held is not None:
-            message = PushPull(push=held[0], pull=pull)
-            arrays = [pushed + asked for pushed, asked in zip(held[1], arrays, strict=True)]
-        replies = self._send(message, arrays)
-        if held is not None:
-            self._pushes.append(replies)
+
+        def request(stamp: Stamp) -> Pull:
+            return Pull(stamp=stamp, read_only=read_only, dense=dense)
+
+        replies = []
+        for server, lane in enumerate(self._lanes.values()):
+            arrays: list[Array | Joined] = [routed.counts[server], routed.of_server(server, routed.ids)]
+            if held is not None and server in held.lacking:
+                both = partial(_push_and_pull, held.request, request)
+                reply = lane.send(both, held.share(server) + arrays)
+                held.replies[server] = reply
+            else:
+                reply = lane.send(request, arrays)
+            replies.append(reply)
         return Pulled(routed, self._dimensions, replies)
 
     def push(
@@ -235,81 +262,86 @@ class ParameterClient:
         row_gradients: Sequence[Array],
         dense_gradient: Sequence[Array] | None,
         samples: int,
+        origin: Origin,
         *,
+        closed: Sequence[tuple[str, int, int]] = (),
         hold: bool = False,
     ) -> int:
         """Sends the gradients of one step to every server; returns at once with the number of bytes.
 
-        The arrays must not change until the push is applied.
+        The push is kept, and sent again where need be, until every server has applied it; until then its arrays must
+        not change.
 
         Args:
             row_gradients: per table group [U_g, D_g] float32, laid out like `pulled.rows()`; not copied.
             dense_gradient: [P] float32 in parts that follow each other (`FlatParameters.gradients`), not copied; None
                 for none.
             samples: rows of the batch.
+            origin: the rows that the gradients come from.
+            closed: see messages.Push.
             hold: send it together with the next `pull`, in one round trip. Others may wait for this push: when no pull
                 follows at once, call `release`.
         """
-        self._raise_failures()
+        self._unapplied.take_answers()
+        self._check_layout(pulled.routed)
         self.release()
-        routed, stamp, servers = pulled.routed, self._require_stamp(), len(self._lanes)
-        self._check_layout(routed)
-        message = Push(stamp=stamp, sequence=self._sequence, samples=samples)
-        self._sequence += 1
-        dense = [np.ascontiguousarray(part, np.float32) for part in dense_gradient or ()]
-        total = sum(len(part) for part in dense)
-        nothing, starts, sent = np.empty(0, np.int32), [0] * len(row_gradients), 0
-        shares: list[list[Array | Joined]] = []
-        for server in range(servers):
-            runs = []
-            for group, gradients in enumerate(row_gradients):
-                end = starts[group] + int(routed.group_sizes[group, server])
-                runs.append(gradients[starts[group] : end].reshape(-1))
-                starts[group] = end
-            arrays: list[Array | Joined] = [
-                routed.counts[server],
-                routed.of_server(server, routed.ids),
-                runs[0] if len(runs) == 1 else np.concatenate(runs),
-                routed.of_server(server, routed.sightings) if self.plan.counts_sightings else nothing,
-                _run_of(dense, *slice_bounds(total, server, servers)),
-            ]
-            sent += sum(array.nbytes for array in arrays)
-            shares.append(arrays)
-        self._held = message, shares
+        push = KeptPush(
+            number=self._unapplied.made + 1,
+            origin=origin,
+            samples=samples,
+            closed=list(closed),
+            routed=pulled.routed,
+            gradients=row_gradients,
+            dense=[np.ascontiguousarray(part, np.float32) for part in dense_gradient or ()],
+            sightings=self.plan.counts_sightings,
+            lacking=set(range(len(self._lanes))),
+            speaks_of=[origin.split, *sorted(self._unapplied.splits_of_waiting() - {origin.split})],
+        )
+        self._unapplied.add(push)
+        self._held = push
         if not hold:
             self.release()
-        return sent
+        return push.size_bytes
 
     def release(self) -> None:
         """Sends the push that waits for a pull, if there is one; returns at once."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._pushes.append(self._send(*held))
+        held, self._held = self._held, None
+        if held is not None:
+            self._send_push(held)
+
+    def _send_push(self, push: KeptPush) -> None:
+        for server, lane in enumerate(self._lanes.values()):
+            if server in push.lacking:
+                push.replies[server] = lane.send(push.request, push.share(server))
 
     def flush(self) -> None:
         """Waits until every push is answered: applied, or with bsp waiting for a whole step (see `pushes_applied`).
 
         Raises:
-            RoutingChangedError: wait for a newer directive, then connect; the pushes may or may not be applied.
+            RoutingChangedError: wait for a newer directive, then connect, which sends again what is not applied.
             TransportError: a server refused.
         """
+        self._check_connected()
         self.release()
-        while self._pushes:
-            self._take_answers(self._pushes[0])
-            self._pushes.popleft()
+        for push in self._unapplied:
+            for server in tuple(push.replies):
+                self._unapplied.take(push, server)
 
     @property
     def pushes_applied(self) -> int:
-        """How many of this client's pushes, counted from its first, are known to be in the parameters. Does not wait.
+        """How many of this client's pushes, counted from its first, are in the parameters of all servers.
 
-        Those of earlier connections, which may or may not be applied, are counted; without a connection it is 0.
+        Those that were forgotten are counted. Does not wait; raises like `flush` when a request has failed.
         """
-        self._raise_failures()
-        return min(self._applied, default=-1) + 1
+        self._unapplied.take_answers()
+        return self._unapplied.applied
 
     def join(self) -> None:
         """Takes part in bsp and ssp; needed only to make others wait for this worker before its first request."""
-        self._take_answers(self._tell(Join(stamp=self._require_stamp())))
+        self._check_connected()
+        self.release()
+        for reply in [lane.send(lambda stamp: Join(stamp=stamp)) for lane in self._lanes.values()]:
+            reply.result()
 
     def leave(self) -> None:
         """Flushes, and lets nobody wait for this worker: call it before pausing, and when there are no more shards.
@@ -318,46 +350,26 @@ class ParameterClient:
         Raises like `flush`; RoutingChangedError also when a server has dropped pushes of this worker.
         """
         self.flush()
-        last = self._sequence - 1 if self._sequence > self._first else -1
-        self._take_answers(self._tell(Leave(stamp=self._require_stamp(), sequence=last)))
-
-    def _tell(self, message: Join | Leave) -> list[Future[Reply]]:
-        self.release()
-        return [lane.send(message) for lane in self._lanes]
-
-    def _take_answers(self, replies: Sequence[Future[Reply]]) -> None:
-        """Waits for all servers' answers to one request and notes what they have applied."""
-        for server, reply in enumerate(replies):
+        asked = []
+        for server, lane in enumerate(self._lanes.values()):
+            waiting = [push.origin for push in self._unapplied if server in push.lacking]
+            asked.append((server, waiting, lane.send(partial(_leave, waiting))))
+        for server, waiting, reply in asked:
             answer, _ = reply.result()
-            if isinstance(answer, Applied):
-                self._applied[server] = max(self._applied[server], answer.sequence)
-            elif isinstance(answer, Rows):
-                self._applied[server] = max(self._applied[server], answer.applied)
+            self._unapplied.note(server, {o.split: at for o, at in zip(waiting, answer.offsets, strict=True)})
 
-    def _send(self, message: msgspec.Struct, arrays: Sequence[Sequence[Array | Joined]]) -> list[Future[Reply]]:
-        return [lane.send(message, share) for lane, share in zip(self._lanes, arrays, strict=True)]
-
-    def _require_stamp(self) -> Stamp:
-        if self._stamp is None:
-            raise RoutingChangedError("not connected to any parameter server; call connect with a directive's routing")
-        return self._stamp
+    def _check_connected(self) -> None:
+        assert self.router is not None
 
     def _check_layout(self, routed: RoutedIds) -> None:
-        stamp = self._require_stamp()
-        if (routed.epoch, routed.generation) != (stamp.epoch, stamp.generation):
+        router = self.router
+        if (routed.epoch, routed.generation) != (router.epoch, router.generation):
             raise RoutingChangedError("these ids were laid out under an older routing; route them again")
 
-    def _raise_failures(self) -> None:
-        while self._pushes and all(reply.done() for reply in self._pushes[0]):
-            self._take_answers(self._pushes.popleft())
+
+def _push_and_pull(push: Callable[[Stamp], Push], pull: Callable[[Stamp], Pull], stamp: Stamp) -> PushPull:
+    return PushPull(push=push(stamp), pull=pull(stamp))
 
 
-def _run_of(parts: Sequence[Array], start: int, end: int) -> Joined:
-    """Elements [start, end) of the vector that the parts make, float32."""
-    taken, at = [], 0
-    for part in parts:
-        low, high = max(start - at, 0), min(end - at, len(part))
-        if low < high:
-            taken.append(part[low:high])
-        at += len(part)
-    return Joined(taken or [np.empty(0, np.float32)])
+def _leave(waiting: list[Origin], stamp: Stamp) -> Leave:
+    return Leave(stamp=stamp, waiting=waiting)

@@ -66,7 +66,7 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         logits = model(dense_features, features)
         loss(logits).backward()
         left = collection.take_row_gradients()
-        client.push(left.pulled, left.gradients, flat.gradients, samples)
+        client.push(left.pulled, left.gradients, flat.gradients, samples, origin)
 
     Args:
         tables: names and dimensions must be those of the client's plan; pooling SUM or MEAN.

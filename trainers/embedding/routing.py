@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from elastrec.trainers.embedding.kernels import route_ids
+from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import TablePlan
 
 Array = np.ndarray[Any, Any]
@@ -35,13 +37,22 @@ class RoutedIds:
     epoch: int
     generation: int
 
+    @cached_property
+    def _bounds(self) -> list[int]:
+        return [0, *np.cumsum(self.group_sizes.reshape(-1)).tolist()]
+
+    def run(self, group: int, server: int) -> tuple[int, int]:
+        """Where one server's ids of a group begin and end among the group's."""
+        first = group * self.group_sizes.shape[1]
+        begin = self._bounds[first]
+        return self._bounds[first + server] - begin, self._bounds[first + server + 1] - begin
+
     def of_server(self, server: int, array: Array) -> Array:
         """One server's share of an array [U, ...] that is laid out like `ids`; a view when there is one group."""
-        bounds = np.concatenate(([0], np.cumsum(self.group_sizes.reshape(-1))))
-        servers = self.group_sizes.shape[1]
+        groups, servers = self.group_sizes.shape
         runs = [
-            array[bounds[group * servers + server] : bounds[group * servers + server + 1]]
-            for group in range(len(self.group_sizes))
+            array[self._bounds[group * servers + server] : self._bounds[group * servers + server + 1]]
+            for group in range(groups)
         ]
         return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
@@ -74,10 +85,9 @@ class Router:
             values, starts, ends, tables, self._moduli, self._salts, self._group_of_table, self._owners, self.servers,
             inverse, ids, sightings, counts,
         )  # fmt: skip
-        sizes = np.stack(
-            [counts[:, group.first_table : group.end_table].sum(1, dtype=np.int64) for group in self.plan.groups]
+        return RoutedIds(
+            inverse, counts, self._group_sizes(counts), ids[:unique], sightings[:unique], self.epoch, self.generation
         )
-        return RoutedIds(inverse, counts, sizes, ids[:unique], sightings[:unique], self.epoch, self.generation)
 
     def recounted(self, routed: RoutedIds, repeats: Array, starts: Array, ends: Array, tables: Array) -> RoutedIds:
         """The same ids, where id n of `route`'s values counts as seen `repeats[n]` times: int64 [N]."""
@@ -87,3 +97,38 @@ class Router:
             places = routed.inverse[start:end] + group_starts[self._group_of_table[table]]
             np.add.at(sightings, places, repeats[start:end])
         return replace(routed, sightings=np.minimum(sightings, np.iinfo(np.int32).max).astype(np.int32))
+
+    def again(self, routed: RoutedIds) -> tuple[RoutedIds, list[Array]]:
+        """The ids of another routing under this one, without `inverse`, and where they lay.
+
+        Returns:
+            Beside the ids, per group [U_g] int64: the places that its ids had among the group's.
+        """
+        counts = np.zeros((self.servers, len(self.plan.tables)), np.int32)
+        orders, places, at = [], [], 0
+        for group in self.plan.groups:
+            tables = np.arange(group.first_table, group.end_table)
+            before = routed.counts[:, group.first_table : group.end_table]
+            table_of = np.repeat(np.tile(tables, len(before)), before.reshape(-1))
+            ids = routed.ids[at : at + len(table_of)]
+            owner_of = np.empty(len(ids), np.int64)
+            for table in tables.tolist():
+                mine = table_of == table
+                name = self.plan.tables[table].name
+                owner_of[mine] = self._owners[buckets_of(ids[mine], name, self.plan.virtual_buckets)]
+            place = np.lexsort((table_of, owner_of))
+            np.add.at(counts, (owner_of, table_of), 1)
+            orders.append(at + place)
+            places.append(place)
+            at += len(ids)
+        order = np.concatenate(orders)
+        again = RoutedIds(
+            np.empty(0, np.int32), counts, self._group_sizes(counts), routed.ids[order], routed.sightings[order],
+            self.epoch, self.generation,
+        )  # fmt: skip
+        return again, places
+
+    def _group_sizes(self, counts: Array) -> Array:
+        return np.stack(
+            [counts[:, group.first_table : group.end_table].sum(1, dtype=np.int64) for group in self.plan.groups]
+        )

@@ -12,15 +12,21 @@ from dataclasses import dataclass
 
 from elastrec.platform.transport.job_messages import WorkerProcess
 from elastrec.trainers.parameter_server.gradients import Gradient
+from elastrec.trainers.parameter_server.messages import Origin
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Pushed:
-    """One push of one worker."""
+    """A push of a worker that the server has taken.
+
+    Attributes:
+        is_released: the worker may go on: with bsp its round is complete.
+    """
 
     worker: WorkerProcess
-    sequence: int
+    origin: Origin
     gradient: Gradient
+    is_released: bool = False
 
 
 class GlobalBatch:

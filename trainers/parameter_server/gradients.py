@@ -32,6 +32,22 @@ class Gradient:
     samples: int
 
 
+def select(gradient: Gradient, rows: Sequence[Array], *, dense: bool) -> Gradient:
+    """A part of a push, of the same weight.
+
+    Args:
+        rows: per table group, [U] bool: which rows it keeps.
+        dense: whether it keeps the dense gradient.
+    """
+    groups = []
+    for group, kept in zip(gradient.groups, rows, strict=True):
+        table_of = np.repeat(np.arange(len(group.counts)), group.counts)
+        counts = np.bincount(table_of[kept], minlength=len(group.counts)).astype(np.int32)
+        sightings = group.sightings[kept] if len(group.sightings) else group.sightings
+        groups.append(GroupGradient(counts, group.ids[kept], group.gradients[kept], sightings))
+    return Gradient(groups, gradient.dense if dense else gradient.dense[:0], gradient.samples)
+
+
 @kernel
 def _add_weighted(target, inverse, source, weight):  # type: ignore[no-untyped-def]
     for j in range(source.shape[0]):

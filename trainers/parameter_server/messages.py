@@ -20,6 +20,11 @@ import msgspec
 
 from elastrec.platform.transport.job_messages import Message, TableUsage
 
+SplitKey = tuple[str, int]
+"""Stream and number of a split."""
+WHOLE = 2**63 - 1
+"""The offset of a split that is applied as a whole."""
+
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
     """Who asks, which routing and generation it believes in, and the version of the directive that it acts on."""
@@ -39,42 +44,83 @@ class Pull(Message, frozen=True):
     dense: bool = False
 
 
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """Which rows of the training data a push comes from: what makes it the same push, whoever sends it and when.
+
+    Offsets count rows of the split as `ShardProgress.offset` does. Minibatches of a split are trained in its order.
+
+    Attributes:
+        stream, number: of the split.
+        attempt: of the lease.
+        begin: where the push before it ends, of the same attempt; of an attempt's first push: where the attempt began.
+        end: behind the last row.
+        is_first: of the attempt.
+        is_last: of the split.
+    """
+
+    stream: str
+    number: int
+    attempt: int
+    begin: int
+    end: int
+    is_first: bool
+    is_last: bool
+
+    @property
+    def split(self) -> SplitKey:
+        return self.stream, self.number
+
+
 class Rows(Message, frozen=True):
     """Answer to Pull, and to PushPull.
 
     Attributes:
-        applied: as `Applied.sequence`, for a PushPull.
+        offsets: as `Applied.offsets`, for a PushPull.
     """
 
-    applied: int = -1
+    offsets: list[int] = []
 
 
 class Push(Message, frozen=True):
-    """Gradients of one step. A repeated `sequence` of the same incarnation counts once, applied or waiting.
+    """Gradients of one step. Rows count once: a push of rows that are applied, or wait to be, changes nothing.
 
     Answered once the worker may go on: at once, or with bsp when the push's round is complete.
 
     Attributes:
-        sequence: rises with every push of an incarnation.
         samples: rows of the batch; in bsp the gradients of a round are averaged with these weights.
+        also: other splits that the answer is to speak of.
+        closed: splits that have ended without another push, and where their last push ends.
     """
 
     stamp: Stamp
-    sequence: int
+    origin: Origin
     samples: int
+    also: list[SplitKey] = []
+    closed: list[tuple[str, int, int]] = []
 
 
 class Applied(Message, frozen=True):
-    """Answer to Push and Leave: how many of the worker's pushes are in the parameters.
+    """Answer to Push and Leave: how far splits are in the parameters of this server.
 
     With bsp a round may be smaller than the job's global batch; its pushes wait for the rounds that complete the step.
-    So this may name an older push than the one that is answered.
+    So the offset may be one before the push that is answered.
 
     Attributes:
-        sequence: the highest that is applied; -1: none yet.
+        offsets: of the push's split and those of `Push.also`, or of those of `Leave.waiting`: every push that ends
+            there or before is applied. -1: none; WHOLE: all.
     """
 
-    sequence: int
+    offsets: list[int]
+
+
+class Missing(Message, frozen=True):
+    """Answer to Push: the push before it, of the same attempt, is not here; send both again, in their order.
+
+    Attributes:
+        offset: that the split has reached here; -1: none.
+    """
+
+    offset: int
 
 
 class PushPull(Message, frozen=True):
@@ -122,11 +168,11 @@ class Leave(Message, frozen=True):
     When the last member leaves, the server takes a step with what waits. Sent again, it asks for what is applied.
 
     Attributes:
-        sequence: the last push that the worker wants applied, -1 for none; `Stale` when the server has dropped it.
+        waiting: pushes of the worker that it does not know to be applied; `Stale` when the server has dropped one.
     """
 
     stamp: Stamp
-    sequence: int = -1
+    waiting: list[Origin] = []
 
 
 class Accepted(Message, frozen=True):
@@ -168,5 +214,5 @@ class Stats(Message, frozen=True):
 
 REQUESTS: tuple[type[Message], ...] = (Pull, Push, PushPull, InitDense, Join, Leave)
 """What a server's stream takes."""
-ANSWERS: tuple[type[Message], ...] = (Rows, Applied, Initialised, Accepted, Stale, Blocked)
+ANSWERS: tuple[type[Message], ...] = (Rows, Applied, Missing, Initialised, Accepted, Stale, Blocked)
 """What a stream may answer."""

@@ -8,8 +8,8 @@ shards, minibatch by minibatch:
 and with `overlap_pull` (by default after the model's first steps) the pull of the next minibatch is under way while
 this one computes, so that rows and dense parameters lack this one's gradients; a push then leaves together with the
 pull after that one. A minibatch counts only once the servers have applied it. Whatever is lost on the way (a
-server, a connection, a rollback of the job) ends in the same place: everything in flight is dropped and the feed begins
-again at the last acknowledged row.
+connection, the order of the servers) ends in the same place: minibatches that are not trained start again, gradients
+that are not applied are sent again. In a new generation all of them are forgotten: the model went back.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.job_messages import Directive, Mode, RoutingTable
+from elastrec.trainers.parameter_server.messages import Origin
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.step import InFlight, Step
@@ -17,6 +18,49 @@ An overlapped step uses rows and dense parameters that lack the gradients of the
 while the model changes fast: `python -m benchmarks.short_jobs`. A trainer counts the steps that the model had taken
 when it connected, and its own.
 """
+
+
+class Origins:
+    """The origins of a worker's pushes, from the minibatches in the order in which they are trained.
+
+    Attributes:
+        closed: splits that have ended without another push since the last one; see messages.Push.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str, int], tuple[int, int]] = {}  # attempt, and where its last push ends
+        self.closed: list[tuple[str, int, int]] = []
+
+    def of(self, item: Item) -> Origin:
+        """Of the push of a minibatch."""
+        progress = item.progress
+        attempt, begin = self._ends.get((progress.stream, progress.number), (0, 0))
+        is_first = attempt != progress.attempt
+        return Origin(
+            stream=progress.stream,
+            number=progress.number,
+            attempt=progress.attempt,
+            begin=item.shard.offset if is_first else begin,
+            end=progress.offset,
+            is_first=is_first,
+            is_last=progress.ended,
+        )
+
+    def pushed(self, item: Item) -> None:
+        """The minibatch's push is made."""
+        progress, self.closed = item.progress, []
+        split = progress.stream, progress.number
+        self._ends[split] = progress.attempt, progress.offset
+        if progress.ended:
+            del self._ends[split]
+
+    def without_push(self, item: Item) -> None:
+        """The minibatch has no rows."""
+        progress = item.progress
+        split = progress.stream, progress.number
+        if progress.ended and split in self._ends:
+            _, end = self._ends.pop(split)
+            self.closed = [*self.closed, (*split, end)]
 
 
 class ParameterServerTrainer:
@@ -35,7 +79,10 @@ class ParameterServerTrainer:
         self._training = job.spec.training
         self._generation = 0
         self._routing: RoutingTable | None = None
+        # Generation and servers that have the dense parameters.
+        self._initialised: tuple[int, list[str]] | None = None
         self._pushes = 0
+        self._origins = Origins()
         # Steps of the model that are not among the pushes of this trainer since it connected.
         self._steps_before = 0
 
@@ -45,7 +92,7 @@ class ParameterServerTrainer:
 
     @property
     def applied(self) -> int:
-        # The client counts its pushes from its first; so does this trainer, dropped ones included.
+        # The client counts its pushes from its first; so does this trainer, lost ones included.
         return self.step.client.pushes_applied
 
     @property
@@ -62,7 +109,10 @@ class ParameterServerTrainer:
 
     def _connect(self, directive: Directive) -> None:
         self.step.client.connect(directive.routing, directive.generation)
-        self._steps_before = self.step.client.init_dense(self.step.initial_dense) - self._pushes
+        owners = directive.generation, directive.routing.servers
+        if self._initialised != owners:
+            self._steps_before = self.step.client.init_dense(self.step.initial_dense) - self._pushes
+            self._initialised = owners
         self._routing, self._generation = directive.routing, directive.generation
 
     def overlaps(self, mode: Mode) -> bool:
@@ -86,8 +136,13 @@ class ParameterServerTrainer:
 
     def train(self, started: Started, *, hold: bool) -> None:
         assert isinstance(started, InFlight)
-        self.step.train(started, hold=hold)
-        self._pushes += started.pulled is not None
+        item = started.item
+        if started.pulled is None:
+            self._origins.without_push(item)
+            return
+        self.step.train(started, self._origins.of(item), self._origins.closed, hold=hold)
+        self._origins.pushed(item)
+        self._pushes += 1
 
     def predict(self, started: Started) -> Prediction | None:
         assert isinstance(started, InFlight)
@@ -101,9 +156,15 @@ class ParameterServerTrainer:
             self._connect(directive)  # servers count it in until it has left
         self.step.client.leave()
 
-    def drop(self) -> None:
+    def drop(self) -> int:
         self.step.drop()
         self._routing = None
+        return self._pushes  # the client keeps them
+
+    def reset(self) -> None:
+        self.drop()
+        self.step.client.forget()
+        self._origins = Origins()
 
     def close(self) -> None:
         self.step.client.close()

@@ -6,6 +6,7 @@ Knows torch and the parameter client; nothing of shards' order, directives or he
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from elastrec.trainers.embedding.client import ParameterClient, Pulled
 from elastrec.trainers.embedding.dense import FlatParameters
 from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables, takes_deduplicated
+from elastrec.trainers.parameter_server.messages import Origin
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.gradients import GradientGuard
@@ -105,11 +107,16 @@ class Step:
         self._dense_is_current = True
         return InFlight(item, inputs, self._bags.prefetch(inputs.sparse, dense=dense))
 
-    def train(self, started: InFlight, *, hold: bool) -> None:
+    def train(
+        self, started: InFlight, origin: Origin, closed: Sequence[tuple[str, int, int]] = (), *, hold: bool
+    ) -> None:
         """Forward, backward, push; the push is under way when this returns, or is held for the next pull.
 
+        Args:
+            origin, closed: see messages.Push.
+
         Raises:
-            TransportError: rows or gradients were lost; nothing of this step counts.
+            TransportError: rows were lost; nothing of this step counts.
             JobFailedError: the loss or a gradient is not finite.
         """
         if started.inputs is None or started.pulled is None:
@@ -133,7 +140,7 @@ class Step:
         left = self.collection.take_row_gradients()
         samples = started.item.batch.num_rows
         rows, dense = self._guard.rows(left), self._guard.dense(self.flat.gradients)
-        sent = self.client.push(left.pulled, rows, dense, samples, hold=hold)
+        sent = self.client.push(left.pulled, rows, dense, samples, origin, closed=closed, hold=hold)
         read, plain = read_bytes(started.inputs, self._list_features)
         self._window.add(
             samples=samples, steps=1, loss_sum=loss_value * samples,
@@ -159,8 +166,8 @@ class Step:
         return Prediction(torch.sigmoid(logits).numpy(), started.inputs.label_B.numpy(), pooled_BFR)
 
     def drop(self) -> None:
-        """Forgets everything in flight and the connections."""
-        self.client.abort()
+        """Forgets minibatches that were started; gradients are kept (see ParameterClient.drop)."""
+        self.client.drop()
         self._bags.forget()
         self._dense_is_current = False
 

@@ -36,21 +36,22 @@ class Prediction(NamedTuple):
 class Trainer(Protocol):
     """Used by one thread. A minibatch goes through `start`, then `train` or `predict`, in the order of the feed.
 
-    TransportError from any method means that what is in flight is lost: the worker calls `drop` and begins again at the
-    last acknowledged row, under the newest directive.
+    TransportError from any method means that minibatches that were started are lost, and perhaps others: the worker
+    calls `drop`, and starts those again that are lost, under the newest directive. In a new generation it calls `reset`
+    and gets other shards: the model went back.
     """
 
     @property
     def trained(self) -> int:
-        """Minibatches with rows that went through `train` since this trainer was made, dropped ones included."""
+        """Minibatches with rows that went through `train` since this trainer was made, lost ones included."""
         ...
 
     @property
     def applied(self) -> int:
-        """The first so many of `trained` are in the parameters, or were dropped.
+        """The first so many of `trained` are in the parameters, or are lost.
 
         Raises:
-            TransportError: one of those in flight is lost.
+            TransportError: call `drop`.
         """
         ...
 
@@ -60,7 +61,7 @@ class Trainer(Protocol):
         ...
 
     def keeps(self, directive: Directive) -> bool:
-        """Whether what is in flight can be finished under a directive; else `drop` comes before `follow`."""
+        """Whether what was started can be finished under a directive; else `drop` comes before `follow`."""
         ...
 
     def follow(self, directive: Directive) -> None:
@@ -106,8 +107,15 @@ class Trainer(Protocol):
         """
         ...
 
-    def drop(self) -> None:
-        """Forgets everything in flight."""
+    def drop(self) -> int:
+        """Forgets what was started. The first so many of `trained` are in the parameters or will be; others are lost.
+
+        What is not lost stays so until `reset`.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forgets everything: what is not in the parameters is lost."""
         ...
 
     def close(self) -> None:

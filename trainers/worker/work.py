@@ -16,7 +16,6 @@ from elastrec.platform.transport.job_messages import (
     Mode,
     Registered,
     Shard,
-    ShardProgress,
 )
 from elastrec.trainers.worker.evaluating import ShardEvaluation
 from elastrec.trainers.worker.feed import Feed, Item
@@ -49,7 +48,8 @@ class Worker:
         self._sources: dict[str, Source] = {}
         self._feed: Feed | None = None
         self._kind = ""
-        self._unacknowledged: deque[tuple[int, ShardProgress]] = deque()
+        self._started: deque[Item] = deque()
+        self._unacknowledged: deque[tuple[int, Item]] = deque()  # the number of minibatches trained with this one
         self._evaluation: ShardEvaluation | None = None
         self._takes_part = False
 
@@ -78,8 +78,9 @@ class Worker:
     # One minibatch
 
     def start(self, item: Item) -> Started:
-        """Begins with a minibatch."""
+        """Begins with a minibatch. Those that were started are finished in their order."""
         self._takes_part |= self._kind == "train"
+        self._started.append(item)
         return self.trainer.start(item)
 
     def finish(self, started: Started, *, hold: bool = False) -> None:
@@ -90,10 +91,12 @@ class Worker:
         """
         if self._kind == "train":
             self.trainer.train(started, hold=hold)
-            self._unacknowledged.append((self.trainer.trained, started.item.progress))
+            self._unacknowledged.append((self.trainer.trained, started.item))
+            self._started.popleft()
             self._acknowledge(self.trainer.applied)
         else:
             self._evaluate(started)
+            self._started.popleft()
 
     def _evaluate(self, started: Started) -> None:
         item = started.item
@@ -105,7 +108,7 @@ class Worker:
             self._evaluation.add(item.batch, prediction)
         if item.progress.ended:
             completion, self._evaluation = self._evaluation.completion(item.progress), None
-            self._report(completion)
+            self.session.report(self.generation, completion)
 
     # Settling
 
@@ -127,17 +130,24 @@ class Worker:
         return not self._takes_part
 
     def drop(self) -> None:
-        """Forgets everything in flight; the feed begins again at the last acknowledged rows."""
-        self.trainer.drop()
-        self._unacknowledged.clear()
-        self._evaluation = None
+        """Forgets what was started, and what the trainer has lost: those minibatches come from the feed again."""
+        kept = self.trainer.drop()
+        lost = [item for number, item in self._unacknowledged if number > kept]
+        for _ in lost:
+            self._unacknowledged.pop()
         if self._feed is not None:
-            self._feed.rewind()
+            self._feed.give_back([*lost, *self._started])
+        self._started.clear()
 
     def abandon(self) -> None:
-        """`drop`, and lets go of the shards: another generation gives new ones, and its servers know no workers yet."""
+        """Forgets everything and lets go of the shards: another generation gives new ones.
+
+        Its servers know no workers yet.
+        """
         self._forget_feed()
-        self.drop()
+        self.trainer.reset()
+        self._unacknowledged.clear()
+        self._started.clear()
         self._takes_part = False
 
     def close(self) -> None:
@@ -149,17 +159,13 @@ class Worker:
 
     def _acknowledge(self, applied: int) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= applied:
-            _, progress = self._unacknowledged.popleft()
-            self._report(progress)
-
-    def _report(self, progress: ShardProgress) -> None:
-        self.session.report(self.generation, progress)
-        if self._feed is not None:
-            self._feed.acknowledge(progress)
+            _, item = self._unacknowledged.popleft()
+            self.session.report(self.generation, item.progress)
 
     # Feed
 
     def _forget_feed(self) -> None:
+        self._evaluation = None
         if self._feed is not None:
             self._feed.close()
             self._feed = None

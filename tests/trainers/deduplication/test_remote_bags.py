@@ -18,6 +18,7 @@ from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
 from elastrec.trainers.models import FeatureSchema
 from elastrec.trainers.models.dlrm import Dlrm
 from elastrec.trainers.parameter_server.plan import plan_of_job
+from tests.splits import origin_of
 from tests.trainers.embedding.test_parity_with_torchrec import DENSE, DIMENSION, configs, job_spec, running_servers
 
 ROWS, SESSION, STEPS, TOKEN = 48, 6, 8, "token-of-the-test"
@@ -73,7 +74,7 @@ def _train(servers: int, deduplicate: bool) -> tuple[list[float], dict[str, int]
             loss = nn.functional.binary_cross_entropy_with_logits(model(numbers, features), labels)
             loss.backward()
             left = collection.take_row_gradients()
-            client.push(left.pulled, left.gradients, flat.gradients, ROWS)
+            client.push(left.pulled, left.gradients, flat.gradients, ROWS, origin_of(len(losses)))
             losses.append(loss.item())
         client.flush()
         client.close()

@@ -19,10 +19,12 @@ from elastrec.trainers.embedding.routing import Router
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.messages import Parameter, Push
 from elastrec.trainers.parameter_server.plan import make_plan, plan_of_job
+from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, job_spec, running_servers
 
 SPEC = job_spec(tables={"item": {"hash_size": 10}})
 LAYOUT = [Parameter("w", (7,))]
+DENSE = [np.ones(3, np.float32), np.ones(4, np.float32)]
 
 
 def client_of(patience_seconds: float = 10.0) -> ParameterClient:
@@ -94,7 +96,7 @@ def test_a_pull_after_a_push_sees_it_and_evaluation_answers_zero_for_unknown_row
         before = collection(batch).values()
         before.sum().backward()
         left = collection.take_row_gradients()
-        client.push(left.pulled, left.gradients, [np.ones(3, np.float32), np.ones(4, np.float32)], 2)
+        client.push(left.pulled, left.gradients, DENSE, 2, origin_of(0))
         after = collection(features([1, 2], [3])).values()
         # Adagrad's first step is the learning rate in each number; id 23 is id 3 modulo the table's hash size.
         np.testing.assert_allclose((before - after)[0, DIMENSION:].detach(), 0.02, atol=1e-4)
@@ -108,11 +110,11 @@ def test_a_pull_after_a_push_sees_it_and_evaluation_answers_zero_for_unknown_row
         client.close()
 
 
-def push_once(client: ParameterClient) -> None:
+def push_once(client: ParameterClient, place: int) -> None:
     collection = RemoteEmbeddingBagCollection(configs(), client)
     collection(features([1, 2], [3])).values().sum().backward()
     left = collection.take_row_gradients()
-    client.push(left.pulled, left.gradients, [np.ones(3, np.float32), np.ones(4, np.float32)], 2)
+    client.push(left.pulled, left.gradients, DENSE, 2, origin_of(place))
     client.flush()
 
 
@@ -123,12 +125,12 @@ def test_a_push_counts_as_applied_once_it_is_in_the_parameters_of_every_server()
         client = client_of()
         client.connect(routing, 1)
         client.init_dense(np.zeros(7, np.float32))
-        push_once(client)
+        push_once(client, 0)
         assert client.pushes_applied == 0 and not servers[0].dense.values.any()
-        servers[0]._step(servers[0]._batch.take())
-        push_once(client)
+        servers[0]._step(servers[0].pushes._batch.take())
+        push_once(client, 1)
         # The second push makes a whole step of one server, and waits at the other.
-        assert [server._senders["w", "i"].applied for server in servers] == [0, 1]
+        assert [server.pushes.marks.offset(origin_of(0).split) for server in servers] == [20, 40]
         assert client.pushes_applied == 1
         client.leave()
         assert client.pushes_applied == 2
@@ -144,7 +146,7 @@ def test_a_held_push_travels_with_the_next_pull_to_every_server() -> None:
         before = collection(features([1, 2], [3])).values()
         before.sum().backward()
         left = collection.take_row_gradients()
-        client.push(left.pulled, left.gradients, [np.ones(3, np.float32), np.ones(4, np.float32)], 2, hold=True)
+        client.push(left.pulled, left.gradients, DENSE, 2, origin_of(0), hold=True)
         assert client.pushes_applied == 0
         assert [server._pushes for server in servers] == [0, 0]
         pulled = collection.prefetch(batch := features([1, 2], [3]), dense=True)
@@ -156,22 +158,22 @@ def test_a_held_push_travels_with_the_next_pull_to_every_server() -> None:
         client.close()
 
 
-@pytest.mark.parametrize("action", ["release", "flush", "leave", "push", "abort"])
-def test_a_held_push_is_sent_before_whatever_else_is_asked_and_forgotten_by_abort(action: str) -> None:
+@pytest.mark.parametrize("action", ["release", "flush", "leave", "push", "forget"])
+def test_a_held_push_is_sent_before_whatever_else_is_asked_and_forgotten_by_forget(action: str) -> None:
     with running_servers(SPEC) as (routing, servers):
         client = client_of()
         client.connect(routing, 1)
         collection = RemoteEmbeddingBagCollection(configs(), client)
         collection(features([1], [2])).values().sum().backward()
         left = collection.take_row_gradients()
-        client.push(left.pulled, left.gradients, None, 1, hold=True)
+        client.push(left.pulled, left.gradients, None, 1, origin_of(0), hold=True)
         if action == "push":
-            client.push(left.pulled, left.gradients, None, 1, hold=True)
+            client.push(left.pulled, left.gradients, None, 1, origin_of(1), hold=True)
         else:
             getattr(client, action)()
-        client.connect(routing, 1) if action == "abort" else client.flush()
+        client.connect(routing, 1) if action == "forget" else client.flush()
         client.join()
-        assert servers[0]._pushes == {"push": 2, "abort": 0}.get(action, 1)
+        assert servers[0]._pushes == {"push": 2, "forget": 0}.get(action, 1)
         client.close()
 
 
@@ -215,16 +217,16 @@ def test_a_push_whose_connection_broke_is_applied_once() -> None:
         def lossy(message, arrays):  # type: ignore[no-untyped-def]
             answer = real(message, arrays)
             if not lost:
-                lost.append(message.sequence)
-                client._lanes[0]._stream.cut()
+                lost.append(message.origin.end)
+                client._lanes["ps-0"]._stream.cut()
             return answer
 
         second = RpcServer({}, token=TOKEN, array_handlers={**servers[0].array_handlers(), Push: lossy})
         second.serve_in_background()
         client.connect(msgspec.structs.replace(routing, addresses=[second.address]), 1)
-        client.push(left.pulled, left.gradients, None, 1)
+        client.push(left.pulled, left.gradients, None, 1, origin_of(0))
         client.flush()
-        assert lost == [0]
+        assert lost == [20]
         assert servers[0]._pushes == 1
         client.close()
         second.shutdown()
@@ -259,7 +261,7 @@ def test_servers_hold_the_same_number_of_rows_whatever_their_number() -> None:
             collection = RemoteEmbeddingBagCollection(configs(), client)
             collection(features(list(range(50)), list(range(30)))).values().sum().backward()
             left = collection.take_row_gradients()
-            client.push(left.pulled, left.gradients, None, 2)
+            client.push(left.pulled, left.gradients, None, 2, origin_of(0))
             client.flush()
             held.append(sum(usage.rows for server in servers for usage in server.usage()))
             client.close()

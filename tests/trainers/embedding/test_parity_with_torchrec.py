@@ -22,6 +22,7 @@ from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.server import ParameterServer
+from tests.splits import origin_of
 
 VOCABULARY, DIMENSION, BATCH, DENSE = 50, 8, 32, 4
 TOKEN = "token-of-the-test"
@@ -155,7 +156,7 @@ def train_remotely(spec: JobSpec, servers: int, steps: int) -> list[float]:
             loss = nn.functional.binary_cross_entropy_with_logits(model(numbers, sparse).squeeze(1), labels)
             loss.backward()
             left = collection.take_row_gradients()
-            client.push(left.pulled, left.gradients, flat.gradients, BATCH)
+            client.push(left.pulled, left.gradients, flat.gradients, BATCH, origin_of(len(losses)))
             losses.append(loss.item())
         client.flush()
         client.close()

@@ -6,8 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.trainers.parameter_server.messages import InitDense, Leave, Parameter, Pull, Push, PushPull, Stamp
+from elastrec.trainers.parameter_server.messages import (
+    Applied,
+    InitDense,
+    Leave,
+    Origin,
+    Parameter,
+    Pull,
+    Push,
+    PushPull,
+    Stamp,
+)
 from elastrec.trainers.parameter_server.server import ParameterServer
+from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
 
 SGD = {"rows": {"kind": "sgd", "learning_rate": 1.0}, "dense": {"kind": "sgd", "learning_rate": 1.0}}
@@ -28,6 +39,16 @@ def stamp(worker: str, *, epoch: int = 1, generation: int = 1, incarnation: str 
     return Stamp(worker, incarnation, epoch, generation, version)
 
 
+def origin(worker: str, place: int) -> Origin:
+    """Each worker has a split of its own."""
+    return origin_of(place, number=int.from_bytes(worker.encode()), rows=BATCH)
+
+
+def applied(place: int) -> Applied:
+    """The answer when pushes up to this place are in the parameters; -1: none is."""
+    return Applied(offsets=[BATCH * (place + 1) if place >= 0 else -1])
+
+
 def pull(server: ParameterServer, worker: str, ids: list[int], **names: Any) -> Any:
     message = Pull(stamp=stamp(worker, **names), dense=True)
     return server.pull(message, [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)])
@@ -46,23 +67,27 @@ def gradient(ids: list[int], value: float) -> list[np.ndarray]:
 def push(
     server: ParameterServer,
     worker: str,
-    sequence: int,
+    place: int,
     ids: list[int],
     value: float,
     samples: int = BATCH,
     **names: Any,
 ) -> Any:
-    message = Push(stamp=stamp(worker, **names), sequence=sequence, samples=samples)
+    message = Push(stamp=stamp(worker, **names), origin=origin(worker, place), samples=samples)
     return server.push(message, gradient(ids, value))
 
 
-def push_pull(server: ParameterServer, worker: str, sequence: int, ids: list[int], value: float, **names: Any) -> Any:
+def push_pull(server: ParameterServer, worker: str, place: int, ids: list[int], value: float, **names: Any) -> Any:
     """Pushes gradients of the ids and pulls the same rows."""
     mine = stamp(worker, **names)
-    message = PushPull(push=Push(stamp=mine, sequence=sequence, samples=BATCH), pull=Pull(stamp=mine, dense=True))
+    message = PushPull(
+        push=Push(stamp=mine, origin=origin(worker, place), samples=BATCH), pull=Pull(stamp=mine, dense=True)
+    )
     asked = [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)]
     return server.push_pull(message, gradient(ids, value) + asked)
 
 
-def leave(server: ParameterServer, worker: str, sequence: int = -1, **names: Any) -> Any:
-    return server.leave(Leave(stamp=stamp(worker, **names), sequence=sequence), [])[0]
+def leave(server: ParameterServer, worker: str, *places: int, **names: Any) -> Any:
+    """Leaves, and asks for pushes at these places of the worker's split."""
+    waiting = [origin(worker, place) for place in places]
+    return server.leave(Leave(stamp=stamp(worker, **names), waiting=waiting), [])[0]

@@ -9,11 +9,11 @@ import pytest
 
 from elastrec.checkpoints import commit_record, new_record_uri, open_store
 from elastrec.platform.transport.job_messages import WorkerProcess
-from elastrec.trainers.parameter_server import server as server_module
+from elastrec.trainers.parameter_server import handlers
 from elastrec.trainers.parameter_server.messages import Applied, Blocked, GetStats, Rows, Stale
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
-from tests.trainers.parameter_server.calls import leave, pull, push, push_pull, server_of
+from tests.trainers.parameter_server.calls import BATCH, applied, leave, pull, push, push_pull, server_of
 from tests.trainers.parameter_server.running import routing_of, training_job
 
 REFUSED = Stale(epoch=1, generation=1, ready=True, named=False)
@@ -33,17 +33,17 @@ def name_members(server: ParameterServer, version: int, *members: tuple[str, str
 def test_a_bsp_push_is_reported_as_applied_only_when_it_is_in_the_parameters() -> None:
     server = server_of("bsp", workers=2)
     pull(server, "a", [1])
-    assert push(server, "a", 0, [1], 2.0)[0] == Applied(sequence=-1)
+    assert push(server, "a", 0, [1], 2.0)[0] == applied(-1)
     assert dense(server) == 0.0
-    assert push(server, "a", 1, [1], 4.0)[0] == Applied(sequence=1)
+    assert push(server, "a", 1, [1], 4.0)[0] == applied(1)
     assert dense(server) == -3.0
 
 
 def test_a_bsp_push_that_travels_with_a_pull_is_not_reported_as_applied_while_it_waits() -> None:
     server = server_of("bsp", workers=2)
     pull(server, "a", [1])
-    assert push_pull(server, "a", 0, [1], 2.0)[0] == Rows(applied=-1)
-    assert push_pull(server, "a", 1, [1], 4.0)[0] == Rows(applied=1)
+    assert push_pull(server, "a", 0, [1], 2.0)[0] == Rows(offsets=[-1])
+    assert push_pull(server, "a", 1, [1], 4.0)[0] == Rows(offsets=[2 * BATCH])
 
 
 def test_the_last_worker_to_leave_takes_the_step_and_those_that_left_before_learn_of_it() -> None:
@@ -51,30 +51,30 @@ def test_the_last_worker_to_leave_takes_the_step_and_those_that_left_before_lear
     pull(server, "a", [1])
     push(server, "a", 0, [1], 2.0)
     pull(server, "b", [1])
-    assert leave(server, "a", 0) == Applied(sequence=-1)
+    assert leave(server, "a", 0) == applied(-1)
     push(server, "b", 0, [1], 4.0)
-    assert leave(server, "a", 0) == Applied(sequence=-1)
+    assert leave(server, "a", 0) == applied(-1)
     assert dense(server) == 0.0
-    assert leave(server, "b", 0) == Applied(sequence=0)
+    assert leave(server, "b", 0) == applied(0)
     assert dense(server) == -3.0
-    assert leave(server, "a", 0) == Applied(sequence=0)
+    assert leave(server, "a", 0) == applied(0)
 
 
 def test_a_push_that_is_repeated_while_it_waits_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(handlers, "_PATIENCE_SECONDS", 0.0)
     server = server_of("bsp", workers=4)
     pull(server, "a", [1])
     pull(server, "b", [1])
     for _ in range(3):  # its round is not complete
         assert push(server, "a", 0, [1], 2.0)[0] == Blocked()
-    assert push(server, "b", 0, [1], 4.0)[0] == Applied(sequence=-1)
+    assert push(server, "b", 0, [1], 4.0)[0] == applied(-1)
     for _ in range(3):  # its round waits for a whole step
-        assert push(server, "a", 0, [1], 2.0)[0] == Applied(sequence=-1)
+        assert push(server, "a", 0, [1], 2.0)[0] == applied(-1)
     assert server.stats(GetStats()).pushes == 2
     leave(server, "a", 0)
     leave(server, "b", 0)
     assert dense(server) == -3.0
-    assert push(server, "a", 0, [1], 2.0)[0] == Applied(sequence=0)
+    assert push(server, "a", 0, [1], 2.0)[0] == applied(0)
     assert dense(server) == -3.0
 
 
@@ -83,8 +83,7 @@ def test_what_a_lost_worker_pushed_is_void_unless_it_is_applied(has_left: bool) 
     server = server_of("bsp", workers=4)
     for worker in "ab":
         pull(server, worker, [1], version=1)
-    answer = leave(server, "b")
-    assert answer == Applied(sequence=-1)
+    assert leave(server, "b") == Applied(offsets=[])
     push(server, "a", 0, [1], 2.0, version=1)
     pull(server, "b", [1], version=1)
     if has_left:
@@ -100,13 +99,13 @@ def test_what_a_lost_worker_pushed_is_void_unless_it_is_applied(has_left: bool) 
 def test_a_worker_that_the_master_has_given_up_can_neither_pull_nor_push(mode: str) -> None:
     server = server_of(mode)
     pull(server, "a", [1], version=1)
-    assert push(server, "a", 0, [1], 1.0, version=1)[0] == Applied(sequence=0)
+    assert push(server, "a", 0, [1], 1.0, version=1)[0] == applied(0)
     name_members(server, 2, ("b", "i"))
     assert push(server, "a", 1, [1], 1.0, version=1)[0] == REFUSED
     assert push_pull(server, "a", 1, [1], 1.0, version=1)[0] == REFUSED
     assert pull(server, "a", [1], version=1)[0] == REFUSED
     # A repeated push is known still.
-    assert push(server, "a", 0, [1], 1.0, version=1)[0] == Applied(sequence=0)
+    assert push(server, "a", 0, [1], 1.0, version=1)[0] == applied(0)
     assert dense(server) == -1.0
     assert server.stats(GetStats()).members == []
 
@@ -117,9 +116,9 @@ def test_a_worker_that_a_server_has_not_heard_of_yet_is_admitted(mode: str) -> N
     name_members(server, 4, ("a", "i"))
     # Its registration made version 5, which has not reached the server.
     assert isinstance(pull(server, "b", [1], version=5)[0], Rows)
-    assert push(server, "b", 0, [1], 1.0, version=5)[0] == Applied(sequence=0)
+    assert push(server, "b", 0, [1], 1.0, version=5)[0] == applied(0)
     name_members(server, 5, ("a", "i"), ("b", "i"))
-    assert push(server, "b", 1, [1], 1.0, version=5)[0] == Applied(sequence=1)
+    assert push(server, "b", 1, [1], 1.0, version=5)[0] == applied(1)
     name_members(server, 6, ("a", "i"))
     assert push(server, "b", 2, [1], 1.0, version=5)[0] == REFUSED
 
@@ -127,11 +126,11 @@ def test_a_worker_that_a_server_has_not_heard_of_yet_is_admitted(mode: str) -> N
 def test_an_older_process_of_the_same_pod_is_refused() -> None:
     server = server_of()
     name_members(server, 1, ("a", "old"))
-    assert push(server, "a", 0, [1], 1.0, version=1, incarnation="old")[0] == Applied(sequence=0)
-    assert push(server, "a", 0, [1], 1.0, version=2, incarnation="new")[0] == Applied(sequence=0)
+    assert push(server, "a", 0, [1], 1.0, version=1, incarnation="old")[0] == applied(0)
+    assert push(server, "a", 1, [1], 1.0, version=2, incarnation="new")[0] == applied(1)
     name_members(server, 2, ("a", "new"))
-    assert push(server, "a", 1, [1], 1.0, version=1, incarnation="old")[0] == REFUSED
-    assert push(server, "a", 1, [1], 1.0, version=2, incarnation="new")[0] == Applied(sequence=1)
+    assert push(server, "a", 2, [1], 1.0, version=1, incarnation="old")[0] == REFUSED
+    assert push(server, "a", 2, [1], 1.0, version=2, incarnation="new")[0] == applied(2)
     assert dense(server) == -3.0
 
 
@@ -140,12 +139,12 @@ def test_a_record_holds_what_is_reported_as_applied_and_no_more(tmp_path: Path) 
     pull(server, "a", [1])
     push(server, "a", 0, [1], 2.0)
     push(server, "a", 1, [1], 4.0)
-    assert push(server, "a", 2, [1], 8.0)[0] == Applied(sequence=1)
+    assert push(server, "a", 2, [1], 8.0)[0] == applied(1)
     open_store(tmp_path).create()
     uri = new_record_uri(str(tmp_path), "clicks", "job-1", step=1)
     part = save_part(server, uri)
     commit_record(uri, [part], b"{}", job=training_job(), job_id="job-1", kind="periodic", step=1, generation=1)
-    assert leave(server, "a", 2) == Applied(sequence=2)
+    assert leave(server, "a", 2) == applied(2)
     assert dense(server) == -11.0
     restore(server, uri, ROUTING, 1)
     assert dense(server) == -3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from elastrec.trainers.export.artifact import Artifact, write_artifact
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.records import restore, save_part
+from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, job_spec, running_servers, training_job
 
 IDS = np.arange(40)
+_SPLITS = count()
 SGD = {"kind": "sgd", "learning_rate": 1.0}
 
 
@@ -43,7 +46,8 @@ def pull(client: ParameterClient, *, read_only: bool = False) -> Pulled:
 
 def push(client: ParameterClient, gradient: float) -> None:
     pulled = pull(client)
-    client.push(pulled, [np.full(rows.shape, gradient, np.float32) for rows in pulled.rows()], None, len(IDS))
+    gradients = [np.full(rows.shape, gradient, np.float32) for rows in pulled.rows()]
+    client.push(pulled, gradients, None, len(IDS), origin_of(0, number=next(_SPLITS), is_last=True))
     client.flush()
 
 

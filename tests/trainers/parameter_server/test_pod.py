@@ -21,6 +21,7 @@ from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
+from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, routing_of, training_job
 
 LAYOUT = [Parameter("over.weight", (3, 5)), Parameter("over.bias", (3,))]
@@ -64,12 +65,12 @@ def connected_client(master: ScriptedMaster) -> ParameterClient:
 
 def push_steps(client: ParameterClient, steps: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    for _ in range(steps):
+    for step in range(steps):
         pulled = pull(client, random.integers(0, 1000, 60), dense=True)
         rows = pulled.rows()[0]
         # By id, not by place: the order of the rows depends on the number of servers.
         gradient = random.normal(size=(1000, rows.shape[1])).astype(np.float32)[pulled.routed.ids]
-        client.push(pulled, [gradient], [random.normal(size=18).astype(np.float32)], 30)
+        client.push(pulled, [gradient], [random.normal(size=18).astype(np.float32)], 30, origin_of(step, number=seed))
     client.flush()
 
 

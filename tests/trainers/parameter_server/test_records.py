@@ -18,6 +18,7 @@ from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
+from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, running_servers, training_job
 
 LAYOUT = [Parameter("over.weight", (3, 5))]
@@ -32,7 +33,7 @@ def train(spec: JobSpec, routing: RoutingTable) -> None:
     routed = client.router.route(ids, np.array([0, 100]), np.array([100, 200]), np.arange(2))
     pulled = client.pull(routed, dense=True)
     rows = pulled.rows()[0]
-    client.push(pulled, [np.ones((len(rows), DIMENSION), np.float32)], [np.ones(15, np.float32)], 100)
+    client.push(pulled, [np.ones((len(rows), DIMENSION), np.float32)], [np.ones(15, np.float32)], 100, origin_of(0))
     client.flush()
     client.close()
 

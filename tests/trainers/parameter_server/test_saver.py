@@ -13,7 +13,7 @@ import pytest
 from elastrec.checkpoints import PartManifest, PartWriter, commit_record, open_store
 from elastrec.checkpoints.parts import read_index
 from elastrec.platform.transport.job_messages import SavedPart, SaveOrder
-from elastrec.trainers.parameter_server import records, server
+from elastrec.trainers.parameter_server import handlers, records
 from elastrec.trainers.parameter_server.messages import Applied, Rows
 from elastrec.trainers.parameter_server.saver import Saver
 from elastrec.trainers.parameter_server.server import ParameterServer
@@ -69,7 +69,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> ParameterServer:
-    monkeypatch.setattr(server, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(handlers, "_PATIENCE_SECONDS", 0.05)
     made = server_of()
     pull(made, "a", IDS)
     push(made, "a", 0, IDS, 1.0)

@@ -10,10 +10,9 @@ import pytest
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.job_messages import WorkerProcess
-from elastrec.trainers.parameter_server import server as server_module
+from elastrec.trainers.parameter_server import handlers
 from elastrec.trainers.parameter_server.messages import (
     REQUESTS,
-    Applied,
     Blocked,
     GetStats,
     InitDense,
@@ -26,7 +25,18 @@ from elastrec.trainers.parameter_server.messages import (
     Stale,
 )
 from elastrec.trainers.parameter_server.server import ParameterServer
-from tests.trainers.parameter_server.calls import BATCH, LAYOUT, SGD, pull, push, push_pull, server_of, stamp
+from tests.trainers.parameter_server.calls import (
+    BATCH,
+    LAYOUT,
+    SGD,
+    applied,
+    origin,
+    pull,
+    push,
+    push_pull,
+    server_of,
+    stamp,
+)
 from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
 
 
@@ -34,14 +44,14 @@ def test_every_request_has_a_handler() -> None:
     assert set(server_of().array_handlers()) == set(REQUESTS)
 
 
-def test_a_repeated_push_is_applied_once_and_a_new_process_counts_anew() -> None:
+def test_a_repeated_push_is_applied_once_also_when_another_process_sends_it() -> None:
     server = server_of()
     start = pull(server, "a", [5])[1][0]
     for _ in range(3):
-        assert push(server, "a", 0, [5], 0.25)[0] == Applied(sequence=0)
+        assert push(server, "a", 0, [5], 0.25)[0] == applied(0)
     np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.25, atol=1e-6)
-    push(server, "a", 0, [5], 0.25, incarnation="another")
-    np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.5, atol=1e-6)
+    assert push(server, "a", 0, [5], 0.25, incarnation="another")[0] == applied(0)
+    np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.25, atol=1e-6)
 
 
 def test_a_pull_that_travels_with_a_push_sees_it_and_repeating_both_applies_the_push_once() -> None:
@@ -49,14 +59,14 @@ def test_a_pull_that_travels_with_a_push_sees_it_and_repeating_both_applies_the_
     start = pull(server, "a", [5])[1][0]
     for _ in range(3):
         answer, (rows, dense) = push_pull(server, "a", 0, [5], 0.25)
-        assert answer == Rows(applied=0)
+        assert answer == Rows(offsets=[BATCH])
         np.testing.assert_allclose(rows, start - 0.25, atol=1e-6)
         np.testing.assert_allclose(dense, [-0.25, -0.25])
     assert server.stats(GetStats()).pushes == 1
 
 
 def test_a_pull_that_travels_with_a_push_waits_for_the_pushs_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(handlers, "_PATIENCE_SECONDS", 0.01)
     server = server_of("bsp")
     for worker in ("a", "b"):
         server.join(Join(stamp=stamp(worker)), [])
@@ -102,7 +112,7 @@ def test_requests_that_would_mislead_a_kernel_are_refused() -> None:
         [counts, ids, gradients.astype(np.float64), none, dense],
     ):
         with pytest.raises(TransportError):
-            server.push(Push(stamp=stamp("a"), sequence=0, samples=1), arrays)
+            server.push(Push(stamp=stamp("a"), origin=origin("a", 0), samples=1), arrays)
     assert server.stats(GetStats()).tables[0].rows == 0
 
 
@@ -116,7 +126,7 @@ def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_lets_all_go_on() -
     first.start()
     answers.append(push(server, "b", 0, [2, 3], 2.0, samples=10))
     first.join(10)
-    assert answers == [(Applied(sequence=0), []), (Applied(sequence=0), [])]
+    assert answers == [(applied(0), []), (applied(0), [])]
     rows, dense = pull(server, "b", [1, 2, 3])[1]
     expected = start - np.array([[0.75], [0.75 + 0.5], [0.5]], np.float32)
     np.testing.assert_allclose(rows.reshape(3, DIMENSION), expected, atol=1e-6)
@@ -128,9 +138,9 @@ def test_a_bsp_worker_alone_goes_on_at_once_but_its_steps_keep_the_size_of_the_j
     server = server_of("bsp", workers=3)
     start, dense = (part.copy() for part in pull(server, "a", [1])[1])
     for sequence, value in enumerate((1.0, 2.0)):
-        assert push(server, "a", sequence, [1], value, samples=BATCH) == (Applied(sequence=-1), [])
+        assert push(server, "a", sequence, [1], value, samples=BATCH) == (applied(-1), [])
         np.testing.assert_array_equal(pull(server, "a", [1])[1][1], dense)
-    assert push(server, "a", 2, [1], 6.0, samples=BATCH) == (Applied(sequence=2), [])
+    assert push(server, "a", 2, [1], 6.0, samples=BATCH) == (applied(2), [])
     rows, dense = pull(server, "a", [1])[1]
     np.testing.assert_allclose(rows, start - 3.0, atol=1e-6)
     np.testing.assert_allclose(dense, [-3.0, -3.0])

@@ -49,8 +49,11 @@ class ScriptedClient:
     def init_dense(self, values: Any) -> int:
         return 0
 
-    def abort(self) -> None:
-        self.calls.append("abort")
+    def drop(self) -> None:
+        self.calls.append("drop")
+
+    def forget(self) -> None:
+        self.calls.append("forget")
 
     def leave(self) -> None:
         self.calls.append("leave")
@@ -93,7 +96,7 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
     trainer = ParameterServerTrainer(job, session.identity, session.window)
     made = Worker(session, job, registered, trainer)
     trainer.step.client = ScriptedClient()  # type: ignore[assignment]
-    monkeypatch.setattr(trainer.step, "train", lambda started, *, hold: None)
+    monkeypatch.setattr(trainer.step, "train", lambda started, origin, closed=(), *, hold: None)
     pulled: Any = object()
     monkeypatch.setattr(trainer.step, "pull", lambda item: InFlight(item, None, pulled))
     made.follow(directive())
@@ -103,7 +106,7 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
 
 def step(worker: Worker, end_offset: int) -> None:
     rows = pa.RecordBatch.from_pydict({"label": np.zeros(BATCH)})
-    worker.finish(worker.start(Item(SHARD, rows, progress_of(SHARD, end_offset), 0)))
+    worker.finish(worker.start(Item(SHARD, rows, progress_of(SHARD, end_offset))))
 
 
 def client_of(worker: Worker) -> Any:
@@ -142,16 +145,41 @@ def test_a_worker_does_not_rest_while_a_push_of_it_waits_for_a_step(worker: Work
     assert client_of(worker).calls.count("leave") == 2
 
 
-def test_steps_that_were_dropped_are_never_acknowledged(worker: Worker) -> None:
+def test_steps_of_an_older_generation_are_never_acknowledged(worker: Worker) -> None:
     step(worker, 10)
     step(worker, 20)
-    worker.drop()
+    worker.abandon()
     client_of(worker).pushes_applied = 2  # the client counts the lost ones: nobody waits for them any more
     step(worker, 10)
     assert reported(worker) == []
     client_of(worker).pushes_applied = 3
     worker.rest(directive(Mode.PAUSE))
     assert reported(worker) == [10]
+    assert "forget" in client_of(worker).calls
+
+
+def test_steps_before_a_lost_connection_are_acknowledged_once_they_are_applied(worker: Worker) -> None:
+    step(worker, 10)
+    step(worker, 20)
+    client_of(worker).pushes_applied = 1
+    worker.drop()
+    assert not worker.rest(directive(Mode.PAUSE))
+    assert reported(worker) == [10]
+    client_of(worker).pushes_applied = 2
+    assert worker.rest(directive(Mode.PAUSE))
+    assert reported(worker) == [10, 20]
+
+
+def test_a_minibatch_that_was_started_and_not_trained_starts_again(worker: Worker) -> None:
+    rows = pa.RecordBatch.from_pydict({"label": np.zeros(BATCH)})
+    items = [Item(SHARD, rows, progress_of(SHARD, end)) for end in (10, 20, 30)]
+    feed = worker.follow(directive())
+    first = worker.start(items[0])
+    worker.start(items[1])
+    worker.finish(first, hold=True)
+    worker.start(items[2])
+    worker.drop()
+    assert [feed.next(0), feed.next(0)] == items[1:]
 
 
 def test_a_worker_that_lost_its_connections_leaves_all_the_same(worker: Worker) -> None:
@@ -160,7 +188,7 @@ def test_a_worker_that_lost_its_connections_leaves_all_the_same(worker: Worker) 
     worker.drop()
     calls = client_of(worker).calls
     calls.clear()
-    assert worker.rest(directive(Mode.PAUSE))
+    assert not worker.rest(directive(Mode.PAUSE))
     assert calls == ["connect", "leave"]
     assert reported(worker) == []
 

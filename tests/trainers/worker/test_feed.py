@@ -1,4 +1,4 @@
-"""Leases become minibatches in order; what was not acknowledged is read again."""
+"""Leases become minibatches in order; what is given back comes again."""
 
 from __future__ import annotations
 
@@ -60,23 +60,25 @@ def test_all_rows_come_in_the_order_of_the_leases() -> None:
     feed.close()
 
 
-def test_a_rewound_feed_begins_at_the_acknowledged_rows() -> None:
+def test_what_is_given_back_comes_again_before_all_others_in_its_order() -> None:
     feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read)
-    first = feed.next(10)
-    assert isinstance(first, Item)
-    feed.acknowledge(first.progress)
-    assert isinstance(feed.next(10), Item)  # this one is lost
-    feed.rewind()
+    items = [feed.next(10) for _ in range(3)]
+    assert all(isinstance(item, Item) for item in items)
+    feed.give_back(items[1:])  # type: ignore[arg-type]
+    assert feed.next(10) is items[1]
+    feed.give_back(items[1:2])  # type: ignore[arg-type]
     assert rows_of(items_of(feed, Finished)) == [*range(10, 80)]
     feed.close()
 
 
-def test_a_completed_shard_is_not_read_again() -> None:
+def test_the_end_of_a_feed_stays_its_end() -> None:
+    """A worker that could not rest when it heard of the end asks again."""
     feed = Feed(leases([granted(shard(0)), DONE]), read)
-    for item in items_of(feed, Finished):
-        feed.acknowledge(item.progress)
-    feed.rewind()
-    assert items_of(feed, Finished) == []
+    items = items_of(feed, Finished)
+    assert isinstance(feed.next(10), Finished)
+    feed.give_back(items[-1:])
+    assert feed.next(10) is items[-1]
+    assert isinstance(feed.next(10), Finished)
     feed.close()
 
 
@@ -98,6 +100,8 @@ def test_a_shard_that_cannot_be_read_is_named_with_its_place() -> None:
         items_of(feed, Finished)
     assert (caught.value.progress.number, caught.value.progress.offset) == (5, 20)
     assert "part-7" in str(caught.value.__cause__)
+    with pytest.raises(FeedError):
+        feed.next(10)
     feed.close()
 
 

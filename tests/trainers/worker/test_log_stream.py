@@ -93,7 +93,6 @@ class Job:
                 accepted = self.queue.advance(pod, report, 0.0)
                 assert accepted.rows == entry.batch.num_rows
                 self.trained += entry.batch.column("line").to_pylist()
-                feed.acknowledge(entry.progress)
                 minibatches -= 1
             return False
         finally:

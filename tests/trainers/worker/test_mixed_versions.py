@@ -27,7 +27,7 @@ def newer_code(folder: Path) -> Path:
     messages = package / "trainers" / "parameter_server" / "messages.py"
     before = messages.read_text()
     after = before.replace(
-        "    sequence: int\n    samples: int\n", "    sequence: int\n    samples: int\n    weight: float\n"
+        "    origin: Origin\n    samples: int\n", "    origin: Origin\n    samples: int\n    weight: float\n"
     )
     assert after != before
     messages.write_text(after)

@@ -98,10 +98,15 @@ class LogisticRegression:
             self._apply()
         self.rested = True
 
-    def drop(self) -> None:
+    def drop(self) -> int:
+        kept = self.applied
         self._in_flight.clear()
         self.applied = self.trained
         self._generation = None
+        return kept
+
+    def reset(self) -> None:
+        self.drop()
 
     def close(self) -> None:
         self.closed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.specs.job import (
-    TrainingJob,
-)
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.splits import TRAINING_STREAM
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.job_messages import Mode, ShardProgress, WorkerProcess
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
@@ -224,7 +225,7 @@ def test_four_bsp_workers_take_the_steps_of_a_single_process_with_four_times_the
         here.start_worker(name)
     for server in here.servers:
         for session in here.sessions:  # else the first to get a shard would go on alone
-            server._consistency.join(WorkerProcess(session.identity.pod, session.identity.incarnation), 0)
+            server.pushes.consistency.join(WorkerProcess(session.identity.pod, session.identity.incarnation), 0)
     here.master.add_shards("train", ROWS, length, seed=5, shuffle=True)
     here.master.wait_for(lambda: len(here.master.done) == workers)
     here.finish()
@@ -332,6 +333,12 @@ def test_a_rollback_drops_what_is_in_flight_and_trains_the_shards_again(setting)
     assert sum(server.stats(GetStats()).pushes for server in here.servers) - void == 2 * ROWS // BATCH
 
 
+def rows_applied(server: ParameterServer) -> int:
+    """Rows of shards of 100 rows that are in a server's parameters."""
+    offsets = server.pushes.offsets((TRAINING_STREAM, number) for number in range(ROWS // 100))
+    return sum(min(max(offset, 0), 100) for offset in offsets)
+
+
 def acknowledged_and_applied(here: Setting) -> list[tuple[int, int]]:
     """From now on, at each report of a worker: the rows acknowledged so far, and those in the parameters."""
     taken: list[tuple[int, int]] = []
@@ -339,15 +346,15 @@ def acknowledged_and_applied(here: Setting) -> list[tuple[int, int]]:
 
     def recorded(progress: ShardProgress) -> None:
         take(progress)
-        applied = sum(sum(sender.applied + 1 for sender in server._senders.values()) for server in here.servers)
-        taken.append((sum(here.master.offsets.values()), applied // len(here.servers) * BATCH))
+        applied = min(rows_applied(server) for server in here.servers)
+        taken.append((sum(here.master.offsets.values()), applied))
 
     here.master._take = recorded
     return taken
 
 
 @pytest.mark.parametrize("mode", ["async", "bsp"])
-def test_a_server_that_is_away_for_a_while_costs_a_step_and_no_sample(setting, mode: str) -> None:
+def test_a_server_that_is_away_for_a_while_costs_no_sample_and_trains_none_twice(setting, mode: str) -> None:
     here = setting(mode=mode, workers=4)  # in bsp one worker alone waits for the pushes of four rounds
     reports = acknowledged_and_applied(here)
     here.master.finished = False
@@ -362,7 +369,40 @@ def test_a_server_that_is_away_for_a_while_costs_a_step_and_no_sample(setting, m
     here.finish()
     assert not here.errors
     assert reports and all(acknowledged <= applied for acknowledged, applied in reports)
-    assert sum(here.master.offsets.values()) == ROWS <= here.servers[0].stats(GetStats()).pushes * BATCH
+    assert sum(here.master.offsets.values()) == ROWS == here.servers[0].stats(GetStats()).pushes * BATCH
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+def test_a_server_out_of_reach_after_another_has_applied_a_push_gets_it_once_and_so_does_the_other(
+    setting, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer out of reach than the worker waits: it starts the next minibatch again, and sends the push again."""
+    here = setting(servers=2, mode=mode)
+    away = Event()
+    handlers = here.rpcs[1]._array_handlers
+    for kind, handle in list(handlers.items()):
+
+        def refuse(message: Any, arrays: Any, handle: Any = handle) -> Any:
+            if away.is_set():
+                raise TransportError("out of reach", retryable=True)
+            return handle(message, arrays)
+
+        handlers[kind] = refuse
+    here.master.finished = False
+    here.master.add_shards("train", ROWS, 100)
+    worker = here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) >= 1)
+    drops: list[int] = []
+    drop = worker.drop
+    monkeypatch.setattr(worker, "drop", lambda: (drops.append(1), drop())[1])
+    away.set()
+    here.master.wait_for(lambda: len(drops) >= 2)
+    away.clear()
+    here.master.wait_for(lambda: len(here.master.done) == 9)
+    here.finish()
+    assert not here.errors
+    assert [server.dense.steps for server in here.servers] == [ROWS // BATCH] * 2
+    assert [server.stats(GetStats()).pushes for server in here.servers] == [ROWS // BATCH] * 2
 
 
 def test_two_bsp_workers_pause_and_end_although_their_last_rounds_are_smaller_than_a_step(setting) -> None:
@@ -378,7 +418,7 @@ def test_two_bsp_workers_pause_and_end_although_their_last_rounds_are_smaller_th
         session.flush(5)
     pushes = [server.stats(GetStats()).pushes for server in here.servers]
     assert pushes == [sum(here.master.offsets.values()) // 25] * 2
-    assert all(not sender.waiting for server in here.servers for sender in server._senders.values())
+    assert all(not server.pushes.waiting for server in here.servers)
     here.master.command(Mode.TRAIN)
     here.master.wait_for(lambda: len(here.master.done) == 6)
     here.finish()

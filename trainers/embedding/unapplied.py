@@ -1,0 +1,138 @@
+"""Pushes that not all servers have applied: kept by the worker, and sent again to whom their rows belong then."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from elastrec.platform.transport.frames import Joined
+from elastrec.trainers.embedding.lane import Reply
+from elastrec.trainers.embedding.routing import RoutedIds, Router
+from elastrec.trainers.parameter_server.dense_slice import slice_bounds
+from elastrec.trainers.parameter_server.messages import Origin, Push, SplitKey, Stamp
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(eq=False)
+class KeptPush:
+    """The gradients of one step.
+
+    Attributes:
+        number: counted from the first push of the client, which is 1.
+        gradients: per table group [U_g, D_g] float32, laid out as `routed`.
+        dense: parts of the dense gradient [P] float32 that follow each other.
+        lacking: numbers of the servers that are not known to have applied it.
+        replies: of servers that were sent it; `speaks_of`: the splits of which their answers speak, its own first.
+        is_waiting: a server has answered that it waits for others, with bsp.
+    """
+
+    number: int
+    origin: Origin
+    samples: int
+    closed: list[tuple[str, int, int]]
+    routed: RoutedIds
+    gradients: Sequence[Array]
+    dense: Sequence[Array]
+    sightings: bool
+    lacking: set[int]
+    replies: dict[int, Future[Reply]] = field(default_factory=dict)
+    speaks_of: list[SplitKey] = field(default_factory=list)
+    is_waiting: bool = False
+
+    def request(self, stamp: Stamp) -> Push:
+        return Push(stamp=stamp, origin=self.origin, samples=self.samples, also=self.speaks_of[1:], closed=self.closed)
+
+    def share(self, server: int) -> list[Array | Joined]:
+        """The arrays of one server's Push; see messages."""
+        routed = self.routed
+        runs = []
+        for group, gradients in enumerate(self.gradients):
+            start, end = routed.run(group, server)
+            runs.append(gradients[start:end].reshape(-1))
+        total, servers = sum(len(part) for part in self.dense), len(routed.counts)
+        return [
+            routed.counts[server],
+            routed.of_server(server, routed.ids),
+            Joined(runs),
+            routed.of_server(server, routed.sightings) if self.sightings else np.empty(0, np.int32),
+            _run_of(self.dense, *slice_bounds(total, server, servers)),
+        ]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all servers' shares together."""
+        arrays = [self.routed.counts, self.routed.ids, *self.gradients, *self.dense]
+        return sum(array.nbytes for array in arrays) + self.sightings * self.routed.sightings.nbytes
+
+    def reroute(self, router: Router) -> None:
+        """Lays the push out for another routing; every server of it is to be asked, for none is known to have all."""
+        self.routed, places = router.again(self.routed)
+        self.gradients = [gradients[place] for gradients, place in zip(self.gradients, places, strict=True)]
+        self.lacking = set(range(router.servers))
+
+
+class UnappliedPushes:
+    """Pushes in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._pushes: deque[KeptPush] = deque()
+        self.made = 0
+
+    def __iter__(self) -> Iterator[KeptPush]:
+        return iter(tuple(self._pushes))
+
+    @property
+    def applied(self) -> int:
+        """The first so many pushes of all that were made are applied, or were forgotten."""
+        return self._pushes[0].number - 1 if self._pushes else self.made
+
+    def add(self, push: KeptPush) -> None:
+        self._pushes.append(push)
+        self.made = push.number
+
+    def forget(self) -> None:
+        """None of them will be applied: the model went back."""
+        self._pushes.clear()
+
+    def splits_of_waiting(self) -> set[SplitKey]:
+        """Splits of pushes that servers have taken, but not applied."""
+        return {push.origin.split for push in self._pushes if push.is_waiting}
+
+    def take_answers(self) -> None:
+        """Takes note of answers that have arrived; raises what a request failed with."""
+        for push in self:
+            for server, reply in tuple(push.replies.items()):
+                if reply.done():
+                    self.take(push, server)
+
+    def take(self, push: KeptPush, server: int) -> None:
+        """Waits for a server's answer to a push, and takes note of it."""
+        answer, _ = push.replies[server].result()
+        del push.replies[server]
+        self.note(server, dict(zip(push.speaks_of, answer.offsets, strict=True)))
+        push.is_waiting |= server in push.lacking
+
+    def note(self, server: int, offsets: Mapping[SplitKey, int]) -> None:
+        """A server has applied these splits so far."""
+        for push in self._pushes:
+            if push.origin.end <= offsets.get(push.origin.split, -1):
+                push.lacking.discard(server)
+        while self._pushes and not self._pushes[0].lacking:
+            self._pushes.popleft()
+
+
+def _run_of(parts: Sequence[Array], start: int, end: int) -> Joined:
+    """Elements [start, end) of the vector that the parts make, float32."""
+    taken, at = [], 0
+    for part in parts:
+        low, high = max(start - at, 0), min(end - at, len(part))
+        if low < high:
+            taken.append(part[low:high])
+        at += len(part)
+    return Joined(taken or [np.empty(0, np.float32)])

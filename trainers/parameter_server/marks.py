@@ -1,0 +1,190 @@
+"""Marks: how far each split of the training data is in the parameters, by bucket, so that a push counts once.
+
+A push covers all buckets that its server owns, those too whose rows it does not name, and the dense slice. So all
+buckets that have been on one server from the beginning have equal marks: they share one *table* of them. Buckets that
+come from elsewhere, by a move or in a record, bring a table along, and keep it until it says the same as another one.
+A push that is new to some tables only is applied to their buckets alone.
+
+What is kept of a split is one offset while it is trained and one bit afterwards. Whose attempt it was does not matter:
+a split has the same rows in the same order for each of them, cut at the same places as long as batches have one size.
+No lock, no clock, no input or output in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from elastrec.trainers.parameter_server.messages import WHOLE, Origin, SplitKey
+
+Array = np.ndarray[Any, Any]
+
+
+class StreamMarks(msgspec.Struct, frozen=True):
+    """Marks of one stream.
+
+    Attributes:
+        whole_below: all splits of lower numbers are applied as a whole.
+        whole: bit i of byte j, from the lowest: split `whole_below + 8 j + i` is.
+        offsets: of other splits by number: pushes that end there or before are applied.
+    """
+
+    stream: str
+    whole_below: int = 0
+    whole: bytes = b""
+    offsets: dict[int, int] = {}
+
+
+class BucketMarks(msgspec.Struct, frozen=True):
+    """Equal marks of some buckets.
+
+    Attributes:
+        buckets: numbers of virtual buckets.
+        with_dense: they are those of the dense slice, too.
+        streams: ordered by name.
+    """
+
+    buckets: list[int]
+    with_dense: bool
+    streams: list[StreamMarks]
+
+
+class _Whole:
+    """Numbers of splits, one bit each; nothing for those below the lowest that is missing."""
+
+    def __init__(self, below: int = 0, bits: bytes = b"") -> None:
+        self.below, self.bits = below, bytearray(bits)
+        self._strip()
+
+    def __contains__(self, number: int) -> bool:
+        place = number - self.below
+        return place < 0 or (place >> 3 < len(self.bits) and bool(self.bits[place >> 3] >> (place & 7) & 1))
+
+    def add(self, number: int) -> None:
+        if number in self:
+            return
+        place = number - self.below
+        if place >> 3 >= len(self.bits):
+            self.bits.extend(bytes((place >> 3) + 1 - len(self.bits)))
+        self.bits[place >> 3] |= 1 << (place & 7)
+        self._strip()
+
+    def _strip(self) -> None:
+        full = len(self.bits) - len(self.bits.lstrip(b"\xff"))
+        if full:
+            del self.bits[:full]
+            self.below += 8 * full
+
+
+class _Table:
+    """Marks of some buckets, all streams."""
+
+    def __init__(self, streams: Iterable[StreamMarks] = ()) -> None:
+        self._whole: dict[str, _Whole] = {}
+        self._offsets: dict[SplitKey, int] = {}
+        for stream in streams:
+            self._whole[stream.stream] = _Whole(stream.whole_below, stream.whole)
+            self._offsets.update({(stream.stream, number): offset for number, offset in stream.offsets.items()})
+
+    def offset(self, split: SplitKey) -> int:
+        offset = self._offsets.get(split)
+        if offset is not None:
+            return offset
+        whole = self._whole.get(split[0])
+        return WHOLE if whole is not None and split[1] in whole else -1
+
+    def advance(self, split: SplitKey, offset: int) -> None:
+        """Pushes up to this offset are applied; WHOLE: all."""
+        if self.offset(split) >= offset:
+            return
+        if offset < WHOLE:
+            self._offsets[split] = offset
+        else:
+            self._offsets.pop(split, None)
+            self._whole.setdefault(split[0], _Whole()).add(split[1])
+
+    def values(self) -> list[StreamMarks]:
+        streams = sorted({*self._whole, *(stream for stream, _ in self._offsets)})
+        return [
+            StreamMarks(
+                stream=stream,
+                whole_below=(whole := self._whole.get(stream, _Whole())).below,
+                whole=bytes(whole.bits),
+                offsets={number: at for (name, number), at in sorted(self._offsets.items()) if name == stream},
+            )
+            for stream in streams
+        ]
+
+
+class Marks:
+    """Marks of the buckets of one server and of its dense slice.
+
+    Args:
+        owned: [V] bool, the server's buckets.
+        known: marks that they come with; a bucket that is in none of them has none.
+    """
+
+    def __init__(self, owned: Array, known: Sequence[BucketMarks] = ()) -> None:
+        self._owned = np.append(owned, True)  # the last one stands for the dense slice
+        self._tables = [_Table(), *(_Table(marks.streams) for marks in known)]
+        self._table_of = np.zeros(len(self._owned), np.int32)
+        for number, marks in enumerate(known, start=1):
+            self._table_of[marks.buckets] = number
+            if marks.with_dense:
+                self._table_of[-1] = number
+        self._join()
+
+    def offset(self, split: SplitKey) -> int:
+        """Pushes that end there or before are applied to all buckets and the dense slice; -1: none, WHOLE: all."""
+        return min(table.offset(split) for table in self._tables)
+
+    def lacking(self, origin: Origin) -> Array | None:
+        """[V + 1] bool, the buckets and last the dense slice to which a push is not applied; None: all of them."""
+        lack = [table.offset(origin.split) < origin.end for table in self._tables]
+        return None if all(lack) else self._owned & np.array(lack)[self._table_of]
+
+    def repeated_rows(self, origin: Origin) -> int:
+        """Rows of a push that is not applied which are, because they were cut into minibatches in another way."""
+        before = (table.offset(origin.split) for table in self._tables)
+        return max((offset - origin.begin for offset in before if origin.begin < offset < origin.end), default=0)
+
+    def advance(self, origin: Origin) -> None:
+        """A push is applied now."""
+        self._advance(origin.split, WHOLE if origin.is_last else origin.end)
+
+    def close(self, split: SplitKey, end: int) -> None:
+        """A split ends with the push that ends at `end`; says nothing where that is not applied."""
+        if end <= self.offset(split) < WHOLE:
+            self._advance(split, WHOLE)
+
+    def _advance(self, split: SplitKey, offset: int) -> None:
+        for table in self._tables:
+            table.advance(split, offset)
+        if len(self._tables) > 1:
+            self._join()
+
+    def values(self) -> list[BucketMarks]:
+        """All marks, for a record or a move."""
+        return [
+            BucketMarks(
+                buckets=np.flatnonzero((self._table_of[:-1] == number) & self._owned[:-1]).tolist(),
+                with_dense=bool(self._table_of[-1] == number),
+                streams=table.values(),
+            )
+            for number, table in enumerate(self._tables)
+        ]
+
+    def _join(self) -> None:
+        """Makes one table of those that say the same, and forgets those of no bucket."""
+        values = [table.values() for table in self._tables]
+        used = np.unique(self._table_of[self._owned]).tolist()
+        first = {number: next(other for other in used if values[other] == values[number]) for number in used}
+        kept = sorted(set(first.values()))
+        place = np.zeros(len(values), np.int32)
+        for number in used:
+            place[number] = kept.index(first[number])
+        self._table_of = place[self._table_of]
+        self._tables = [self._tables[number] for number in kept]

@@ -1,0 +1,152 @@
+"""Reading and changing a server's part of the model: the rows of its buckets, and its slice of the dense parameters.
+
+Rows are read and changed side by side, behind the locks of their stripes (`storage`); the dense slice has a lock of its
+own. Nothing here knows of workers, rounds, or which pushes were applied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import structlog
+
+from elastrec.platform.specs.errors import IncompatibleError, TransportError
+from elastrec.platform.specs.job import JobSpec
+from elastrec.platform.transport.job_messages import TableUsage
+from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
+from elastrec.trainers.parameter_server.gradients import Gradient, select
+from elastrec.trainers.parameter_server.messages import InitDense, Initialised
+from elastrec.trainers.parameter_server.place import Place
+from elastrec.trainers.parameter_server.plan import TablePlan
+from elastrec.trainers.parameter_server.storage import Lookup, RowStore
+from elastrec.trainers.parameter_server.storage.store import MOST_STRIPES
+
+Array = np.ndarray[Any, Any]
+DenseSource = Callable[[DenseSlice], list[str]]
+"""Overwrites what it knows of a slice, returns the names of parameters that it does not know."""
+
+log = structlog.get_logger(__name__)
+
+
+def stripes_for(cores: int) -> int:
+    """Locks of a store: one for one core, else four per core, so that two requests seldom want the same one."""
+    return 1 if cores <= 1 else min(MOST_STRIPES, 4 * cores)
+
+
+def make_stores(plan: TablePlan, owned: Array, capacity_rows: int | None, stripes: int) -> list[RowStore]:
+    """Fresh stores, one for each table group; arguments as RowStore's."""
+    return [RowStore(plan, group, owned, capacity_rows, stripes) for group in plan.groups]
+
+
+class Model:
+    """The parameters that a server holds under one place. Thread-safe.
+
+    Args:
+        stores: one for each table group.
+        dense: None: the first worker brings it.
+        dense_source: knows a record's dense values, should a worker's network have another layout than `dense`.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        place: Place,
+        stores: list[RowStore],
+        dense: DenseSlice | None = None,
+        dense_source: DenseSource | None = None,
+    ) -> None:
+        self.place, self.stores, self.dense = place, stores, dense
+        self._spec = spec
+        self._dense_source = dense_source
+        self._dense_lock = threading.Lock()
+        self._dense_trained = False
+
+    def pull(self, counts: Array, ids: Array, *, read_only: bool) -> tuple[Array, list[Lookup]]:
+        """Values [sum of U_g * D_g] float32 of ids [U] int64, counts [T] of them per table, and where they are."""
+        sizes = [int(_part_of(store, counts).sum()) for store in self.stores]
+        values = np.empty(
+            sum(size * store.group.dimension for size, store in zip(sizes, self.stores, strict=True)), np.float32
+        )
+        at, number, lookups = 0, 0, []
+        for size, store in zip(sizes, self.stores, strict=True):
+            end, last = at + size, number + size * store.group.dimension
+            out = values[number:last].reshape(size, store.group.dimension)
+            lookups.append(store.pull(_part_of(store, counts), ids[at:end], read_only=read_only, out=out)[1])
+            at, number = end, last
+        return values, lookups
+
+    def dense_values(self) -> Array:
+        """This server's slice [S] float32, which a step leaves alone (see DenseSlice).
+
+        Raises:
+            TransportError: no worker has sent it yet.
+        """
+        if self.dense is None:
+            raise TransportError("the dense parameters were asked for before any worker sent them (InitDense)")
+        return self.dense.values
+
+    def check_dense(self, gradient: Gradient) -> None:
+        """Raises TransportError when a gradient's dense part fits no slice of this server."""
+        expected = 0 if self.dense is None else len(self.dense.values)
+        if len(gradient.dense) not in (0, expected):
+            raise TransportError(f"a dense gradient of {len(gradient.dense)} elements for a slice of {expected}")
+
+    def apply(self, gradient: Gradient, lookups: Sequence[Lookup] | None, now_seconds: float) -> None:
+        """One step of the optimisers.
+
+        Args:
+            lookups: of a pull of the same ids, per table group.
+        """
+        for index, (store, group) in enumerate(zip(self.stores, gradient.groups, strict=True)):
+            if len(group.ids):
+                lookup = lookups[index] if lookups else None
+                store.push(group.counts, group.ids, group.sightings, group.gradients, now_seconds, lookup)
+        with self._dense_lock:
+            if len(gradient.dense) and self.dense is not None:
+                self.dense.apply(gradient.dense)
+                self._dense_trained = True
+
+    def part_of(self, gradient: Gradient, places: Array) -> Gradient:
+        """What of a gradient belongs to some buckets and the dense slice: places [V + 1] bool, the slice last."""
+        rows = [
+            places[store.look_up(group.counts, group.ids).request.buckets]
+            for store, group in zip(self.stores, gradient.groups, strict=True)
+        ]
+        return select(gradient, rows, dense=bool(places[-1]))
+
+    def init_dense(self, request: InitDense, arrays: list[Array]) -> Initialised:
+        """Takes a worker's initial values unless there are some.
+
+        Raises:
+            IncompatibleError: the parameters are others than those in training, or the array is not their slice.
+        """
+        with self._dense_lock:
+            if self.dense is not None and self.dense.layout == request.layout:
+                return Initialised(fresh=False, steps=self.dense.steps)
+            if self._dense_trained:
+                raise IncompatibleError(
+                    "the network of this worker has other dense parameters than the one being trained"
+                )
+            start, end = slice_bounds(layout_size(request.layout), self.place.server, self.place.servers)
+            if len(arrays) != 1 or arrays[0].dtype != np.float32 or arrays[0].shape != (end - start,):
+                raise IncompatibleError(
+                    f"InitDense needs one float32 array of {end - start} elements, [{start}, {end})"
+                )
+            dense = DenseSlice(request.layout, start, arrays[0], self._spec.optimizers.dense)
+            fresh = dense.names() if self._dense_source is None else self._dense_source(dense)
+            self.dense = dense
+            log.info("dense_initialised", start=start, end=end, parameters=len(request.layout), fresh=len(fresh))
+            return Initialised(fresh=True, steps=dense.steps)
+
+    def usage(self) -> list[TableUsage]:
+        """Rows and bytes per table."""
+        return [usage for store in self.stores for usage in store.usage()]
+
+
+def _part_of(store: RowStore, counts: Array) -> Array:
+    """A store's part of a request's counts."""
+    part: Array = counts[store.group.first_table : store.group.end_table]
+    return part

@@ -1,0 +1,57 @@
+"""What one server is responsible for, and a copy of its model of one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.trainers.parameter_server.dense_slice import DenseSlice
+from elastrec.trainers.parameter_server.marks import BucketMarks
+from elastrec.trainers.parameter_server.storage import RowStore
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one server is responsible for under a routing table."""
+
+    server: int
+    servers: int
+    owned: Array  # [V] bool
+
+    @staticmethod
+    def under(routing: RoutingTable, name: str) -> Place:
+        """Raises ElastrecError when the routing table does not name the server."""
+        if name not in routing.servers:
+            raise ElastrecError(f"the routing table of epoch {routing.epoch} names {routing.servers}, not {name!r}")
+        index = routing.servers.index(name)
+        return Place(index, len(routing.servers), np.asarray(routing.owners) == index)
+
+    def same_as(self, other: Place) -> bool:
+        return (self.server, self.servers) == (other.server, other.servers) and np.array_equal(self.owned, other.owned)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A server's model of one moment.
+
+    Attributes:
+        owned: buckets that the server answers for; stores: with those of their buckets that are frozen.
+        marks: which pushes are in the model; every owned bucket is in exactly one of them.
+    """
+
+    owned: list[int]
+    stores: list[tuple[RowStore, list[int]]]
+    dense: DenseSlice | None
+    generation: int
+    marks: list[BucketMarks]
+
+    def thaw(self) -> None:
+        """Gives up what was not copied; may be called at any time, and again."""
+        for store, buckets in self.stores:
+            store.thaw(buckets)
