@@ -12,7 +12,7 @@ from elastrec.checkpoints.local_store import expect_existing_stores
 from elastrec.checkpoints.manifest import RecordKind, RecordManifest
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
 from elastrec.checkpoints.parts import CHUNK_BYTES, PartManifest, PartWriter
-from elastrec.checkpoints.record import Record, open_record
+from elastrec.checkpoints.record import Record, chain_shares, open_record
 from elastrec.checkpoints.rows import BucketRows
 from elastrec.checkpoints.sections import SectionKind
 from elastrec.checkpoints.store import Store, open_store
@@ -53,6 +53,7 @@ __all__ = [
     "Term",
     "Verdict",
     "answer",
+    "chain_shares",
     "check_term",
     "commit_record",
     "compare",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -31,20 +31,41 @@ def list_records(store: str | Store, job_name: str, job_id: str | None = None) -
     names = _names(opened, job_name, job_id)
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="manifests") as pool:
         found = list(pool.map(_complete, (opened.child_uri(f"{records_folder(job_name)}/{name}") for name in names)))
-    records = [item for item in found if item is not None and (job_id is None or item[1].job_id == job_id)]
+    complete = [item for item in found if item is not None]
+    by_name = {_name(uri): manifest for uri, manifest in complete}
+    records = []
+    for uri, manifest in complete:
+        if job_id is not None and manifest.job_id != job_id:
+            continue
+        bases = _chain(manifest, by_name)
+        if bases is None:
+            _log.warning("checkpoint record skipped", record=uri, reason=f"{manifest.base}, its base, is not complete")
+            continue
+        records.append((uri, manifest))
     written: dict[tuple[str, str], float] = {}
     for _, manifest in records:
         of = (manifest.interval_end, manifest.job_id)
         written[of] = max(written.get(of, 0.0), manifest.created_unix_seconds)
 
-    bases = _bases(opened, job_name, records)
+    continued = _bases(opened, job_name, records)
 
     def age(item: tuple[str, RecordManifest]) -> tuple[str, float, str, int, int, float]:
         uri, found = item
-        last, term = written[found.interval_end, found.job_id], max(found.term, bases.get(_name(uri), 0))
+        last, term = written[found.interval_end, found.job_id], max(found.term, continued.get(_name(uri), 0))
         return found.interval_end, last, found.job_id, term, found.step, found.created_unix_seconds
 
     return sorted(records, key=age, reverse=True)
+
+
+def _chain(manifest: RecordManifest, by_name: Mapping[str, RecordManifest]) -> list[str] | None:
+    """Names of the records that a record builds on, the next one first; None: one of them is not there."""
+    names: list[str] = []
+    while name := manifest.base:
+        if name not in by_name or name in names:
+            return None
+        names.append(name)
+        manifest = by_name[name]
+    return names
 
 
 def _bases(store: Store, job_name: str, records: list[tuple[str, RecordManifest]]) -> dict[str, int]:
@@ -148,7 +169,7 @@ def prune(
     Returns the URIs of the deleted folders.
 
     Args:
-        keep: complete periodic records of this job that stay, the newest ones.
+        keep: complete periodic records of this job that stay, the newest ones; with those that they build on.
         in_progress: URIs of records that are being written, or were just now: they stay in any case. Asked before each
             deletion, for a store may take so long that another record has been begun since it was listed.
         damaged: URIs of records that are known to be damaged: they go, and do not count among those that stay.
@@ -161,14 +182,24 @@ def prune(
         raise CheckpointError(f"keep: {keep} is not allowed; allowed: 0 and above")
     opened = open_store(store) if isinstance(store, str) else store
     bad = {open_store(uri).uri for uri in damaged}
-    complete = [item for item in list_records(opened, job_name, job_id) if item[0] not in bad]
+    listed = list_records(opened, job_name, job_id)
+    by_name = {_name(uri): manifest for uri, manifest in listed}
+    chains = {uri: _chain(manifest, by_name) or [] for uri, manifest in listed}
+    # What builds on a damaged record is damaged with it.
+    bad_names = {_name(uri) for uri in bad}
+    bad |= {uri for uri, chain in chains.items() if bad_names & set(chain)}
+    complete = [item for item in listed if item[0] not in bad]
     periodic = [uri for uri, manifest in complete if manifest.kind is RecordKind.PERIODIC]
     spared = {uri for uri, _ in complete} - set(periodic[keep:])
+    needed = {name for uri in spared for name in chains[uri]}
+    spared |= {uri for uri, _ in complete if _name(uri) in needed}
     folder, deleted = records_folder(job_name), []
     # A writer that was killed may have left nothing but the beginning of an object.
     begun = {key.removeprefix(f"{folder}/").partition("/")[0] for key in opened.unfinished(folder)}
     begun = {name for name in begun if _is_of(name, job_id)}
-    for name in sorted({*_names(opened, job_name, job_id), *begun}):
+    names = {*_names(opened, job_name, job_id), *begun}
+    # Of complete ones the newest first: what builds on a record goes before it.
+    for name in [*sorted(names - by_name.keys()), *sorted(names & by_name.keys(), reverse=True)]:
         key = f"{folder}/{name}"
         uri = opened.child_uri(key)
         # A manifest that cannot be read may be a newer format or a passing fault: not ours to throw away.

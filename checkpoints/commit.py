@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import structlog
 import xxhash
 
-from elastrec.checkpoints.completeness import check_parts
+from elastrec.checkpoints.completeness import check_base, check_parts, is_delta
 from elastrec.checkpoints.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -26,6 +26,7 @@ from elastrec.checkpoints.manifest import (
     encode_manifest,
 )
 from elastrec.checkpoints.parts import PartManifest
+from elastrec.checkpoints.record import read_manifest
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.checkpoints.summary import summarize
 from elastrec.platform.specs.errors import CheckpointError
@@ -85,6 +86,7 @@ def commit_record(
     created_unix_seconds: float | None = None,
     term: int = 0,
     cut: str | None = None,
+    base: str = "",
     check: Callable[[], object] = lambda: None,
 ) -> RecordManifest:
     """Makes a record of a folder whose parts are all written: checks them, writes the positions, then the manifest.
@@ -94,6 +96,7 @@ def commit_record(
         positions: shard states as the master wants them back, opaque.
         interval: ISO 8601 start and end of the job's data; without an offset they are UTC.
         cut: of which save all parts must be; None: of any one.
+        base: URI of the record that the parts may build on; it lies beside this one.
         check: called right before the manifest is written; what it raises leaves the folder without one.
 
     Raises:
@@ -106,6 +109,15 @@ def commit_record(
         found, tables=job.spec.data.tables, virtual_buckets=job.spec.resources.virtual_buckets, generation=generation,
         cut=cut, where=uri,
     )  # fmt: skip
+    changes = is_delta(found)
+    if changes:
+        before = read_manifest(open_store(base)) if base else None
+        same = before is not None and before.virtual_buckets == job.spec.resources.virtual_buckets
+        check_base(
+            found, before.parts if before is not None and same else [], job.spec.resources.virtual_buckets, uri, base
+        )  # fmt: skip
+        if base.rpartition("/")[0] != uri.rpartition("/")[0]:
+            raise CheckpointError(f"{uri}: builds on {base}; allowed: a record in the same folder")
     for part in found:
         size = store.size(part.file)
         if size != part.size_bytes:
@@ -119,7 +131,7 @@ def commit_record(
         job_name=job.metadata.name,
         job_id=job_id,
         kind=RecordKind(kind),
-        contents=Contents.FULL,
+        contents=Contents.DELTA if changes else Contents.FULL,
         step=step,
         generation=generation,
         interval_start=utc(interval[0]),
@@ -133,6 +145,7 @@ def commit_record(
         parts=found,
         attributes=dict(attributes or {}),
         term=term,
+        base=base.rpartition("/")[2] if changes else "",
     )
     check()
     _put_manifest(store, encode_manifest(manifest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -105,6 +106,40 @@ def _check_buckets(parts: Sequence[PartManifest], tables: list[str], virtual_buc
             f"{where}: no part answers for {len(missing)} of {virtual_buckets} buckets of {what}, first: {missing[0]}; "
             f"parts: {names_of(parts)}"
         )
+
+
+def is_delta(parts: Sequence[PartManifest]) -> bool:
+    """Whether a part holds only what has changed in a bucket."""
+    return any(run.from_version > 0 for part in parts for group in part.groups for run in group.answers)
+
+
+def check_base(
+    parts: Sequence[PartManifest], base: Sequence[PartManifest], virtual_buckets: int, where: str, base_uri: str
+) -> None:
+    """That what the parts hold of changes begins where the record that they build on ends.
+
+    Raises:
+        CheckpointError: names the first bucket where it does not.
+    """
+    last: dict[tuple[str, ...], np.ndarray[Any, np.dtype[np.int64]]] = {}
+    for part in base:
+        for group in part.groups:
+            versions = group.versions()
+            of_group = last.setdefault(tuple(group.tables), np.full(virtual_buckets, -1, np.int64))
+            of_group[versions.buckets] = versions.last
+    nothing = np.full(virtual_buckets, -1, np.int64)
+    for part in parts:
+        for group in part.groups:
+            versions = group.versions()
+            before = last.get(tuple(group.tables), nothing)[versions.buckets]
+            wrong = np.flatnonzero((versions.first > 0) & (versions.first != before + 1))
+            if len(wrong):
+                bucket = int(wrong[0])
+                raise CheckpointError(
+                    f"{where}: part {part.name} has changes of bucket {versions.buckets[bucket]} of the tables "
+                    f"{', '.join(group.tables)} from version {versions.first[bucket]}, but {base_uri or 'no record'}, "
+                    f"on which it builds, ends with version {before[bucket]}"
+                )
 
 
 def _check_dense_ranges(parts: Sequence[PartManifest], elements: int, where: str) -> None:

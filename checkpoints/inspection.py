@@ -15,7 +15,7 @@ import xxhash
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.record import Record
 from elastrec.checkpoints.sections import SectionKind
-from elastrec.checkpoints.summary import SegmentSummary
+from elastrec.checkpoints.summary import SegmentSummary, TableSummary
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import OptimizerKind, row_state
 
@@ -148,16 +148,32 @@ def find_row(record: Record, table: str, row_id: int) -> RowFacts:
         known = ", ".join(one.name for one in manifest.model.tables)
         raise CheckpointError(f"{record.uri}: table {table!r} is not in the record; allowed: {known}")
     bucket = bucket_of(row_id, table, manifest.virtual_buckets)
-    for rows in record.rows(table, [bucket], (SectionKind.ROWS, SectionKind.CANDIDATES)):
+    for link in reversed(record.chain()):
+        row, is_whole = _in_record(link, table, row_id, bucket, summary)
+        if row is not None or is_whole:
+            return row or RowFacts(table=table, id=row_id, bucket=bucket, found="absent")
+    return RowFacts(table=table, id=row_id, bucket=bucket, found="absent")
+
+
+def _in_record(
+    record: Record, table: str, row_id: int, bucket: int, summary: TableSummary
+) -> tuple[RowFacts | None, bool]:
+    """What one record says of an id (None: nothing), and whether it holds all of its bucket."""
+    kinds, is_deleted = (SectionKind.ROWS, SectionKind.CANDIDATES, SectionKind.DELETED), False
+    is_whole = not any(share.first.any() for share in record.shares([bucket]) if table in share.tables)
+    for rows in record.rows(table, [bucket], kinds):
         columns = rows.columns
         is_it = (columns["ids"].astype("int64") == row_id) & (columns["tables"] == rows.tables.index(table))
         places = is_it.nonzero()[0]
         if not len(places):
             continue
+        if rows.kind is SectionKind.DELETED:
+            is_deleted = True
+            continue
         place, seen = int(places[0]), columns.get("last_seen")
         last_seen = None if seen is None else int(seen[place])
         if rows.kind is SectionKind.CANDIDATES:
-            return RowFacts(
+            candidate = RowFacts(
                 table=table,
                 id=row_id,
                 bucket=bucket,
@@ -165,8 +181,9 @@ def find_row(record: Record, table: str, row_id: int) -> RowFacts:
                 sightings=int(columns["sightings"][place]),
                 last_seen_unix_seconds=last_seen,
             )
+            return candidate, is_whole
         state = columns["state"][place].tolist() if "state" in columns else []
-        return RowFacts(
+        row = RowFacts(
             table=table,
             id=row_id,
             bucket=bucket,
@@ -175,7 +192,8 @@ def find_row(record: Record, table: str, row_id: int) -> RowFacts:
             optimizer_state=_named_state(summary.row_segments, state),
             last_seen_unix_seconds=last_seen,
         )
-    return RowFacts(table=table, id=row_id, bucket=bucket, found="absent")
+        return row, is_whole
+    return (RowFacts(table=table, id=row_id, bucket=bucket, found="absent") if is_deleted else None), is_whole
 
 
 def _named_state(segments: Sequence[SegmentSummary], state: list[float]) -> dict[str, list[float]]:

@@ -26,9 +26,10 @@ class RecordKind(StrEnum):
 
 
 class Contents(StrEnum):
-    """What a record holds of the model. Only `full` is written today; a reader refuses what it does not know."""
+    """What a record holds of the model; a reader refuses what it does not know."""
 
     FULL = "full"
+    DELTA = "delta"  # of some buckets only what has changed since its base
 
 
 class RecordManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,7 @@ class RecordManifest(msgspec.Struct, frozen=True, kw_only=True):
         term: of the master that committed it; 0: of a master before there were terms.
         interval_start, interval_end: ISO 8601 bounds of the data that the job trains on; empty when unknown.
         positions_file: object with the shard states, opaque JSON; `positions_checksum` is its xxh3-64.
+        base: name of the folder, beside this one, of the record that a delta builds on; empty: of none.
         attributes: free text for people and for later rooms.
     """
 
@@ -60,6 +62,7 @@ class RecordManifest(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[PartManifest]
     attributes: dict[str, str] = {}
     term: int = 0
+    base: str = ""
 
     @property
     def rows(self) -> dict[str, int]:

@@ -294,8 +294,13 @@ class PartWriter:
         self._writer.write(data)
         self._position += len(data)
 
-    def finish(self) -> PartManifest:
-        """Makes the part durable and returns what the record needs; again the same when called twice."""
+    def finish(self, held: Mapping[str, int] | None = None) -> PartManifest:
+        """Makes the part durable and returns what the record needs; again the same when called twice.
+
+        Args:
+            held: rows by table that the part's buckets hold, where it holds what has changed in them; default: those
+                that were written.
+        """
         if self._manifest is not None:
             return self._manifest
         index = msgspec.msgpack.encode(list(self._sections.values()))
@@ -310,7 +315,10 @@ class PartWriter:
             index_start=start,
             index_bytes=len(index),
             index_checksum=checksum,
-            tables=[TablePart(name=name, rows=rows, size_bytes=self._bytes[name]) for name, rows in self._rows.items()],
+            tables=[
+                TablePart(name=name, rows=rows, size_bytes=self._bytes[name])
+                for name, rows in (self._rows | dict(held or {})).items()
+            ],
             dense=self._dense,
             attributes=self._attributes,
             groups=self._groups,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ READ_AHEAD_BYTES = 16 * 2**20
 
 _KINDS = (SectionKind.DELETED, SectionKind.ROWS, SectionKind.CANDIDATES)
 """In the order in which they are taken in: what is gone may have come back."""
+
+_LONGEST_CHAIN = 1001
 
 Array = np.ndarray[Any, Any]
 
@@ -51,6 +53,13 @@ class Share:
     @property
     def where(self) -> str:
         return f"{self.record.uri}/{self.part.file}"
+
+    def of(self, chosen: Array) -> Share:
+        """What it holds of some of the buckets that it answers for: a mask [b]."""
+        if chosen.all():
+            return self
+        answered = self.answered[chosen]
+        return replace(self, buckets=answered, answered=answered, first=self.first[chosen], last=self.last[chosen])
 
     def _entries(self, kind: SectionKind) -> list[SectionEntry]:
         found = [entry for entry in self.record.index(self.part) if entry.key.kind is kind]
@@ -146,16 +155,31 @@ class Record:
             self.index(part)
 
     def verify(self) -> int:
-        """Reads every array and checks it; returns how many sections there are.
+        """Reads every array and checks it, of the records that it builds on, too; returns how many sections there are.
 
         Raises:
             DamagedRecordError: something is damaged.
         """
         self.positions()
-        sections = 0
-        for part in self.manifest.parts:
-            sections += sum(1 for _ in self.read(part, self.index(part)))
-        return sections
+        return sum(
+            1
+            for record in self.chain()
+            for part in record.manifest.parts
+            for _ in record.read(part, record.index(part))
+        )
+
+    def chain(self) -> list[Record]:
+        """The records that together hold what this one stands for: a full one first, then deltas, this one last.
+
+        Raises:
+            DamagedRecordError: one of them is not there, or its manifest is damaged.
+        """
+        records = [self]
+        while name := records[0].manifest.base:
+            records.insert(0, open_record(f"{self.uri.rpartition('/')[0]}/{name}"))
+            if len(records) > _LONGEST_CHAIN:
+                raise DamagedRecordError(f"{self.uri}: builds on more than {_LONGEST_CHAIN} records, or on itself")
+        return records
 
     def shares(self, buckets: Iterable[int] | Array | None = None) -> list[Share]:
         """What the parts hold of these buckets; all for None. No index is read yet."""
@@ -198,7 +222,7 @@ class Record:
     def rows(
         self, table: str, buckets: Iterable[int] | None = None, kinds: Sequence[SectionKind] = (SectionKind.ROWS,)
     ) -> Iterator[BucketRows]:
-        """What buckets hold, of all tables that lie with this one in a group.
+        """What buckets hold, of all tables that lie with this one in a group; of a delta what is in it.
 
         Raises:
             DamagedRecordError: a part, its index or an array is damaged.
@@ -273,6 +297,25 @@ class Record:
             else:
                 whole[name] = np.concatenate([arrays[name] for arrays in ordered]).reshape(shape)
         return whole
+
+
+def chain_shares(chain: Sequence[Record], buckets: Iterable[int] | Array | None = None) -> Iterator[Share]:
+    """What records that build on each other hold of buckets, in the order in which it is taken in.
+
+    What a later record holds whole is left out of those before it.
+    """
+    wanted = None if buckets is None else np.unique(np.fromiter(buckets, np.int64))
+    whole: dict[tuple[str, ...], Array] = {}
+    for number, record in enumerate(chain):
+        for share in record.shares(wanted):
+            last = whole.setdefault(tuple(share.tables), np.zeros(record.manifest.virtual_buckets, np.int64))
+            last[share.answered[share.first == 0]] = number
+    for number, record in enumerate(chain):
+        for share in record.shares(wanted):
+            if not share.tables:
+                yield share
+            elif len((needed := share.of(whole[tuple(share.tables)][share.answered] <= number)).answered):
+                yield needed
 
 
 def _neighbours(entries: Iterable[SectionEntry]) -> Iterator[list[SectionEntry]]:

@@ -19,7 +19,11 @@ class _Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CommitRecord(_Effect, frozen=True, kw_only=True):
-    """Write the manifest of a record whose parts are all there. Records in `damaged` are deleted afterwards."""
+    """Write the manifest of a record whose parts are all there. Records in `damaged` are deleted afterwards.
+
+    Attributes:
+        base: URI of the record that the parts may build on.
+    """
 
     order_id: str
     uri: str
@@ -29,6 +33,7 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
     parts: list[SavedPart]
     positions: Positions
     damaged: list[str] = []
+    base: str = ""
 
 
 class DiscardRecord(_Effect, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         older_start_records: taken, in this order, where the start record is damaged.
         start_positions: of the start record, where the job begins at them; None: at the first row.
         kept_records: of this job, that a rollback can return to.
+        deltas: periodic records in a row that build on the one before.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
         holder: random, one per journal: marks the terms that its master takes.
         exit_seconds: how long pods may take to leave by themselves at the end.
@@ -49,6 +50,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     older_start_records: list[str] = []
     start_positions: Positions | None = None
     kept_records: int = 3
+    deltas: int = 0
     exit_seconds: float = 10.0
     holder: str = ""
 
@@ -74,6 +76,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             older_start_records=request.older_start_records,
             start_positions=_positions(request.start_positions),
             kept_records=spec.checkpoint.keep,
+            deltas=spec.checkpoint.deltas,
             record_template=new_record_uri(request.store, job.metadata.name, request.job_id, 0),
             save_interval_seconds=spec.checkpoint.interval,
             lease_seconds=spec.faults.lease,

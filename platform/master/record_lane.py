@@ -116,6 +116,7 @@ class RecordLane:
                 },
                 term=self._term.term,
                 cut=effect.order_id,
+                base=effect.base,
                 check=self._term.check,
             )
         except SupersededError:

@@ -20,6 +20,14 @@ from elastrec.platform.transport.job_messages import SavedPart, SaveOrder
 PAUSING, WRITING, COMMITTING = "pausing", "writing", "committing"
 
 
+class Base(msgspec.Struct, frozen=True):
+    """The record that the next save may build on, and how many in a row have built on another one until it."""
+
+    order_id: str
+    uri: str
+    deltas: int = 0
+
+
 class Save(msgspec.Struct, kw_only=True):
     """A save on its way.
 
@@ -31,6 +39,7 @@ class Save(msgspec.Struct, kw_only=True):
         positions: of the shards at the moment when everybody stood still; `rows` that were trained then, all epochs.
         parts: what the servers reported, by pod name.
         unsaved: seconds of training and of waiting for rows that only this save holds, once it is unknown.
+        base: what it may build on; None: it holds everything.
     """
 
     order_id: str
@@ -45,11 +54,14 @@ class Save(msgspec.Struct, kw_only=True):
     rows: int = 0
     parts: dict[str, SavedPart] = {}
     unsaved: tuple[float, float] = (0.0, 0.0)
+    base: Base | None = None
 
     @property
     def order(self) -> SaveOrder | None:
         """What servers are told; None while workers still move."""
-        return None if self.stage == PAUSING else SaveOrder(self.order_id, self.uri)
+        if self.stage == PAUSING:
+            return None
+        return SaveOrder(self.order_id, self.uri, self.base.order_id if self.base else "")
 
     def enter(self, stage: str, time: float) -> None:
         """The next stage begins."""
@@ -95,6 +107,7 @@ class Saves(msgspec.Struct, kw_only=True):
         unknown: since the last record; their commit has not ended in time.
         abandoned: by order id.
         next_save: when the next one is due on the job's clock; None: when asked for, or at the end.
+        base: the last complete record; None: the next one holds everything.
         completed, failed: of all save orders; `final_failures`: of the final one in a row.
     """
 
@@ -104,6 +117,7 @@ class Saves(msgspec.Struct, kw_only=True):
     abandoned: dict[str, Abandoned] = {}
     next_save: float | None = None
     is_asked: bool = False
+    base: Base | None = None
     completed: int = 0
     failed: int = 0
     final_failures: int = 0
@@ -143,11 +157,13 @@ class Saves(msgspec.Struct, kw_only=True):
         version: int,
         time: float,
         cut: tuple[Positions, int] | None = None,
+        deltas: int = 0,
     ) -> Save:
         """A save begins.
 
         Args:
             version: no server writes before all workers have reached it.
+            deltas: so many records in a row may build on the one before; the final one never does.
             cut: positions of the shards, and rows trained, that the parts will be of; then workers need not pause.
 
         Raises:
@@ -165,6 +181,7 @@ class Saves(msgspec.Struct, kw_only=True):
             stage=PAUSING if quiesce else WRITING,
             version=version,
             since=time,
+            base=None if is_final or self.base is None or self.base.deltas >= deltas else self.base,
         )
         if cut is not None:
             save.positions, save.rows = cut

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from elastrec.platform.master import leasing, rollback, stages
 from elastrec.platform.master.effects import CommitRecord, Decided, Effect
 from elastrec.platform.master.recovery import CompleteRecord
-from elastrec.platform.master.saves import COMMITTING, PAUSING, WRITING, Save
+from elastrec.platform.master.saves import COMMITTING, PAUSING, WRITING, Base, Save
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _finish_training(state: JobState, effects: list[Effect]) -> bool:
         return _push_save(state, save, effects)
     _move(state, Phase.SAVING, effects)
     if save is not None:
-        save.is_final = True
+        save.is_final, save.base = True, None
         return True
     return _begin_save(state, effects)
 
@@ -96,6 +96,7 @@ def _begin_save(state: JobState, effects: list[Effect]) -> bool:
         is_final=state.phase is Phase.SAVING,
         version=state.phases.next_version,
         time=state.time,
+        deltas=state.plan.deltas,
     )
     effects.append(
         Decided(decision="save_begun", inputs={"order": save.order_id, "step": save.step, "is_final": save.is_final})
@@ -134,6 +135,7 @@ def commit_effect(state: JobState, save: Save) -> CommitRecord:
         parts=list(save.parts.values()),
         positions=save.positions,
         damaged=state.recovery.damaged,
+        base=save.base.uri if save.base else "",
     )
 
 
@@ -164,6 +166,7 @@ def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
     state.recovery.add_record(record, state.plan.kept_records)
     # Older ones of this generation may be complete, too: nobody goes back to them, and they are pruned.
     saves.unknown = []
+    saves.base = Base(save.order_id, save.uri, save.base.deltas + 1 if save.base else 0)
     saves.completed += 1
     saves.final_failures = 0
     effects.append(Decided(decision="record_committed", inputs={"record": save.uri, "step": save.step}))
@@ -225,6 +228,8 @@ def record_failed(state: JobState, order_id: str, reason: str, effects: list[Eff
 
 def _note_failure(state: JobState, save: Save, reason: str, effects: list[Effect]) -> None:
     state.saves.failed += 1
+    # Whatever was wrong with what it builds on, the next one does not depend on it.
+    state.saves.base = None
     inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": state.saves.failed}
     effects.append(Decided(decision="save_failed", inputs=inputs))
 

@@ -309,6 +309,9 @@ class CheckpointSpec(Spec):
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Complete periodic records kept per job; `keep_final` says what becomes of final ones. Where the newest is
     damaged, a job goes back to one of them."""
+    deltas: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Periodic records in a row that hold only the rows that have changed since the record before, after each full one.
+    They are smaller, but a damaged one makes those that build on it useless. Final records are always full."""
     keep_final: Annotated[int, Field(ge=3, le=100_000)] | None = None
     """Final records kept per job name, of all of its jobs: those of the latest data and those that were made last. A
     job that starts from an older one by its URI must not need it any more. Without a number all are kept."""

@@ -52,10 +52,15 @@ class WorkerProcess(NamedTuple):
 
 
 class SaveOrder(msgspec.Struct, frozen=True):
-    """Write your part of a checkpoint record into the folder `uri`, then report the part."""
+    """Write your part of a checkpoint record into the folder `uri`, then report the part.
+
+    Attributes:
+        base: order whose record this one may build on, holding only what has changed since; empty: none.
+    """
 
     order_id: str
     uri: str
+    base: str = ""
 
 
 class RestoreOrder(msgspec.Struct, frozen=True):

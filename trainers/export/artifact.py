@@ -67,6 +67,10 @@ def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) 
     Raises:
         CheckpointError: the record is damaged, or does not hold the job's model.
     """
+    if record.manifest.base:
+        raise CheckpointError(
+            f"{record.uri}: holds only what has changed since {record.manifest.base}; export a full record"
+        )
     for name in ("tables", "dense"):
         (folder / name).mkdir(parents=True)
     tables = _write_tables(folder / "tables", job.spec.data.tables, job.spec.model.row_dimension, record)

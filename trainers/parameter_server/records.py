@@ -21,6 +21,7 @@ from elastrec.checkpoints import (
     Record,
     SectionKind,
     answer,
+    chain_shares,
     open_record,
 )
 from elastrec.platform.specs.errors import CheckpointError
@@ -31,8 +32,13 @@ from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.server import ParameterServer, Place
 from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
 from elastrec.trainers.parameter_server.storage.arrays import FROZEN
-from elastrec.trainers.parameter_server.storage.columns import candidate_columns, row_columns
-from elastrec.trainers.parameter_server.storage.copying import ROWS, Copied, copy_frozen
+from elastrec.trainers.parameter_server.storage.columns import (
+    Columns,
+    candidate_columns,
+    deleted_columns,
+    row_columns,
+)
+from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS, Copied, copy_frozen
 
 Array = np.ndarray[Any, Any]
 
@@ -40,13 +46,20 @@ log = structlog.get_logger(__name__)
 
 
 def save_part(
-    server: ParameterServer, uri: str, is_wanted: Callable[[], bool] = lambda: True, *, cut: str = ""
+    server: ParameterServer,
+    uri: str,
+    is_wanted: Callable[[], bool] = lambda: True,
+    *,
+    cut: str = "",
+    base: str = "",
 ) -> PartManifest:
     """Writes the server's part of the record at `uri`, of one moment; requests are served meanwhile.
 
     Args:
         is_wanted: asked before each section, and before the part is complete.
         cut: the save that the part is of.
+        base: an earlier save, since which changes are enough; buckets of which the server does not know them are
+            written whole. Empty: everything is.
 
     Raises:
         CheckpointError, OSError: the store refused, or the part is not wanted any more; the server is unharmed.
@@ -57,24 +70,32 @@ def save_part(
             raise CheckpointError(f"the part of {uri} is not wanted any more")
 
     check()
+    for store in server.stores:
+        store.logs = server.spec.checkpoint.deltas > 0
+        store.forget_changes(base)
     frozen = server.freeze()
     dense = frozen.dense
     try:
+        groups = [
+            (store, np.array(buckets, np.int64), store.since(base, np.array(buckets, np.int64)))
+            for store, buckets in frozen.stores
+        ]
+        held: dict[str, int] = {}
+        for store, buckets, _ in groups:
+            store.remember(cut, buckets)
+            held |= dict(zip(_tables(store), store.frozen_rows.sum(axis=0).tolist(), strict=True))
         with PartWriter(
             uri,
             server.name,
-            groups=[_answer(store, np.array(buckets, np.int64)) for store, buckets in frozen.stores],
+            groups=[_answer(*group) for group in groups],
             dense_range=None if dense is None else (dense.start, dense.start + len(dense.values)),
             generation=frozen.generation,
             cut=cut,
         ) as writer:
-            for number, (store, buckets) in enumerate(frozen.stores):
-                for copied in _copied(store, np.array(buckets, np.int64), check):
+            for number, (store, buckets, since) in enumerate(groups):
+                for copied in _copied(store, buckets, since, check):
                     check()
-                    if copied.kind == ROWS:
-                        kind, columns = SectionKind.ROWS, row_columns(store.layout, copied.cells)
-                    else:
-                        kind, columns = SectionKind.CANDIDATES, candidate_columns(copied.cells)
+                    kind, columns = _columns(store, copied)
                     writer.write_chunk(number, kind, copied.buckets, copied.counts, columns)
                     server.transfers += 1
             for run in dense.runs() if dense is not None else ():
@@ -82,23 +103,34 @@ def save_part(
                 writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
                 server.transfers += 1
             check()
-            manifest = writer.finish()
+            manifest = writer.finish(held)
     finally:
         frozen.thaw()
     log.info("part_saved", uri=uri, bytes=manifest.size_bytes, rows=sum(table.rows for table in manifest.tables))
     return manifest
 
 
-def _answer(store: RowStore, buckets: Array) -> GroupPart:
-    """What a full part says of frozen buckets; one that holds no row is answered for, too."""
-    names = [table.name for table in store.plan.tables[store.group.first_table : store.group.end_table]]
-    return answer(names, buckets, last=np.maximum(store.marks[buckets, FROZEN], 0))
+def _tables(store: RowStore) -> list[str]:
+    return [table.name for table in store.plan.tables[store.group.first_table : store.group.end_table]]
 
 
-def _copied(store: RowStore, buckets: Array, check: Callable[[], None]) -> Iterator[Copied]:
+def _answer(store: RowStore, buckets: Array, since: Array) -> GroupPart:
+    """What a part says of frozen buckets; one that holds no row is answered for, too."""
+    return answer(_tables(store), buckets, first=since + 1, last=np.maximum(store.marks[buckets, FROZEN], since + 1))
+
+
+def _columns(store: RowStore, copied: Copied) -> tuple[SectionKind, Columns]:
+    if copied.kind == ROWS:
+        return SectionKind.ROWS, row_columns(store.layout, copied.cells)
+    if copied.kind == CANDIDATES:
+        return SectionKind.CANDIDATES, candidate_columns(copied.cells)
+    return SectionKind.DELETED, deleted_columns(copied.cells)
+
+
+def _copied(store: RowStore, buckets: Array, since: Array, check: Callable[[], None]) -> Iterator[Copied]:
     """Frozen buckets' cells; whoever gave the part up has thawed them."""
     try:
-        yield from copy_frozen(store, buckets, CHUNK_BYTES)
+        yield from copy_frozen(store, buckets, CHUNK_BYTES, since)
     except ThawedError:
         check()
         raise
@@ -125,7 +157,7 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
     record = open_record(uri)
     stores = server.empty_stores(place)
     loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds())
-    for share in record.shares(np.flatnonzero(place.owned) if loader.has_same_buckets else None):
+    for share in chain_shares(record.chain(), np.flatnonzero(place.owned) if loader.has_same_buckets else None):
         for _ in loader.take(share):
             server.transfers += 1
     loader.check(record.uri)

@@ -76,7 +76,7 @@ class Saver:
 
     def _write(self, order: SaveOrder) -> SavedPart:
         try:
-            part = save_part(self._server, order.uri, lambda: self._order is order, cut=order.order_id)
+            part = save_part(self._server, order.uri, lambda: self._order is order, cut=order.order_id, base=order.base)
             return SavedPart(order_id=order.order_id, manifest_json=part.to_json())
         except (CheckpointError, OSError) as error:
             log.warning("part_not_saved", uri=order.uri, reason=str(error))

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.clusters.pods import EndReason
-from elastrec.platform.master import events
+from elastrec.platform.master import events, saving
 from elastrec.platform.master.effects import AnswerLease, DiscardRecord
 from elastrec.platform.master.journal import Journal, decode_state, encode_state
+from elastrec.platform.master.saves import Base, Saves
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.job_messages import Mode, SavedPart
@@ -183,6 +184,29 @@ def save_until_written(world: World) -> str:
     save = world.state.saves.quiescing
     assert save is not None and len(save.parts) == 2
     return save.order_id
+
+
+def test_records_build_on_the_one_before_until_a_full_one_is_due_and_after_a_failure_none_does():
+    world = running(plan(deltas=2))
+    bases, uris = [], {}
+    for succeed in (True, True, True, True, False, True, True):
+        order_id = save_until_written(world)
+        order, save = world.directive("j-ps-0").save, world.state.saves.quiescing
+        assert order is not None and save is not None and order.order_id == order_id
+        uris[order_id] = save.uri
+        assert saving.commit_effect(world.state, save).base == uris.get(order.base, "")
+        bases.append(order.base and list(uris).index(order.base))
+        world.commit(succeed)
+    # The base of each, by number: full, two that build on the one before, full, one that fails, full, one more.
+    assert bases == ["", 0, 1, "", 3, "", 5]
+
+
+def test_a_final_record_builds_on_none():
+    saves = Saves(record_template="file:///store/j/records/000000000000-abcdef01-12345678", base=Base("save-1", "uri"))
+    for is_final, base in ((True, None), (False, saves.base)):
+        save = saves.begin(f"save-{is_final}", step=1, is_final=is_final, version=2, time=1.0, deltas=5)
+        assert save.base == base
+        saves.end(save)
 
 
 def test_the_end_of_an_older_save_says_nothing_about_the_one_under_way():

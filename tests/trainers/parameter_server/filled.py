@@ -38,11 +38,10 @@ def push(servers: Sequence[ParameterServer], ids: Sequence[int], gradient: float
     """A gradient for these ids of both tables, on the servers that own their buckets."""
     for server in servers:
         for store in server.stores:
-            assert server.place is not None
             keys = np.array(ids, np.int64)
             tables = store.group.end_table - store.group.first_table
             lookup = store.look_up(np.full(tables, len(keys), np.int32), np.tile(keys, tables))
-            mine = server.place.owned[lookup.request.buckets]
+            mine = store.owned[lookup.request.buckets]
             counts = np.array([mine[table * len(keys) :][: len(keys)].sum() for table in range(tables)], np.int32)
             total = int(counts.sum())
             gradients = np.full((total, DIMENSION), gradient, np.float32)

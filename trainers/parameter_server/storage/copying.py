@@ -13,6 +13,7 @@ import numpy as np
 
 from elastrec.trainers.parameter_server.storage.arrays import CELL_VERSION, COPIED, COUNT, FOLLOWING, FROZEN
 from elastrec.trainers.parameter_server.storage.bucket import COPY_STEP_CELLS, ThawedError
+from elastrec.trainers.parameter_server.storage.changes import copy_cells
 from elastrec.trainers.parameter_server.storage.kernel import kernel
 from elastrec.trainers.parameter_server.storage.pools import offset_of, slab_at
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-ROWS, CANDIDATES = 0, 1
+ROWS, CANDIDATES, DELETED = 0, 1, 2
 _COPIED, _PAUSED, _THAWED = 0, 1, 2
 _BUCKET, _SHADOW, _FILLED = 0, 1, 2  # of `progress`
 _PER_BUCKET = 4
@@ -34,7 +35,7 @@ class Copied:
     """Cells of frozen buckets as they were; a bucket may go on in the next one.
 
     Attributes:
-        kind: ROWS or CANDIDATES.
+        kind: ROWS, CANDIDATES or DELETED; a bucket's DELETED come first.
         buckets, counts: [b] int64, those with cells here, and how many; their cells follow each other.
         cells: [n, W] uint32.
     """
@@ -46,12 +47,13 @@ class Copied:
 
 
 @kernel
-def copy_many(shelf, marks, buckets, most, progress, out, counts):  # type: ignore[no-untyped-def]
+def copy_many(shelf, marks, buckets, since, most, progress, out, counts):  # type: ignore[no-untyped-def]
     """Copies the next cells of frozen buckets [b] of one stripe into `out` [n, W], adding to `counts` [b].
 
     Each bucket's cells in their order, then its shadows: once all cells were passed, nothing is put there any more.
 
     Args:
+        since: [b] versions; cells of them and before are left out.
         most: cells that are looked at before the kernel pauses.
         progress: [3] int64: number of the bucket in `buckets`, of its next shadow, of the next row of `out`.
     """
@@ -71,7 +73,7 @@ def copy_many(shelf, marks, buckets, most, progress, out, counts):  # type: igno
             begun = filled
             while number < count and passed < most and filled < end:
                 at = offset_of(source.shape, (slab << source.shape.shift) | (number % source.shape.per_slab))
-                if np.int64(source.words[at + CELL_VERSION]) <= frozen:
+                if since[k] < np.int64(source.words[at + CELL_VERSION]) <= frozen:
                     for word in range(source.shape.width):
                         out[filled, word] = source.words[at + word]
                     filled += 1
@@ -96,28 +98,71 @@ def copy_many(shelf, marks, buckets, most, progress, out, counts):  # type: igno
     return _COPIED
 
 
-def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int) -> Iterator[Copied]:
+def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array | None = None) -> Iterator[Copied]:
     """Frozen buckets [b] as they were, chunk by chunk; thaws those that were copied.
 
     Requests go on meanwhile: a stripe's lock is taken for some thousand cells at a time.
 
     Args:
-        chunk_bytes: of cells, at most.
+        chunk_bytes: of cells, at most; but all that was deleted in a bucket is in one.
+        since: [b] versions: only what has changed after them, and what was deleted; negative: all that is there. Each
+            cell's version is looked at all the same.
 
     Raises:
         ThawedError: a bucket was thawed by somebody else.
     """
     for stripe in range(len(store.moves)):
-        mine = np.ascontiguousarray(buckets[store.stripe_of[buckets] == stripe], np.int64)
+        chosen = store.stripe_of[buckets] == stripe
+        mine = np.ascontiguousarray(buckets[chosen], np.int64)
         if not len(mine):
             continue
-        yield from _copy(store, store.rows_memory, mine, ROWS, chunk_bytes)
+        begins = np.full(len(mine), -1, np.int64) if since is None else np.ascontiguousarray(since[chosen], np.int64)
+        yield from _deleted(store, mine, begins, chunk_bytes)
+        yield from _copy(store, store.rows_memory, mine, begins, ROWS, chunk_bytes)
         if store.group.admit_after > 1:
-            yield from _copy(store, store.waiting_memory, mine, CANDIDATES, chunk_bytes)
+            yield from _copy(store, store.waiting_memory, mine, begins, CANDIDATES, chunk_bytes)
         store.thaw(mine)
 
 
-def _copy(store: RowStore, memory: ShelfMemory, buckets: Array, kind: int, chunk_bytes: int) -> Iterator[Copied]:
+def _deleted(store: RowStore, buckets: Array, since: Array, chunk_bytes: int) -> Iterator[Copied]:
+    """Tombstones of buckets of one stripe, from after `since` to their freeze."""
+    tombs = store.tombs_memory.pool
+    found: list[tuple[int, Array]] = []
+    left = chunk_bytes
+    for bucket, version in zip(buckets.tolist(), since.tolist(), strict=True):
+        if version < 0 or not tombs.buckets[bucket, COUNT]:
+            continue
+        with store.locked(bucket):
+            frozen = int(store.marks[bucket, FROZEN])
+            cells = np.empty((int(tombs.buckets[bucket, COUNT]), tombs.shape.width), np.uint32)
+            copied, _ = copy_cells(tombs, bucket, version, 0, cells)
+        if frozen < 0:
+            raise _thawed(bucket)
+        kept = cells[:copied][cells[:copied, CELL_VERSION] <= frozen]
+        if len(kept):
+            found.append((bucket, kept))
+            left -= kept.nbytes
+        if left <= 0:
+            yield _joined(found)
+            found, left = [], chunk_bytes
+    if found:
+        yield _joined(found)
+
+
+def _joined(found: list[tuple[int, Array]]) -> Copied:
+    counts = np.array([len(cells) for _, cells in found], np.int64)
+    return Copied(
+        DELETED, np.array([bucket for bucket, _ in found], np.int64), counts, np.concatenate([c for _, c in found])
+    )
+
+
+def _thawed(bucket: int) -> ThawedError:
+    return ThawedError(f"bucket {bucket} was thawed while it was copied; freeze it and copy it again")
+
+
+def _copy(
+    store: RowStore, memory: ShelfMemory, buckets: Array, since: Array, kind: int, chunk_bytes: int
+) -> Iterator[Copied]:
     """One shelf's share; `buckets` are of one stripe."""
     shelf, shadows = memory.shelf, memory.shelf.shadows
     width = shelf.pool.shape.width
@@ -129,15 +174,13 @@ def _copy(store: RowStore, memory: ShelfMemory, buckets: Array, kind: int, chunk
         while code != _COPIED and progress[_FILLED] < len(out):
             before = int(progress[_BUCKET])
             with store.locked(int(buckets[0])):
-                code = copy_many(shelf, store.marks, buckets, COPY_STEP_CELLS, progress, out, counts)
+                code = copy_many(shelf, store.marks, buckets, since, COPY_STEP_CELLS, progress, out, counts)
                 done = buckets[before : progress[_BUCKET]]
                 # What was copied leaves no shadow behind: they may be as large as what was changed meanwhile.
                 for bucket in done[shadows.buckets[done, COUNT] > 0].tolist():
                     memory.drop_shadows(bucket)
             if code == _THAWED:
-                raise ThawedError(
-                    f"bucket {buckets[progress[_BUCKET]]} was thawed while it was copied; freeze it and copy it again"
-                )
+                raise _thawed(int(buckets[progress[_BUCKET]]))
         filled, last = int(progress[_FILLED]), int(progress[_BUCKET]) + 1
         if filled:
             chosen = slice(first, last)

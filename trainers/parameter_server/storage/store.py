@@ -21,6 +21,8 @@ from elastrec.trainers.parameter_server.storage.arrays import (
     COPIED,
     COUNT,
     FROZEN,
+    LOG_FROM,
+    LOGGING,
     REST,
     VERSION,
     Request,
@@ -46,6 +48,9 @@ _SLAB_BYTES, _CANDIDATE_SLAB_BYTES = 4 * PAGE_BYTES, PAGE_BYTES
 _SMALLEST_RESERVATION_ROWS = 2**20
 _INDEX_BYTES = 64 / 12 / 0.64
 """Per entry right after a run has grown."""
+NEVER = np.iinfo(np.int64).max
+_CUTS = 4
+"""Saves whose versions are remembered: the last one may not have become a record."""
 _EVICTION_STEP_ROWS = 16_384
 """Looked at under one lock: half a millisecond, some more when all of them go."""
 
@@ -110,6 +115,11 @@ class RowStore:
         # Owners are dealt out in turn: neighbouring buckets are spread by other bits than the number's lowest.
         mixed = (np.arange(buckets, dtype=np.uint64) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
         self.stripe_of: Array = (mixed * np.uint64(stripes) >> np.uint64(32)).astype(np.int64)
+        # What a copy of frozen buckets says beside their cells: since when changes were logged then, rows by table.
+        self.logs = False
+        self.logged_from = np.full(buckets, NEVER, np.int64)
+        self.frozen_rows = np.zeros((stripes, tables), np.int64)
+        self._saved: dict[str, Array] = {}
         self._locks = [threading.Lock() for _ in range(stripes)]
         self.moves = np.zeros(stripes, np.int64)
         self._drops = 0
@@ -394,9 +404,15 @@ class RowStore:
         if (self.marks[chosen, FROZEN] >= 0).any():
             raise ElastrecError("a bucket is frozen already; thaw it, or wait for its copy")
         stripes = self.stripe_of[chosen]
+        self.frozen_rows[:] = 0
         for stripe in np.unique(stripes).tolist():
             with self._locks[stripe]:
-                self.freeze_held(chosen[stripes == stripe])
+                mine = chosen[stripes == stripe]
+                self.frozen_rows[stripe] = self._usage[stripe, :, 0]
+                self.logged_from[mine] = np.where(self.marks[mine, LOGGING] > 0, self.marks[mine, LOG_FROM], NEVER)
+                if self.logs:
+                    self._begin_logs(mine[self.marks[mine, LOGGING] == 0])
+                self.freeze_held(mine)
 
     def freeze_held(self, buckets: Array) -> None:
         """Freezes buckets [n] of one stripe, whose lock is held."""
@@ -408,6 +424,39 @@ class RowStore:
         self.marks[buckets, FROZEN] = self.marks[buckets, VERSION] - 1
         for memory in (self.rows_memory, self.waiting_memory):
             memory.shelf.pool.buckets[buckets, COPIED] = 0
+
+    def _begin_logs(self, buckets: Array) -> None:
+        """What changes after this version of each bucket is logged. The lock of their stripe is held."""
+        for memory in (self.rows_memory, self.waiting_memory):
+            for bucket in buckets[memory.shelf.log.buckets[buckets, COUNT] > 0].tolist():
+                memory.drop_log(bucket)
+        for bucket in buckets[self.tombs_memory.pool.buckets[buckets, COUNT] > 0].tolist():
+            self.drop_tombs(bucket)
+        self.marks[buckets, LOGGING], self.marks[buckets, LOG_FROM] = 1, self.marks[buckets, VERSION]
+
+    def remember(self, cut: str, buckets: Array) -> None:
+        """Frozen buckets are saved as a whole or in part: from now on changes since then can be asked for."""
+        versions = np.full(len(self.owned), NEVER, np.int64)
+        versions[buckets] = self.marks[buckets, FROZEN]
+        self._saved = {**dict(list(self._saved.items())[1 - _CUTS :]), cut: versions}
+
+    def since(self, cut: str, buckets: Array) -> Array:
+        """[b] versions of frozen buckets at a cut that was remembered; -1: what was deleted since is not known."""
+        versions = self._saved.get(cut)
+        if versions is None:
+            return np.full(len(buckets), -1, np.int64)
+        of_cut = versions[buckets]
+        return np.where((of_cut < NEVER) & (self.logged_from[buckets] <= of_cut), of_cut, -1)
+
+    def forget_changes(self, cut: str) -> None:
+        """Nobody will ask for changes since an earlier cut than this one."""
+        versions = self._saved.get(cut)
+        if versions is None:
+            return
+        pools = self.rows_memory.log.pool, self.waiting_memory.log.pool, self.tombs_memory.pool
+        is_long = np.any([pool.buckets[:, COUNT] > pool.shape.per_slab for pool in pools], axis=0)
+        for bucket in np.flatnonzero(is_long & (versions < NEVER)).tolist():
+            self.bucket(bucket).forget_changes(int(versions[bucket]))
 
     def thaw(self, buckets: Sequence[int] | Array) -> None:
         """See Bucket.thaw."""
@@ -461,6 +510,8 @@ class RowStore:
             parts = [memory.detach(bucket) for memory in (self.rows_memory, self.waiting_memory)]
             self.marks[bucket] = 0
             self.marks[bucket, FROZEN] = -1
+            for versions in self._saved.values():
+                versions[bucket] = NEVER
             self.drop_tombs(bucket)
         # Nobody else knows these slabs any more.
         for kind, memory in enumerate((self.rows_memory, self.waiting_memory)):

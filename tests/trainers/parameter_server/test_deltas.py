@@ -1,0 +1,213 @@
+"""Records that hold what has changed since another one: together they are what a full record would be."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrec.checkpoints import PartManifest, commit_record, open_record
+from elastrec.checkpoints.catalog import list_records, prune
+from elastrec.checkpoints.inspection import find_row
+from elastrec.checkpoints.manifest import Contents
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.trainers.parameter_server.records import restore, save_part
+from elastrec.trainers.parameter_server.server import ParameterServer
+from tests.trainers.parameter_server.filled import Contents as Rows
+from tests.trainers.parameter_server.filled import contents, push, servers_of
+from tests.trainers.parameter_server.running import routing_of, training_job
+
+
+def job_of(**tables: dict[str, Any]) -> TrainingJob:
+    return training_job(tables=tables, resources={"virtual_buckets": 64}, checkpoint={"deltas": 5})
+
+
+class Job:
+    """Servers and their records in one folder."""
+
+    def __init__(self, folder: Path, servers: int = 2, **tables: dict[str, Any]) -> None:
+        self.job, self.folder = job_of(**tables), folder
+        self.servers = servers_of(self.job, servers)
+        self.uris: list[str] = []
+
+    def parts(self, name: str, base: str = "") -> tuple[str, list[PartManifest]]:
+        uri = f"{self.folder}/clicks/records/{name}"
+        return uri, [save_part(server, uri, cut=name, base=base) for server in self.servers]
+
+    def save(self, base: str = "") -> str:
+        """A record that builds on the one of another name, if the servers know it."""
+        step = len(self.uris) + 1
+        uri, parts = self.parts(f"{step:012d}-8c99a8c9-0000000{step}", base)
+        commit_record(
+            uri, parts, b"{}", job=self.job, job_id="clicks-1", kind="periodic", step=step, generation=1,
+            base=base and f"{uri.rpartition('/')[0]}/{base}",
+        )  # fmt: skip
+        self.uris.append(uri)
+        return uri
+
+    def restored(self, uri: str, count: int = 3) -> Rows:
+        servers = servers_of(self.job, count)
+        for server in servers:
+            restore(server, uri, routing_of(["nowhere"] * count, buckets=64), 1)
+        return contents(servers)
+
+
+def name_of(uri: str) -> str:
+    return uri.rpartition("/")[2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("push"), st.integers(0, 150), st.integers(1, 40)),
+            st.tuples(st.just("evict"), st.integers(20, 90), st.just(0)),
+            st.tuples(st.just("save"), st.booleans(), st.integers(0, 2)),
+        ),
+        min_size=3,
+        max_size=14,
+    ),
+    admit_after=st.sampled_from([1, 2]),
+)
+def test_a_chain_of_records_restores_what_was_held_bit_for_bit(
+    steps: list[tuple[str, int, int]], admit_after: int
+) -> None:
+    folder, now = Path(tempfile.mkdtemp()), 1000.0
+    table = {"evict_after": 100.0, "admit_after": admit_after}
+    made, known = Job(folder, user=table, item=table), dict[str, Rows]()
+    push(made.servers, range(100), 1.0, now)
+    try:
+        for what, first, second in [*steps, ("save", True, 0)]:
+            now += 10.0
+            if what == "push":
+                push(made.servers, range(first, first + second), 0.5, now)
+            elif what == "evict":
+                now += first
+                for server in made.servers:
+                    for store in server.stores:
+                        store.evict(now)
+            else:
+                # Not always on the newest one: that may not have become a record.
+                base = made.uris[-1 - second] if first and len(made.uris) > second else ""
+                uri = made.save(name_of(base) if base else "")
+                known[uri] = contents(made.servers)
+        for uri, expected in known.items():
+            assert made.restored(uri) == expected
+            rows = sum(1 for kind, *_ in expected if kind == "row")
+            assert sum(open_record(uri).manifest.rows.values()) == rows
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_delta_holds_what_has_changed_and_names_its_base(tmp_path: Path) -> None:
+    made = Job(tmp_path)
+    push(made.servers, range(2000), 1.0)
+    base = made.save()
+    push(made.servers, range(20), 1.0)
+    delta = open_record(made.save(name_of(base)))
+    assert open_record(base).manifest.contents is Contents.FULL
+    assert delta.manifest.contents is Contents.DELTA and delta.manifest.base == name_of(base)
+    assert delta.manifest.rows == {"user": 2000, "item": 2000}
+    assert delta.manifest.size_bytes < open_record(base).manifest.size_bytes / 10
+    shares = delta.shares()
+    assert all((share.first > 0).all() and (share.last >= share.first).all() for share in shares)
+    changed, unchanged = find_row(delta, "user", 7), find_row(delta, "user", 700)
+    assert changed.found == unchanged.found == "row"
+    assert changed.optimizer_state["accumulator"] > unchanged.optimizer_state["accumulator"]
+    assert find_row(delta, "user", 5000).found == "absent"
+    assert delta.verify() > open_record(base).verify()
+
+
+def test_a_bucket_that_has_changed_much_and_one_of_a_server_that_was_replaced_are_written_whole(tmp_path: Path) -> None:
+    made = Job(tmp_path)
+    push(made.servers, range(50_000), 1.0)
+    base = made.save()
+    push(made.servers, range(50_000), 1.0)
+    much = made.save(name_of(base))
+    assert open_record(much).manifest.contents is Contents.FULL and not open_record(much).manifest.base
+    push(made.servers, range(10), 1.0)
+    restore(made.servers[1], much, routing_of(["nowhere"] * 2, buckets=64), 1)
+    partly = open_record(made.save(name_of(much)))
+    assert [bool(share.first.any()) for share in partly.shares()] == [True, False]
+    assert made.restored(partly.uri) == contents(made.servers)
+
+
+def test_what_was_evicted_since_the_base_does_not_come_back(tmp_path: Path) -> None:
+    made = Job(tmp_path, user={"evict_after": 100.0}, item={"evict_after": 100.0})
+    push(made.servers, range(2000), 1.0, now=1000.0)
+    push(made.servers, range(1950), 1.0, now=1050.0)
+    base = made.save()
+    for server in made.servers:
+        for store in server.stores:
+            store.evict(1120.0)
+    delta = made.save(name_of(base))
+    assert open_record(delta).manifest.rows == {"user": 1950, "item": 1950}
+    assert find_row(open_record(base), "user", 1980).found == "row"
+    assert find_row(open_record(delta), "user", 1980).found == "absent"
+    assert made.restored(delta) == contents(made.servers)
+
+
+def test_a_delta_whose_base_is_another_one_is_not_committed(tmp_path: Path) -> None:
+    made = Job(tmp_path)
+    push(made.servers, range(2000), 1.0)
+    first = made.save()
+    push(made.servers, range(10), 1.0)
+    second = made.save(name_of(first))
+    push(made.servers, range(10), 1.0)
+    uri, parts = made.parts("000000000009-8c99a8c9-00000009", name_of(second))
+
+    def commit(base: str) -> None:
+        commit_record(
+            uri, parts, b"{}", job=made.job, job_id="clicks-1", kind="periodic", step=9, generation=1, base=base
+        )
+
+    message = r"part ps-0 has changes of bucket 0 of the tables user, item from version 2, but .* ends with version "
+    with pytest.raises(CheckpointError, match=message + "0"):
+        commit(first)
+    with pytest.raises(CheckpointError, match=message + "-1"):
+        commit("")
+    commit(second)
+    assert made.restored(uri) == contents(made.servers)
+
+
+def test_pruning_keeps_what_a_kept_record_builds_on_and_nothing_that_builds_on_damage(tmp_path: Path) -> None:
+    made = Job(tmp_path)
+    push(made.servers, range(2000), 1.0)
+    for base in (None, 0, 1, None, 3):
+        push(made.servers, range(10), 1.0)
+        made.save("" if base is None else name_of(made.uris[base]))
+    store = str(tmp_path)
+
+    def listed() -> list[str]:
+        return [name_of(uri) for uri, _ in list_records(store, "clicks", "clicks-1")]
+
+    names = [name_of(uri) for uri in made.uris]
+    assert listed() == names[::-1]
+    prune(store, "clicks", "clicks-1", keep=3)
+    assert listed() == names[::-1]
+    prune(store, "clicks", "clicks-1", keep=2)
+    assert listed() == [names[4], names[3]]
+    push(made.servers, range(10), 1.0)
+    made.save(names[4])
+    prune(store, "clicks", "clicks-1", keep=1, damaged=[made.uris[4]])
+    assert listed() == [names[3]]
+    assert made.restored(made.uris[3])
+
+
+def test_a_record_without_its_base_is_no_record(tmp_path: Path) -> None:
+    made = Job(tmp_path)
+    push(made.servers, range(2000), 1.0)
+    base = made.save()
+    push(made.servers, range(10), 1.0)
+    delta = made.save(name_of(base))
+    shutil.rmtree(base)
+    assert list_records(str(tmp_path), "clicks") == []
+    server: ParameterServer = servers_of(made.job, 1)[0]
+    with pytest.raises(CheckpointError, match=f"{name_of(base)}: no complete checkpoint record"):
+        restore(server, delta, routing_of(["nowhere"], buckets=64), 1)
