@@ -17,7 +17,7 @@ from elastrec.trainers.parameter_server import handlers, records
 from elastrec.trainers.parameter_server.messages import Applied, Rows
 from elastrec.trainers.parameter_server.saver import Saver
 from elastrec.trainers.parameter_server.server import ParameterServer
-from tests.trainers.parameter_server.calls import pull, push, server_of
+from tests.trainers.parameter_server.calls import SGD, pull, push, server_of
 from tests.trainers.parameter_server.running import routing_of, training_job
 
 IDS = list(range(50))
@@ -99,7 +99,7 @@ def test_requests_are_served_while_a_part_is_written_and_the_part_is_of_the_mome
     assert saver.writing == "" and not reports.errors
     part = PartManifest.from_json(reports.parts[0].manifest_json)
     assert sum(table.rows for table in part.tables) == len(IDS)
-    job, uri = training_job(), order(tmp_path, 1).uri
+    job, uri = training_job(optimizers=SGD), order(tmp_path, 1).uri
     commit_record(uri, [part], b"{}", job=job, job_id="job-1", kind="periodic", step=1, generation=1)
     assert not np.array_equal(pull(trained, "a", IDS)[1][0], saved_rows)
     records.restore(trained, uri, routing_of(["here:1"]), 1)
