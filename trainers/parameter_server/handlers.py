@@ -44,6 +44,7 @@ from elastrec.trainers.parameter_server.messages import (
     Stats,
 )
 from elastrec.trainers.parameter_server.model import Model
+from elastrec.trainers.parameter_server.place import Place
 from elastrec.trainers.parameter_server.plan import TablePlan
 from elastrec.trainers.parameter_server.pushes import Pushes, Standing
 from elastrec.trainers.parameter_server.requests import PUSH_ARRAYS, check_ids, check_push
@@ -92,6 +93,12 @@ class RequestHandlers:
     def forget_found(self, worker: WorkerProcess) -> None:
         """The worker's pulls will be followed by no push."""
         self._found.forget(worker)
+
+    @property
+    def place(self) -> Place | None:
+        """What the server is responsible for; None without a model."""
+        model = self.model
+        return None if model is None else model.place
 
     @property
     def stores(self) -> list[RowStore]:
