@@ -13,7 +13,7 @@ from elastrec.trainers.parameter_server import handlers
 from elastrec.trainers.parameter_server.messages import Applied, Blocked, GetStats, Rows, Stale
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
-from tests.trainers.parameter_server.calls import BATCH, applied, leave, pull, push, push_pull, server_of
+from tests.trainers.parameter_server.calls import BATCH, SGD, applied, leave, pull, push, push_pull, server_of
 from tests.trainers.parameter_server.running import routing_of, training_job
 
 REFUSED = Stale(epoch=1, generation=1, ready=True, named=False)
@@ -143,7 +143,9 @@ def test_a_record_holds_what_is_reported_as_applied_and_no_more(tmp_path: Path) 
     open_store(tmp_path).create()
     uri = new_record_uri(str(tmp_path), "clicks", "job-1", step=1)
     part = save_part(server, uri)
-    commit_record(uri, [part], b"{}", job=training_job(), job_id="job-1", kind="periodic", step=1, generation=1)
+    commit_record(
+        uri, [part], b"{}", job=training_job(optimizers=SGD), job_id="job-1", kind="periodic", step=1, generation=1
+    )
     assert leave(server, "a", 2) == applied(2)
     assert dense(server) == -11.0
     restore(server, uri, ROUTING, 1)
