@@ -38,6 +38,7 @@ LOGS = ("clicks", "ratings")
 _SMALL = {
     "dlrm": {"bottom_layer_sizes": [32], "top_layer_sizes": [64, 32]},
     "xdeepfm": {"layer_sizes": [64, 32], "cin_layer_sizes": [8, 8]},
+    "mmoe": {"expert_layer_sizes": [64, 32], "tower_layer_sizes": [16]},
 }
 
 
@@ -76,6 +77,8 @@ def model_of(architecture: str, log: Log) -> dict[str, Any]:
         options["attention"] = {log.history: log.target}
     if architecture == "bst":
         options["sequences"] = [log.history]
+    if architecture == "two_tower":
+        options["item_features"] = [log.target]
     return {"architecture": architecture, "embedding_dimension": DIMENSION, "options": options}
 
 

@@ -20,9 +20,10 @@ with without_collector():
     import torch
     from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.errors import FieldProblem, JobFailedError, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_from_json
+from elastrec.trainers.models.heads import JobHeads
 from elastrec.trainers.models.registry import build_model
 from elastrec.trainers.models.schema import FeatureSchema, embedding_tables
 
@@ -49,22 +50,58 @@ def check(job: TrainingJob) -> list[FieldProblem]:
     except Exception:
         return [*problems, _own_fault(job, "a model that can be built")]
     try:
-        logits_B = model(*_made_up_batch(job))
+        heads = JobHeads(model, job.spec.data)
+    except SpecError as error:
+        return problems + error.problems
+    return problems + _check_gate(job, heads) + _check_step(job, model, heads)
+
+
+def _check_gate(job: TrainingJob, heads: JobHeads) -> list[FieldProblem]:
+    gate = job.spec.gate
+    if gate.head is not None and gate.head not in heads.names:
+        return [FieldProblem("spec.gate.head", repr(gate.head), f"an output of the model: {', '.join(heads.names)}")]
+    kind = heads.kinds[heads.names.index(gate.head) if gate.head else 0]
+    allowed = ("normalized_error",) if kind == "value" else ("auc", "normalized_entropy")
+    if gate.metric not in allowed:
+        judged = repr(gate.head or heads.names[0])
+        return [
+            FieldProblem("spec.gate.metric", repr(gate.metric), f"{' or '.join(allowed)} for {judged}, a {kind} label")
+        ]
+    return []
+
+
+def _check_step(job: TrainingJob, model: torch.nn.Module, heads: JobHeads) -> list[FieldProblem]:
+    """Forward, loss and backward on made-up samples."""
+
+    def wrong(allowed: str) -> list[FieldProblem]:
+        return [FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
+
+    try:
+        result = model(*_made_up_batch(job))
     except Exception:
-        return [*problems, _own_fault(job, "a model whose forward works on the job's features")]
-    if not isinstance(logits_B, torch.Tensor) or logits_B.numel() != _SAMPLES:
-        found = tuple(logits_B.shape) if isinstance(logits_B, torch.Tensor) else type(logits_B).__name__
-        allowed = f"a model whose forward returns one logit per sample: shape ({_SAMPLES},), not {found}"
-        return [*problems, FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
-    if not logits_B.requires_grad:
-        allowed = "a model whose logits depend on its parameters"
-        return [*problems, FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
-    if not logits_B.isfinite().all():
-        shown = logits_B.detach().flatten().tolist()
-        allowed = f"a model whose logits are finite for features that are all zero, not {shown}"
-        return [*problems, FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
-    logits_B.sum().backward()
-    return problems
+        return [_own_fault(job, "a model whose forward works on the job's features")]
+    try:
+        outputs = heads.outputs(result, _SAMPLES)
+    except JobFailedError as error:
+        if len(heads.names) > 1:
+            return wrong(f"a model with an output for each label: {error}")
+        found = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        return wrong(f"a model whose forward returns one logit per sample: shape ({_SAMPLES},), not {found}")
+    if not any(outputs[name].requires_grad for name in heads.names):
+        return wrong("a model whose logits depend on its parameters")
+    for name in heads.names:
+        if not outputs[name].isfinite().all():
+            shown = outputs[name].detach().flatten().tolist()
+            return wrong(f"a model whose logits are finite for features that are all zero, not {shown}")
+    try:
+        losses = heads.losses(outputs, heads.targets(torch.zeros(_SAMPLES, len(job.spec.data.targets))))
+        for number, loss in enumerate(losses.trained, start=1):
+            loss.backward(retain_graph=number < len(losses.trained))
+    except JobFailedError as error:
+        return wrong(f"a model whose loss can be trained: {error}")
+    except Exception:
+        return [_own_fault(job, "a model whose loss works on the job's labels")]
+    return []
 
 
 def _made_up_batch(job: TrainingJob) -> tuple[torch.Tensor, KeyedJaggedTensor]:

@@ -91,7 +91,8 @@ def score(step: Step, minibatches: _Items) -> BinaryMetricsSketch:
     for item in minibatches:
         started = step.pull(item)
         prediction = step.predict(started)
-        sketch.update(prediction.probability_B, prediction.label_B)
+        (head,) = prediction.heads
+        sketch.update(head.prediction_B, head.label_B)
     return sketch
 
 

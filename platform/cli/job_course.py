@@ -60,9 +60,9 @@ def show_outcome(outcome: jobs.Result, output: str) -> None:
     if output == "json":
         echo_json(outcome)
         return
-    click.echo(
-        f"AUC {outcome.auc:.5f}   normalised entropy {outcome.normalized_entropy:.5f}   in {outcome.seconds:.1f} s"
-    )
+    quality = [("AUC", outcome.auc), ("normalised entropy", outcome.normalized_entropy)]
+    shown = [f"{name} {value:.5f}" for name, value in quality if value is not None]
+    click.echo("   ".join([*shown, f"in {outcome.seconds:.1f} s"]))
     samples = f"samples trained {outcome.samples_trained:,} of {outcome.samples_total:,}"
     click.echo(f"{samples}, shards {outcome.shards_done}/{outcome.shards_total}")
     champion = " (champion)" if outcome.is_champion else ""

@@ -9,6 +9,7 @@ from elastrec.platform.data.batches import (
     dense_of,
     ids_of,
     label_of,
+    targets_of,
 )
 from elastrec.platform.data.convert import ByFractions, ByRows, ByTime, ConvertReport, convert
 from elastrec.platform.data.encode import MISSING_ID, RowEncoder
@@ -59,6 +60,7 @@ __all__ = [
     "partitions_between",
     "read_manifest",
     "read_report",
+    "targets_of",
     "training_data_for",
     "write_manifest",
     "write_new_manifest",

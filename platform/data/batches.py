@@ -1,6 +1,7 @@
 """The columns of a minibatch as numpy arrays.
 
-Legend of shapes: B batch, I dense features, F sparse features, L ids of all features of the batch.
+Legend of shapes: B batch, T labels and weights, I dense features, F sparse features, L ids of all features of the
+batch.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from elastrec.platform.data.encode import DENSE, LABEL
 from elastrec.platform.data.laid_out import flat_ids
 
 
+def targets_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
+    """target_BT float32 [B, T], without a copy: labels, then the weight, in the order of `data.targets`."""
+    column = batch.column(LABEL)
+    return np.asarray(column).reshape(-1, 1) if pa.types.is_float32(column.type) else _rows_of(column)
+
+
 def label_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
-    """label_B float32 [B], without a copy."""
-    return np.asarray(batch.column(LABEL))
+    """The first label, float32 [B], without a copy."""
+    return targets_of(batch)[:, 0]
 
 
 def dense_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
@@ -26,7 +33,11 @@ def dense_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
     index = batch.schema.get_field_index(DENSE)
     if index < 0:
         return np.empty((batch.num_rows, 0), np.float32)
-    column = batch.column(index)
+    return _rows_of(batch.column(index))
+
+
+def _rows_of(column: pa.FixedSizeListArray) -> NDArray[np.float32]:
+    """Lists of one length as rows, without a copy."""
     rows, width, begin = len(column), column.type.list_size, column.offset
     # Its `flatten` would go through a compute function, which costs more than all the rest.
     return np.asarray(column.values)[begin * width : (begin + rows) * width].reshape(rows, width)

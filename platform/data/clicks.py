@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _SAMPLE_ROWS = 65_536
 _MISSING_SHARE = 0.05
 _DENSE_MISSING_SHARE = 0.1
+_BUYER = 1_000_003
 
 Longs = NDArray[np.int64]
 
@@ -30,6 +31,8 @@ class Clicks:
         lists: per list feature (ids [L], offsets [B + 1]).
         dense: per dense feature int32 [B], -1 for an empty field.
         probability: the truth, float64 [B].
+        conversion: int8 [B], 1 only where `label` is; None where the spec asks for none.
+        conversion_probability: the truth of a click and a conversion together, float64 [B].
     """
 
     label: NDArray[np.int8]
@@ -40,6 +43,8 @@ class Clicks:
     lists: list[tuple[Longs, Longs]]
     dense: list[NDArray[np.int32]]
     probability: NDArray[np.float64]
+    conversion: NDArray[np.int8] | None = None
+    conversion_probability: NDArray[np.float64] | None = None
 
 
 class ClickMaker:
@@ -60,15 +65,25 @@ class ClickMaker:
         list_final = [self._vocabulary(-1, largest)] * spec.lists
         pairs = [(a, b) for a, b in ((1, third + 1), (2, third + 2), (1, 2 * third)) if b < spec.sparse and a < third]
         self._teacher = Teacher(spec.seed, final, list_final, spec.dense, pairs, spec.drift_radians)
+        # Another seed: what makes somebody buy is not what makes them click.
+        self._buyer = (
+            Teacher(spec.seed + _BUYER, final, list_final, spec.dense, pairs, spec.drift_radians)
+            if spec.conversion_rate is not None
+            else None
+        )
         rng = np.random.default_rng([spec.seed, 5])
         self._dense_mean = rng.uniform(0.5, 2.5, spec.dense)
         self._salts = rng.integers(0, 2**32, spec.sparse + spec.lists, dtype=np.uint32)
         sample, _ = self._features(np.random.default_rng([spec.seed, 6]), _SAMPLE_ROWS, _SAMPLE_ROWS)
         self._teacher.calibrate(sample, spec.click_rate, spec.best_auc)
+        if self._buyer is not None and spec.conversion_rate is not None:
+            self._buyer.calibrate(sample, spec.conversion_rate, spec.best_auc)
 
     def prepare(self, day: int) -> None:
         """Turn the truth to a day; `make` for that day may then run in several threads."""
         self._teacher.prepare(day)
+        if self._buyer is not None:
+            self._buyer.prepare(day)
 
     def make(
         self,
@@ -97,6 +112,13 @@ class ClickMaker:
         if spec.labels == "observed":
             label &= time_B + delay <= partition_end_seconds
             delay = np.where(label, delay, 0.0)
+        conversion = conversion_probability = None
+        if self._buyer is not None:
+            buys_B = self._buyer.probability(features)
+            # Draws of their own: the other columns are those of the same spec without conversions.
+            drawn_B = np.random.default_rng([spec.seed, 8, day, first_row]).random(rows)
+            conversion = (label & (drawn_B < buys_B))[order].astype(np.int8)
+            conversion_probability = (probability * buys_B)[order]
         session_id = _mix32((session_B + first_row).astype(np.uint32), np.uint32(day + 1)).astype(np.int64)
         return Clicks(
             label=label[order].astype(np.int8),
@@ -110,6 +132,8 @@ class ClickMaker:
             ],
             dense=[value_B[order] for value_B in dense],
             probability=probability[order],
+            conversion=conversion,
+            conversion_probability=conversion_probability,
         )
 
     def _features(

@@ -24,6 +24,7 @@ import pyarrow.fs as pafs
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from elastrec.platform.data.batches import targets_of
 from elastrec.platform.data.encode import DENSE, MISSING_ID, RowEncoder
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
 from elastrec.platform.data.manifest import DataManifest, build_manifest
@@ -207,7 +208,7 @@ def _pieces(
         except DataError as error:
             raise DataError(f"{piece.file.uri}: {error}") from error
         ledger.judge(piece.file.uri, piece.first_row, encoded)
-        columns = {source.label: encoded.batch.column("label").cast(pa.int8(), safe=False)}
+        columns = _targets(source, table, encoded.batch)
         for feature in source.dense:
             value_B, missing_B, _ = as_float64(combined(table[feature.name]), feature.name)
             columns[feature.name] = pa.array(value_B, mask=missing_B)
@@ -228,6 +229,17 @@ def _pieces(
         yield converted, number_B
         if progress is not None:
             progress(done, manifest.rows)
+
+
+def _targets(source: TrainingData, table: pa.Table, encoded: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Labels and weight as they are written; bad rows hold anything."""
+    columns = {}
+    for index, target in enumerate(source.targets):
+        if target.kind == "binary":
+            columns[target.name] = pa.array(targets_of(encoded)[:, index].astype(np.int8))
+        else:
+            columns[target.name] = pa.array(as_float64(combined(table[target.name]), target.name)[0])
+    return columns
 
 
 def _check_keys(source: TrainingData, columns: Sequence[str], uri: str) -> None:
@@ -370,6 +382,8 @@ def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:
     match = _RULE.match(text)
     if match is None:
         raise DataError(f"label rule: {text!r} is not allowed; allowed: a column, one of >= <= > < ==, and a number")
+    if source.labels:
+        raise DataError(f"label rule: {text!r} makes data.label; remove the rule, or data.labels")
     rule = _Rule(match[1], match[2], float(match[3]))
     if rule.column in set(_features(source)):
         raise DataError(

@@ -99,7 +99,8 @@ class DeduplicatingReader(ShardReader):
         self._raw = RawReader(
             data, manifest, extra=[data.session] if data.session else [], keep=frozenset(named) - {data.session}
         )
-        self._kinds = {LABEL: "float", **({DENSE: f"fixed_size_list[{len(data.dense)}]"} if data.dense else {})}
+        label = "float" if len(data.targets) == 1 else f"fixed_size_list[{len(data.targets)}]"
+        self._kinds = {LABEL: label, **({DENSE: f"fixed_size_list[{len(data.dense)}]"} if data.dense else {})}
         self._kinds |= {f.name: "list<int64>" if f.is_list else "int64" for f in data.sparse}
         self._pools: list[list[_Pool]] = []
 

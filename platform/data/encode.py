@@ -1,14 +1,16 @@
 """RowEncoder: raw columns of a click log become trainer-ready columns, vectorised, with bad rows marked.
 
-A trainer-ready batch has, in this order: `label` float32; `dense` fixed_size_list<float32>[I] in the order of
-`data.dense` (absent when there are no dense features); then one column per sparse feature under its own name: int64, or
-list<int64> for list features. The same encoder serves training, evaluation and the exported model.
+A trainer-ready batch has, in this order: `label` float32, or fixed_size_list<float32>[T] in the order of `data.targets`
+where a job has several labels or weights; `dense` fixed_size_list<float32>[I] in the order of `data.dense` (absent when
+there are no dense features); then one column per sparse feature under its own name: int64, or list<int64> for list
+features. The same encoder serves training, evaluation and the exported model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +18,13 @@ from numpy.typing import NDArray
 
 from elastrec.platform.data.ids import encode_ids, integer_ids
 from elastrec.platform.data.numbers import as_float64, combined, is_text, plain_numbers, usable_numbers
-from elastrec.platform.specs.data import DenseFeature, SparseFeature, TrainingData
+from elastrec.platform.specs.data import DenseFeature, SparseFeature, Target, TrainingData
 from elastrec.platform.specs.errors import DataError, FieldProblem, SpecError
 
 MISSING_ID = int.from_bytes(b"missing")
 """The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""
 
+_EXPECTED_TARGET = {"binary": "0 or 1", "value": "a finite number", "weight": "a finite number from 0 on"}
 _EXPECTED = {"integer": "64-bit integers", "hexadecimal": "1 to 16 hexadecimal digits", "string": "text"}
 
 LABEL = "label"
@@ -43,17 +46,41 @@ class BadRow:
         return f"{where}: found {self.found}, expected {self.expected}"
 
 
+class Mark(NamedTuple):
+    """Rows of one column that cannot be used: `wrong_B` bool [B] of `values` [B]."""
+
+    column: str
+    values: pa.Array
+    wrong_B: NDArray[np.bool_]
+    expected: str
+
+    def bad_row(self, row: int) -> BadRow:
+        """Why a row that is wrong here is bad."""
+        return BadRow(row, self.column, _shown(self.values[row]), self.expected)
+
+
 @dataclass(frozen=True)
 class EncodedRows:
     """Attributes:
     batch: trainer-ready columns of all rows; those of bad rows hold arbitrary values.
     bad_B: bool [B].
     first_bad: the first reason found, or None.
+    marks: all that was found, in the order of the columns.
     """
 
     batch: pa.RecordBatch
     bad_B: NDArray[np.bool_]
     first_bad: BadRow | None
+    marks: Sequence[Mark] = ()
+
+    def bad_rows(self) -> dict[int, BadRow]:
+        """Why each bad row is bad, by its number; of a row that is bad in several columns the first of them."""
+        found: dict[int, BadRow] = {}
+        for mark in self.marks:
+            for row in np.flatnonzero(mark.wrong_B).tolist():
+                if row not in found:
+                    found[row] = mark.bad_row(row)
+        return found
 
 
 class RowEncoder:
@@ -83,35 +110,35 @@ class RowEncoder:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the raw columns that are needed, label first."""
+        """Names of the raw columns that are needed, labels first."""
         data = self._data
-        return (data.label, *(feature.name for feature in data.dense), *(feature.name for feature in data.sparse))
+        names = [*(target.name for target in data.targets), *(feature.name for feature in data.dense)]
+        return (*names, *(feature.name for feature in data.sparse))
 
     def encode(self, rows: pa.Table | pa.RecordBatch, *, with_label: bool = True) -> EncodedRows:
         """Encode raw rows [B]; bad ones are marked, never dropped.
 
         Args:
             rows: raw columns; numbers and ids may also come as text.
-            with_label: without, there is no label column (rows to be scored).
+            with_label: without, there is no label column (rows to be scored), and labels and weight are not read.
 
         Raises:
             DataError: a column is missing or its type can never be what the feature needs.
         """
         bad_B = np.zeros(rows.num_rows, np.bool_)
-        first: list[BadRow] = []
+        marks: list[Mark] = []
 
         def mark(column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
             if wrong_B.any():
                 bad_B[wrong_B] = True
-                row = int(np.flatnonzero(wrong_B)[0])
-                first.append(BadRow(row, column, _shown(values[row]), expected))
+                marks.append(Mark(column, values, wrong_B, expected))
 
         # Once for all: asking a table by name costs more than most columns do.
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         arrays: list[pa.Array] = []
         names: list[str] = []
         if with_label:
-            arrays.append(self._label(_column(columns, self._data.label), mark))
+            arrays.append(self._targets(columns, mark))
             names.append(LABEL)
         if self._data.dense:
             dense_BI = np.empty((rows.num_rows, len(self._data.dense)), np.float32)
@@ -123,17 +150,29 @@ class RowEncoder:
             arrays.append(self._sparse(_column(columns, sparse.name), sparse, mark))
             names.append(sparse.name)
         batch = pa.RecordBatch.from_arrays(arrays, names=names)
-        return EncodedRows(batch, bad_B, min(first, key=lambda bad: bad.row, default=None))
+        firsts = [each.bad_row(int(np.flatnonzero(each.wrong_B)[0])) for each in marks]
+        return EncodedRows(batch, bad_B, min(firsts, key=lambda bad: bad.row, default=None), marks)
 
-    def _label(self, values: pa.Array, mark: Mark) -> pa.Array:
-        label_B = usable_label(values)
-        if label_B is not None:
-            return pa.array(label_B)
-        value_B, missing_B, wrong_B = as_float64(values, self._data.label)
-        mark(self._data.label, values, wrong_B | missing_B | ((value_B != 0) & (value_B != 1)), "0 or 1")
-        return pa.array(value_B.astype(np.float32))
+    def _targets(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], mark: Marker) -> pa.Array:
+        found = [self._target(_column(columns, target.name), target, mark) for target in self._data.targets]
+        if len(found) == 1:
+            return pa.array(found[0])
+        target_BT = np.stack(found, axis=1)
+        return pa.FixedSizeListArray.from_arrays(pa.array(target_BT.reshape(-1)), target_BT.shape[1])
 
-    def _dense(self, values: pa.Array, feature: DenseFeature, mark: Mark) -> NDArray[np.float32]:
+    @staticmethod
+    def _target(values: pa.Array, target: Target, mark: Marker) -> NDArray[np.float32]:
+        target_B = usable_target(values, target)
+        if target_B is not None:
+            return target_B
+        value_B, missing_B, wrong_B = as_float64(values, target.name)
+        float_B = _as_float32(value_B)
+        wrong_B = wrong_B | missing_B | ~_allowed(value_B if target.kind == "binary" else float_B, target)
+        mark(target.name, values, wrong_B, _EXPECTED_TARGET[target.kind])
+        float_B[wrong_B] = 0.0
+        return float_B
+
+    def _dense(self, values: pa.Array, feature: DenseFeature, mark: Marker) -> NDArray[np.float32]:
         value_B = usable_numbers(values, feature.missing)
         if value_B is None:
             value_B, missing_B, wrong_B = as_float64(values, feature.name)
@@ -150,7 +189,7 @@ class RowEncoder:
             float_B[wrong_B] = 0.0
         return float_B
 
-    def _sparse(self, values: pa.Array, feature: SparseFeature, mark: Mark) -> pa.Array:
+    def _sparse(self, values: pa.Array, feature: SparseFeature, mark: Marker) -> pa.Array:
         hash_size = self._hash_sizes.get(feature.table_name)
         encoding = encoding_of(feature, values.type)
         if encoding == "integer" and not feature.is_list:
@@ -193,12 +232,31 @@ def encoding_of(feature: SparseFeature, type_: pa.DataType) -> str:
     return feature.encoding
 
 
-def usable_label(values: pa.Array) -> NDArray[np.float32] | None:
-    """Labels float32 [B]; None when one may be bad or the type needs more."""
+def usable_target(values: pa.Array, target: Target) -> NDArray[np.float32] | None:
+    """Labels or weights float32 [B]; None when one may be bad or the type needs more."""
     plain_B = plain_numbers(values)
-    if plain_B is None or values.null_count or not ((plain_B == 0) | (plain_B == 1)).all():
+    if plain_B is None or values.null_count:
         return None
-    return plain_B.astype(np.float32)
+    float_B = _as_float32(plain_B)
+    # Rounded to float32 a number just above 1 would be a label.
+    judged_B = plain_B if target.kind == "binary" else float_B
+    return float_B if _allowed(judged_B, target).all() else None
+
+
+def _as_float32(value_B: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return value_B.astype(np.float32)
+
+
+def _allowed(value_B: NDArray[Any], target: Target) -> NDArray[np.bool_]:
+    allowed_B: NDArray[np.bool_]
+    if target.kind == "binary":
+        allowed_B = (value_B == 0) | (value_B == 1)
+    else:
+        allowed_B = np.isfinite(value_B)
+        if target.kind == "weight":
+            allowed_B &= value_B >= 0
+    return allowed_B
 
 
 def transformed(value_B: NDArray[np.float64], feature: DenseFeature) -> tuple[NDArray[np.float32], bool]:
@@ -214,7 +272,7 @@ def transformed(value_B: NDArray[np.float64], feature: DenseFeature) -> tuple[ND
     return float_B, bool(np.isfinite(float_B).all())
 
 
-Mark = Callable[[str, pa.Array, NDArray[np.bool_], str], None]
+Marker = Callable[[str, pa.Array, NDArray[np.bool_], str], None]
 
 
 def _modulo(ids: NDArray[np.int64], hash_size: int | None) -> NDArray[np.int64]:

@@ -28,6 +28,7 @@ from elastrec.platform.specs.data import (
     CsvOptions,
     DenseFeature,
     FileFormat,
+    LabelColumn,
     Partitioning,
     SparseFeature,
     TrainingData,
@@ -65,6 +66,8 @@ class GenerateSpec(Spec):
     click_rate: Annotated[float, Field(gt=0, lt=1)] = 0.25
     best_auc: Annotated[float, Field(gt=0.5, lt=0.99)] = 0.80
     """What a model that knows the truth reaches."""
+    conversion_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of clicks that are followed by a conversion (column `conversion`, 0 without a click); absent: no column."""
     drift_radians: Annotated[float, Field(ge=0, le=3.2)] = 0.05
     """How far the truth turns per day."""
     delay_seconds: Annotated[float, Field(ge=0)] = 1800.0
@@ -80,6 +83,8 @@ class GenerateSpec(Spec):
                 f"criteo_tsv has 13 dense, 26 sparse and 0 list features; found dense {self.dense}, sparse "
                 f"{self.sparse}, lists {self.lists}"
             )
+        if self.format is FileFormat.CRITEO_TSV and self.conversion_rate is not None:
+            raise ValueError("criteo_tsv has one label; remove conversion_rate or choose another format")
         if self.rows_per_file % CHUNK_ROWS and self.rows_per_file > CHUNK_ROWS:
             raise ValueError(f"rows_per_file {self.rows_per_file} must be a multiple of {CHUNK_ROWS}, or below it")
         return self
@@ -95,6 +100,9 @@ class DayTruth(Spec):
     best_auc: float | None
     best_normalized_entropy: float | None
     best_log_loss: float
+    conversions: int | None = None
+    best_conversion_auc: float | None = None
+    """Of P(click and conversion); None without conversions."""
 
 
 class GenerateReport(Spec):
@@ -124,6 +132,7 @@ def training_data_for(spec: GenerateSpec) -> TrainingData:
         path=spec.path,
         format=spec.format,
         partitioning=spec.partitioning,
+        labels=() if spec.conversion_rate is None else (LabelColumn(name="label"), LabelColumn(name="conversion")),
         dense=tuple(DenseFeature(name=f"I{i + 1}") for i in range(spec.dense)),
         sparse=(
             *(SparseFeature(name=f"C{i + 1}", encoding=encoding) for i in range(spec.sparse)),
@@ -156,13 +165,15 @@ def generate(spec: GenerateSpec, progress: Progress | None = None) -> GenerateRe
             continue
         if maker is None:
             maker = ClickMaker(spec, total)
-        truth = BinaryMetricsSketch()
+        truth, conversions = BinaryMetricsSketch(), BinaryMetricsSketch()
         size = 0
         for partition, part_rows, first in _partitions(spec, index):
             with PartitionWriter(spec, join(spec.path, partition.folder)) as writer:
                 for clicks in _ahead(maker, partition, index, first, part_rows):
                     writer.write(clicks)
                     truth.update(clicks.probability, clicks.label)
+                    if clicks.conversion is not None and clicks.conversion_probability is not None:
+                        conversions.update(clicks.conversion_probability, clicks.conversion)
                     rows += len(clicks.label)
                     if progress is not None:
                         progress(rows, total)
@@ -181,6 +192,8 @@ def generate(spec: GenerateSpec, progress: Progress | None = None) -> GenerateRe
                         best_auc=truth.auc(),
                         best_normalized_entropy=truth.normalized_entropy(),
                         best_log_loss=log_loss,
+                        conversions=conversions.positives if conversions.rows else None,
+                        best_conversion_auc=conversions.auc(),
                     ),
                 )
             }

@@ -4,7 +4,7 @@ A minibatch of many columns costs more to build array by array than its rows cos
 a message at once, without a copy. The ids of a message lie feature after feature, as a KeyedJaggedTensor wants them,
 so that `flat_ids` finds them without a copy too. Only scalar features: lists have no fixed place.
 
-Legend of shapes: K batches, B rows of a batch, I dense features, F sparse features.
+Legend of shapes: K batches, B rows of a batch, T labels and weights, I dense features, F sparse features.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from elastrec.platform.data.encode import DENSE, LABEL
 
 @dataclass(frozen=True)
 class BatchForm:
-    """Columns of trainer-ready batches: the label, the number of dense features, and names of scalar sparse ones."""
+    """Columns of trainer-ready batches: numbers of labels with weights and of dense features, names of scalar sparse
+    ones."""
 
+    targets: int
     dense: int
     sparse: tuple[str, ...]
 
     def schema(self) -> pa.Schema:
         """As `elastrec.platform.data.encode` describes it."""
-        fields = [pa.field(LABEL, pa.float32())]
+        fields = [pa.field(LABEL, pa.float32() if self.targets == 1 else pa.list_(pa.float32(), self.targets))]
         if self.dense:
             fields.append(pa.field(DENSE, pa.list_(pa.float32(), self.dense)))
         return pa.schema([*fields, *(pa.field(name, pa.int64()) for name in self.sparse)])
@@ -47,7 +49,7 @@ class _Message:
 
     head: bytes
     size: int
-    label: int
+    target: int
     dense: int
     ids: int
     between_ids: int
@@ -56,19 +58,24 @@ class _Message:
 @functools.lru_cache(maxsize=64)
 def _message(form: BatchForm, rows: int) -> _Message:
     """Asks Arrow itself, once for each number of rows."""
-    columns: list[pa.Array] = [pa.array(np.zeros(rows, np.float32))]
+    several = form.targets > 1
+    columns: list[pa.Array] = [_zeros(rows, form.targets) if several else pa.array(np.zeros(rows, np.float32))]
     if form.dense:
-        columns.append(pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * form.dense, np.float32)), form.dense))
+        columns.append(_zeros(rows, form.dense))
     columns += [pa.array(np.zeros(rows, np.int64))] * len(form.sparse)
     schema = form.schema()
     message = pa.RecordBatch.from_arrays(columns, schema=schema).serialize()
     batch = pa.ipc.read_record_batch(message, schema)
-    label = _data(batch.column(0)) - message.address
+    target = _data(batch.column(0).values if several else batch.column(0)) - message.address
     dense = _data(batch.column(1).values) - message.address if form.dense else 0
     ids = [_data(column) - message.address for column in batch.columns[1 + bool(form.dense) :]]
     steps = set(np.diff(ids).tolist()) or {8 * rows}
     assert len(steps) == 1, f"columns of {rows} ids lie unevenly: {ids}"
-    return _Message(message.to_pybytes()[:label], message.size, label, dense, ids[0] if ids else label, steps.pop())
+    return _Message(message.to_pybytes()[:target], message.size, target, dense, ids[0] if ids else target, steps.pop())
+
+
+def _zeros(rows: int, width: int) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * width, np.float32)), width)
 
 
 def _data(values: pa.Array) -> int:
@@ -79,7 +86,7 @@ class Run:
     """Room for `batches` minibatches of `rows` rows each.
 
     Attributes:
-        label_KB: float32 [K, B], to be filled, as the others.
+        target_KBT: float32 [K, B, T], to be filled, as the others.
         dense_KBI: float32 [K, B, I].
         ids_KFB: int64 [K, F, B].
     """
@@ -90,8 +97,12 @@ class Run:
         self._form, self._message = form, message
         self._memory = np.empty((batches, message.size), np.uint8)
         self._memory[:, : len(message.head)] = np.frombuffer(message.head, np.uint8)
-        self.label_KB: NDArray[np.float32] = np.ndarray(
-            (batches, rows), np.float32, self._memory, message.label, (message.size, 4)
+        self.target_KBT: NDArray[np.float32] = np.ndarray(
+            (batches, rows, form.targets),
+            np.float32,
+            self._memory,
+            message.target,
+            (message.size, 4 * form.targets, 4),
         )
         self.dense_KBI: NDArray[np.float32] = np.ndarray(
             (batches, rows, form.dense), np.float32, self._memory, message.dense, (message.size, 4 * form.dense, 4)

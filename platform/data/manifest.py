@@ -279,6 +279,9 @@ def _kind(type_: str) -> str:
 def _fingerprint(data: TrainingData, types: Columns) -> str:
     # How raw rows are scored changes nothing of what is read.
     unread = {"sparse": {"__all__": {"raw_encoding"}}}
-    spec = data.model_dump_json(include={"label", "dense", "sparse", "transform"}, exclude=unread)
+    read = {"label", "dense", "sparse", "transform"}
+    # Files of a job with one label and without weights were described without these.
+    read |= {name for name, is_used in (("labels", data.labels), ("weight", data.weight)) if is_used}
+    spec = data.model_dump_json(include=read, exclude=unread)
     described = sorted(f"{name}:{kind}" for name, kind in types)
     return xxhash.xxh3_64_hexdigest(f"{spec}\n{described}".encode())

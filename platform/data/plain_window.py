@@ -4,7 +4,8 @@ The usual log, of scalar columns of numbers without a bad row, needs none of wha
 built that is not handed out, and shuffled rows go right to their places in their minibatches. Values and order are
 those of the general way, which takes over wherever a window is anything else.
 
-Legend of shapes: N rows of the window, P rows of a piece, Q rows of the minibatches to be made, I dense features.
+Legend of shapes: N rows of the window, P rows of a piece, Q rows of the minibatches to be made, T labels and weights,
+I dense features.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.encode import MISSING_ID, transformed, usable_label
+from elastrec.platform.data.encode import MISSING_ID, transformed, usable_target
 from elastrec.platform.data.laid_out import BatchForm, Run
 from elastrec.platform.data.numbers import combined, is_plain_number, plain_numbers, usable_numbers, valid_bytes
 from elastrec.platform.specs.data import DenseFeature, TrainingData
@@ -36,7 +37,7 @@ class PlainWindows:
 
     def __init__(self, data: TrainingData, hash_sizes: Mapping[str, int]) -> None:
         self.data = data
-        self.form = BatchForm(len(data.dense), tuple(feature.name for feature in data.sparse))
+        self.form = BatchForm(len(data.targets), len(data.dense), tuple(feature.name for feature in data.sparse))
         self.empty = [_empty(feature) for feature in data.dense]
         self.hash_sizes = [hash_sizes.get(feature.table_name) for feature in data.sparse]
 
@@ -48,7 +49,7 @@ class PlainWindows:
     def fits(self, schema: pa.Schema) -> bool:
         """Whether raw columns are all there, and hold numbers: integers where ids are wanted."""
         kinds = dict(zip(schema.names, schema.types, strict=True))
-        numbers = [self.data.label, *(feature.name for feature in self.data.dense)]
+        numbers = [*(target.name for target in self.data.targets), *(feature.name for feature in self.data.dense)]
         return all(name in kinds and is_plain_number(kinds[name]) for name in numbers) and all(
             name in kinds and is_plain_number(kinds[name]) and pa.types.is_integer(kinds[name])
             for name in self.form.sparse
@@ -65,7 +66,7 @@ class PlainWindow:
     def __init__(self, windows: PlainWindows, rows: int) -> None:
         self._windows = windows
         self._rows = 0
-        self._label_N = np.empty(rows, np.float32)
+        self._target_NT = np.empty((rows, windows.form.targets), np.float32)
         self._dense_NI = np.empty((rows, windows.form.dense), np.float32)
         self._ids: list[list[pa.Array]] = [[] for _ in windows.form.sparse]
 
@@ -73,11 +74,12 @@ class PlainWindow:
         """Take raw rows [P] that `PlainWindows.fits`; False when one may be bad: then the window is of no use."""
         data, begin = self._windows.data, self._rows
         columns = dict(zip(piece.schema.names, map(combined, piece.columns), strict=True))
-        label_P = usable_label(columns[data.label])
-        if label_P is None:
-            return False
         self._rows = begin + piece.num_rows
-        self._label_N[begin : self._rows] = label_P
+        for t, target in enumerate(data.targets):
+            target_P = usable_target(columns[target.name], target)
+            if target_P is None:
+                return False
+            self._target_NT[begin : self._rows, t] = target_P
         # Side by side in memory, all features of a row have to be in the cache; ids are moved one feature at a time.
         for first in range(0, piece.num_rows, _DENSE_ROWS):
             room_PI = self._dense_NI[begin + first : min(begin + first + _DENSE_ROWS, self._rows)]
@@ -98,9 +100,9 @@ class PlainWindow:
         """
         windows = self._windows
         runs = [Run(windows.form, batches, rows) for batches, rows in sizes]
-        _place(self._label_N, order_Q, [run.label_KB for run in runs])
+        _place(self._target_NT, order_Q, [run.target_KBT for run in runs])
         _place(self._dense_NI, order_Q, [run.dense_KBI for run in runs])
-        del self._label_N, self._dense_NI
+        del self._target_NT, self._dense_NI
         id_N = np.empty(self._rows, np.int64)
         place_Q = order_Q.astype(np.uint32)
         for f, hash_size in enumerate(windows.hash_sizes):

@@ -57,8 +57,8 @@ class RawReader:
     """Reads ranges of a manifest's rows with the columns that the job needs (all columns before a user's transform).
 
     Numbers of text files come as float64 where every field of the piece is a number, else as text, so that the encoder
-    can tell which row is bad. With a user's transform, label and dense columns of text files are always float64 (NaN
-    where the field is no number) and the others text.
+    can tell which row is bad. With a user's transform, label, weight and dense columns of text files are always float64
+    (NaN where the field is no number) and the others text.
 
     Of compressed text, each read unpacks what lies before its rows in the file: for readers from front to back only.
 
@@ -83,7 +83,9 @@ class RawReader:
         self._manifest = manifest
         self._columns = tuple(dict.fromkeys((*RowEncoder(data).columns, *extra)))
         self._texts = [f.name for f in data.sparse if f.encoding != "integer" and not f.is_list]
-        self._numbers = frozenset((data.label, *(feature.name for feature in data.dense)))
+        self._numbers = frozenset(
+            (*(target.name for target in data.targets), *(feature.name for feature in data.dense))
+        )
         self._transform = load_transform(data.transform) if data.transform else None
         self._keep = keep if data.transform is None else frozenset()
         self._open: tuple[str, PlannedFile, pq.ParquetFile] | None = None

@@ -204,11 +204,12 @@ def _no_tabs(uri: str, line: str) -> DataError:
 
 
 def _criteo_columns(data: TrainingData, uri: str, cells: list[str], first: int, second: int) -> tuple[list[str], int]:
+    label = data.label_columns[0].name
     if any(cell.lower() == "label" for cell in cells):
-        return [data.label if cell.lower() == "label" else cell for cell in cells], second
+        return [label if cell.lower() == "label" else cell for cell in cells], second
     if len(cells) != len(CRITEO_COLUMNS):
         raise DataError(
             f"{uri}: a Criteo row has {len(CRITEO_COLUMNS)} fields (label, I1..I13, C1..C26) and no header, or a "
             f"header that names a label; found {len(cells)} fields; use format: csv for other layouts"
         )
-    return [data.label, *CRITEO_COLUMNS[1:]], first
+    return [label, *CRITEO_COLUMNS[1:]], first

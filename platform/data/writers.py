@@ -135,6 +135,8 @@ class PartitionWriter:
 def as_table(clicks: Clicks, *, text: bool) -> pa.Table:
     """Generated rows as Arrow columns; lists joined by `|` for text files."""
     columns: dict[str, pa.Array] = {"label": pa.array(clicks.label)}
+    if clicks.conversion is not None:
+        columns["conversion"] = pa.array(clicks.conversion)
     for i, value_B in enumerate(clicks.dense):
         columns[f"I{i + 1}"] = pa.array(value_B, mask=value_B < 0)
     for i, id_B in enumerate(clicks.sparse):

@@ -40,7 +40,7 @@ from elastrec.platform.specs.metrics import Phase
 if TYPE_CHECKING:
     # At run time jobs import history.
 
-    from elastrec.platform.jobs.types import Allocation, GateDecision, Prepared
+    from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
 
 _log = structlog.get_logger(__name__)
 
@@ -342,8 +342,7 @@ class History(Connection):
             tags = {
                 TAG_GATE: "passed" if decision.passed else "refused",
                 TAG_GATE_REASON: decision.reason,
-                "auc": f"{decision.candidate.auc:.6f}",
-                "normalized_entropy": f"{decision.candidate.normalized_entropy:.6f}",
+                **{name: f"{value:.6f}" for name, value in _figures(decision.candidate).items()},
             }
             created = self._client.create_model_version(
                 model_name, model_uri, run_id, tags=tags, description=decision.reason, model_id=_logged_model(model_uri)
@@ -363,19 +362,18 @@ class History(Connection):
         """
         with self._explained(f"read run {run_id}"):
             step = int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
-        values = {
-            names.EVALUATION_AUC: decision.candidate.auc,
-            names.EVALUATION_NORMALIZED_ENTROPY: decision.candidate.normalized_entropy,
-            names.EVALUATION_SAMPLES: float(decision.candidate.samples),
-        }
+        values = {_evaluation_name(decision.head, name): value for name, value in _figures(decision.candidate).items()}
+        values[names.EVALUATION_SAMPLES] = float(decision.candidate.samples)
         if decision.candidate.log_loss is not None:
-            values[names.EVALUATION_LOG_LOSS] = decision.candidate.log_loss
+            values[_evaluation_name(decision.head, "log_loss")] = decision.candidate.log_loss
         self._log_scores(run_id, values, step, _logged_model(decision.model_uri))
         if decision.champion is not None:
-            champion = {
-                names.CHAMPION_AUC: decision.champion.auc,
-                names.CHAMPION_NORMALIZED_ENTROPY: decision.champion.normalized_entropy,
+            known = {
+                "auc": names.CHAMPION_AUC,
+                "normalized_entropy": names.CHAMPION_NORMALIZED_ENTROPY,
+                "normalized_error": names.CHAMPION_NORMALIZED_ERROR,
             }
+            champion = {known[name]: value for name, value in _figures(decision.champion).items()}
             self._log_scores(run_id, champion, step, None)
         with self._explained(f"write the gate's decision of run {run_id}"):
             self._client.set_tag(run_id, TAG_GATE, "passed" if decision.passed else "refused")
@@ -393,6 +391,27 @@ class History(Connection):
                 if "IntegrityError" not in str(error) or not tries_left:
                     raise
                 time.sleep(_SCORE_PAUSE_SECONDS)
+
+
+def _figures(score: ModelScore) -> dict[str, float]:
+    """The figures that a gate may compare, where they are defined."""
+    found = {
+        "auc": score.auc,
+        "normalized_entropy": score.normalized_entropy,
+        "normalized_error": score.normalized_error,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _evaluation_name(head: str, figure: str) -> str:
+    if head:
+        return names.named(names.EVALUATION_HEAD, head=head, figure=figure)
+    plain = {
+        "auc": names.EVALUATION_AUC,
+        "normalized_entropy": names.EVALUATION_NORMALIZED_ENTROPY,
+        "log_loss": names.EVALUATION_LOG_LOSS,
+    }
+    return plain[figure]
 
 
 def _logged_model(model_uri: str) -> str | None:

@@ -13,6 +13,8 @@ SAMPLES_PER_SECOND = "samples_per_second"
 LOSS = "loss"
 AUC = "auc"
 NORMALIZED_ENTROPY = "normalized_entropy"
+NAMED_LOSS = "loss/{name}"
+HEAD = "heads/{head}/{figure}"
 SAMPLES_TRAINED = "samples_trained"
 ELAPSED_SECONDS = "elapsed_seconds"
 WORKERS_RUNNING = "workers_running"
@@ -25,14 +27,17 @@ CPU_CORES = "system/{pod}/cpu_cores"
 
 EVALUATION_AUC = "evaluation/auc"
 EVALUATION_NORMALIZED_ENTROPY = "evaluation/normalized_entropy"
+EVALUATION_HEAD = "evaluation/heads/{head}/{figure}"
 EVALUATION_LOG_LOSS = "evaluation/log_loss"
 EVALUATION_SAMPLES = "evaluation/samples"
 CHAMPION_AUC = "evaluation/champion_auc"
 CHAMPION_NORMALIZED_ENTROPY = "evaluation/champion_normalized_entropy"
+CHAMPION_NORMALIZED_ERROR = "evaluation/champion_normalized_error"
 
 CALIBRATION_PREDICTED = "calibration/predicted"
 CALIBRATION_OBSERVED = "calibration/observed"
 CALIBRATION_ROWS = "calibration/rows"
+CALIBRATION_HEAD = "calibration/heads/{head}/{part}"
 
 TOTAL_SECONDS = "total/seconds"
 TOTAL_SAMPLES = "total/samples"
@@ -82,8 +87,11 @@ CONFIGURATION = "cfg.{name}"
 
 DESCRIPTIONS = {
     SAMPLES_PER_SECOND: "samples trained per second in the last window, all workers",
-    LOSS: "mean log loss of the last window, nats, measured before the update",
-    AUC: "area under the ROC curve of the last window, measured before the update",
+    LOSS: "mean of the trained loss of the last window, before the update; of one binary label the log loss, nats",
+    NAMED_LOSS: "mean of one of several losses that the model names, as loss",
+    HEAD: "auc, normalized_entropy, mean_squared_error, normalized_error (over that of always predicting the mean "
+    "label) or calibration (mean prediction over mean label) of one of several outputs, in the last window",
+    AUC: "area under the ROC curve of the last window, measured before the update; of the model's first output",
     NORMALIZED_ENTROPY: "log loss of the last window over that of always predicting its click rate",
     SAMPLES_TRAINED: "samples whose gradients were applied, repeats counted",
     ELAPSED_SECONDS: "seconds since the job began",
@@ -95,13 +103,16 @@ DESCRIPTIONS = {
     CPU_CORES: "cores in use by a pod since the last measurement",
     EVALUATION_AUC: "area under the ROC curve on the evaluation rows, which were never trained on",
     EVALUATION_NORMALIZED_ENTROPY: "normalised entropy on the evaluation rows",
+    EVALUATION_HEAD: "these figures of one of several outputs, or log_loss, on the evaluation rows",
     EVALUATION_LOG_LOSS: "mean log loss on the evaluation rows, nats",
     EVALUATION_SAMPLES: "evaluation rows",
     CHAMPION_AUC: "the champion's AUC on the same evaluation rows",
     CHAMPION_NORMALIZED_ENTROPY: "the champion's normalised entropy on the same evaluation rows",
+    CHAMPION_NORMALIZED_ERROR: "the champion's normalised error on the same evaluation rows",
     CALIBRATION_PREDICTED: "mean prediction of one group of evaluation rows; step = group, by rising prediction",
     CALIBRATION_OBSERVED: "observed click rate of that group",
     CALIBRATION_ROWS: "rows of that group",
+    CALIBRATION_HEAD: "predicted, observed and rows of another output than the first",
     TOTAL_SECONDS: "seconds from the job's begin to its end",
     TOTAL_SAMPLES: "samples that the training shards hold, all epochs",
     TOTAL_SAMPLES_TRAINED: "samples whose gradients were applied; above total/samples by the repeats",

@@ -53,12 +53,22 @@ def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
     }
     if not metrics.evaluated:
         values |= {names.AUC: metrics.auc, names.NORMALIZED_ENTROPY: metrics.normalized_entropy}
+        values |= _head_values(names.HEAD, metrics)
+    values |= {names.named(names.NAMED_LOSS, name=name): value for name, value in metrics.losses.items()}
     for pod in metrics.pods:
         if pod.role is Role.WORKER and pod.batch_seconds:
             values[names.named(names.BATCH_SECONDS, pod=names.place(pod.name))] = pod.batch_seconds
             for part, seconds in pod.phase_seconds.items():
                 values[names.named(names.PHASE_SECONDS, pod=names.place(pod.name), part=part)] = seconds
     return [Point(name, value, step, unix_seconds) for name, value in values.items() if value is not None]
+
+
+def _head_values(template: str, metrics: TrainingMetrics) -> dict[str, float | None]:
+    return {
+        names.named(template, head=head.name, figure=figure): value
+        for head in metrics.heads
+        for figure, value in head.model_dump(exclude={"name"}).items()
+    }
 
 
 def _running(metrics: TrainingMetrics, role: Role) -> int:
@@ -83,14 +93,19 @@ def final_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
             names.EVALUATION_AUC: metrics.auc,
             names.EVALUATION_NORMALIZED_ENTROPY: metrics.normalized_entropy,
             names.EVALUATION_SAMPLES: float(metrics.evaluation_samples),
+            **_head_values(names.EVALUATION_HEAD, metrics),
         }
     return [
         Point(name, value, metrics.samples_trained, unix_seconds) for name, value in values.items() if value is not None
     ]
 
 
-def calibration_points(curve: CalibrationCurve, unix_seconds: float) -> list[Point]:
-    """Predicted against observed click rate, one step per group of rows."""
+def calibration_points(curve: CalibrationCurve, unix_seconds: float, head: str = "") -> list[Point]:
+    """Predicted against observed click rate, one step per group of rows.
+
+    Args:
+        head: of a model with several outputs, another one than the first.
+    """
     import numpy as np
 
     columns = {
@@ -98,6 +113,11 @@ def calibration_points(curve: CalibrationCurve, unix_seconds: float) -> list[Poi
         names.CALIBRATION_OBSERVED: curve.observed,
         names.CALIBRATION_ROWS: curve.rows,
     }
+    if head:
+        columns = {
+            names.named(names.CALIBRATION_HEAD, head=head, part=name.rpartition("/")[2]): column
+            for name, column in columns.items()
+        }
     return [
         Point(name, float(value), group, unix_seconds)
         for name, column in columns.items()

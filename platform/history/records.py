@@ -238,7 +238,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "elastrec.optimizer.dense": dense.kind.value,
         "elastrec.data.path": spec.data.path,
         "elastrec.data.format": spec.data.format.value,
-        "elastrec.data.label": spec.data.label,
+        "elastrec.data.label": ", ".join(label.name for label in spec.data.label_columns),
         "elastrec.interval.start": prepared.interval.start,
         "elastrec.interval.end": prepared.interval.end,
         "elastrec.start": "continued" if prepared.start_record else "fresh",

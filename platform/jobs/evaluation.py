@@ -138,11 +138,12 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
         raise JobFailedError("the evaluator scored no rows; is the evaluation partition empty?")
     decision = decide(
         job.spec.gate,
-        _score(exported.challenger),
-        _score(exported.champion) if exported.champion else None,
+        _score(exported.challenger, job.spec.gate.metric),
+        _score(exported.champion, job.spec.gate.metric) if exported.champion else None,
         champion_version=champion.version if champion else "",
         champion_problem=exported.champion_problem,
         model_uri=exported.model_uri,
+        head=exported.head,
     )
     history.log_gate(with_run(platform, prepared, launched).run_id, decision)
     log.info("gate", job_id=prepared.job_id, passed=decision.passed, reason=decision.reason)
@@ -217,10 +218,15 @@ def _exported(platform: Platform, job_id: str) -> ExportResult:
     return parse_result("\n".join(platform.launcher.logs(pod_name(job_id, Role.EVALUATOR))))
 
 
-def _score(found: EvaluationResult) -> ModelScore:
-    if found.auc is None or found.normalized_entropy is None:
+def _score(found: EvaluationResult, metric: str) -> ModelScore:
+    if metric == "normalized_error":
+        if found.normalized_error is None:
+            raise JobFailedError("the normalised error is not defined on the evaluation rows: all labels are equal")
+    elif found.auc is None or found.normalized_entropy is None:
         raise JobFailedError("AUC is not defined on the evaluation rows: they hold only one class of label")
-    return ModelScore(found.auc, found.normalized_entropy, found.samples, found.log_loss)
+    return ModelScore(
+        found.auc, found.normalized_entropy, found.samples, found.log_loss, normalized_error=found.normalized_error
+    )
 
 
 def _history(platform: Platform, job: TrainingJob) -> History:

@@ -14,12 +14,14 @@ def decide(
     champion_version: str = "",
     champion_problem: str = "",
     model_uri: str = "",
+    head: str = "",
 ) -> GateDecision:
     """Compares two scores measured on the same rows.
 
-    The candidate passes when its AUC reaches `gate.minimum_auc` and `gate.metric` is at most `gate.tolerance` worse
-    than the champion's (AUC: higher is better; normalised entropy: lower is better). A champion that cannot read
-    today's rows any more (`champion_problem`) does not stand in the way.
+    The candidate passes when its AUC, if its label has one, reaches `gate.minimum_auc` and `gate.metric` is at most
+    `gate.tolerance` worse than the champion's (AUC: higher is better; the others: lower is better). A champion that
+    cannot read today's rows any more (`champion_problem`), or was measured by another figure, does not stand in the
+    way.
     """
 
     def decision(passed: bool, reason: str) -> GateDecision:
@@ -30,22 +32,34 @@ def decide(
             champion=champion,
             champion_version=champion_version,
             model_uri=model_uri,
+            head=head,
         )
 
-    if candidate.auc < gate.minimum_auc:
+    if candidate.auc is not None and candidate.auc < gate.minimum_auc:
         return decision(False, f"AUC {candidate.auc:.5f} is below the minimum of {gate.minimum_auc:g}")
+    new = _figure(gate, candidate)
+    assert new is not None, f"the candidate has no {gate.metric}"
     if champion is None:
         if champion_problem:
             return decision(True, f"the champion could not be scored on these rows ({champion_problem})")
-        return decision(True, f"AUC {candidate.auc:.5f} reaches the minimum; there is no champion yet")
-    if gate.metric == "auc":
-        new, old, loss = candidate.auc, champion.auc, champion.auc - candidate.auc
-    else:
-        new, old = candidate.normalized_entropy, champion.normalized_entropy
-        loss = new - old
+        reached = "" if candidate.auc is None else f"AUC {candidate.auc:.5f} reaches the minimum; "
+        return decision(True, f"{reached}there is no champion yet")
+    old = _figure(gate, champion)
+    if old is None:
+        return decision(True, f"the champion has no {gate.metric} on these rows")
+    loss = old - new if gate.metric == "auc" else new - old
     words = f"{gate.metric} {new:.5f} against the champion's {old:.5f} on the same {candidate.samples} rows"
     if loss > gate.tolerance:
         return decision(False, f"{words}: worse by {loss:.5f}, more than the tolerance of {gate.tolerance:g}")
     if loss < 0:
         return decision(True, f"{words}: better by {-loss:.5f}")
     return decision(True, f"{words}: within the tolerance of {gate.tolerance:g}")
+
+
+def _figure(gate: Gate, score: ModelScore) -> float | None:
+    figures = {
+        "auc": score.auc,
+        "normalized_entropy": score.normalized_entropy,
+        "normalized_error": score.normalized_error,
+    }
+    return figures[gate.metric]

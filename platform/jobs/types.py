@@ -91,16 +91,21 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelScore(msgspec.Struct, frozen=True):
-    """How one model does on the evaluation rows."""
+    """How one model does on the evaluation rows; None: the figure belongs to another kind of label."""
 
-    auc: float
-    normalized_entropy: float
+    auc: float | None
+    normalized_entropy: float | None
     samples: int
     log_loss: float | None = None
+    normalized_error: float | None = None
 
 
 class GateDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the candidate may become champion, and why."""
+    """Whether the candidate may become champion, and why.
+
+    Attributes:
+        head: which output was judged; empty: the first one, with a binary label.
+    """
 
     passed: bool
     reason: str
@@ -108,6 +113,7 @@ class GateDecision(msgspec.Struct, frozen=True, kw_only=True):
     champion: ModelScore | None = None
     champion_version: str = ""
     model_uri: str = ""
+    head: str = ""
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,8 +130,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     model_uri: str
-    auc: float
-    normalized_entropy: float
+    auc: float | None
+    normalized_entropy: float | None
     samples_total: int
     samples_trained: int
     shards_total: int

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.head_sketches import HeadSketches
 from elastrec.platform.master.membership import MemberStage
 from elastrec.platform.master.state import JobState
 from elastrec.platform.specs.errors import DataError, ElastrecError
@@ -70,6 +70,6 @@ def check_progress(progress: Sequence[ShardProgress]) -> None:
             raise ElastrecError(f"progress.stream: {report.stream!r} is not allowed; allowed: {', '.join(STREAMS)}")
         if report.sketch:
             try:
-                BinaryMetricsSketch.decode(report.sketch)
+                HeadSketches.decode(report.sketch)
             except DataError as error:
                 raise ElastrecError(f"progress of split {report.number}: its sketch cannot be read: {error}") from error

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.protocol import Fleet, snapshot
+from elastrec.platform.data.head_sketches import HeadSketches
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.history.points import CostMeter, Point, calibration_points, final_points, window_points
 from elastrec.platform.history.reporter import Reporter
@@ -137,10 +138,16 @@ def _calibration(encoded: bytes, now: float) -> list[Point]:
     if not encoded:
         return []
     try:
-        return calibration_points(BinaryMetricsSketch.decode(encoded).calibration(_CALIBRATION_GROUPS), now)
+        heads = HeadSketches.decode(encoded).heads
     except DataError as error:
         log.warning("calibration_not_logged", reason=str(error))
         return []
+    points: list[Point] = []
+    for place, (head, sketch) in enumerate(heads.items()):
+        if isinstance(sketch, BinaryMetricsSketch):
+            curve = sketch.calibration(_CALIBRATION_GROUPS)
+            points += calibration_points(curve, now) if place == 0 else calibration_points(curve, now, head)
+    return points
 
 
 def open_history_sink(request: LaunchRequest, fleet: Fleet, folder: Path) -> HistorySink | None:

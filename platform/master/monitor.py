@@ -6,8 +6,11 @@ import contextlib
 
 import msgspec
 
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.head_sketches import HeadSketches
+from elastrec.platform.data.sketch import COARSE_BINS
+from elastrec.platform.master.sketches import head_metrics
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.metrics import HeadMetrics
 from elastrec.platform.transport.job_messages import Heartbeat, TableUsage
 
 WINDOW_SECONDS = 5.0
@@ -41,14 +44,19 @@ class PodSample(msgspec.Struct):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """The job over a few seconds. Quality is that of predictions made before the update; None: nothing was trained."""
+    """The job over a few seconds. Quality is that of predictions made before the update; None: nothing was trained.
+
+    Attributes:
+        losses: means of the losses that the model names, where there are several.
+        heads: of the model; none where nothing was trained.
+    """
 
     seconds: float
     samples: int
     samples_per_second: float
     loss: float | None
-    auc: float | None
-    normalized_entropy: float | None
+    losses: dict[str, float]
+    heads: tuple[HeadMetrics, ...]
     batch_seconds: dict[str, float]
     memory_bytes: dict[str, int]
 
@@ -68,7 +76,8 @@ class Monitor:
         self._samples = 0
         self._windows = 0
         self._loss_sum = 0.0
-        self._sketch: BinaryMetricsSketch | None = None
+        self._losses: dict[str, float] = {}
+        self._sketches = HeadSketches(COARSE_BINS)
         self._steps: dict[str, _Sums] = {}
         self._waited = self._worked = 0.0
         self._traffic = dict.fromkeys(("samples", *_TRAFFIC), 0)
@@ -99,8 +108,12 @@ class Monitor:
         self._traffic["samples"] += metrics.samples
         for kind, field in _TRAFFIC.items():
             self._traffic[kind] += getattr(metrics, field)
+        for name, amount in metrics.losses.items():
+            self._losses[name] = self._losses.get(name, 0.0) + amount
         if metrics.sketch:
-            self._merge(metrics.sketch)
+            # A window's curve point is not worth a job; the loss still tells the same story.
+            with contextlib.suppress(DataError):
+                self._sketches.merge_encoded(metrics.sketch)
         sums = self._steps.setdefault(beat.pod, _Sums())
         sums.steps += metrics.steps
         parts = (metrics.wait_seconds, metrics.pull_seconds, metrics.compute_seconds, metrics.push_seconds)
@@ -152,25 +165,16 @@ class Monitor:
             pod.phase_seconds = {
                 phase: total / sums.steps for phase, total in zip(_STEP_PHASES, sums.seconds, strict=True)
             }
-        merged = self._sketch
         window = Window(
             seconds=seconds,
             samples=self._samples,
             samples_per_second=self._samples / seconds,
             loss=self._loss_sum / self._samples if self._samples else None,
-            auc=merged.auc() if merged else None,
-            normalized_entropy=merged.normalized_entropy() if merged else None,
+            losses={name: amount / self._samples for name, amount in self._losses.items()},
+            heads=head_metrics(self._sketches),
             batch_seconds={name: self.pods[name].batch_seconds for name in self._steps},
             memory_bytes={name: pod.memory_bytes for name, pod in self.pods.items()},
         )
         self._since, self._samples, self._loss_sum = now, 0, 0.0
-        self._sketch, self._steps = None, {}
+        self._losses, self._sketches, self._steps = {}, HeadSketches(COARSE_BINS), {}
         return window
-
-    def _merge(self, encoded: bytes) -> None:
-        # A window's curve point is not worth a job; the loss still tells the same story.
-        with contextlib.suppress(DataError):
-            if self._sketch is None:
-                self._sketch = BinaryMetricsSketch.decode(encoded)
-            else:
-                self._sketch.merge_encoded(encoded)

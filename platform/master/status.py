@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elastrec.platform.clusters.pods import PodPhase, PodStatus, ResizeState
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.head_sketches import HeadSketches
 from elastrec.platform.master import stages
 from elastrec.platform.master.membership import Member, MemberStage
 from elastrec.platform.master.monitor import PodSample, Window
+from elastrec.platform.master.sketches import head_metrics
 from elastrec.platform.master.state import JobState
-from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.specs.metrics import HeadMetrics, Phase, PodMetrics, Role, TrainingMetrics
 
 _CONDITIONS = {MemberStage.RETIRING: "Leaving", MemberStage.STANDBY: "Standby"}
 
@@ -32,10 +33,11 @@ def training_metrics(
         samples, cluster: by pod name; what heartbeats and the cluster said last.
         fleet_problem: why the cluster does not do what it is asked for; empty while it does.
     """
-    final = BinaryMetricsSketch.decode(state.evaluation_sketch) if state.evaluation_sketch else None
-    evaluated = final is not None and state.phase is Phase.SUCCEEDED
-    auc = final.auc() if evaluated and final else window.auc if window else None
-    entropy = final.normalized_entropy() if evaluated and final else window.normalized_entropy if window else None
+    final = HeadSketches.decode(state.evaluation_sketch) if state.evaluation_sketch else HeadSketches()
+    evaluated = bool(final.heads) and state.phase is Phase.SUCCEEDED
+    heads = head_metrics(final) if evaluated else window.heads if window else ()
+    first = heads[0] if heads else HeadMetrics(name="")
+    evaluation_rows = [sketch.rows for sketch in final.heads.values()]
     present = list(state.membership.members.values())
     gone = list(state.membership.left.values()) if state.phase.is_final else []
     members = sorted((*present, *gone), key=lambda m: (m.role, m.index))
@@ -57,10 +59,12 @@ def training_metrics(
         evaluation_shards_done=state.evaluation.done,
         samples_per_second=window.samples_per_second if is_training and window else mean_speed,
         loss=window.loss if window else None,
-        auc=auc,
-        normalized_entropy=entropy,
+        losses=window.losses if window else {},
+        auc=first.auc,
+        normalized_entropy=first.normalized_entropy,
+        heads=heads if len(heads) > 1 or first.mean_squared_error is not None else (),
         evaluated=evaluated,
-        evaluation_samples=final.rows if final else 0,
+        evaluation_samples=evaluation_rows[0] if evaluation_rows else 0,
         generation=state.phases.generation,
         checkpoint=state.recovery.record.uri if state.recovery.record else None,
         pods=tuple(

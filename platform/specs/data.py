@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -32,6 +32,22 @@ class Partitioning(StrEnum):
     DAY = "day"
     HOUR = "hour"
     NONE = "none"
+
+
+class LabelColumn(Spec):
+    """What is to be predicted for each row."""
+
+    name: ColumnName
+    """The column; also the name of the model's output for it, unless the model names its outputs itself."""
+    kind: Literal["binary", "value"] = "binary"
+    """`binary`: 0 or 1, predicted as a probability; `value`: any finite number, predicted as a number."""
+
+
+class Target(NamedTuple):
+    """A column that says what the model should have predicted, or, of kind `weight`, how much that counts."""
+
+    name: str
+    kind: Literal["binary", "value", "weight"]
 
 
 class DenseFeature(Spec):
@@ -103,7 +119,8 @@ class CsvOptions(Spec):
 
 
 class BadRows(Spec):
-    """What happens to a row that cannot be used (label outside {0, 1}, text where a number belongs, NaN)."""
+    """What happens to a row that cannot be used (label outside {0, 1}, negative weight, text where a number belongs,
+    NaN)."""
 
     policy: Literal["fail", "skip"] = "fail"
     """`fail`: the first bad row ends the job; `skip`: bad rows are left out and counted."""
@@ -128,6 +145,11 @@ class TrainingData(Spec):
     partitioning: Partitioning = Partitioning.DAY
     label: ColumnName = "label"
     """The column with 0 or 1."""
+    labels: tuple[LabelColumn, ...] = ()
+    """Several labels, or one that is no 0 or 1, in place of `label`."""
+    weight: ColumnName | None = None
+    """A column of numbers from 0 on: the share that a row's losses have in the loss of its minibatch. A row of weight 2
+    moves the model as the same row twice; metrics count every row once. Absent: all weigh 1."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...]
     timestamp: ColumnName | None = None
@@ -149,10 +171,13 @@ class TrainingData(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingData:
-        names = [feature.name for feature in self.dense] + [feature.name for feature in self.sparse] + [self.label]
+        if self.labels and self.label != "label":
+            raise ValueError(f"label {self.label!r} or labels, not both: name that column among labels")
+        names = [*(feature.name for feature in self.dense), *(feature.name for feature in self.sparse)]
+        names += [target.name for target in self.targets]
         doubled = sorted(name for name, count in Counter(names).items() if count > 1)
         if doubled:
-            raise ValueError(f"the columns {doubled} are used more than once among label, dense and sparse")
+            raise ValueError(f"the columns {doubled} are used more than once among labels, weight, dense and sparse")
         poolings: dict[str, set[str]] = {}
         for feature in self.sparse:
             poolings.setdefault(feature.table_name, set()).add(feature.pooling)
@@ -176,3 +201,14 @@ class TrainingData(Spec):
     def tables(self) -> tuple[str, ...]:
         """Table names in order of first use."""
         return tuple(dict.fromkeys(feature.table_name for feature in self.sparse))
+
+    @property
+    def label_columns(self) -> tuple[LabelColumn, ...]:
+        """All labels in the order of the job file, at least one."""
+        return self.labels or (LabelColumn(name=self.label),)
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The labels, then the weight if there is one: what a trainer-ready row has in this order."""
+        labels = tuple(Target(label.name, label.kind) for label in self.label_columns)
+        return labels if self.weight is None else (*labels, Target(self.weight, "weight"))

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, TrainingData
+from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, ColumnName, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
 from elastrec.platform.specs.elasticity import Elasticity
 from elastrec.platform.specs.quantities import Cores, CoresOrNone, Memory, Seconds
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
-BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm", "din", "bst")
+BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm", "din", "bst", "mmoe", "two_tower")
 FIRST_ORDER_MODELS = ("wide_and_deep", "deepfm", "xdeepfm")
 """Built-in models whose rows carry one more number in front: the wide (first-order) weight of the id."""
 
@@ -49,7 +49,8 @@ class ModelSpec(Spec):
     """Which network is trained."""
 
     architecture: Annotated[str, Field(examples=list(BUILT_IN_MODELS))]
-    """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, `din`, `bst`, or `package.module:Class` of your own."""
+    """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, `din`, `bst`, `two_tower`, `mmoe` for several labels, or
+    `package.module:Class` of your own."""
     embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
     """Numbers per embedding row, of every table. `wide_and_deep`, `deepfm` and `xdeepfm` add one: the id's first-order
     weight, which starts at zero and has an update rule of its own, `optimizers.first_order`."""
@@ -57,6 +58,9 @@ class ModelSpec(Spec):
     """Embeddings of all tables start uniform in ±initial_range; absent: 0.01, for `dlrm` 1 / sqrt(dimension)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the model, for example the layer sizes."""
+    unpooled_features: tuple[ColumnName, ...] = ()
+    """Features whose rows a model of your own asks for one by one (`embedding_bag_collection.rows`) and pools itself;
+    they are left out of what it gets pooled. Built-in models name theirs in their options."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes the dense layers under autocast; parameters stay float32."""
 
@@ -67,9 +71,19 @@ class ModelSpec(Spec):
             raise ValueError(f"{', '.join(BUILT_IN_MODELS)} or an import path such as my_package.models:MyModel")
         return name
 
+    @model_validator(mode="after")
+    def _pools_itself(self) -> ModelSpec:
+        if self.unpooled_features and self.architecture in BUILT_IN_MODELS:
+            option = SEQUENCE_OPTIONS.get(self.architecture)
+            instead = f"name the features in options.{option}" if option else "this model pools all of its features"
+            raise ValueError(f"unpooled_features only with a model of your own: {instead}")
+        return self
+
     @property
     def sequence_features(self) -> tuple[str, ...]:
-        """Features whose rows the model itself pools, by attention or a transformer; their order is the options'."""
+        """Features whose rows the model itself pools, by attention or a transformer, in the order of the job file."""
+        if self.architecture not in BUILT_IN_MODELS:
+            return self.unpooled_features
         named = self.options.get(SEQUENCE_OPTIONS.get(self.architecture, ""))
         if not isinstance(named, Mapping | list | tuple):
             return ()
@@ -369,12 +383,16 @@ class FaultTolerance(Spec):
 class Gate(Spec):
     """When a new model becomes champion."""
 
-    metric: Literal["auc", "normalized_entropy"] = "normalized_entropy"
-    """What is compared with the champion."""
+    head: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Which of the model's outputs is judged, by its label's name, or the one that the model gives it; absent: the
+    first."""
+    metric: Literal["auc", "normalized_entropy", "normalized_error"] = "normalized_entropy"
+    """What is compared with the champion. For a label of kind `value` it must be `normalized_error`: mean squared error
+    over that of always predicting the mean label."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.002
     """How much worse than the champion, on the same rows, is still accepted."""
     minimum_auc: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """A model below this never becomes champion."""
+    """A model below this never becomes champion. Without a meaning for a label of kind `value`."""
 
 
 class HistorySpec(Spec):
@@ -422,6 +440,11 @@ class JobSpec(Spec):
             raise ValueError(
                 f"optimizers.first_order: rows of {self.model.architecture} have no first-order weights, only those of "
                 f"{', '.join(FIRST_ORDER_MODELS)} have; remove the section"
+            )
+        strange = [name for name in self.model.unpooled_features if name not in features]
+        if strange:
+            raise ValueError(
+                f"model.unpooled_features names {strange}, which are no sparse features; known: {features}"
             )
         if self.faults.heartbeat_timeout <= 2 * self.faults.heartbeat_interval:
             raise ValueError(

@@ -52,6 +52,21 @@ class PodMetrics(Spec):
     reason: str = ""
 
 
+class HeadMetrics(Spec):
+    """How well one output of a model predicts its label; a figure is absent where it is not defined for that kind."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    name: str
+    auc: float | None = None
+    normalized_entropy: float | None = None
+    mean_squared_error: float | None = None
+    normalized_error: float | None = None
+    """Mean squared error over that of always predicting the mean label."""
+    calibration: float | None = None
+    """Mean prediction over mean label."""
+
+
 class TrainingMetrics(Spec):
     """The state of one job at one moment. Unlike what people write, what was measured may be no number."""
 
@@ -74,10 +89,15 @@ class TrainingMetrics(Spec):
     evaluation_shards_done: int = 0
     samples_per_second: float = 0.0
     loss: float | None = None
-    """Mean log loss of the last window, measured before the update."""
+    """Mean of the trained loss of the last window, measured before the update."""
+    losses: dict[str, float] = {}
+    """The same of each loss that the model names, where there are several."""
     auc: float | None = None
-    """While training: of the last window, before the update. After evaluation: on the evaluation rows."""
+    """While training: of the last window, before the update. After evaluation: on the evaluation rows. Of the model's
+    first output, as the next one."""
     normalized_entropy: float | None = None
+    heads: tuple[HeadMetrics, ...] = ()
+    """The same of all outputs, where there are several or the label is no 0 or 1."""
     evaluated: bool = False
     """True when `auc` and `normalized_entropy` are those of the evaluation rows."""
     evaluation_samples: int = 0

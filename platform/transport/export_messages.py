@@ -50,12 +50,15 @@ class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one model on the evaluation rows. AUC and NE are NaN-free: None where they are not defined."""
+    """Figures of one model's judged output on the evaluation rows. None where a figure is not defined, or belongs to
+    another kind of label."""
 
     samples: int
     auc: float | None
     normalized_entropy: float | None
     log_loss: float | None
+    mean_squared_error: float | None = None
+    normalized_error: float | None = None
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +70,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
         largest_difference: the largest |artifact − trainer| probability among them.
         challenger: the new model, scored by the artifact on the evaluation rows.
         champion: the champion on the same rows, None when there is none.
+        head: which output the two were judged by; empty: the first one, with a binary label.
         champion_problem: why a champion that exists could not be scored on these rows, else empty.
     """
 
@@ -75,6 +79,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     largest_difference: float
     challenger: EvaluationResult | None = None
     champion: EvaluationResult | None = None
+    head: str = ""
     champion_problem: str = ""
     artifact_bytes: int = 0
 

@@ -186,7 +186,7 @@ class ShardProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         position: where to go on reading behind those rows, in the words of the stream's source; empty: `offset` says
             it.
         ended: these are all rows of the split.
-        sketch: an encoded BinaryMetricsSketch of evaluation rows, sent with the completion only.
+        sketch: encoded HeadSketches of evaluation rows, sent with the completion only.
     """
 
     stream: str
@@ -204,7 +204,10 @@ class WindowMetrics(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         number: rises by one with every window of a process. A window whose delivery was not confirmed is sent again
             under its number, and counts once.
+        loss_sum: of the trained loss, times samples; `losses`: the same of each loss that the model names, where there
+            are several.
         bytes_read: of the minibatches as the reader handed them over; `bytes_read_plain`: without deduplication.
+        sketch: encoded coarse HeadSketches of predictions before the update.
     """
 
     number: int = 0
@@ -219,7 +222,8 @@ class WindowMetrics(msgspec.Struct, frozen=True, kw_only=True):
     bytes_pushed: int = 0
     bytes_read: int = 0
     bytes_read_plain: int = 0
-    sketch: bytes = b""  # encoded coarse BinaryMetricsSketch of predictions before the update
+    losses: dict[str, float] = {}
+    sketch: bytes = b""
 
 
 class TableUsage(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,8 +93,8 @@ def test_plain_and_deduplicated_jobs_end_with_the_same_model(elastrec: Elastrec,
     note = client.get_run(ours["run_id"]).data.tags["mlflow.note.content"]
     assert "Deduplication: 2 features in 1 groups" in note
     model = mlflow.pyfunc.load_model(ours["model_uri"])
-    kinds = {column.name: str(column.type) for column in model.metadata.get_input_schema().inputs}
-    assert "Array(long)" in kinds["L1"]
+    kinds = model.metadata.metadata["inputs"]
+    assert kinds["L1"] == "a list of a 64-bit id"
     day = next((elastrec.home / "demo_data" / "clustered" / "day=2026-01-02").glob("*.parquet"))
     rows = pq.read_table(day).slice(0, 50).to_pandas()
     scores = model.predict(rows[list(kinds)])["probability"]

@@ -43,8 +43,8 @@ def test_a_job_of_two_workers_and_two_servers_trains_every_sample_and_registers_
     model = mlflow.pyfunc.load_model(outcome["model_uri"])
     day = next(Path(click_log.spec.path, "day=2026-01-02").glob("*.parquet"))
     rows: pd.DataFrame = pq.read_table(day).slice(0, 100).to_pandas()
-    scores = model.predict(rows[[column.name for column in model.metadata.get_input_schema().inputs]])
-    assert len(scores) == 100
+    scores = model.predict(rows[list(model.metadata.metadata["inputs"])])
+    assert scores["probability"].between(0, 1).all() and not scores["is_bad"].any() and len(scores) == 100
     run = mlflow.MlflowClient().get_run(outcome["run_id"])
     assert run.info.status == "FINISHED"
     assert run.inputs.dataset_inputs

@@ -29,7 +29,11 @@ def job(architecture: str = "dlrm", options: dict[str, Any] | None = None, **dat
 
 @pytest.mark.parametrize("architecture", BUILT_IN_MODELS)
 def test_every_built_in_model_passes(architecture: str) -> None:
-    options = {"din": {"attention": {"L1": "C2"}}, "bst": {"sequences": ["L1"]}}.get(architecture)
+    options = {
+        "din": {"attention": {"L1": "C2"}},
+        "bst": {"sequences": ["L1"]},
+        "two_tower": {"item_features": ["C2"]},
+    }.get(architecture)
     sparse = [{"name": "C1"}, {"name": "C2"}, {"name": "L1", "is_list": True, "table": "C2"}]
     assert check(job(architecture, options, sparse=sparse)) == []
     assert check(job(architecture, options, sparse=sparse, dense=[])) == []

@@ -17,6 +17,7 @@ from elastrec.trainers.deduplication.pooling import (
 )
 from elastrec.trainers.deduplication.sequences import PooledSequences
 from elastrec.trainers.deduplication.target_attention import TargetAttention
+from elastrec.trainers.deduplication.target_transformer import TargetTransformer
 from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PooledSequences",
     "SumPooling",
     "TargetAttention",
+    "TargetTransformer",
     "TransformerPooling",
     "expand_rows",
     "jagged_index_select",

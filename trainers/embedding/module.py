@@ -180,12 +180,12 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._open = None
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pools the rows of a batch.
+        """Pools the rows of a batch. In training, once more before `take_row_gradients` the same rows serve again.
 
         Raises:
             RoutingChangedError, TransportError: see ParameterClient.
         """
-        if self._open_is_pooled:
+        if self._open_is_pooled and not self.training:
             self._open = None
         request = self._opened(features)
         self._open_is_pooled = True
@@ -215,13 +215,16 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return request
 
     def take_row_gradients(self) -> RowGradients:
-        """The gradients of the last backward pass; each is handed out once.
+        """The gradients of one pull, the sum of all backward passes through its rows; each is handed out once.
 
         Raises:
-            RuntimeError: not exactly one forward pass was followed by backward since the last call.
+            RuntimeError: backward passes since the last call did not reach rows of exactly one pull.
         """
         if len(self._left) != 1:
-            raise RuntimeError(f"{len(self._left)} backward passes wait for take_row_gradients; exactly one must")
+            raise RuntimeError(
+                f"gradients of {len(self._left)} pulls wait for take_row_gradients, exactly one must; the loss has to "
+                "depend on the embeddings of its own minibatch"
+            )
         self._open = None
         return self._left.pop()
 

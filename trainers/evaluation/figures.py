@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.head_sketches import Sketch, figures_of
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.transport.export_messages import EvaluationResult
 
 
-def evaluation_result(sketch: BinaryMetricsSketch) -> EvaluationResult:
-    """The sketch's figures; None where a figure is not defined (no rows, or one class only)."""
+def evaluation_result(sketch: Sketch) -> EvaluationResult:
+    """The sketch's figures; None where a figure is not defined (no rows, one class only, another kind of label)."""
+    figures = figures_of(sketch)
     return EvaluationResult(
-        samples=sketch.rows,
-        auc=sketch.auc(),
-        normalized_entropy=sketch.normalized_entropy(),
-        log_loss=sketch.log_loss(),
+        samples=figures.rows,
+        auc=figures.auc,
+        normalized_entropy=figures.normalized_entropy,
+        log_loss=figures.log_loss,
+        mean_squared_error=figures.mean_squared_error,
+        normalized_error=figures.normalized_error,
     )
 
 

@@ -3,8 +3,8 @@
 elastrec.json          what is inside (ArtifactIndex)
 job.json               the job file as it ran
 dense/<i>.npy          one dense parameter, float32
-tables/<i>.ids.npy     sorted ids, int64 [N]
-tables/<i>.values.npy  their rows, float32 [N, R], in the order of the ids; memory-mapped when scoring
+tables/<i>-<s>.ids.npy     sorted ids of one shard, int64 [N] (`shards`)
+tables/<i>-<s>.values.npy  their rows, float32 [N, R], in the order of the ids
 """
 
 from __future__ import annotations
@@ -20,23 +20,14 @@ import structlog
 from elastrec.checkpoints import Record, SectionKind
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.trainers.export.shards import ArtifactTable, Ids, Rows, ShardWriter, TableShards
 
 log = structlog.get_logger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE = (1, FORMAT_VERSION)
+"""Format 1 has one shard for each table."""
 INDEX_FILE, JOB_FILE = "elastrec.json", "job.json"
-
-Ids = np.ndarray[Any, np.dtype[np.int64]]
-Rows = np.ndarray[Any, np.dtype[np.float32]]
-
-
-class ArtifactTable(msgspec.Struct, frozen=True, kw_only=True):
-    """One embedding table: `tables/{file}.ids.npy` and `.values.npy`."""
-
-    name: str
-    file: str
-    rows: int
-    dimension: int
 
 
 class ArtifactDense(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +52,7 @@ class ArtifactIndex(msgspec.Struct, frozen=True, kw_only=True):
 def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) -> ArtifactIndex:
     """Writes a final record's model into an empty folder; how many servers wrote the record does not matter.
 
-    Memory in use stays near 8 bytes per row, and 24 per row of the largest table: rows go straight to their place on
-    disk.
+    Memory in use stays near one shard; the disk holds one table's rows twice while they are sorted.
 
     Raises:
         CheckpointError: the record is damaged, or does not hold the job's model.
@@ -94,39 +84,14 @@ def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) 
 
 
 def _write_tables(folder: Path, names: Sequence[str], dimension: int, record: Record) -> list[ArtifactTable]:
-    """Reads the record twice: what ids there are, then their rows, which find their places among the sorted ids."""
-    found: dict[str, list[Ids]] = {name: [] for name in names}
-    for name, columns in _rows_by_table(record, names, ("ids", "tables")):
-        found[name].append(columns["ids"].view(np.int64).copy())
-    tables, values, places = [], {}, {}
-    for position, name in enumerate(names):
-        ids = np.concatenate([np.empty(0, np.int64), *found.pop(name)])
-        order = np.argsort(ids, kind="stable")
-        places[name] = np.empty(len(ids), np.int64)
-        places[name][order] = np.arange(len(ids))
-        ids = ids[order]
-        if (np.diff(ids) == 0).any():
-            raise CheckpointError(f"{record.uri}: table {name!r} holds an id twice; the record contradicts itself")
-        np.save(folder / f"{position}.ids.npy", ids, allow_pickle=False)
-        tables.append(ArtifactTable(name=name, file=str(position), rows=len(ids), dimension=dimension))
-        file = folder / f"{position}.values.npy"
-        if len(ids):
-            values[name] = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(len(ids), dimension))
-        else:
-            np.save(file, np.empty((0, dimension), np.float32), allow_pickle=False)
-    begin = dict.fromkeys(names, 0)
+    counts = record.manifest.rows
+    writers = {
+        name: ShardWriter(folder, str(position), name, rows=counts.get(name, 0), dimension=dimension, source=record.uri)
+        for position, name in enumerate(names)
+    }
     for name, columns in _rows_by_table(record, names, ("ids", "tables", "values")):
-        rows = columns["values"]
-        if rows.ndim != 2 or rows.shape[1] != dimension:
-            raise CheckpointError(
-                f"{record.uri}: table {name!r} has rows of shape {rows.shape[1:]}, the job file says {dimension}"
-            )
-        end = begin[name] + len(rows)
-        values[name][places[name][begin[name] : end]] = rows
-        begin[name] = end
-    for written in values.values():
-        written.flush()
-    return tables
+        writers[name].add(columns["ids"].view(np.int64), columns["values"])
+    return [writer.finish() for writer in writers.values()]
 
 
 def _rows_by_table(
@@ -156,24 +121,16 @@ class Artifact:
             self.job = TrainingJob.model_validate_json((folder / JOB_FILE).read_bytes())
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{folder}: holds no exported model that can be read: {error}") from error
-        if self.index.format_version != FORMAT_VERSION:
+        if self.index.format_version not in _READABLE:
             raise CheckpointError(
-                f"{folder}: format_version {self.index.format_version} is not allowed; allowed: {FORMAT_VERSION}; "
+                f"{folder}: format_version {self.index.format_version} is not allowed; allowed: 1 to {FORMAT_VERSION}; "
                 "load it with the version of elastrec that wrote it"
             )
-        self._tables = {table.name: self._load_table(folder, table) for table in self.index.tables}
+        self._tables = {table.name: TableShards(folder / "tables", table) for table in self.index.tables}
         self._dense = {
             dense.name: np.load(folder / "dense" / f"{dense.file}.npy", allow_pickle=False)
             for dense in self.index.dense
         }
-
-    @staticmethod
-    def _load_table(folder: Path, table: ArtifactTable) -> tuple[Ids, Rows]:
-        ids = np.load(folder / "tables" / f"{table.file}.ids.npy", allow_pickle=False)
-        # An empty file cannot be mapped.
-        mode: Any = "r" if table.rows else None
-        values = np.load(folder / "tables" / f"{table.file}.values.npy", mmap_mode=mode, allow_pickle=False)
-        return ids, values
 
     @property
     def dense(self) -> Mapping[str, np.ndarray[Any, Any]]:
@@ -182,11 +139,4 @@ class Artifact:
 
     def rows(self, table: str, ids_U: Ids) -> tuple[Rows, np.ndarray[Any, np.dtype[np.bool_]]]:
         """Rows `[U, R]` of ids, and which of them the table holds; the others' rows are zero."""
-        ids, values = self._tables[table]
-        if not len(ids):
-            return np.zeros((len(ids_U), values.shape[1]), np.float32), np.zeros(len(ids_U), np.bool_)
-        position = np.minimum(np.searchsorted(ids, ids_U), len(ids) - 1)
-        held = ids[position] == ids_U
-        rows = np.asarray(values[position])
-        rows[~held] = 0.0
-        return rows, held
+        return self._tables[table].rows(ids_U)

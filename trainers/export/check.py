@@ -14,7 +14,7 @@ from elastrec.platform.data.encode import DENSE
 from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.specs.errors import JobFailedError
 from elastrec.trainers.export.scorer import Scored, Scorer, together
-from elastrec.trainers.export.signature import PROBABILITY, raw_frame
+from elastrec.trainers.export.signature import prediction_columns, raw_frame
 from elastrec.trainers.worker.predictions import Predictions
 
 TOLERANCE = 1e-6
@@ -22,7 +22,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Checked:
-    """Rows compared, and the largest absolute difference of their probabilities."""
+    """Rows compared, and the largest absolute difference of their predictions."""
 
     rows: int
     largest_difference: float
@@ -39,16 +39,17 @@ def check_against_trainer(
 
     Args:
         scorer: the loaded model's inner part, asked only to find what differs.
-        predict: of the loaded MLflow model; raw columns to `probability`.
+        predict: of the loaded MLflow model; raw columns to one column per head.
         reader: of the evaluation manifest.
         predictions: what workers left, in the order of rows.
         rows: compare at most so many.
 
     Raises:
-        JobFailedError: a probability differs by TOLERANCE or more; names the first feature that differs.
+        JobFailedError: a prediction differs by TOLERANCE or more, of numbers beyond ±1 by that share; names the head
+            and the first feature that differs.
     """
     compared, largest = 0, 0.0
-    data = scorer.job.spec.data
+    data, columns = scorer.job.spec.data, prediction_columns(scorer.heads)
     for shard in predictions:
         if compared >= rows:
             break
@@ -68,17 +69,19 @@ def check_against_trainer(
         frames = [
             raw_frame(data, piece.filter(pa.array(~part.bad))) for piece, part in zip(pieces, scores, strict=True)
         ]
-        probability = np.asarray(predict(pd.concat(frames, ignore_index=True)[:taken])[PROBABILITY], np.float64)
-        difference = np.abs(probability - shard.prediction[:taken])
-        if not (difference < TOLERANCE).all():
-            row = int(np.flatnonzero(~(difference < TOLERANCE))[0])
+        answer = predict(pd.concat(frames, ignore_index=True)[:taken])
+        ours_BH = np.stack([np.asarray(answer[name], np.float64) for name in columns], axis=1)
+        theirs_BH = np.asarray(shard.prediction[:taken], np.float64)
+        difference_BH = np.abs(ours_BH - theirs_BH) / np.maximum(1.0, np.abs(theirs_BH))
+        if not (difference_BH < TOLERANCE).all():
+            row, head = (int(index[0]) for index in np.nonzero(~(difference_BH < TOLERANCE)))
             raise JobFailedError(
                 f"the exported model differs from the trained one: row {shard.metadata.start} + {row} has the "
-                f"probability {probability[row]:.9f}, the trainer gave {float(shard.prediction[row]):.9f}; "
+                f"{columns[head]} {ours_BH[row, head]:.9f}, the trainer gave {theirs_BH[row, head]:.9f}; "
                 + first_difference(scorer, scored, shard, row)
             )
         compared += taken
-        largest = max(largest, float(difference.max()))
+        largest = max(largest, float(difference_BH.max()))
     return Checked(compared, largest)
 
 

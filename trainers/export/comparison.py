@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import structlog
 
-from elastrec.platform.data.batches import label_of
+from elastrec.platform.data.batches import targets_of
+from elastrec.platform.data.head_sketches import HeadSketches, Predicted
 from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.data.raw import RawReader
-from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.transport.export_messages import EvaluationResult
 from elastrec.trainers.evaluation.figures import evaluation_result
@@ -29,35 +29,42 @@ FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """`champion` is None without a champion, or when it could not be scored: then `problem` says why."""
+    """`champion` is None without a champion, or when it could not be scored: then `problem` says why.
+
+    Attributes:
+        head: which output both were judged by; empty: the first one, with a binary label.
+    """
 
     challenger: EvaluationResult
     champion: EvaluationResult | None
     problem: str
+    head: str = ""
 
 
 class Champion:
     """A model loaded by MLflow that scores the rows of a manifest.
 
     A model of elastrec reads the files by its own job file, so that a feature added since does not disturb it; any
-    other pyfunc gets the challenger's raw columns.
+    other pyfunc gets the challenger's raw columns. A model with one head is asked for that, whatever its name; one with
+    several for the one of the judged head's name.
     """
 
-    def __init__(self, model: Any, manifest: DataManifest, challenger: Scorer, raw: RawReader) -> None:
+    def __init__(self, model: Any, manifest: DataManifest, challenger: Scorer, raw: RawReader, head: str) -> None:
         try:
             found = model.get_raw_model()
         except NotImplementedError:  # a pyfunc of another kind is asked through predict
             found = None
         self._scorer = found if isinstance(found, Scorer) else None
         self._model = model
+        self._head = head
         self._data = challenger.job.spec.data
         self._raw = RawReader(self._scorer.job.spec.data, manifest) if self._scorer else raw
 
     def score(self, start: int, length: int, wanted_B: np.ndarray[Any, np.dtype[np.bool_]]) -> FloatArray:
-        """Probabilities of the wanted rows among `length` rows from `start`.
+        """Predictions of the wanted rows among `length` rows from `start`.
 
         Raises:
-            DataError: a wanted row is unusable for this model, or a column it needs is missing.
+            DataError: a wanted row is unusable for this model, a column it needs is missing, or it has no such head.
         """
         if self._scorer is None:
             frames, begin = [], 0
@@ -65,12 +72,15 @@ class Champion:
                 wanted = wanted_B[begin : begin + piece.table.num_rows]
                 frames.append(raw_frame(self._data, piece.table.filter(pa.array(wanted))))
                 begin += piece.table.num_rows
-            return _probabilities(self._model.predict(pd.concat(frames, ignore_index=True)))
+            return _predictions(self._model.predict(pd.concat(frames, ignore_index=True)), self._head)
         scored = _score(self._scorer, self._raw, start, length, with_label=False)
         unusable = scored.bad & wanted_B
         if unusable.any():
             raise DataError(f"evaluation row {start + int(np.flatnonzero(unusable)[0])} is unusable for the champion")
-        return scored.probability[wanted_B]
+        names = self._scorer.heads.names
+        if len(names) > 1 and self._head not in names:
+            raise DataError(f"the champion has no output {self._head!r}; it has {', '.join(names)}")
+        return scored.prediction[wanted_B, names.index(self._head) if len(names) > 1 else 0]
 
 
 def compare_on(manifest: DataManifest, challenger: Scorer, champion_model: Any | None) -> Comparison:
@@ -82,22 +92,32 @@ def compare_on(manifest: DataManifest, challenger: Scorer, champion_model: Any |
         DataError: the challenger cannot read the rows.
     """
     raw = RawReader(challenger.job.spec.data, manifest)
-    champion = Champion(champion_model, manifest, challenger, raw) if champion_model is not None else None
-    ours, theirs = BinaryMetricsSketch(), BinaryMetricsSketch()
+    heads = challenger.heads
+    index = heads.names.index(challenger.job.spec.gate.head) if challenger.job.spec.gate.head else 0
+    head, kind = heads.heads[index], heads.kinds[index]
+    labels = [label.name for label in challenger.job.spec.data.label_columns]
+    champion = Champion(champion_model, manifest, challenger, raw, head.name) if champion_model is not None else None
+    ours, theirs = HeadSketches(), HeadSketches()
     problem = ""
     for start in range(0, manifest.rows, _PIECE_ROWS):
         length = min(_PIECE_ROWS, manifest.rows - start)
         scored = _score(challenger, raw, start, length, with_label=True)
-        label_B = label_of(scored.batch)
-        ours.update(scored.probability[~scored.bad], label_B)
+        label_B = targets_of(scored.batch)[:, labels.index(head.label_name)]
+        ours.update([Predicted(head.name, kind, scored.prediction[~scored.bad, index], label_B)])
         if champion is not None and not problem:
             try:
-                theirs.update(champion.score(start, length, ~scored.bad), label_B)
+                theirs.update([Predicted(head.name, kind, champion.score(start, length, ~scored.bad), label_B)])
             except Exception as error:  # another team's model, other columns: anything may happen inside
                 problem = f"{type(error).__name__}: {error}"
                 log.warning("champion_not_scored", reason=problem)
+    judged = "" if index == 0 and kind == "binary" else head.name
     scored_champion = champion is not None and not problem
-    return Comparison(evaluation_result(ours), evaluation_result(theirs) if scored_champion else None, problem)
+    return Comparison(
+        evaluation_result(ours.heads[head.name]),
+        evaluation_result(theirs.heads[head.name]) if scored_champion else None,
+        problem,
+        judged,
+    )
 
 
 def _score(scorer: Scorer, raw: RawReader, start: int, length: int, *, with_label: bool) -> Scored:
@@ -105,8 +125,8 @@ def _score(scorer: Scorer, raw: RawReader, start: int, length: int, *, with_labe
     return together([scorer.score(piece.table, with_label=with_label) for piece in pieces])
 
 
-def _probabilities(answer: Any) -> FloatArray:
+def _predictions(answer: Any, head: str) -> FloatArray:
     if isinstance(answer, pd.DataFrame):
-        name = PROBABILITY if PROBABILITY in answer.columns else answer.columns[-1]
+        name = next((name for name in (head, PROBABILITY) if name in answer.columns), answer.columns[-1])
         answer = answer[name]
     return np.asarray(answer, np.float32).reshape(-1)

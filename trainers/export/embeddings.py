@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ class ArtifactEmbeddings(nn.Module):
         super().__init__()
         self._tables = tables
         self._artifact = artifact
-        self._last: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        # Requests of a serving process may be scored by several threads.
+        self._last = threading.local()
         self._uses = [(table, name) for table in tables for name in table.feature_names]
         self._pooled = [(table, name) for table, name in self._uses if name not in sequences]
         self.feature_names = [name for _, name in self._pooled]
@@ -52,7 +54,7 @@ class ArtifactEmbeddings(nn.Module):
                 else torch.zeros(len(offsets) - 1, table.embedding_dim)
             )
         values = torch.cat(pooled, dim=1)
-        self._last = values.detach().numpy().reshape(values.shape[0], len(pooled), -1)
+        self._last.pooled = values.detach().numpy().reshape(values.shape[0], len(pooled), -1)
         return KeyedTensor(
             keys=self.feature_names,
             length_per_key=[table.embedding_dim for table, _ in self._pooled],
@@ -72,6 +74,6 @@ class ArtifactEmbeddings(nn.Module):
         return torch.from_numpy(inverse_L.astype(np.int64, copy=False)), torch.from_numpy(rows_UR)
 
     def last_pooled(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Pooled rows `[B, F, R]` of the latest forward, for the check against the trainer."""
-        assert self._last is not None, "forward has not run"
-        return self._last
+        """Pooled rows `[B, F, R]` of this thread's latest forward, for the check against the trainer."""
+        pooled: np.ndarray[Any, np.dtype[np.float32]] = self._last.pooled
+        return pooled

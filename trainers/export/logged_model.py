@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sysconfig
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,20 @@ import mlflow.pyfunc
 import pandas as pd
 import pyarrow as pa
 import structlog
+from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.trainers.export.signature import raw_frame, signature
+from elastrec.trainers.export.signature import described_inputs, raw_frame, signature
+from elastrec.trainers.export.wheel import PACKAGE, write_wheel
 
 log = structlog.get_logger(__name__)
 
 LOADER_MODULE = "elastrec.trainers.export.scorer"
-# MLflow copies all metrics of the run at a model's step to the model, as one write that it repeats, and then refuses as
-# its own duplicate, where another writer of an SQLite file is in its way. No metric has this step: nothing is copied.
-_NO_STEP = -1
-_REQUIREMENTS = ("elastrec", "torch", "torchrec", "fbgemm-gpu-cpu", "numpy", "pandas", "pyarrow", "mlflow")
+_DATA, _WHEELS = "model", "wheels"
+_REQUIREMENTS = (PACKAGE, "torch", "torchrec", "fbgemm-gpu-cpu", "numpy", "pandas", "pyarrow", "mlflow")
 
 
 Predict = Callable[[pd.DataFrame], pd.DataFrame]
@@ -39,14 +41,31 @@ def use_tracking(tracking_uri: str) -> None:
         mlflow.set_tracking_uri(tracking_uri)
 
 
-def save(job: TrainingJob, artifact: Path, folder: Path, example: pa.Table | None) -> None:
-    """Writes an MLflow model that `mlflow.pyfunc.load_model(folder)` loads without any server.
+def save(job: TrainingJob, artifact: Path, folder: Path, example: pa.Table | None, columns: Sequence[str]) -> None:
+    """Makes an MLflow model of an artifact, which `mlflow.pyfunc.load_model(folder)` loads without any server.
 
     Args:
-        artifact: folder that `write_artifact` filled.
-        example: a few raw rows; they give the signature its types.
+        artifact: folder that `write_artifact` filled; it is moved into the model, so that its rows lie there once.
+        folder: must not exist.
+        example: a few raw rows, for people.
+        columns: of the predictions.
     """
-    mlflow.pyfunc.save_model(str(folder), **_contents(job, artifact, example))
+    with tempfile.TemporaryDirectory(prefix="stub-", dir=artifact.parent) as temporary:
+        # MLflow copies what it is given: an empty folder, in whose place the artifact is moved.
+        stub = Path(temporary) / _DATA
+        stub.mkdir()
+        mlflow.pyfunc.save_model(str(folder), **_contents(job, stub, example, columns))
+    place = folder / "data" / _DATA
+    place.rmdir()
+    shutil.move(artifact, place)
+    wheel = write_wheel(folder / _WHEELS)
+    for name in ("requirements.txt", "conda.yaml"):
+        file = folder / name
+        pinned, shipped = f"{PACKAGE}=={version(PACKAGE)}", f"{_WHEELS}/{wheel.name}"
+        file.write_text(file.read_text().replace(pinned, shipped))
+    described = Model.load(str(folder))
+    described.model_size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    described.save(str(folder / "MLmodel"))
 
 
 def load(uri: str) -> Any:
@@ -61,15 +80,8 @@ def load(uri: str) -> Any:
         raise HistoryError(f"{uri}: the model cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def log_model(
-    job: TrainingJob,
-    artifact: Path,
-    example: pa.Table | None,
-    *,
-    tracking_uri: str,
-    run_id: str,
-) -> str:
-    """Logs the model in the run; returns its `models:/m-...` URI.
+def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str) -> str:
+    """Logs a saved model in the run, without another copy on the way; returns its `models:/m-...` URI.
 
     Raises:
         HistoryError: the tracking server refused or is away.
@@ -77,31 +89,44 @@ def log_model(
     use_tracking(tracking_uri)
     client = mlflow.MlflowClient(tracking_uri)
     try:
-        mlflow.set_experiment(experiment_id=client.get_run(run_id).info.experiment_id)
-        info = Model.log(
-            artifact_path=None,
+        logged = client.create_logged_model(
+            client.get_run(run_id).info.experiment_id,
             name=job.metadata.name,
-            flavor=mlflow.pyfunc,
-            run_id=run_id,
-            step=_NO_STEP,
+            source_run_id=run_id,
             model_type=job.spec.model.architecture.rpartition(":")[2],
-            **_contents(job, artifact, example),
         )
+        try:
+            _name(folder, logged.model_id, run_id, logged.artifact_location)
+            client.log_model_artifacts(logged.model_id, str(folder))
+            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
+        except BaseException:
+            client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
+            raise
+        client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
     except (MlflowException, OSError) as error:
         raise HistoryError(f"{tracking_uri}: the model could not be logged in run {run_id}: {error}") from error
-    log.info("model_logged", run_id=run_id, model_uri=info.model_uri)
-    return str(info.model_uri)
+    log.info("model_logged", run_id=run_id, model_uri=logged.model_uri)
+    return str(logged.model_uri)
 
 
-def _contents(job: TrainingJob, artifact: Path, example: pa.Table | None) -> dict[str, Any]:
+def _name(folder: Path, model_id: str, run_id: str, location: str) -> None:
+    """Writes into the model which logged model it is."""
+    described = Model.load(str(folder))
+    described.model_id = described.model_uuid = model_id
+    described.run_id, described.artifact_path = run_id, location
+    described.save(str(folder / "MLmodel"))
+
+
+def _contents(job: TrainingJob, data: Path, example: pa.Table | None, columns: Sequence[str]) -> dict[str, Any]:
     contents: dict[str, Any] = {
         "loader_module": LOADER_MODULE,
-        "data_path": str(artifact),
-        "signature": signature(job.spec.data),
+        "data_path": str(data),
+        "signature": signature(columns),
+        "metadata": {"inputs": described_inputs(job.spec.data)},
         # Named here: inferring them would load the model in yet another process.
         "pip_requirements": [f"{name}=={version(name)}" for name in _REQUIREMENTS],
     }
-    if example is not None and contents["signature"] is not None:
+    if example is not None:
         contents["input_example"] = raw_frame(job.spec.data, example)
     if code := users_code(job):
         contents["code_paths"] = code

@@ -15,10 +15,11 @@ from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.export_messages import ExportRequest, ExportResult
 from elastrec.trainers.export import logged_model
-from elastrec.trainers.export.artifact import write_artifact
+from elastrec.trainers.export.artifact import Artifact, write_artifact
 from elastrec.trainers.export.check import Checked, check_against_trainer
 from elastrec.trainers.export.comparison import Comparison, compare_on
 from elastrec.trainers.export.scorer import Scorer
+from elastrec.trainers.export.signature import prediction_columns
 from elastrec.trainers.worker.predictions import read_predictions
 
 log = structlog.get_logger(__name__)
@@ -30,7 +31,7 @@ def export(request: ExportRequest, work: Path) -> ExportResult:
     """Builds the model, proves it, scores it beside the champion, logs it.
 
     Args:
-        work: folder with room for two copies of the model.
+        work: folder with room for one copy of the model.
 
     Raises:
         JobFailedError: the exported model does not predict what the trainer predicted.
@@ -38,29 +39,29 @@ def export(request: ExportRequest, work: Path) -> ExportResult:
     """
     job = TrainingJob.model_validate_json(request.job_json)
     with tempfile.TemporaryDirectory(prefix="artifact-", dir=work) as temporary:
-        artifact = Path(temporary) / "model"
+        artifact = Path(temporary) / "artifact"
         artifact.mkdir()
         write_artifact(artifact, job, request.job_id, open_record(request.record_uri))
+        size = sum(file.stat().st_size for file in artifact.rglob("*") if file.is_file())
+        columns = prediction_columns(Scorer(Artifact(artifact)).heads)
         manifest = read_manifest(request.evaluation_manifest_uri) if request.evaluation_manifest_uri else None
         example = _example(job, manifest)
         saved = Path(request.artifact_uri) if request.artifact_uri else Path(temporary) / "saved"
-        logged_model.save(job, artifact, saved, example)
+        logged_model.save(job, artifact, saved, example, columns)
         model = logged_model.load(str(saved))
         scorer: Scorer = model.get_raw_model()
         checked = _check(request, scorer, model.predict, manifest)
         comparison = _compare(request, scorer, manifest)
         model_uri = str(saved)
         if request.tracking_uri:
-            model_uri = logged_model.log_model(
-                job, artifact, example, tracking_uri=request.tracking_uri, run_id=request.run_id
-            )
-        size = sum(file.stat().st_size for file in artifact.rglob("*") if file.is_file())
+            model_uri = logged_model.log_model(job, saved, tracking_uri=request.tracking_uri, run_id=request.run_id)
     result = ExportResult(
         model_uri=model_uri,
         checked_rows=checked.rows,
         largest_difference=checked.largest_difference,
         challenger=comparison.challenger if comparison else None,
         champion=comparison.champion if comparison else None,
+        head=comparison.head if comparison else "",
         champion_problem=comparison.problem if comparison else "",
         artifact_bytes=size,
     )
@@ -107,4 +108,4 @@ def _compare(request: ExportRequest, scorer: Scorer, manifest: DataManifest | No
             problem = str(error)
             log.warning("champion_not_loaded", reason=problem)
     compared = compare_on(manifest, scorer, champion)
-    return compared if not problem else Comparison(compared.challenger, None, problem)
+    return compared if not problem else Comparison(compared.challenger, None, problem, compared.head)

@@ -5,7 +5,8 @@ Rows go through the same encoder, the same model class and the same float32 oper
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from elastrec.platform.data.raw import apply_transform, load_transform
 from elastrec.platform.specs.errors import CheckpointError, DataError
 from elastrec.trainers.export.artifact import Artifact
 from elastrec.trainers.export.embeddings import ArtifactEmbeddings
-from elastrec.trainers.export.signature import PROBABILITY
-from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
+from elastrec.trainers.export.signature import prediction_columns
+from elastrec.trainers.models import FeatureSchema, JobHeads, build_model, embedding_tables
+from elastrec.trainers.models.heads import IS_BAD, REASON
 from elastrec.trainers.worker.inputs import inputs_of
 
 
@@ -30,18 +32,18 @@ class Scored:
     """Rows after scoring, in order.
 
     Attributes:
-        probability: float32 [B]; NaN for bad rows.
+        prediction: float32 [B, H] of the model's heads; NaN for bad rows.
         bad: bool [B], rows that the encoder cannot use.
         batch: the trainer-ready rows that are not bad.
         pooled: float32 [B', F, R] of the rows that are not bad, features in `features`' order.
-        first_bad: why the first bad row is bad.
+        reasons: why the bad rows are bad, by their number; not kept by `together`.
     """
 
-    probability: np.ndarray[Any, np.dtype[np.float32]]
+    prediction: np.ndarray[Any, np.dtype[np.float32]]
     bad: np.ndarray[Any, np.dtype[np.bool_]]
     batch: pa.RecordBatch
     pooled: np.ndarray[Any, np.dtype[np.float32]]
-    first_bad: BadRow | None = None
+    reasons: Mapping[int, BadRow] = field(default_factory=dict)
 
 
 class Scorer:
@@ -67,12 +69,13 @@ class Scorer:
         self._model = build_model(spec.model, self._embeddings, schema, seed=spec.training.seed)
         _load_dense(self._model, artifact)
         self._model.eval()
+        self.heads = JobHeads(self._model, spec.data)
 
     def score(self, rows: pa.Table, *, with_label: bool = False) -> Scored:
         """Scores raw rows `[B]`; memory grows with B.
 
         Args:
-            with_label: the rows have labels; those whose label is neither 0 nor 1 count as bad, as in training.
+            with_label: the rows have labels and weights; those that training would not use count as bad.
 
         Raises:
             DataError: a column is missing or of an impossible type.
@@ -81,27 +84,28 @@ class Scorer:
             rows = apply_transform(self.job.spec.data, self._transform, rows)
         encoded = self._encoder.encode(rows, with_label=with_label)
         good = encoded.batch.filter(pa.array(~encoded.bad_B)) if encoded.bad_B.any() else encoded.batch
-        probability = np.full(len(encoded.bad_B), np.nan, np.float32)
+        prediction = np.full((len(encoded.bad_B), len(self.heads.names)), np.nan, np.float32)
         pooled: list[np.ndarray[Any, Any]] = []
         scores: list[np.ndarray[Any, Any]] = []
         size = self.job.spec.training.batch_size
         with torch.inference_mode():
             for begin in range(0, good.num_rows, size):
                 inputs = inputs_of(good.slice(begin, size))
-                logits = self._model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
-                scores.append(torch.sigmoid(logits.float()).numpy())
+                result = self._model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
+                outputs = self.heads.outputs(result, len(inputs.target_BT))
+                scores.append(self.heads.predictions(outputs).numpy())
                 pooled.append(self._embeddings.last_pooled())
         if scores:
-            probability[~encoded.bad_B] = np.concatenate(scores)
+            prediction[~encoded.bad_B] = np.concatenate(scores)
         width = self.job.spec.model.row_dimension
         pooled_BFR = np.concatenate(pooled) if pooled else np.empty((0, len(self.features), width), np.float32)
-        return Scored(probability, encoded.bad_B, good, pooled_BFR, encoded.first_bad)
+        return Scored(prediction, encoded.bad_B, good, pooled_BFR, encoded.bad_rows())
 
 
 def together(parts: list[Scored]) -> Scored:
     """Consecutive pieces as one; at least one piece."""
     return Scored(
-        np.concatenate([part.probability for part in parts]),
+        np.concatenate([part.prediction for part in parts]),
         np.concatenate([part.bad for part in parts]),
         pa.concat_batches([part.batch for part in parts]),
         np.concatenate([part.pooled for part in parts]),
@@ -126,26 +130,28 @@ class PyfuncModel:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
+        self._columns = prediction_columns(scorer.heads)
 
     def get_raw_model(self) -> Scorer:
         """The scorer itself, for callers that have Arrow tables."""
         return self.scorer
 
     def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Click probabilities of raw rows, one float32 column `probability`.
+        """Predictions of raw rows: a float32 column for each head (`prediction_columns`), `is_bad` and `reason`.
+
+        A row that cannot be used is bad: its predictions are NaN, and `reason` names the column and its value.
 
         Raises:
-            DataError: a row cannot be used; names the row's position, the column and its value.
+            DataError: a column is missing, or of a type that no row can have.
         """
         if not isinstance(model_input, pd.DataFrame):
             raise DataError(f"the model scores a pandas DataFrame of raw columns, not {type(model_input).__name__}")
         scored = self.scorer.score(pa.Table.from_pandas(model_input, preserve_index=False))
-        if (bad := scored.first_bad) is not None:
-            raise DataError(
-                f"row {bad.row} cannot be scored: {bad.reason}; "
-                f"{int(scored.bad.sum())} of {len(scored.bad)} rows cannot be scored"
-            )
-        return pd.DataFrame({PROBABILITY: scored.probability}, index=model_input.index)
+        reasons = np.full(len(scored.bad), None, object)
+        for row, bad in scored.reasons.items():
+            reasons[row] = bad.reason
+        columns = {name: scored.prediction[:, index] for index, name in enumerate(self._columns)}
+        return pd.DataFrame({**columns, IS_BAD: scored.bad, REASON: reasons}, index=model_input.index)
 
 
 def _load_pyfunc(data_path: str) -> PyfuncModel:

@@ -1,40 +1,55 @@
-"""The exported model's signature: raw columns in, `probability` out; and raw rows in exactly those types."""
+"""The exported model's columns: raw ones in, a prediction of each head out; and raw rows in the types that it takes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from mlflow.models import ModelSignature
-from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Schema
+from mlflow.types.schema import ColSpec, DataType, Schema
 
 from elastrec.platform.data.encode import MISSING_ID, encoding_of
 from elastrec.platform.specs.data import SparseFeature, TrainingData
+from elastrec.trainers.models.heads import IS_BAD, REASON, JobHeads
 
-PROBABILITY = "probability"
+PROBABILITY, VALUE = "probability", "value"
 
 
-def signature(data: TrainingData) -> ModelSignature | None:
-    """Types of the raw columns: as loose as pandas makes them, as strict as they are known.
+def prediction_columns(heads: JobHeads) -> tuple[str, ...]:
+    """A column for each head: `probability` or `value` of a single one, else the heads' names."""
+    if len(heads.names) == 1:
+        return (PROBABILITY,) if heads.kinds[0] == "binary" else (VALUE,)
+    return heads.names
 
-    A pandas column of whole numbers is int64 or float64 depending on whether a value is missing in this very frame,
-    and MLflow converts neither into the other: such columns are `any`, and the encoder judges each value. So are those
-    with a `raw_encoding`, which hold text or ids. Ids above 2^53 must not go through float64: use the nullable type
-    Int64. With a user's transform only that transform knows the raw columns: no signature.
+
+def signature(columns: Sequence[str]) -> ModelSignature:
+    """What comes out. What goes in is left to the model, which judges each row by itself.
+
+    MLflow would look at every value of a column whose type depends on what it holds, as pandas' do: one of whole
+    numbers is int64, or float64 where a value is missing, or text before `elastrec data convert`. That costs several
+    times the CPU time of the predictions, and refuses a request for one bad value.
+
+    Args:
+        columns: of `prediction_columns`.
     """
+    outputs = [*(ColSpec(DataType.float, name) for name in columns), ColSpec(DataType.boolean, IS_BAD)]
+    return ModelSignature(outputs=Schema([*outputs, ColSpec(DataType.string, REASON, required=False)]))
+
+
+def described_inputs(data: TrainingData) -> dict[str, str]:
+    """The raw columns and what they may hold, for the people who read the model's metadata."""
     if data.transform:
-        return None
-    columns = [ColSpec(AnyType(), feature.name) for feature in data.dense]
+        return {"*": f"what {data.transform} takes"}
+    found = {feature.name: "a number, or empty" for feature in data.dense}
     for sparse in data.sparse:
-        element = DataType.long if sparse.encoding == "integer" else DataType.string
-        if sparse.raw_encoding is not None:
-            columns.append(ColSpec(AnyType(), sparse.name, required=not sparse.is_list))
-        elif sparse.is_list:
-            columns.append(ColSpec(Array(element), sparse.name, required=False))
-        else:
-            columns.append(ColSpec(AnyType() if sparse.encoding == "integer" else element, sparse.name))
-    return ModelSignature(inputs=Schema(columns), outputs=Schema([ColSpec(DataType.float, PROBABILITY)]))
+        what = {"integer": "a 64-bit id", "hexadecimal": "1 to 16 hexadecimal digits", "string": "text"}
+        kinds = dict.fromkeys(what[kind] for kind in (sparse.encoding, sparse.raw_encoding) if kind)
+        value = " or ".join(kinds)
+        found[sparse.name] = f"a list of {value}" if sparse.is_list else f"{value}, or empty"
+    return found
 
 
 def raw_frame(data: TrainingData, rows: pa.Table) -> pd.DataFrame:
@@ -43,7 +58,8 @@ def raw_frame(data: TrainingData, rows: pa.Table) -> pd.DataFrame:
     An empty integer id becomes `MISSING_ID`, which the encoder would make of it anyway.
     """
     if data.transform:
-        return rows.drop_columns([data.label] if data.label in rows.schema.names else []).to_pandas()
+        targets = [target.name for target in data.targets if target.name in rows.schema.names]
+        return rows.drop_columns(targets).to_pandas()
     columns: dict[str, object] = {}
     for feature in data.dense:
         columns[feature.name] = np.asarray(_numbers(rows.column(feature.name)), np.float64)

@@ -83,3 +83,17 @@ def targets(name: str, value: Any, lists: Collection[str], features: Collection[
         if value[each] not in others:
             raise _refuse(f"{name}.{each}", value[each], f"{', '.join(others) or 'no feature is left'}")
     return {each: str(value[each]) for each in weighed}
+
+
+def some_features(name: str, value: Any, features: Collection[str]) -> list[str]:
+    """Names of some features, each once: at least one, but not all.
+
+    Raises:
+        SpecError: anything else.
+    """
+    allowed = f"at least one feature, each once, and not all of {', '.join(features)}"
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise _refuse(name, value, allowed)
+    if len(set(value)) != len(value) or any(each not in features for each in value) or len(value) == len(features):
+        raise _refuse(name, value, allowed)
+    return list(value)

@@ -21,6 +21,8 @@ _BUILT_IN = {
     "dlrm": "elastrec.trainers.models.dlrm:Dlrm",
     "din": "elastrec.trainers.models.din:Din",
     "bst": "elastrec.trainers.models.bst:Bst",
+    "mmoe": "elastrec.trainers.models.mmoe:Mmoe",
+    "two_tower": "elastrec.trainers.models.two_tower:TwoTower",
 }
 
 

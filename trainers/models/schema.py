@@ -19,12 +19,14 @@ class FeatureSchema:
         sparse_names: F sparse features, keys of the KeyedJaggedTensor.
         embedding_dimension: D of the job file; a first-order model's rows have D + 1 numbers, the weight first.
         list_lengths: list features and how many ids a list of theirs has at most.
+        label_names: H labels; a model without heads of its own has one output for each.
     """
 
     dense_names: tuple[str, ...]
     sparse_names: tuple[str, ...]
     embedding_dimension: int
     list_lengths: Mapping[str, int] = field(default_factory=dict)
+    label_names: tuple[str, ...] = ("label",)
 
     @staticmethod
     def from_job(job: TrainingJob) -> FeatureSchema:
@@ -34,6 +36,7 @@ class FeatureSchema:
             sparse_names=tuple(feature.name for feature in data.sparse),
             embedding_dimension=job.spec.model.embedding_dimension,
             list_lengths={feature.name: feature.max_length for feature in data.sparse if feature.is_list},
+            label_names=tuple(label.name for label in data.label_columns),
         )
 
 

@@ -1,4 +1,4 @@
-"""Evaluation shards: predictions without any update become one sketch per shard, sent with its completion."""
+"""Evaluation shards: predictions without any update become sketches per shard, sent with its completion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from elastrec.platform.data.deduplicated_batch import expand_batch
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.head_sketches import HeadSketches
 from elastrec.platform.transport.job_messages import Shard, ShardProgress
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
 from elastrec.trainers.worker.trainer import Prediction
@@ -25,16 +25,16 @@ class ShardEvaluation:
         self.shard = shard
         self._folder_uri = folder_uri
         self._features = features
-        self._sketch = BinaryMetricsSketch()
+        self._sketches = HeadSketches()
         self._kept: list[tuple[pa.RecordBatch, Prediction]] = []
 
     def add(self, batch: pa.RecordBatch, prediction: Prediction) -> None:
         """Counts the rows of one minibatch; those that are kept are kept in their plain form.
 
         Raises:
-            DataError: a prediction is no probability.
+            DataError: a prediction is no probability, or not finite.
         """
-        self._sketch.update(prediction.probability_B, prediction.label_B)
+        self._sketches.update(prediction.heads)
         if self.shard.keep_predictions:
             self._kept.append((expand_batch(batch), prediction))
 
@@ -49,12 +49,15 @@ class ShardEvaluation:
         """
         if self._kept:
             split = self.shard.split
-            metadata = PredictionsMetadata(start=split.range.start, length=split.range.length, features=self._features)
+            heads = [head.head for head in self._kept[0][1].heads]
+            metadata = PredictionsMetadata(
+                start=split.range.start, length=split.range.length, features=self._features, heads=heads
+            )
             together = Predictions(
                 metadata=metadata,
                 batch=pa.concat_batches([batch for batch, _ in self._kept]),
-                prediction=np.concatenate([prediction.probability_B for _, prediction in self._kept]),
+                prediction=np.concatenate([prediction.prediction_BH for _, prediction in self._kept]),
                 pooled=np.concatenate([prediction.pooled_BFR for _, prediction in self._kept]),
             )
             write_predictions(self._folder_uri, split.number, together)
-        return msgspec.structs.replace(last, sketch=self._sketch.encode())
+        return msgspec.structs.replace(last, sketch=self._sketches.encode())

@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.batches import dense_of, ids_of, label_of
+from elastrec.platform.data.batches import dense_of, ids_of, targets_of
 from elastrec.platform.data.deduplicated_batch import PREFIX
 from elastrec.platform.data.encode import LABEL
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 
 
 class Inputs(NamedTuple):
-    """One minibatch: dense `[B, I]` float32, sparse features (ids int64), labels `[B]` float32."""
+    """One minibatch: dense `[B, I]` float32, sparse features (ids int64), labels, then the weight `[B, T]` float32."""
 
     dense_BI: Tensor
     sparse: KeyedJaggedTensor | DeduplicatedFeatures
-    label_B: Tensor
+    target_BT: Tensor
 
 
 def inputs_of(batch: pa.RecordBatch) -> Inputs:
-    """The torch form of a trainer-ready batch; labels are empty when the batch has none (rows to be scored).
+    """The torch form of a trainer-ready batch; T is 0 when the batch has no labels (rows to be scored).
 
     Groups without repeats, which a deduplicating reader makes, stay so.
     """
@@ -36,8 +36,8 @@ def inputs_of(batch: pa.RecordBatch) -> Inputs:
         warnings.simplefilter("ignore", UserWarning)
         sparse = DeduplicatedFeatures.from_batch(batch) if deduplicated else _jagged(batch)
         dense = torch.from_numpy(dense_of(batch))
-        labels = label_of(batch) if LABEL in batch.schema.names else np.empty(0, np.float32)
-        return Inputs(dense, sparse, torch.from_numpy(labels))
+        targets = targets_of(batch) if LABEL in batch.schema.names else np.empty((batch.num_rows, 0), np.float32)
+        return Inputs(dense, sparse, torch.from_numpy(targets))
 
 
 def _jagged(batch: pa.RecordBatch) -> KeyedJaggedTensor:

@@ -1,8 +1,8 @@
 """What a worker leaves of an evaluation shard for the check of the export: features, pooled rows, predictions.
 
 A Parquet file per shard, `{predictions folder}/{shard index}.parquet`: the trainer-ready columns, `prediction`
-float32, and `pooled` list<float32> [F · R], features in the order that the file's metadata names. The shard's range
-of rows stands in the metadata, so that a reader finds the raw rows.
+list<float32> [H] and `pooled` list<float32> [F · R], heads and features in the order that the file's metadata names.
+The shard's range of rows stands in the metadata, so that a reader finds the raw rows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class PredictionsMetadata(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     length: int
     features: list[str]
+    heads: list[str]
 
 
 class Predictions(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: `batch` trainer-ready rows, `prediction` float32 [B], `pooled` float32 [B, F, R]."""
+    """One file: `batch` trainer-ready rows, `prediction` float32 [B, H], `pooled` float32 [B, F, R]."""
 
     metadata: PredictionsMetadata
     batch: pa.RecordBatch
@@ -45,17 +46,19 @@ def write_predictions(folder_uri: str, index: int, predictions: Predictions) -> 
         CheckpointError: the store refused.
     """
     rows, features, dimension = predictions.pooled.shape
-    pooled = pa.FixedSizeListArray.from_arrays(
-        pa.array(np.ascontiguousarray(predictions.pooled, np.float32).reshape(-1)), features * dimension
-    )
     table = pa.Table.from_batches([predictions.batch])
-    table = table.append_column(PREDICTION, pa.array(predictions.prediction, pa.float32()))
-    table = table.append_column(POOLED, pooled.cast(pa.list_(pa.float32())))
+    table = table.append_column(PREDICTION, _lists(predictions.prediction, len(predictions.metadata.heads)))
+    table = table.append_column(POOLED, _lists(predictions.pooled, features * dimension))
     table = table.replace_schema_metadata({_METADATA: msgspec.json.encode(predictions.metadata)})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     assert rows == table.num_rows
     open_store(folder_uri).put(f"{index:08d}.parquet", sink.getvalue())
+
+
+def _lists(values: Any, width: int) -> pa.Array:
+    flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, width).cast(pa.list_(pa.float32()))
 
 
 def read_predictions(folder_uri: str) -> list[Predictions]:
@@ -74,15 +77,16 @@ def read_predictions(folder_uri: str) -> list[Predictions]:
             metadata = msgspec.json.decode((table.schema.metadata or {})[_METADATA], type=PredictionsMetadata)
         except (pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
             raise CheckpointError(f"{folder_uri}/{key}: is no file of predictions: {error}") from error
-        pooled = table.column(POOLED).combine_chunks()
-        values = np.asarray(pooled.flatten(), np.float32)
+        prediction, values = (
+            np.asarray(table.column(name).combine_chunks().flatten(), np.float32) for name in (PREDICTION, POOLED)
+        )
         batch = table.drop_columns([PREDICTION, POOLED]).combine_chunks()
         batches = batch.to_batches() or [pa.RecordBatch.from_pylist([], schema=batch.schema)]
         found.append(
             Predictions(
                 metadata=metadata,
                 batch=batches[0],
-                prediction=np.asarray(table.column(PREDICTION), np.float32),
+                prediction=prediction.reshape(table.num_rows, len(metadata.heads)),
                 pooled=values.reshape(table.num_rows, len(metadata.features), -1),
             )
         )

@@ -20,7 +20,7 @@ from elastrec.trainers.deduplication import DeduplicatedBags, DeduplicatedFeatur
 from elastrec.trainers.embedding.client import ParameterClient, Pulled
 from elastrec.trainers.embedding.dense import FlatParameters
 from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
-from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables, takes_deduplicated
+from elastrec.trainers.models import FeatureSchema, JobHeads, Losses, build_model, embedding_tables, takes_deduplicated
 from elastrec.trainers.parameter_server.messages import Origin
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.worker.feed import Item
@@ -60,7 +60,6 @@ class Step:
         self._window = window
         self._list_features = frozenset(feature.name for feature in spec.data.sparse if feature.is_list)
         self._bfloat16 = spec.model.precision == "bfloat16"
-        self._loss = nn.BCEWithLogitsLoss()
         self.client = ParameterClient(
             plan,
             worker=identity.pod,
@@ -75,6 +74,7 @@ class Step:
             self._bags = DeduplicatedBags(self.collection)
         self._expands = not takes_deduplicated(spec.model.architecture)
         self.model = build_model(spec.model, self._bags, FeatureSchema.from_job(job), seed=spec.training.seed)
+        self.heads = JobHeads(self.model, spec.data)
         self.flat = FlatParameters(self.model)
         self.initial_dense = self.flat.values.copy()
         self.client.layout = self.flat.layout
@@ -117,7 +117,7 @@ class Step:
 
         Raises:
             TransportError: rows were lost; nothing of this step counts.
-            JobFailedError: the loss or a gradient is not finite.
+            JobFailedError: the loss or a gradient is not finite, or the model returned something unexpected.
         """
         if started.inputs is None or started.pulled is None:
             return
@@ -127,28 +127,30 @@ class Step:
         pulled = clock()
         self.flat.zero_gradients()
         with torch.autocast("cpu", torch.bfloat16, enabled=self._bfloat16):
-            logits = self._forward(started.inputs)
-        loss = self._loss(logits, started.inputs.label_B)
-        loss_value = float(loss.detach())
+            outputs = self._forward(started.inputs)
+        targets = self.heads.targets(started.inputs.target_BT)
+        losses = self.heads.losses(outputs, targets)
+        loss_value = sum(float(loss.detach()) for loss in losses.trained)
         if not np.isfinite(loss_value):
-            raise JobFailedError(
-                f"the loss is {loss_value} in {started.item.shard.split}, before row {started.item.progress.offset} of "
-                "it in the order of training; lower spec.optimizers.*.learning_rate or check the model"
-            )
-        loss.backward()
+            raise _not_finite(losses, loss_value, started.item)
+        for number, loss in enumerate(losses.trained, start=1):
+            loss.backward(retain_graph=number < len(losses.trained))
         computed = clock()
         left = self.collection.take_row_gradients()
         samples = started.item.batch.num_rows
         rows, dense = self._guard.rows(left), self._guard.dense(self.flat.gradients)
         sent = self.client.push(left.pulled, rows, dense, samples, origin, closed=closed, hold=hold)
+        pushed = clock()
         read, plain = read_bytes(started.inputs, self._list_features)
+        named = losses.by_name if len(losses.by_name) > 1 else {}
         self._window.add(
+            losses={name: float(loss.detach()) * samples for name, loss in named.items()},
+            predicted=self.heads.predicted(outputs, targets),
             samples=samples, steps=1, loss_sum=loss_value * samples,
-            pull_seconds=pulled - began, compute_seconds=computed - pulled, push_seconds=clock() - computed,
+            pull_seconds=pulled - began, compute_seconds=computed - pulled, push_seconds=pushed - computed,
             bytes_pulled=started.pulled.bytes, bytes_pushed=sent,
             bytes_read=read, bytes_read_plain=plain,
         )  # fmt: skip
-        self._window.add_predictions(torch.sigmoid(logits.detach()).numpy(), started.inputs.label_B.numpy())
 
     def predict(self, started: InFlight) -> Prediction:
         """In float32 whatever the job's precision.
@@ -159,11 +161,11 @@ class Step:
         assert started.inputs is not None and started.pulled is not None, "a minibatch without rows has no predictions"
         with torch.no_grad():
             self._load(started.pulled)
-            logits = self._forward(started.inputs)
+            outputs = self._forward(started.inputs)
         assert self._pooled is not None
         rows, features = started.item.batch.num_rows, len(self.feature_names)
         pooled_BFR = self._pooled.reshape(rows, features, -1)
-        return Prediction(torch.sigmoid(logits).numpy(), started.inputs.label_B.numpy(), pooled_BFR)
+        return Prediction(self.heads.predicted(outputs, self.heads.targets(started.inputs.target_BT)), pooled_BFR)
 
     def drop(self) -> None:
         """Forgets minibatches that were started; gradients are kept (see ParameterClient.drop)."""
@@ -177,19 +179,23 @@ class Step:
             self.flat.load(dense)
         pulled.rows()
 
-    def _forward(self, inputs: Inputs) -> Tensor:
+    def _forward(self, inputs: Inputs) -> dict[str, Tensor]:
         sparse = inputs.sparse
         if self._expands and isinstance(sparse, DeduplicatedFeatures):
             # The collection recognises this form, and pools the distinct rows all the same.
             sparse = sparse.expanded
-        logits = self.model(dense_features=inputs.dense_BI, sparse_features=sparse)
-        if logits.shape != inputs.label_B.shape:
-            raise JobFailedError(
-                f"the model's forward returned a tensor of shape {tuple(logits.shape)}; expected logits of shape "
-                f"{tuple(inputs.label_B.shape)}"
-            )
-        return logits.float()
+        result = self.model(dense_features=inputs.dense_BI, sparse_features=sparse)
+        return self.heads.outputs(result, len(inputs.target_BT))
 
     def _keep_pooled(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if not self.model.training:
             self._pooled = output.values().detach().numpy()
+
+
+def _not_finite(losses: Losses, trained: float, item: Item) -> JobFailedError:
+    parts = {name: float(loss.detach()) for name, loss in losses.by_name.items()}
+    named = "" if len(parts) == 1 else f" (its parts: {', '.join(f'{name} {part}' for name, part in parts.items())})"
+    return JobFailedError(
+        f"the loss is {trained}{named} in {item.shard.split}, before row {item.progress.offset} of it in the order of "
+        "training; lower spec.optimizers.*.learning_rate or check the model"
+    )

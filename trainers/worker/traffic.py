@@ -20,9 +20,9 @@ def read_bytes(inputs: Inputs, list_features: Collection[str]) -> tuple[int, int
     Args:
         list_features: those whose rows are lists; of all others a row is one id.
     """
-    rows = len(inputs.label_B)
+    rows = len(inputs.target_BT)
     sparse = inputs.sparse
-    numbers = _NUMBER * (inputs.dense_BI.numel() + rows)
+    numbers = _NUMBER * (inputs.dense_BI.numel() + inputs.target_BT.numel())
     if not isinstance(sparse, DeduplicatedFeatures):
         plain = numbers + _ID * sparse.values().numel() + _PLACE * rows * _lists(sparse.keys(), list_features)
         return plain, plain

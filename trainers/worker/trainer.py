@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from elastrec.platform.data.head_sketches import Predicted
 from elastrec.platform.transport.job_messages import Directive, Mode
 from elastrec.trainers.worker.feed import Item
 
@@ -26,11 +27,15 @@ class Started:
 
 
 class Prediction(NamedTuple):
-    """Probabilities `[B]`, labels `[B]` and pooled embedding rows `[B, F, R]` of one minibatch, float32."""
+    """What each head of the model predicts for a minibatch, with labels, and pooled embedding rows `[B, F, R]`."""
 
-    probability_B: FloatArray
-    label_B: FloatArray
+    heads: tuple[Predicted, ...]
     pooled_BFR: FloatArray
+
+    @property
+    def prediction_BH(self) -> FloatArray:
+        """Predictions of all heads, float32 [B, H]."""
+        return np.stack([head.prediction_B for head in self.heads], axis=1)
 
 
 class Trainer(Protocol):

@@ -1,44 +1,50 @@
-"""Sums of a worker's steps between two heartbeats, with the coarse sketch of predictions before the update."""
+"""Sums of a worker's steps between two heartbeats, with coarse sketches of predictions before the update."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.head_sketches import HeadSketches, Predicted
+from elastrec.platform.data.sketch import COARSE_BINS
 from elastrec.platform.transport.job_messages import WindowMetrics
 
-FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-
-_COUNTERS = tuple(name for name in WindowMetrics.__struct_fields__ if name not in ("sketch", "number"))
+_COUNTERS = tuple(name for name in WindowMetrics.__struct_fields__ if name not in ("sketch", "number", "losses"))
 
 
 class Window:
     """Collects what WindowMetrics reports. Thread-safe: the loop adds, the heartbeat takes.
 
-    Predictions are kept as they came and are sorted into the sketch by the heartbeat, off the training loop.
+    Predictions are kept as they came and are sorted into sketches by the heartbeat, off the training loop.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taking = threading.Lock()
         self._totals: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
-        self._rows: list[tuple[FloatArray, FloatArray]] = []
+        self._losses: dict[str, float] = {}
+        self._rows: list[Sequence[Predicted]] = []
         self._number = 0
         self._undelivered: WindowMetrics | None = None
 
-    def add(self, **amounts: float) -> None:
-        """Adds to the counters of these names (the fields of WindowMetrics)."""
+    def add(
+        self, *, losses: Mapping[str, float] | None = None, predicted: Sequence[Predicted] = (), **amounts: float
+    ) -> None:
+        """Adds to the counters of these names (the fields of WindowMetrics); all of one step at once.
+
+        Args:
+            losses: sums of named losses.
+            predicted: what the heads predicted for the rows of a minibatch before the update.
+        """
         with self._lock:
             for name, amount in amounts.items():
                 self._totals[name] += amount
-
-    def add_predictions(self, predictions_B: FloatArray, labels_B: FloatArray) -> None:
-        """Adds probabilities and labels, both `[B]` float32, measured before the update."""
-        with self._lock:
-            self._rows.append((predictions_B, labels_B))
+            for name, amount in (losses or {}).items():
+                self._losses[name] = self._losses.get(name, 0.0) + amount
+            if predicted:
+                self._rows.append(predicted)
 
     def take(self) -> WindowMetrics:
         """The oldest window that was not delivered yet: the same one until `delivered`, then what came since."""
@@ -63,11 +69,12 @@ class Window:
         with self._lock:
             totals, self._totals = self._totals, dict.fromkeys(_COUNTERS, 0)
             rows, self._rows = self._rows, []
+            losses, self._losses = self._losses, {}
         encoded = b""
         if rows:
-            sketch = BinaryMetricsSketch.coarse()
-            sketch.update(np.concatenate([row[0] for row in rows]), np.concatenate([row[1] for row in rows]))
-            encoded = sketch.encode()
+            sketches = HeadSketches(COARSE_BINS)
+            sketches.update(_joined(heads) for heads in zip(*rows, strict=True))
+            encoded = sketches.encode()
         self._number += 1
         return WindowMetrics(
             number=self._number,
@@ -82,5 +89,14 @@ class Window:
             pull_seconds=totals["pull_seconds"],
             compute_seconds=totals["compute_seconds"],
             push_seconds=totals["push_seconds"],
+            losses=losses,
             sketch=encoded,
         )
+
+
+def _joined(parts: Sequence[Predicted]) -> Predicted:
+    """One head's rows of several minibatches together."""
+    return parts[0]._replace(
+        prediction_B=np.concatenate([part.prediction_B for part in parts]),
+        label_B=np.concatenate([part.label_B for part in parts]),
+    )

@@ -2,7 +2,9 @@
 
 | column | value |
 |---|---|
-| label | 0 or 1 |
+| binary label | 0 or 1 |
+| label of kind `value` | a finite number |
+| weight | a finite number from 0 on |
 | timestamp column | whole seconds since the epoch |
 | session column | an integer or a text; all rows of a topic the same of the two |
 | dense feature | a number before its transform; absent or nil: an empty field |
@@ -27,10 +29,16 @@ from elastrec.platform.data.numbers import combined
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 # Years 0 to 9999, as `date` knows them.
 Seconds = Annotated[int, msgspec.Meta(ge=-62_135_596_800, le=253_402_300_799)]
-Label = Annotated[int, msgspec.Meta(ge=0, le=1)]
+# Of each kind of label, and of weights: what a message may hold (infinities and NaN are outside), and its column.
+_TARGETS: dict[str, tuple[Any, pa.DataType]] = {
+    "binary": (Annotated[int, msgspec.Meta(ge=0, le=1)], pa.int8()),
+    "value": (Annotated[float, msgspec.Meta(ge=-_LARGEST_FLOAT32, le=_LARGEST_FLOAT32)], pa.float64()),
+    "weight": (Annotated[float, msgspec.Meta(ge=0, le=_LARGEST_FLOAT32)], pa.float64()),
+}
 Row = Any
 """A row of `MessageForm.row`: a struct made for the job's columns."""
 
@@ -50,8 +58,9 @@ class MessageForm:
                 raise DataError(f"{field}: {column!r} is a list; allowed: a column with one value per row")
         assert data.session is not None and data.timestamp is not None
         self.session, self.timestamp = data.session, data.timestamp
+        targets = {name: _TARGETS[kind] for name, kind in data.targets}
         types: dict[str, tuple[Any, Any, pa.DataType]] = {
-            data.label: (Label, msgspec.NODEFAULT, pa.int8()),
+            **{name: (type_, msgspec.NODEFAULT, column) for name, (type_, column) in targets.items()},
             **{feature.name: (float | None, None, pa.float64()) for feature in data.dense},
             **{
                 feature.name: (list[Id], [], pa.list_(pa.int64())) if feature.is_list else (Id | None, None, pa.int64())

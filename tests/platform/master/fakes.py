@@ -15,7 +15,6 @@ import numpy as np
 from elastrec.checkpoints import PartWriter, answer, newest_term, open_store
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import EndReason, PodEvent, PodSize, PodSpec, PodStatus
-from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.master.launch import LaunchRequest
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
@@ -35,6 +34,7 @@ from elastrec.platform.transport.job_messages import (
     SavedPart,
     WindowMetrics,
 )
+from tests.heads import encoded
 from tests.platform.clusters.fake_fleet import FakeFleet
 from tests.platform.clusters.fleets import new_fleet
 from tests.splits import length_of, progress_of
@@ -385,7 +385,5 @@ class ScriptedPod:
 
 
 def _sketch(shard: Any) -> bytes:
-    sketch = BinaryMetricsSketch()
     rows = shard.split.range.start + np.arange(length_of(shard))
-    sketch.update((rows % 10) / 10 + 0.05, (rows % 10 > 6).astype(np.float32))
-    return sketch.encode()
+    return encoded((rows % 10) / 10 + 0.05, rows % 10 > 6)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import Point
 from elastrec.platform.history.reporter import Reporter
@@ -20,6 +19,7 @@ from elastrec.platform.master.status import totals, training_metrics
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.transport.job_messages import Heartbeat, WindowMetrics
+from tests.heads import encoded
 from tests.platform.master.fakes import FakeCluster
 from tests.platform.master.world import World, plan, running
 
@@ -32,9 +32,7 @@ def beat(pod: str, **metrics: Any) -> Heartbeat:
 
 
 def coarse(predictions: list[float], labels: list[int]) -> bytes:
-    sketch = BinaryMetricsSketch.coarse()
-    sketch.update(np.array(predictions), np.array(labels, np.float32))
-    return sketch.encode()
+    return encoded(predictions, labels, coarse=True)
 
 
 def test_a_window_adds_up_the_heartbeats_of_all_workers():
@@ -45,7 +43,9 @@ def test_a_window_adds_up_the_heartbeats_of_all_workers():
     window = monitor.close_window(FIRST_WINDOW_SECONDS)
     assert window is not None
     assert window.samples_per_second == 100 / FIRST_WINDOW_SECONDS and window.loss == pytest.approx(0.7)
-    assert window.auc == pytest.approx(0.75, abs=0.01)
+    (head,) = window.heads
+    assert head.name == "label" and head.auc == pytest.approx(0.75, abs=0.01)
+    assert head.calibration == pytest.approx(1.0)
     assert window.batch_seconds == pytest.approx({"a": 0.2, "b": 0.1})
     assert monitor.pods["b"].phase_seconds["pull"] == pytest.approx(0.1)
 
@@ -76,7 +76,7 @@ def test_a_damaged_sketch_of_a_window_costs_only_itself():
     monitor = Monitor(0.0)
     monitor.add(beat("a", samples=10, steps=1, loss_sum=5.0, sketch=b"rubbish"))
     window = monitor.close_window(FIRST_WINDOW_SECONDS)
-    assert window is not None and window.auc is None and window.loss == 0.5
+    assert window is not None and window.heads == () and window.loss == 0.5
 
 
 def test_a_pod_that_does_not_fit_is_the_reason_why_a_job_waits():
@@ -128,13 +128,10 @@ def metrics(phase: Phase) -> TrainingMetrics:
 
 
 def test_history_gets_the_series_and_the_totals_even_if_its_server_was_away():
-    server, sketch = Slow(), BinaryMetricsSketch()
-    sketch.update(np.linspace(0.01, 0.99, 100), (np.arange(100) > 50).astype(np.float32))
+    server, sketches = Slow(), encoded(np.linspace(0.01, 0.99, 100), np.arange(100) > 50)
     sink = HistorySink(Reporter("", "run", sink=server, interval_seconds=0.01), FakeCluster(), "clicks-1")
     sink.put(Report(metrics(Phase.TRAINING), {}, b""))
-    sink.put(
-        Report(metrics(Phase.SUCCEEDED), {"samples_repeated": 3.0, "phase_training_seconds": 9.0}, sketch.encode())
-    )
+    sink.put(Report(metrics(Phase.SUCCEEDED), {"samples_repeated": 3.0, "phase_training_seconds": 9.0}, sketches))
     sink.put(Report(metrics(Phase.SUCCEEDED), {"samples_repeated": 4.0}, b""))
     server.open.set()
     sink.close()

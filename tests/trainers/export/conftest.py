@@ -19,7 +19,7 @@ from elastrec.platform.data.reader import ShardReader
 from elastrec.platform.specs.data import DenseFeature, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.job import CheckpointSpec, JobSpec, Metadata, ModelSpec, TableSpec, TrainingJob
 from elastrec.platform.transport.export_messages import ExportRequest, predictions_folder
-from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
+from elastrec.trainers.models import FeatureSchema, JobHeads, build_model, embedding_tables
 from elastrec.trainers.worker.inputs import inputs_of
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
 from tests.checkpoints.writing import write_bucket
@@ -162,20 +162,23 @@ def trained(job: TrainingJob, folder: Path) -> tuple[str, MappedCollection, torc
 
 def predict(job: TrainingJob, manifest_uri: str, folder_uri: str, collection, model) -> None:
     reader = ShardReader(job.spec.data, read_manifest(manifest_uri), hash_sizes={"city": 5})
+    heads = JobHeads(model, job.spec.data)
     for index, start in enumerate(range(0, ROWS, SHARD)):
         length = min(SHARD, ROWS - start)
         (batch,) = reader.read(start, length, seed=0, shuffle=False, batch_size=SHARD)
         inputs = inputs_of(batch)
         with torch.no_grad():
-            logits = model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
+            result = model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
             pooled = collection(inputs.sparse)
         write_predictions(
             folder_uri,
             index,
             Predictions(
-                metadata=PredictionsMetadata(start=start, length=length, features=list(pooled.keys())),
+                metadata=PredictionsMetadata(
+                    start=start, length=length, features=list(pooled.keys()), heads=list(heads.names)
+                ),
                 batch=batch,
-                prediction=torch.sigmoid(logits).numpy(),
+                prediction=heads.predictions(heads.outputs(result, length)).numpy(),
                 pooled=pooled.values().numpy().reshape(length, len(pooled.keys()), -1),
             ),
         )

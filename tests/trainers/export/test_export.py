@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import mlflow
@@ -20,9 +23,10 @@ from elastrec.platform.specs.errors import DataError, JobFailedError
 from elastrec.platform.transport.export_messages import parse_result, result_line
 from elastrec.trainers.export.artifact import Artifact, write_artifact
 from elastrec.trainers.export.process import export
-from elastrec.trainers.export.scorer import Scorer
+from elastrec.trainers.export.scorer import PyfuncModel, Scorer
 from elastrec.trainers.export.signature import raw_frame
 from elastrec.trainers.worker.predictions import read_predictions, write_predictions
+from tests.test_house import ROOMS, ROOT, sources
 from tests.trainers.export.conftest import ROWS, build, raw_rows
 
 
@@ -51,7 +55,7 @@ def test_the_logged_model_predicts_what_the_trainer_predicted(finished, tracking
 
     loaded = mlflow.pyfunc.load_model(first.model_uri)
     frame = raw_frame(finished.job.spec.data, finished.raw)
-    trained = np.concatenate([item.prediction for item in read_predictions(finished.request.predictions_uri)])
+    trained = np.concatenate([item.prediction[:, 0] for item in read_predictions(finished.request.predictions_uri)])
     np.testing.assert_allclose(loaded.predict(frame)["probability"], trained, atol=1e-6)
 
     # A frame as pandas reads the files: a column of ids with holes is float64.
@@ -86,7 +90,7 @@ def test_logging_a_model_leaves_the_series_of_its_run_alone(finished, tracking, 
 def test_nothing_in_the_exported_files_is_a_pickle(finished, tmp_path: Path) -> None:
     export(msgspec.structs.replace(finished.request, artifact_uri=str(tmp_path / "model")), tmp_path)
     suffixes = {file.suffix for file in (tmp_path / "model").rglob("*") if file.is_file()}
-    assert suffixes <= {".npy", ".json", ".txt", ".yaml", ".yml", ""}
+    assert suffixes <= {".npy", ".json", ".txt", ".yaml", ".yml", ".whl", ""}
     for file in (tmp_path / "model").rglob("*.npy"):
         np.load(file, allow_pickle=False)
 
@@ -106,7 +110,7 @@ def test_a_model_that_differs_is_refused_and_the_feature_is_named(finished, tmp_
     for index, item in enumerate(read_predictions(finished.request.predictions_uri)):
         batch, prediction, pooled = item.batch, item.prediction.copy(), item.pooled.copy()
         if index == 1:
-            prediction[17] += 0.01
+            prediction[17, 0] += 0.01
             if feature == "price":
                 position = batch.schema.get_field_index("dense")
                 values = np.asarray(batch.column("dense").flatten()).copy()
@@ -129,20 +133,45 @@ def test_missing_predictions_fail_the_export(finished, tmp_path: Path) -> None:
         export(msgspec.structs.replace(finished.request, predictions_uri=str(tmp_path / "none")), tmp_path)
 
 
-def test_a_row_that_cannot_be_scored_is_named(finished, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_scored_is_marked_with_the_reason_and_the_others_are_scored(
+    finished, tmp_path: Path
+) -> None:
     folder = tmp_path / "artifact"
     folder.mkdir()
     write_artifact(folder, finished.job, "job-1", open_record(finished.request.record_uri))
-    scorer = Scorer(Artifact(folder))
-    from elastrec.trainers.export.scorer import PyfuncModel
-
-    frame = raw_frame(finished.job.spec.data, finished.raw.slice(0, 4))
+    model = PyfuncModel(Scorer(Artifact(folder)))
+    frame = raw_frame(finished.job.spec.data, finished.raw.slice(0, 5))
+    whole = model.predict(frame)
+    assert not whole["is_bad"].any() and whole["reason"].isna().all()
     frame.loc[2, "device"] = "no hexadecimal"
-    with pytest.raises(
-        DataError, match=r"row 2 cannot be scored: column 'device': found 'no hexadecimal'.*1 of 4 rows"
-    ):
-        PyfuncModel(scorer).predict(frame)
-    assert isinstance(PyfuncModel(scorer).predict(frame[:2]), pd.DataFrame)
+    frame.loc[4, "price"] = np.inf
+    frame.loc[4, "device"] = "neither"
+    answer = model.predict(frame)
+    assert answer["is_bad"].tolist() == [False, False, True, False, True]
+    good = ~answer["is_bad"]
+    np.testing.assert_array_equal(answer["probability"][good], whole["probability"][good])
+    assert answer["probability"][~good].isna().all()
+    assert "column 'device': found 'no hexadecimal'" in answer["reason"][2]
+    assert "column 'price': found inf, expected a finite number" in answer["reason"][4]
+    with pytest.raises(DataError, match="column 'city' is missing"):
+        model.predict(frame.drop(columns="city"))
+
+
+def test_a_model_brings_the_package_that_it_needs(finished, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    export(msgspec.structs.replace(finished.request, artifact_uri=str(folder)), tmp_path)
+    requirements = (folder / "requirements.txt").read_text().splitlines()
+    (wheel,) = (folder / "wheels").iterdir()
+    assert f"wheels/{wheel.name}" in requirements and f"wheels/{wheel.name}" in (folder / "conda.yaml").read_text()
+    assert not [line for line in requirements if line.startswith("elastrec")]
+    target = tmp_path / "installed"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*command, f"wheels/{wheel.name}"], cwd=folder, check=True)
+    installed = {file.relative_to(target) for file in target.rglob("*.py")}
+    wanted = {Path("elastrec") / file.relative_to(ROOT) for room in ROOMS for file in sources(room)}
+    assert installed == wanted
+    (metadata,) = target.glob("elastrec-*.dist-info/METADATA")
+    assert metadata.read_text() in [each.read_text("METADATA") for each in distributions(name="elastrec")]
 
 
 @pytest.fixture(scope="module")
@@ -197,14 +226,14 @@ def test_a_model_of_a_converted_log_scores_rows_as_the_log_had_them(
     from_ids, from_text = scorer.score(ids), scorer.score(text)
     assert not from_text.bad.any()
     assert from_text.batch == from_ids.batch
-    np.testing.assert_array_equal(from_text.probability, from_ids.probability)
-    assert len(np.unique(from_ids.probability)) > ROWS // 2
+    np.testing.assert_array_equal(from_text.prediction, from_ids.prediction)
+    assert len(np.unique(from_ids.prediction)) > ROWS // 2
 
     as_text = pd.read_csv(text_log.path, dtype=dict.fromkeys(("city", "device", "history"), str))
     as_lists = as_text.assign(history=as_text["history"].fillna("").str.split("|"))
     whole_prices = as_text.assign(price=3)
     for frame in (as_text, as_lists, raw_frame(converted, ids), raw_frame(converted, text)):
-        np.testing.assert_allclose(loaded.predict(frame)["probability"], from_ids.probability, atol=1e-6)
+        np.testing.assert_allclose(loaded.predict(frame)["probability"], from_ids.prediction[:, 0], atol=1e-6)
     assert loaded.predict(whole_prices)["probability"].notna().all()
-    with pytest.raises(DataError, match=r"row 0 cannot be scored: column 'device': found 'no id', .* hexadecimal"):
-        loaded.predict(as_text[:2].assign(device="no id"))
+    refused = loaded.predict(as_text[:2].assign(device="no id"))
+    assert refused["is_bad"].all() and "found 'no id', expected 1 to 16 hexadecimal digits" in refused["reason"][0]

@@ -141,4 +141,6 @@ def test_options_that_make_no_sense_are_refused(name: str, options: dict[str, An
 def test_a_history_is_pooled_by_the_model_alone() -> None:
     assert ModelSpec(architecture="din", options={"attention": {"a": "b", "c": "b"}}).sequence_features == ("a", "c")
     assert ModelSpec(architecture="bst", options={"sequences": ["a"]}).sequence_features == ("a",)
+    assert ModelSpec(architecture="bst", options={"sequences": {"a": "b"}}).sequence_features == ("a",)
     assert ModelSpec(architecture="dlrm", options={"sequences": ["a"]}).sequence_features == ()
+    assert ModelSpec(architecture="mine:Model", unpooled_features=("a",)).sequence_features == ("a",)

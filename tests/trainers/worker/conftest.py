@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastrec.checkpoints import open_store
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.head_sketches import HeadSketches
 from elastrec.platform.specs.data import DenseFeature, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.job import (
     CheckpointSpec,
@@ -71,7 +71,9 @@ def make_job(
     batch: int = BATCH,
     workers: int = 1,
     model_options: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
 ) -> TrainingJob:
+    """A job on ROWS rows; `data` holds further fields of its data section."""
     (folder / "data").mkdir(parents=True)
     generator = np.random.default_rng(2)
     user = generator.integers(0, 60, ROWS)
@@ -84,10 +86,12 @@ def make_job(
             "user": user,
             "item": item,
             "history": [list(generator.integers(0, 30, n)) for n in generator.integers(0, 3, ROWS)],
+            "rating": label + (user % 7) / 7,
+            "share": (item % 3) / 2,
         }
     )
     pq.write_table(table, folder / "data" / "part-0.parquet")
-    data = TrainingData(
+    log = TrainingData(
         path=str(folder / "data"),
         partitioning=Partitioning.NONE,
         dense=(DenseFeature(name="x", transform="none"),),
@@ -103,7 +107,7 @@ def make_job(
             model=ModelSpec(
                 architecture=architecture, embedding_dimension=4, precision=precision, options=model_options or {}
             ),
-            data=data,
+            data=TrainingData.model_validate({**log.model_dump(), **(data or {})}),
             training=Training(batch_size=batch, seed=11, consistency=Consistency(mode=mode)),
             resources=Resources(worker=PodResources(count=workers)),
             checkpoint=CheckpointSpec(store=str(folder / "store")),
@@ -145,7 +149,7 @@ class ScriptedMaster:
         self.doing: dict[tuple[str, int], tuple[str, Shard]] = {}
         self.offsets: dict[tuple[str, int], int] = {}
         self.done: list[ShardProgress] = []
-        self.sketch = BinaryMetricsSketch()
+        self.sketches = HeadSketches()
         self.granted: dict[str, Leased] = {}
         self.forget: set[str] = set()
         self.finished = True
@@ -247,7 +251,7 @@ class ScriptedMaster:
             del self.doing[key]
             self.done.append(progress)
             if progress.sketch:
-                self.sketch.merge(BinaryMetricsSketch.decode(progress.sketch))
+                self.sketches.merge_encoded(progress.sketch)
 
     def on_lease(self, message: LeaseShards) -> Leased:
         with self.changed:

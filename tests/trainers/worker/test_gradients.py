@@ -17,9 +17,9 @@ from elastrec.platform.specs.errors import JobFailedError
 from elastrec.platform.specs.job import Optimizers, OptimizerSpec
 from elastrec.trainers.embedding.module import RowGradients
 from elastrec.trainers.embedding.routing import Router
+from elastrec.trainers.models import heads
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import make_plan
-from elastrec.trainers.worker import step
 from elastrec.trainers.worker.gradients import GradientGuard
 from tests.trainers.worker.test_worker import setting  # noqa: F401
 
@@ -124,10 +124,10 @@ def test_a_job_ends_at_the_step_whose_gradients_are_not_finite_and_nothing_of_it
     setting: Callable[..., Any],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def loss_without_a_derivative(logits: torch.Tensor, label_B: torch.Tensor) -> torch.Tensor:
+    def loss_without_a_derivative(logits: torch.Tensor, *_: object) -> torch.Tensor:
         return (logits - logits.detach()).abs().sqrt().sum()
 
-    monkeypatch.setattr(step.nn, "BCEWithLogitsLoss", lambda: loss_without_a_derivative)
+    monkeypatch.setattr(heads, "mean_loss", loss_without_a_derivative)
     here = setting(mode="async")
     here.master.add_shards("train", 900, 250)
     here.start_worker()

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.head_sketches import HeadSketches
+from elastrec.platform.data.sketch import COARSE_BINS
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 from elastrec.platform.specs.errors import AuthenticationError
 from elastrec.platform.specs.job import FaultTolerance, JobSpec, Metadata, ModelSpec, TrainingJob
@@ -17,6 +18,7 @@ from elastrec.platform.transport.job_messages import LeaseState, Mode, ShardProg
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.window import Window
+from tests.heads import predicted
 from tests.splits import progress_of, row_shard
 
 JOB = TrainingJob(
@@ -140,21 +142,19 @@ def test_a_wrong_token_is_an_error_and_not_a_retry(scripted_master) -> None:
 
 def test_an_undelivered_window_stays_as_it_is_and_the_next_one_holds_what_came_since() -> None:
     window = Window()
-    later = BinaryMetricsSketch.coarse()
+    later = HeadSketches(COARSE_BINS)
     for seed in range(3):
         generator = np.random.default_rng(seed)
-        predictions = generator.random(10, np.float32)
-        labels = generator.integers(0, 2, 10).astype(np.float32)
+        rows = predicted(generator.random(10, np.float32), generator.integers(0, 2, 10))
         if seed:
-            later.update(predictions, labels)
-        window.add(samples=10, steps=1, loss_sum=1.0)
-        window.add_predictions(predictions, labels)
+            later.update(rows)
+        window.add(samples=10, steps=1, loss_sum=1.0, losses={"click": 2.0}, predicted=rows)
         first = window.take()
     assert (first.number, first.samples, window.take()) == (1, 10, first)
     window.delivered(first)
     second = window.take()
-    assert (second.number, second.samples, second.loss_sum) == (2, 20, 2.0)
-    assert BinaryMetricsSketch.decode(second.sketch) == later
+    assert (second.number, second.samples, second.loss_sum, second.losses) == (2, 20, 2.0, {"click": 4.0})
+    assert HeadSketches.decode(second.sketch) == later
     window.delivered(first)
     assert window.take() == second
     window.delivered(second)

@@ -26,6 +26,7 @@ from elastrec.trainers.worker.loop import run
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.trainer import Prediction, Started
 from elastrec.trainers.worker.work import Worker
+from tests.heads import predicted
 
 ROWS, SHARD, BATCH = 900, 250, 50  # as in the fixture `tiny_job`
 _LATENCY = 2
@@ -88,7 +89,7 @@ class LogisticRegression:
         batch = started.item.batch
         x_B2 = np.column_stack([dense_of(batch)[:, 0], np.ones(batch.num_rows)])
         pooled = np.zeros((batch.num_rows, 1, 1), np.float32)
-        return Prediction(self._probability(x_B2).astype(np.float32), label_of(batch), pooled)
+        return Prediction(predicted(self._probability(x_B2), label_of(batch)), pooled)
 
     def release(self) -> None:
         pass
@@ -141,7 +142,7 @@ def test_a_worker_trains_and_evaluates_with_any_trainer(
         thread.join(10)
         session.close()
     assert sorted(np.concatenate(trainer.rows)) == sorted(np.concatenate(ids_of_all(job)))
-    assert master.sketch.rows == ROWS
+    assert master.sketches.heads["label"].rows == ROWS
 
 
 def ids_of_all(job: TrainingJob) -> list[np.ndarray]:

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from elastrec.platform.data.head_sketches import HeadSketches
 from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
 from elastrec.platform.data.reader import ShardReader
-from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.splits import TRAINING_STREAM
@@ -34,6 +34,7 @@ from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTra
 from elastrec.trainers.worker.predictions import read_predictions
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.work import Worker
+from tests.heads import predicted
 from tests.trainers.reference_rules import SegmentOptimizer
 
 ROWS, SHARD, BATCH = 900, 250, 50  # as in the fixture `tiny_job`
@@ -144,7 +145,15 @@ def side_by_side(setting: Setting, length: int, batch_size: int) -> Iterator[lis
     )
 
 
-def reference(setting: Setting, steps: Iterable[Sequence[pa.RecordBatch]]) -> tuple[torch.nn.Module, list[float]]:
+def cross_entropy(logits: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, target_BT[:, 0])
+
+
+def reference(
+    setting: Setting,
+    steps: Iterable[Sequence[pa.RecordBatch]],
+    loss_of: Callable[[Any, torch.Tensor], torch.Tensor] = cross_entropy,
+) -> tuple[torch.nn.Module, list[float]]:
     """The same job in one process: torchrec's collection and torch's optimiser, the same order of rows.
 
     Args:
@@ -175,8 +184,7 @@ def reference(setting: Setting, steps: Iterable[Sequence[pa.RecordBatch]]) -> tu
             optimizer.zero_grad()
         for batch in batches:
             inputs = inputs_of(batch)
-            logits = model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse)
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, inputs.label_B)
+            loss = loss_of(model(dense_features=inputs.dense_BI, sparse_features=inputs.sparse), inputs.target_BT)
             losses.append(float(loss.detach()))
             (loss / len(batches)).backward()
         for optimizer in optimizers:
@@ -269,16 +277,16 @@ def test_two_workers_train_every_row_once_and_evaluate_every_row_once(setting) -
     here.master.wait_for(lambda: len(here.master.done) == 9)
     here.finish()
     assert trained_samples(here) == ROWS
-    assert here.master.sketch.rows == ROWS
-    pieces = [BinaryMetricsSketch.decode(beat.metrics.sketch) for beat in here.master.heartbeats if beat.metrics.sketch]
-    assert sum(piece.rows for piece in pieces) == ROWS
+    assert here.master.sketches.heads["label"].rows == ROWS
+    pieces = [HeadSketches.decode(beat.metrics.sketch) for beat in here.master.heartbeats if beat.metrics.sketch]
+    assert sum(piece.heads["label"].rows for piece in pieces) == ROWS
     kept = read_predictions(workers[0]._predictions_uri)
     assert [item.metadata.start for item in kept] == list(range(0, ROWS, 100))
-    together = BinaryMetricsSketch()
+    together = HeadSketches()
     for item in kept:
-        together.update(item.prediction, np.asarray(item.batch.column("label")))
-        assert item.pooled.shape == (100, 3, 4)
-    assert together == here.master.sketch
+        together.update(predicted(item.prediction[:, 0], item.batch.column("label")))
+        assert item.pooled.shape == (100, 3, 4) and item.metadata.heads == ["label"]
+    assert together == here.master.sketches
 
 
 def test_evaluation_changes_nothing_on_the_servers(setting) -> None:

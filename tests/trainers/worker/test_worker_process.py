@@ -75,7 +75,7 @@ def test_a_job_of_real_processes_trains_saves_evaluates_and_exports_the_same_mod
     assert result.checked_rows == ROWS
     assert result.largest_difference < 1e-6
     assert result.challenger is not None
-    assert result.challenger.auc == pytest.approx(master.sketch.auc(), abs=1e-4)
+    assert result.challenger.auc == pytest.approx(master.sketches.heads["label"].auc(), abs=1e-4)
 
 
 def test_a_killed_workers_rows_are_finished_by_another_one(start, pods, tiny_job) -> None:
