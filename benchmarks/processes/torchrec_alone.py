@@ -78,7 +78,7 @@ def read(job: TrainingJob, day: int, batch_size: int, count: int | None, *, shuf
     for item in items(job.spec, day, batch_size, count, shuffled=shuffled):
         inputs = inputs_of(item.batch)
         assert isinstance(inputs.sparse, KeyedJaggedTensor), "the peer has no deduplication"
-        found.append(Minibatch(inputs.dense_BI, inputs.sparse, inputs.label_B))
+        found.append(Minibatch(inputs.dense_BI, inputs.sparse, inputs.target_BT[:, 0]))
     return found
 
 
