@@ -22,6 +22,7 @@ from elastrec.trainers.parameter_server.messages import WHOLE, GetStats, Paramet
 from elastrec.trainers.parameter_server.place import Place
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, job_spec, routing_of
 from tests.trainers.parameter_server.storage.copies import copied, take
@@ -31,6 +32,12 @@ LAYOUT = [Parameter("w", (6,))]
 STEPS, SERVERS, BATCH = 3, 2, 20
 IDS = np.arange(16)
 PATIENCE_SECONDS = 0.03
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm() -> None:
+    """A kernel that compiles in the middle of a push would look like a server out of reach."""
+    warm_kernels()
 
 
 class Cut:
