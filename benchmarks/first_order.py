@@ -7,8 +7,9 @@ start from the same parameters; on both sides the weights start at zero and have
     python -m benchmarks.first_order [--rounds 5] [--log clicks] [--steps 160] [--output json]
     python -m benchmarks.first_order --choose '{"kind": "sgd"}' '{"kind": "ftrl", "beta": 0.1}'
 
-The default was chosen by `--choose`: seeds 1 to 3, the second day of the logs. The figures are of seeds 101 to 105 and
-the third day. A learning rate of 10.0 in `FIRST_ORDER_RULE` of `platform/specs/job.py` makes them red.
+The default was chosen by `--choose` on Wide & Deep and clicks alone: seeds 1 to 3, the second day of the log. The
+figures are of seeds 101 to 105 and the third day. A learning rate of 10.0 in `FIRST_ORDER_RULE` of
+`platform/specs/job.py` makes them red.
 """
 
 from __future__ import annotations
