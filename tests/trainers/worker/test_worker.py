@@ -448,7 +448,7 @@ def test_evaluation_takes_the_dense_parameters_that_the_servers_have_then(settin
     here.finish()
     assert not here.errors
     predictions = np.concatenate([item.prediction for item in read_predictions(worker._predictions_uri)])
-    np.testing.assert_array_equal(predictions, np.full(ROWS, 0.5, np.float32))
+    np.testing.assert_array_equal(predictions, np.full((ROWS, 1), 0.5, np.float32))
 
 
 def test_bfloat16_trains_the_dense_layers_and_evaluates_in_float32(setting) -> None:
