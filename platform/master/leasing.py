@@ -29,6 +29,16 @@ def _may_lease(state: JobState, event: ShardsAsked) -> bool:
     return state.phase is wanted and state.saves.quiescing is None and event.count > 0
 
 
+def _shards_for(state: JobState, queue: ShardQueue, event: ShardsAsked) -> list[Shard]:
+    """What a request gets.
+
+    One whose answer was lost gets its shards at any time: the pod holds them, and would never learn of them otherwise.
+    """
+    if not _may_lease(state, event) and not queue.is_repeated(event.pod, event.request_id):
+        return []
+    return queue.lease(event.pod, event.request_id, event.count, state.time)
+
+
 def answer_unchanged(state: JobState, event: ShardsAsked) -> AnswerLease | None:
     """The answer to a request that changes nothing, so that polling is not journalled; None: it changes something.
 
@@ -43,7 +53,7 @@ def answer_unchanged(state: JobState, event: ShardsAsked) -> AnswerLease | None:
     may_lease = _may_lease(state, event)
     if may_lease and queue.would_change(event.pod, event.request_id):
         return None
-    shards = queue.lease(event.pod, event.request_id, event.count, state.time) if may_lease else []
+    shards = _shards_for(state, queue, event)
     starved = may_lease and not shards and event.pod not in queue.held
     return None if starved != member.starved else _lease_answer(queue, shards)
 
@@ -55,9 +65,8 @@ def shards_asked(state: JobState, event: ShardsAsked, effects: list[Effect]) -> 
         return
     state.take_progress(event.pod, event.generation, event.progress, effects)
     queue = state.queue_of_kind(event.kind)
-    may_lease = _may_lease(state, event)
-    shards = queue.lease(event.pod, event.request_id, event.count, state.time) if may_lease else []
-    starved = may_lease and not shards and event.pod not in queue.held
+    shards = _shards_for(state, queue, event)
+    starved = _may_lease(state, event) and not shards and event.pod not in queue.held
     if starved != member.starved:
         state.membership.starve(member, starved, is_synchronous=state.plan.is_synchronous)
     effects.append(_lease_answer(queue, shards))

@@ -34,7 +34,7 @@ class Save(msgspec.Struct, kw_only=True):
     Attributes:
         quiesce: workers pause until it is over; for one that does not, its positions are known when it begins.
         stage: workers finish their steps (`pausing`), servers write (`writing`), the manifest follows (`committing`).
-        since: when the stage began, or began anew.
+        since: when the stage began, or began anew; begun: when the first one did.
         version: directive version that every worker must reach before servers may write.
         positions: of the shards at the moment when everybody stood still; `rows` that were trained then, all epochs.
         parts: what the servers reported, by pod name.
@@ -50,6 +50,7 @@ class Save(msgspec.Struct, kw_only=True):
     stage: str
     version: int
     since: float
+    begun: float = 0.0
     positions: Positions | None = None
     rows: int = 0
     parts: dict[str, SavedPart] = {}
@@ -181,6 +182,7 @@ class Saves(msgspec.Struct, kw_only=True):
             stage=PAUSING if quiesce else WRITING,
             version=version,
             since=time,
+            begun=time,
             base=None if is_final or self.base is None or self.base.deltas >= deltas else self.base,
         )
         if cut is not None:

@@ -271,7 +271,7 @@ def unknown(state: JobState, save: Save, reason: str, effects: list[Effect]) -> 
 def _end_save(state: JobState, save: Save) -> None:
     state.saves.end(save)
     if save.quiesce:
-        state.training.rearm(state.time)
+        state.training.resume(state.time, state.time - save.begun)
 
 
 def _final_failed(state: JobState, reason: str, effects: list[Effect]) -> None:

@@ -121,11 +121,10 @@ class ShardQueue(msgspec.Struct, kw_only=True):
 
         Empty when nothing is left to hand out (see `is_done` for whether some may come back).
         """
-        last = self.grants.get(pod)
-        if last is not None and last.request_id == request_id:
+        if self.is_repeated(pod, request_id):
             return [
                 self._shard(number, lease)
-                for number, attempt in last.shards
+                for number, attempt in self.grants[pod].shards
                 if (lease := self.doing.get(number)) is not None and lease.pod == pod and lease.attempt == attempt
             ]
         granted: list[Shard] = []
@@ -145,11 +144,14 @@ class ShardQueue(msgspec.Struct, kw_only=True):
             self.grants[pod] = Grant(request_id, pairs)
         return granted
 
+    def is_repeated(self, pod: str, request_id: str) -> bool:
+        """Whether a request is the pod's last one that got shards, asked again."""
+        last = self.grants.get(pod)
+        return last is not None and last.request_id == request_id
+
     def would_change(self, pod: str, request_id: str) -> bool:
         """Whether `lease` would hand out anything new."""
-        last = self.grants.get(pod)
-        repeated = last is not None and last.request_id == request_id
-        return not repeated and (bool(self.returned) or self.cursor < self.total)
+        return not self.is_repeated(pod, request_id) and (bool(self.returned) or self.cursor < self.total)
 
     def is_news(self, pod: str, progress: ShardProgress) -> bool:
         """Whether a report would be accepted; reports of attempts that ended, and repeated ones, are void."""
@@ -215,8 +217,16 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         return [pod for pod, deadline in self.deadlines.items() if deadline <= time]
 
     def rearm(self, time: float) -> None:
-        """Gives every lease its full time again, after a pause that was not the workers' fault."""
+        """Gives every lease its full time again, after a time in which nobody could train."""
         self.deadlines = dict.fromkeys(self.deadlines, time + self.lease_seconds)
+
+    def resume(self, time: float, paused_seconds: float) -> None:
+        """Leaves a pause out of the time of every lease.
+
+        With their full time again, leases on which nobody works would not end while pauses come more often.
+        """
+        latest = time + self.lease_seconds
+        self.deadlines = {pod: min(deadline + paused_seconds, latest) for pod, deadline in self.deadlines.items()}
 
     def poison(self, attempts: int) -> int | None:
         """The number of a shard that failed `attempts` times or more in a row without getting further."""

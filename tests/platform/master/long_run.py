@@ -284,7 +284,7 @@ def proceed(world: JournalledWorld, chance: random.Random) -> None:
     if world.waiting:
         world.start_pod()
     elif what < 0.9 and world.up:
-        world.act(chance.choice(sorted(world.up)), late=chance.random() < 0.1)
+        world.act(chance.choice(sorted(world.up)), late=chance.random() < 0.1, loses_answer=chance.random() < 0.1)
     elif what < 0.95:
         world.commit()
     else:

@@ -235,17 +235,48 @@ def test_nothing_is_leased_while_a_record_is_written():
     assert not answer.shards and world.state.training.doing == before
 
 
+def test_a_request_whose_answer_was_lost_gets_its_shards_while_workers_pause():
+    world = World(plan())
+    for _ in range(4):
+        world.start_pod()
+    while "j-worker-0" not in world.state.training.held:
+        for name in list(world.up):
+            world.act(name, loses_answer=name == "j-worker-0")
+    granted = {number for number, lease in world.state.training.doing.items() if lease.pod == "j-worker-0"}
+    assert granted and not world.up["j-worker-0"]["shards"]
+    world.tell(events.SaveAsked(time=world.time))
+    world.act("j-worker-0")
+    assert {shard.split.number for shard, _ in world.up["j-worker-0"]["shards"]} == granted
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
 @pytest.mark.parametrize("succeed", [True, False])
 def test_a_save_that_took_longer_than_a_lease_costs_no_worker(succeed: bool):
     world = running(plan(save_timeout_seconds=1000.0))
+    before = dict(world.state.training.deadlines)
+    asked = world.time
     save_until_written(world)
     world.time += 2 * world.state.plan.lease_seconds
     world.tick()
     world.commit(succeed=succeed)
-    deadlines = world.state.training.deadlines.values()
-    assert deadlines and min(deadlines) == world.time + world.state.plan.lease_seconds
+    paused = world.time - asked
+    assert before and world.state.training.deadlines == {pod: end + paused for pod, end in before.items()}
     world.tick()
     assert {"j-worker-0", "j-worker-1"} <= world.state.membership.members.keys()
+
+
+def test_leases_on_which_nobody_works_end_although_saves_come_more_often():
+    world = running(plan(save_interval_seconds=0.0))
+    lease_seconds, began = world.state.plan.lease_seconds, world.time
+    while "j-worker-0" in world.state.membership.members and world.time < began + 10 * lease_seconds:
+        world.time += lease_seconds / 3
+        world.tick()
+        if world.state.phase is Phase.TRAINING and world.state.saves.quiescing is None:
+            save_until_written(world)
+            world.commit(succeed=True)
+    # Three thirds of the time went by between the saves, which took none.
+    assert world.time - began <= 2 * lease_seconds
 
 
 def test_a_failed_record_does_not_stop_the_training():

@@ -6,12 +6,14 @@ import contextlib
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSpec
 from elastrec.platform.master import events
 from elastrec.platform.master.effects import AnswerLease, CommitRecord, DiscardRecord, Effect
 from elastrec.platform.master.journal import encode_state
+from elastrec.platform.master.leasing import answer_unchanged
 from elastrec.platform.master.observed import Observed
 from elastrec.platform.master.plan import JobPlan
 from elastrec.platform.master.pod_operations import PodOperations
@@ -182,11 +184,12 @@ class World:
             )
         )
 
-    def act(self, name: str, *, late: bool = False) -> None:
+    def act(self, name: str, *, late: bool = False, loses_answer: bool = False) -> None:
         """One heartbeat or lease of a pod that obeys.
 
         Args:
             late: a worker goes on under the directive that it knows and pushes; its heartbeat is still to come.
+            loses_answer: to its request for shards, if it makes one; it asks again, whatever it is to do meanwhile.
         """
         pod = self.up[name]
         directive = self.state.directive(name, pod["incarnation"])
@@ -199,6 +202,7 @@ class World:
             return
         if pod["generation"] != directive.generation:
             pod["generation"], pod["shards"] = directive.generation, []
+            pod.pop("unanswered", None)
         saved, damaged, progress = None, None, []
         if pod["role"] is Role.PARAMETER_SERVER:
             saved, damaged = self._obey(name, pod, directive)
@@ -206,20 +210,7 @@ class World:
             kind = "train" if directive.mode is Mode.TRAIN else "evaluate"
             pod["shards"] = [entry for entry in pod["shards"] if entry[0].kind == kind]
             if not pod["shards"]:
-                self.serial += 1
-                effects = self.tell(
-                    events.ShardsAsked(
-                        time=self.time,
-                        pod=name,
-                        incarnation=pod["incarnation"],
-                        generation=pod["generation"],
-                        request_id=str(self.serial),
-                        count=2,
-                        kind=kind,
-                    )
-                )
-                (answer,) = [effect for effect in effects if isinstance(effect, AnswerLease)]
-                pod["shards"] = [[shard, shard.offset] for shard in answer.shards]
+                self._lease(name, pod, kind, loses_answer=loses_answer)
                 return
             shard, offset = pod["shards"][0]
             end = min(length_of(shard), offset + 6)
@@ -231,6 +222,9 @@ class World:
                 pod["shards"].pop(0)
             progress = [self.progress(shard, end)]
         elif late:
+            return
+        elif "unanswered" in pod:
+            self._lease(name, pod, pod["unanswered"].kind, loses_answer=loses_answer)
             return
         else:
             progress = [self.progress(shard, offset) for shard, offset in pod["shards"] if offset > shard.offset]
@@ -251,6 +245,29 @@ class World:
                 orders_version=self._orders_version(name, pod["incarnation"]),
             )
         )
+
+    def _lease(self, name: str, pod: dict[str, Any], kind: str, *, loses_answer: bool) -> None:
+        asked = pod.pop("unanswered", None)
+        if asked is None or asked.kind != kind:
+            self.serial += 1
+            asked = events.ShardsAsked(
+                time=self.time,
+                pod=name,
+                incarnation=pod["incarnation"],
+                generation=pod["generation"],
+                request_id=str(self.serial),
+                count=2,
+                kind=kind,
+            )
+        asked = msgspec.structs.replace(asked, time=self.time)
+        # As the service does it: what changes nothing is answered and not journalled.
+        unchanged = answer_unchanged(self.state, asked)
+        effects = [unchanged] if unchanged is not None else self.tell(asked)
+        (answer,) = [effect for effect in effects if isinstance(effect, AnswerLease)]
+        if loses_answer:
+            pod["unanswered"] = asked
+        else:
+            pod["shards"] = [[shard, shard.offset] for shard in answer.shards]
 
     def _orders_version(self, name: str, incarnation: str) -> int:
         orders = self.state.orders_of(name, incarnation)
