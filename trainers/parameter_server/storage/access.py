@@ -23,11 +23,13 @@ from elastrec.trainers.parameter_server.storage.arrays import (
 from elastrec.trainers.parameter_server.storage.changes import bury, log_change, may_change, note_change, remove
 from elastrec.trainers.parameter_server.storage.index import ABSENT, enter, find, has_slot, search
 from elastrec.trainers.parameter_server.storage.kernel import inlined, kernel
+from elastrec.trainers.parameter_server.storage.locks import is_wanted
 from elastrec.trainers.parameter_server.storage.pools import append, has_room, offset_of, slab_at
 from elastrec.trainers.parameter_server.storage.rules import write_first_state
 
 DONE, NEED_SLABS, NEED_LINES, NEED_RELEASE, FULL = 0, 1, 2, 3, 4
 _FOUND_AT_ONCE = 512  # whose cells still lie in the cache when they are copied
+_EVICTED_BEFORE_LOOKING = 256
 MOST_SIGHTINGS = (1 << 16) - 1
 _TABLE_BITS = np.uint32(0xFFFF)
 _S16 = np.uint32(16)
@@ -253,9 +255,11 @@ def count_sightings(  # type: ignore[no-untyped-def]
 
 @kernel
 def evict(  # type: ignore[no-untyped-def]
-    shelf, tombs, marks, bucket, stripe, seen_word, now_seconds, keep_seconds, steps, salts, kind, usage, report
+    shelf, tombs, marks, bucket, stripe, seen_word, now_seconds, keep_seconds, steps, salts, kind, usage, locks, report
 ):
     """Removes cells that were not seen for more than `keep_seconds`, looking at most at `steps` of them.
+
+    It looks at no more than some hundred when somebody waits for the stripe's lock.
 
     From the last cell to the first: the one that moves into a removed one's place was looked at before.
 
@@ -283,6 +287,8 @@ def evict(  # type: ignore[no-untyped-def]
             usage[stripe, table, kind] -= 1
             report[3] += 1
         number -= 1
+        if number % _EVICTED_BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
+            break
         if number % pool.shape.per_slab == 0:
             slab = np.int64(pool.slabs[slab, PREVIOUS])
     report[2] = number

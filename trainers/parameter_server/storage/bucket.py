@@ -177,10 +177,13 @@ class Bucket:
             self._store.trim(self.number, version)
 
     def _changed_of(self, shelf: Shelf, since: int) -> Array:
-        places = np.empty(int(shelf.log.buckets[self.number, COUNT]), np.int64)
-        found = np.unique(places[: changed_places(shelf, self.number, since, places)])
-        cells = np.empty((len(found), shelf.pool.shape.width), np.uint32)
-        gather(shelf.pool, found, cells)
+        entries, held = (int(pool.buckets[self.number, COUNT]) for pool in (shelf.log, shelf.pool))
+        if not entries:
+            return np.empty((0, shelf.pool.shape.width), np.uint32)
+        places = np.empty(entries, np.int64)
+        found = changed_places(shelf, self.number, since, np.zeros(held // 64 + 1, np.uint64), places)
+        cells = np.empty((found, shelf.pool.shape.width), np.uint32)
+        gather(shelf.pool, places[:found], cells)
         return cells
 
     def _deleted(self, since: int) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastrec.trainers.parameter_server.hashing import splitmix64
+from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.arrays import (
     CELL_VERSION,
     COPIED,
@@ -29,11 +30,13 @@ from elastrec.trainers.parameter_server.storage.pools import (
     number_of,
     offset_of,
     owner_of,
+    prefetch_cell,
     slab_at,
 )
 
 _S32 = np.uint64(32)
 _TABLE_BITS = np.uint32(0xFFFF)
+_PLACE_BITS = 0xFFFFFFFF
 LEAST_LOGGED = 64
 """Changes that a log holds in any case; beyond, no more than a quarter of the bucket's cells."""
 
@@ -156,26 +159,40 @@ def copy_cells(pool, bucket, since, first, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def changed_places(shelf, bucket, since, out):  # type: ignore[no-untyped-def]
-    """Places of the bucket's log whose cells have changed since a version, some of them twice; returns how many.
+def changed_places(shelf, bucket, since, seen, out):  # type: ignore[no-untyped-def]
+    """Places of the bucket's log whose cells have changed since a version, each once; returns how many.
 
     The log is walked from its end, and no further than the version.
+
+    Args:
+        seen: [cells // 64 + 1] uint64, zeros.
+        out: [n] int64, as many as the log has entries.
     """
     log, pool = shelf.log, shelf.pool
-    slab, left, found = log.buckets[bucket, LAST], log.buckets[bucket, COUNT], 0
+    slab, left, entries = log.buckets[bucket, LAST], log.buckets[bucket, COUNT], 0
     while left:
         at = offset_of(log.shape, (slab << log.shape.shift) | ((left - 1) % log.shape.per_slab))
         if np.int64(log.words[at + 1]) <= since:
             break
-        place = np.int64(log.words[at])
-        # A place that was given up may be another bucket's by now.
-        is_mine = owner_of(pool, place) == bucket and number_of(pool, place) < pool.buckets[bucket, COUNT]
-        if is_mine and pool.words[offset_of(pool.shape, place) + CELL_VERSION] == log.words[at + 1]:
-            out[found] = place
-            found += 1
+        out[entries] = np.int64(log.words[at]) | (np.int64(log.words[at + 1]) << 32)
+        entries += 1
         left -= 1
         if left % log.shape.per_slab == 0 and left:
-            slab = log.slabs[slab, PREVIOUS]
+            slab = np.int64(log.slabs[slab, PREVIOUS])
+    found = 0
+    for k in range(entries):
+        if k + AHEAD < entries:
+            prefetch_cell(pool.words, pool.shape, out[k + AHEAD] & _PLACE_BITS)
+        place, version = out[k] & _PLACE_BITS, np.uint32(out[k] >> 32)
+        number = number_of(pool, place)
+        # A place that was given up may be another bucket's by now, and one may be in the log twice.
+        if owner_of(pool, place) != bucket or number >= pool.buckets[bucket, COUNT]:
+            continue
+        word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
+        if not seen[word] & bit and pool.words[offset_of(pool.shape, place) + CELL_VERSION] == version:
+            seen[word] |= bit
+            out[found] = place
+            found += 1
     return found
 
 
@@ -183,6 +200,8 @@ def changed_places(shelf, bucket, since, out):  # type: ignore[no-untyped-def]
 def gather(pool, places, out):  # type: ignore[no-untyped-def]
     """Copies the cells of places [n] into `out` [n, W] uint32."""
     for k in range(places.shape[0]):
+        if k + AHEAD < places.shape[0]:
+            prefetch_cell(pool.words, pool.shape, places[k + AHEAD])
         at = offset_of(pool.shape, places[k])
         for word in range(pool.shape.width):
             out[k, word] = pool.words[at + word]

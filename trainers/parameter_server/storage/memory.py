@@ -132,18 +132,26 @@ class PoolMemory:
         if not spares[0]:
             raise ServerMemoryError(f"no room for more rows: all {self._slabs} slabs of a table group are in use")
 
-    def take_back(self, stripe: int) -> None:
-        """Returns the memory of the slabs that a kernel has released in a stripe."""
+    def take_released(self, stripe: int) -> list[int]:
+        """Slabs that a kernel has released in a stripe, of no bucket from now on, for `give_back`."""
         released = self.pool.released[stripe]
-        if count := int(released[0]):
-            self.free(released[1 : 1 + count].tolist())
-            released[0] = 0
+        slabs: list[int] = released[1 : 1 + int(released[0])].tolist()
+        released[0] = 0
+        self._disown(slabs)
+        return slabs
+
+    def _disown(self, slabs: list[int]) -> None:
+        # A log may still name places in them.
+        self.pool.slabs[slabs, OWNER] = -1
 
     def free(self, slabs: Sequence[int]) -> None:
-        """Returns slabs of no bucket, neighbours together, to the system and to the other buckets."""
+        """Returns slabs of no bucket."""
+        self._disown(list(slabs))
+        self.give_back(slabs)
+
+    def give_back(self, slabs: Sequence[int]) -> None:
+        """Returns slabs that no bucket has, neighbours together, to the system and to the other buckets."""
         ordered = sorted(slabs)
-        # A log may still name places in them.
-        self.pool.slabs[ordered, OWNER] = -1
         first = 0
         for at in range(1, len(ordered) + 1):
             if at == len(ordered) or ordered[at] != ordered[at - 1] + 1:

@@ -54,9 +54,15 @@ class ShelfMemory:
             if not memory.pool.spares[stripe, 0]:
                 memory.refill(stripe)
 
-    def take_back(self, stripe: int) -> None:
-        for memory in self._pools:
-            memory.take_back(stripe)
+    def take_released(self, stripe: int) -> list[list[int]]:
+        """Slabs that kernels have released in a stripe, for `give_back`. The stripe's lock is held."""
+        return [memory.take_released(stripe) for memory in self._pools]
+
+    def give_back(self, slabs: list[list[int]]) -> None:
+        """Returns the memory of slabs that `take_released` gave; needs no lock."""
+        for memory, released in zip(self._pools, slabs, strict=True):
+            if released:
+                memory.give_back(released)
 
     def grow_if_full(self, bucket: int, salts: Array) -> None:
         """Gives the bucket's index a run that is a quarter longer, if it has no slot left. The lock is held.

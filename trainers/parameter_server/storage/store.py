@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from elastrec.platform.transport.job_messages import TableUsage
 from elastrec.trainers.parameter_server.hashing import seed_hash
 from elastrec.trainers.parameter_server.plan import TableGroup, TablePlan
 from elastrec.trainers.parameter_server.prefetch import AHEAD
-from elastrec.trainers.parameter_server.storage import access
+from elastrec.trainers.parameter_server.storage import access, serving
 from elastrec.trainers.parameter_server.storage.arrays import (
     CELL_VERSION,
     COPIED,
@@ -29,8 +29,10 @@ from elastrec.trainers.parameter_server.storage.arrays import (
     Settings,
 )
 from elastrec.trainers.parameter_server.storage.bucket import Bucket
+from elastrec.trainers.parameter_server.storage.handle import Guarded, make_handle
 from elastrec.trainers.parameter_server.storage.index import RING
 from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout
+from elastrec.trainers.parameter_server.storage.locks import Locks, is_wanted, unlock
 from elastrec.trainers.parameter_server.storage.memory import (
     PAGE_BYTES,
     PoolMemory,
@@ -38,7 +40,8 @@ from elastrec.trainers.parameter_server.storage.memory import (
     physical_memory_bytes,
 )
 from elastrec.trainers.parameter_server.storage.pools import cut_first
-from elastrec.trainers.parameter_server.storage.rules import RowRules, apply_rules
+from elastrec.trainers.parameter_server.storage.rules import RowRules
+from elastrec.trainers.parameter_server.storage.serving import DROPS, HELD, lay_out, pull_request, push_request
 from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory, detach
 
 Array = np.ndarray[Any, Any]
@@ -46,13 +49,15 @@ Array = np.ndarray[Any, Any]
 MOST_STRIPES = 32
 _SLAB_BYTES, _CANDIDATE_SLAB_BYTES = 4 * PAGE_BYTES, PAGE_BYTES
 _SMALLEST_RESERVATION_ROWS = 2**20
+_FOREIGN = "the request names ids whose buckets belong to another server"
 _INDEX_BYTES = 64 / 12 / 0.64
 """Per entry right after a run has grown."""
 NEVER = np.iinfo(np.int64).max
 _CUTS = 4
 """Saves whose versions are remembered: the last one may not have become a record."""
 _EVICTION_STEP_ROWS = 16_384
-"""Looked at under one lock: half a millisecond, some more when all of them go."""
+"""Looked at under one lock unless somebody waits for it: half a millisecond, some more when all of them go."""
+_NAPS, _NAP_SECONDS = 20, 5e-5
 
 
 @dataclass
@@ -63,15 +68,14 @@ class Lookup:
         foreign: ids in buckets of other servers.
         drops: buckets that the store had dropped by then.
         places: [U] int64, the rows' places, negative where there is none.
-        absent, moves: [S] int64, ids without a row, and the stripe's moves when it was looked up (-1: it was not).
+        found: [S, 2] int64, ids without a row, and the stripe's moves when it was looked up (-1: it was not).
     """
 
     request: Request
     foreign: int
     drops: int
     places: Array
-    absent: Array
-    moves: Array
+    found: Array
 
 
 def _read_only(array: Array) -> Array:
@@ -120,9 +124,9 @@ class RowStore:
         self.logged_from = np.full(buckets, NEVER, np.int64)
         self.frozen_rows = np.zeros((stripes, tables), np.int64)
         self._saved: dict[str, Array] = {}
-        self._locks = [threading.Lock() for _ in range(stripes)]
+        self._locks = Locks(stripes)
         self.moves = np.zeros(stripes, np.int64)
-        self._drops = 0
+        self._counters = np.array([0, self.capacity_rows], np.int64)
         self._usage = np.zeros((stripes, tables, 2), np.int64)
         tables_of_group = plan.tables[group.first_table : group.end_table]
         self.salts = np.array([table.salt for table in tables_of_group], np.uint64)
@@ -141,6 +145,12 @@ class RowStore:
             dimension=group.dimension,
         )
         self._no_sightings = np.empty(0, np.int32)
+        guarded = Guarded(
+            self.marks, self.owned, self.stripe_of, self._locks.words, self.moves, self._usage, self._counters
+        )
+        self._handle = make_handle(
+            self.rows_memory.shelf, self.waiting_memory.shelf, self.tombs_memory.pool, self.settings, guarded
+        )
 
     @property
     def rows(self) -> int:
@@ -159,49 +169,35 @@ class RowStore:
     def locked(self, bucket: int) -> Iterator[int]:
         """The stripe of a bucket, with its lock."""
         stripe = int(self.stripe_of[bucket])
-        with self._locks[stripe]:
+        with self._locks.held(stripe):
             yield stripe
 
     def _visit(self, lookup: Lookup, work: Callable[[int], None]) -> None:
-        """Does the work of each stripe of a request with its lock, those first that are free."""
+        """Does the work of each stripe of a request with its lock."""
         starts = lookup.request.starts
-        busy = []
-        for stripe, lock in enumerate(self._locks):
-            if starts[stripe] == starts[stripe + 1]:
-                continue
-            if lock.acquire(blocking=False):
-                try:
-                    work(stripe)
-                finally:
-                    lock.release()
-            else:
-                busy.append(stripe)
-        for stripe in busy:
-            with self._locks[stripe]:
+        for stripe in np.flatnonzero(starts[1:] > starts[:-1]).tolist():
+            with self._locks.held(stripe):
                 work(stripe)
 
-    def look_up(self, counts: Array, ids: Array) -> Lookup:
-        """Lays out ids [U] int64, `counts` [T] int32 of them per table, without finding their rows yet."""
-        size, stripes = len(ids), len(self._locks)
+    def _new_lookup(self, ids: Array) -> Lookup:
+        size, stripes = len(ids), self._locks.count
         # A copy: what frames lend is read-only, for which numba would compile all kernels once more.
-        counts, ids = counts.copy(), ids.copy()
         request = Request(
-            ids, np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32),
+            ids.copy(), np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32),
             np.empty(size, np.int32), np.zeros(stripes + 1, np.int64),
         )  # fmt: skip
-        lookup = self.lookup_of(request)
-        lookup.foreign = access.lay_out_request(
-            counts, ids, self.salts, self.owned, self.stripe_of, request, np.empty(stripes, np.int64)
-        )
-        return lookup
+        return self.lookup_of(request)
 
     def lookup_of(self, request: Request) -> Lookup:
         """A lookup of a request that is being laid out; no row of it is found yet."""
-        size, stripes = len(request.ids), len(self._locks)
-        return Lookup(
-            request, 0, self._drops, np.empty(size, np.int64), np.zeros(stripes, np.int64),
-            np.full(stripes, -1, np.int64),
-        )  # fmt: skip
+        found = np.full((self._locks.count, 2), -1, np.int64)
+        return Lookup(request, 0, int(self._counters[DROPS]), np.empty(len(request.ids), np.int64), found)
+
+    def look_up(self, counts: Array, ids: Array) -> Lookup:
+        """Lays out ids [U] int64, `counts` [T] int32 of them per table, without finding their rows yet."""
+        lookup = self._new_lookup(ids)
+        lookup.foreign = lay_out(self._handle, counts.copy(), lookup.request, np.empty(self._locks.count, np.int64))
+        return lookup
 
     def pull(self, counts: Array, ids: Array, *, read_only: bool, out: Array | None = None) -> tuple[Array, Lookup]:
         """Values [U, D] float32 of ids [U] int64, `counts` [T] int32 of them per table, and what `push` may know.
@@ -212,33 +208,15 @@ class RowStore:
         Raises:
             IncompatibleError: an id's bucket belongs to another server.
         """
-        lookup = self.look_up(counts, ids)
-        self._refuse_foreign(lookup, "pull")
+        lookup = self._new_lookup(ids)
         values = np.empty((len(ids), self.group.dimension), np.float32) if out is None else out
-        zero_if_absent = read_only or self.group.admit_after > 1
-        shelf, scratch = self.rows_memory.shelf, np.empty((2, RING), np.int64)
-
-        def copy(stripe: int) -> None:
-            self._refuse_dropped(lookup, stripe)
-            lookup.absent[stripe] = access.pull(
-                shelf.pool,
-                shelf.slots,
-                self.settings,
-                lookup.request,
-                stripe,
-                zero_if_absent,
-                lookup.places,
-                values,
-                scratch,
-            )
-            lookup.moves[stripe] = self.moves[stripe]
-
-        self._visit(lookup, copy)
-        return values, lookup
-
-    def _refuse_foreign(self, lookup: Lookup, request: str) -> None:
+        lookup.foreign = pull_request(
+            self._handle, counts.copy(), lookup.request, read_only or self.group.admit_after > 1, lookup.places,
+            lookup.found, values, np.empty((2, RING), np.int64),
+        )  # fmt: skip
         if lookup.foreign:
-            raise IncompatibleError(f"a {request} names ids whose buckets belong to another server")
+            raise IncompatibleError(_FOREIGN)
+        return values, lookup
 
     def push(
         self,
@@ -259,55 +237,32 @@ class RowStore:
             ServerMemoryError: no room for more rows.
         """
         lookup = self.look_up(counts, ids) if lookup is None else lookup
-        self._refuse_foreign(lookup, "push")
-        now = int(now_seconds)
+        if lookup.foreign:
+            raise IncompatibleError(_FOREIGN)
+        starts = lookup.request.starts
+        left = sum(1 << stripe for stripe in range(self._locks.count) if starts[stripe] != starts[stripe + 1])
+        state, report = np.array([left, -1, 0, 0], np.int64), np.zeros(4, np.int64)
         sightings = _read_only(sightings if self.group.admit_after > 1 else self._no_sightings)
         gradients = _read_only(gradients)
-        shelf, scratch = self.rows_memory.shelf, np.empty((2, RING), np.int64)
-        offsets = np.empty(AHEAD, np.int64)
-
-        def change(stripe: int) -> None:
-            self._refuse_dropped(lookup, stripe)
-            if lookup.moves[stripe] != self.moves[stripe]:
-                lookup.absent[stripe] = access.find_all(
-                    shelf.pool, shelf.slots, lookup.request, stripe, lookup.places, scratch
-                )
-                lookup.moves[stripe] = self.moves[stripe]
-            if lookup.absent[stripe]:
-                self._make(lookup, stripe, sightings, now)
-            at, end = int(lookup.request.starts[stripe]), int(lookup.request.starts[stripe + 1])
-            while True:
-                at = apply_rules(
-                    shelf, self.settings, self.marks, lookup.request, stripe, lookup.places, gradients,
-                    np.uint32(now), at, offsets,
-                )  # fmt: skip
-                if at == end:
-                    return
-                self.rows_memory.refill(stripe)
-
-        self._visit(lookup, change)
-
-    def _refuse_dropped(self, lookup: Lookup, stripe: int) -> None:
-        """A bucket may have been dropped since the request was laid out. The stripe's lock is held."""
-        if lookup.drops != self._drops:
-            mine = lookup.request.order[lookup.request.starts[stripe] : lookup.request.starts[stripe + 1]]
-            if not self.owned[lookup.request.buckets[mine]].all():
-                raise IncompatibleError("the request names ids whose buckets belong to another server")
-
-    def _make(self, lookup: Lookup, stripe: int, sightings: Array, now: int) -> None:
-        report = np.zeros(4, np.int64)
-        room = self.capacity_rows - self.rows
-        waiting = self.waiting_memory.shelf
+        offsets, scratch = np.empty(AHEAD, np.int64), np.empty((2, RING), np.int64)
         while True:
-            access.make(
-                self.rows_memory.shelf, waiting, self.tombs_memory.pool, self.settings, self.marks, lookup.request,
-                stripe, sightings, now, room - report[3], self._usage, lookup.places, report,
+            stopped = push_request(
+                self._handle, lookup.request, lookup.drops, lookup.places, lookup.found, sightings, int(now_seconds),
+                gradients, offsets, scratch, state, report,
             )  # fmt: skip
-            if report[0] == access.DONE:
-                # Only with admission there are ids that still have no row.
-                lookup.absent[stripe] -= report[3]
+            if stopped == serving.DONE:
                 return
-            self.provide(stripe, report)
+            stripe = int(state[HELD])
+            try:
+                if stopped == serving.DROPPED:
+                    raise IncompatibleError(_FOREIGN)
+                if stopped == serving.APPLY:
+                    self.rows_memory.refill(stripe)
+                else:
+                    self.provide(stripe, report)
+            except BaseException:
+                unlock(self._locks.words, stripe)
+                raise
 
     def provide(self, stripe: int, report: Array) -> None:
         """What a kernel stopped for. The stripe's lock is held.
@@ -334,8 +289,8 @@ class RowStore:
 
     def take_back(self, stripe: int) -> None:
         """Returns the slabs that kernels have released in a stripe. Its lock is held."""
-        self.rows_memory.take_back(stripe)
-        self.waiting_memory.take_back(stripe)
+        for memory in (self.rows_memory, self.waiting_memory):
+            memory.give_back(memory.take_released(stripe))
 
     def evict(self, now_seconds: float) -> int:
         """Drops rows and candidates not seen for the group's `evict_after`; returns how many rows and candidates."""
@@ -354,14 +309,24 @@ class RowStore:
                         access.evict(
                             memory.shelf, self.tombs_memory.pool, self.marks, bucket, stripe, word, int(now_seconds),
                             int(self.group.evict_after_seconds), _EVICTION_STEP_ROWS, self.salts, kind, self._usage,
-                            report,
+                            self._locks.words, report,
                         )  # fmt: skip
-                        self.take_back(stripe)
+                        released = [each.take_released(stripe) for each in (self.rows_memory, self.waiting_memory)]
                         if report[0] != access.DONE:
                             self.provide(stripe, report)
                         if report[3] > before:
                             self.moves[stripe] += 1
+                    for each, slabs in zip((self.rows_memory, self.waiting_memory), released, strict=True):
+                        each.give_back(slabs)
                     yield int(report[3]) - before
+                    self._let_pass(stripe)
+
+    def _let_pass(self, stripe: int) -> None:
+        """Gives those who wait for a stripe the time to take its lock: this thread would have it again sooner."""
+        for _ in range(_NAPS):
+            if not is_wanted(self._locks.words, stripe):
+                return
+            time.sleep(_NAP_SECONDS)
 
     @property
     def memory_bytes(self) -> int:
@@ -406,7 +371,7 @@ class RowStore:
         stripes = self.stripe_of[chosen]
         self.frozen_rows[:] = 0
         for stripe in np.unique(stripes).tolist():
-            with self._locks[stripe]:
+            with self._locks.held(stripe):
                 mine = chosen[stripes == stripe]
                 self.frozen_rows[stripe] = self._usage[stripe, :, 0]
                 self.logged_from[mine] = np.where(self.marks[mine, LOGGING] > 0, self.marks[mine, LOG_FROM], NEVER)
@@ -464,7 +429,7 @@ class RowStore:
         stripes = self.stripe_of[chosen]
         for stripe in np.unique(stripes).tolist():
             mine = chosen[stripes == stripe]
-            with self._locks[stripe]:
+            with self._locks.held(stripe):
                 mine = mine[self.marks[mine, FROZEN] >= 0]
                 self.marks[mine, FROZEN] = -1
                 for memory in (self.rows_memory, self.waiting_memory):
@@ -505,7 +470,7 @@ class RowStore:
         """See Bucket.drop."""
         with self.locked(bucket) as stripe:
             self.owned[bucket] = False
-            self._drops += 1
+            self._counters[DROPS] += 1
             self.moves[stripe] += 1
             parts = [memory.detach(bucket) for memory in (self.rows_memory, self.waiting_memory)]
             self.marks[bucket] = 0
@@ -518,7 +483,7 @@ class RowStore:
             slabs, count = parts[kind]
             lost = np.zeros(len(self.salts), np.int64)
             access.count_tables(memory.shelf.pool, slabs, count, lost)
-            with self._locks[stripe]:
+            with self._locks.held(stripe):
                 self._usage[stripe, :, kind] -= lost
             memory.rows.free(slabs.tolist())
 
