@@ -102,7 +102,7 @@ CASES = [
     Case(FIELDS, "heartbeats without a pause", with_field("spec.faults.heartbeat_interval", "0s"),
          ("heartbeat_interval", "0", "more than 0")),
     Case(FIELDS, "an unknown metric", with_field("spec.gate.metric", "accuracy"),
-         ("gate.metric", "'accuracy'", "'auc' or 'normalized_entropy'")),
+         ("gate.metric", "'accuracy'", "'auc', 'normalized_entropy' or 'normalized_error'")),
     Case(FIELDS, "a learning rate that is no number", with_field("spec.optimizers.rows", {"learning_rate": "nan"}),
          ("optimizers.rows.learning_rate", "nan", "finite")),
     Case(FIELDS, "an unknown optimiser", with_field("spec.optimizers.rows", {"kind": "lamb"}),

@@ -44,6 +44,7 @@ def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
 
 @pytest.fixture(scope="session")
 def azure_server() -> Iterator[servers.Azure]:
+    pytest.importorskip("adlfs", reason="adlfs is not installed: tools/stores/requirements.txt")
     if lacking := missing("azure"):
         pytest.skip(lacking)
     with servers.Azure() as server:
@@ -60,6 +61,7 @@ def abfs_uri(azure_server: servers.Azure, monkeypatch: pytest.MonkeyPatch, reque
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[servers.Gcs]:
+    pytest.importorskip("gcsfs", reason="gcsfs is not installed: tools/stores/requirements.txt")
     if lacking := missing("gcs"):
         pytest.skip(lacking)
     with servers.Gcs() as server:
