@@ -23,14 +23,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figure, mean_difference, run_benchmark
-from benchmarks.initial_range import BATCH, LOGS, STEPS, Log, model_of, write_log
+from benchmarks.figures import Figure, run_benchmark
+from benchmarks.initial_range import BATCH, LOGS, STEPS, Log, gain_figure, model_of, write_log
 from benchmarks.processes.child import Child, one_core
 from elastrec.platform.specs.job import FIRST_ORDER_MODELS
 
 _CHOOSING_SEED, _REPORTED_SEED = 1, 101
 _VALIDATION, _TEST = 0, 1
-_NOISE = 0.001
 _AS_EMBEDDINGS, _DEFAULT = "{}", "default"
 
 
@@ -77,16 +76,10 @@ def figures_of(found: Found, day: int, *, has_goals: bool) -> list[Figure]:
         if rule == _AS_EMBEDDINGS:
             continue
         base = found[name, architecture, _AS_EMBEDDINGS]
-        gain, interval = mean_difference(*([each["auc"][day] for each in side] for side in (answers, base)))
-        entropy, _ = mean_difference(*([each["normalized_entropy"][day] for each in side] for side in (answers, base)))
-        settings = {
-            "interval_95": f"±{interval:.4f}", "normalized_entropy": round(entropy, 4),
-            "seeds": len(answers), "auc_each": [round(each["auc"][day], 4) for each in answers],
-            "auc_of_embeddings_rule_each": [round(each["auc"][day], 4) for each in base],
-        }  # fmt: skip
+        label = f"first_order.{name}.{architecture}.{rule}"
         figures.append(
-            Figure(f"first_order.{name}.{architecture}.{rule}", gain, "AUC above the embeddings' rule",
-                   at_least=-max(interval, _NOISE) if has_goals else None, settings=settings)
+            gain_figure(label, "AUC above the embeddings' rule", answers, base, day,
+                        base_name="embeddings_rule", has_goal=has_goals)
         )  # fmt: skip
     return figures
 

@@ -127,19 +127,33 @@ def figures_of(found: Found, day: int, *, has_goals: bool) -> list[Figure]:
         if candidate == wide_range(architecture):
             continue
         wide = found[name, architecture, wide_range(architecture)]
-        gain, interval = mean_difference(*([each["auc"][day] for each in side] for side in (answers, wide)))
-        entropy, _ = mean_difference(*([each["normalized_entropy"][day] for each in side] for side in (answers, wide)))
         label = "default" if candidate is None else f"{candidate:g}"
-        settings = {
-            "interval_95": f"±{interval:.4f}", "normalized_entropy": round(entropy, 4), "seeds": len(answers),
-            "auc_each": [round(each["auc"][day], 4) for each in answers],
-            "auc_of_wide_each": [round(each["auc"][day], 4) for each in wide],
-        }  # fmt: skip
         figures.append(
-            Figure(f"initial_range.{name}.{architecture}.{label}", gain, "AUC above ±1/sqrt(D)",
-                   at_least=-max(interval, _NOISE) if has_goals else None, settings=settings)
+            gain_figure(f"initial_range.{name}.{architecture}.{label}", "AUC above ±1/sqrt(D)", answers, wide, day,
+                        base_name="wide", has_goal=has_goals)
         )  # fmt: skip
     return figures
+
+
+def gain_figure(
+    name: str,
+    unit: str,
+    answers: Sequence[dict[str, Any]],
+    base: Sequence[dict[str, Any]],
+    day: int,
+    *,
+    base_name: str,
+    has_goal: bool,
+) -> Figure:
+    """The mean gain in AUC over a base, seed by seed, with its interval, and normalised entropy beside it."""
+    gain, interval = mean_difference(*([each["auc"][day] for each in side] for side in (answers, base)))
+    entropy, _ = mean_difference(*([each["normalized_entropy"][day] for each in side] for side in (answers, base)))
+    settings = {
+        "interval_95": f"±{interval:.4f}", "normalized_entropy": round(entropy, 4), "seeds": len(answers),
+        "auc_each": [round(each["auc"][day], 4) for each in answers],
+        f"auc_of_{base_name}_each": [round(each["auc"][day], 4) for each in base],
+    }  # fmt: skip
+    return Figure(name, gain, unit, at_least=-max(interval, _NOISE) if has_goal else None, settings=settings)
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:

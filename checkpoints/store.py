@@ -150,7 +150,6 @@ class Store(abc.ABC):
         return f"{self.uri}/{checked_key(key)}"
 
 
-FSSPEC_SCHEMES = ("gs", "abfs", "abfss", "webhdfs", "swebhdfs")
 ALLOWED = (
     "a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, abfs://container/prefix or "
     "webhdfs://user@host:port/folder"
@@ -202,11 +201,11 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
         from elastrec.checkpoints.s3_store import S3Store
 
         return S3Store(parts.netloc, text.removeprefix(f"s3://{parts.netloc}").strip("/"))
-    if parts.scheme in FSSPEC_SCHEMES:
+    # fsspec and what it loads cost a job on local files nothing.
+    from elastrec.checkpoints.fsspec_store import SERVICES, FsspecStore
+
+    if parts.scheme in SERVICES:
         if not parts.netloc:
             raise CheckpointError(f"store: {text!r} names no bucket, container or host; allowed: {ALLOWED}")
-        # fsspec and what it loads cost a job on local files nothing.
-        from elastrec.checkpoints.fsspec_store import FsspecStore
-
         return FsspecStore(text)
     raise CheckpointError(f"store: {text!r} has the scheme {parts.scheme!r}; allowed: {ALLOWED}")

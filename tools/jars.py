@@ -10,6 +10,12 @@ import tempfile
 from pathlib import Path
 
 _FETCH_SECONDS = 300.0
+JVM = (
+    "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+    "-Djava.net.preferIPv4Stack=true",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED", "--add-opens=java.base/java.util=ALL-UNNAMED",
+)  # fmt: skip
+"""How a daemon of Hadoop is started, as small as it runs."""
 
 
 class JarsError(Exception):

@@ -42,11 +42,17 @@ def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
     return f"s3://{bucket}/team/checkpoints"
 
 
+def require(server: str, library: str = "") -> None:
+    """Skips the test where a server of `tools.stores`, or what it is reached with, is not here."""
+    if library:
+        pytest.importorskip(library, reason=f"{library} is not installed: tools/stores/requirements.txt")
+    if lacking := missing(server):
+        pytest.skip(lacking)
+
+
 @pytest.fixture(scope="session")
 def azure_server() -> Iterator[servers.Azure]:
-    pytest.importorskip("adlfs", reason="adlfs is not installed: tools/stores/requirements.txt")
-    if lacking := missing("azure"):
-        pytest.skip(lacking)
+    require("azure", library="adlfs")
     with servers.Azure() as server:
         yield server
 
@@ -61,9 +67,7 @@ def abfs_uri(azure_server: servers.Azure, monkeypatch: pytest.MonkeyPatch, reque
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[servers.Gcs]:
-    pytest.importorskip("gcsfs", reason="gcsfs is not installed: tools/stores/requirements.txt")
-    if lacking := missing("gcs"):
-        pytest.skip(lacking)
+    require("gcs", library="gcsfs")
     with servers.Gcs() as server:
         yield server
 
@@ -78,8 +82,7 @@ def gs_uri(gcs_server: servers.Gcs, monkeypatch: pytest.MonkeyPatch, request: py
 
 @pytest.fixture(scope="session")
 def hdfs_server() -> Iterator[servers.Hdfs]:
-    if lacking := missing("hdfs"):
-        pytest.skip(lacking)
+    require("hdfs")
     with servers.Hdfs() as server:
         yield server
 

@@ -15,17 +15,13 @@ from pathlib import Path
 from typing import Self
 from xml.sax.saxutils import escape
 
+from tools.jars import JVM
 from tools.ports import free_ports
 from tools.stores.fetching import JARS, azurite, fake_gcs
 
 _START_SECONDS = 60.0
 # Of an account that every installation of Azurite has.
 _AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-_JVM = (
-    "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
-    "-Djava.net.preferIPv4Stack=true",
-    "--add-opens=java.base/java.lang=ALL-UNNAMED", "--add-opens=java.base/java.util=ALL-UNNAMED",
-)  # fmt: skip
 
 
 class ServerError(Exception):
@@ -181,7 +177,7 @@ class Hdfs(_Server):
             # Else each file that is closed waits 400 ms.
             "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": 10,
         })  # fmt: skip
-        java = [*_JVM, f"-Djava.io.tmpdir={self.folder}", "-cp", f"{configuration}:{jars}/*"]
+        java = [*JVM, f"-Djava.io.tmpdir={self.folder}", "-cp", f"{configuration}:{jars}/*"]
         daemons = "org.apache.hadoop.hdfs.server"
         try:
             with self._log.open("ab") as log:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from tools.jars import Jars
+from tools.jars import JVM, Jars
 from tools.ports import free_ports
 from tools.yarn.configuration import client_settings, node_settings, resource_manager_settings, write_folder
 
@@ -29,11 +29,6 @@ _START_SECONDS = 90.0
 _SERVICES = ("address", "scheduler.address", "resource-tracker.address", "admin.address", "webapp.address")
 _RESOURCE_MANAGER = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
 _NODE_MANAGER = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
-_JVM = (
-    "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
-    "-Djava.net.preferIPv4Stack=true",
-    "--add-opens=java.base/java.lang=ALL-UNNAMED", "--add-opens=java.base/java.util=ALL-UNNAMED",
-)  # fmt: skip
 
 
 class YarnClusterError(Exception):
@@ -164,7 +159,7 @@ class YarnCluster:
         temporary = self.folder / name / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         own_folders = (f"-Dyarn.log.dir={self.folder}", f"-Djava.io.tmpdir={temporary}")
-        command = [*_JVM, *own_folders, "-cp", f"{self._configurations[name]}:{self.jars}/*", main]
+        command = [*JVM, *own_folders, "-cp", f"{self._configurations[name]}:{self.jars}/*", main]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, cwd=self.folder

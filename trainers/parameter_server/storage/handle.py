@@ -133,25 +133,26 @@ def index_at(handle, at):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def shelf_at(handle, at):  # type: ignore[no-untyped-def]
+    """A shelf of the handle."""
+    return Shelf(
+        pool_at(handle, at),
+        index_at(handle, at + _POOL),
+        pool_at(handle, at + _POOL + _INDEX),
+        pool_at(handle, at + 2 * _POOL + _INDEX),
+    )
+
+
+@inlined
 def rows_of(handle):  # type: ignore[no-untyped-def]
     """The shelf of rows."""
-    return Shelf(
-        pool_at(handle, _ROWS),
-        index_at(handle, _ROWS + _POOL),
-        pool_at(handle, _ROWS + _POOL + _INDEX),
-        pool_at(handle, _ROWS + 2 * _POOL + _INDEX),
-    )
+    return shelf_at(handle, _ROWS)
 
 
 @inlined
 def waiting_of(handle):  # type: ignore[no-untyped-def]
     """The shelf of candidates."""
-    return Shelf(
-        pool_at(handle, _WAITING),
-        index_at(handle, _WAITING + _POOL),
-        pool_at(handle, _WAITING + _POOL + _INDEX),
-        pool_at(handle, _WAITING + 2 * _POOL + _INDEX),
-    )
+    return shelf_at(handle, _WAITING)
 
 
 @inlined
