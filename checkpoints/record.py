@@ -204,20 +204,14 @@ class Record:
                 found.append(Share(self, part, 0, (), wanted, nothing, nothing, nothing))
         return found
 
-    def marks(self, buckets: Iterable[int] | Array | None = None) -> list[bytes]:
-        """What `PartWriter.write_marks` was given by the parts that answer for any of these buckets.
+    def marks(self, part: PartManifest) -> bytes | None:
+        """What `PartWriter.write_marks` was given; None: the part was written without.
 
         Raises:
-            DamagedRecordError: a part, its index or an array is damaged.
+            DamagedRecordError: the part, its index or an array is damaged.
         """
-        parts = {share.part.file: share.part for share in self.shares(buckets)}
-        return [
-            arrays["bytes"].tobytes()
-            for part in parts.values()
-            for _, arrays in self.read(
-                part, [entry for entry in self.index(part) if entry.key.kind is SectionKind.MARKS]
-            )
-        ]
+        entries = [entry for entry in self.index(part) if entry.key.kind is SectionKind.MARKS]
+        return next((arrays["bytes"].tobytes() for _, arrays in self.read(part, entries)), None)
 
     def rows(
         self, table: str, buckets: Iterable[int] | None = None, kinds: Sequence[SectionKind] = (SectionKind.ROWS,)

@@ -36,8 +36,10 @@ class Recovery(msgspec.Struct, kw_only=True):
 
     Attributes:
         start_records: what the job may start from, the first choice first; an empty one is nothing at all.
+        begins_at_positions: of its start record; else it takes the weights of one alone.
         number: of the rollback whose orders are in force; part of their ids.
         uri: of the record that they name; empty: from nothing.
+        with_marks: shards stand at the positions of that record.
         records: the newest complete ones of this job that are not known to be damaged, oldest first.
         damaged: URIs of records that a server could not restore because of their bytes.
         saved_rows: trained rows of the record that holds most of them, all epochs.
@@ -47,6 +49,8 @@ class Recovery(msgspec.Struct, kw_only=True):
     start_records: list[str]
     number: int = 1
     uri: str = ""
+    with_marks: bool = False
+    begins_at_positions: bool = False
     records: list[CompleteRecord] = []
     damaged: list[str] = []
     saved_rows: int = 0
@@ -75,18 +79,23 @@ class Recovery(msgspec.Struct, kw_only=True):
     def resume_from(self, number: int, records: Sequence[CompleteRecord]) -> None:
         """The first orders, of a journal that begins with what an earlier one has left."""
         self.number, self.records = number, list(records)
-        self.uri = self.record.uri if self.record else self.start_record or ""
+        self._choose()
 
     def roll_back(self, number: int) -> None:
         """No order is in force any more; those that follow name the newest record."""
         self.number = number
         self.rollbacks += 1
         self.servers = {}
-        self.uri = self.record.uri if self.record else self.start_record or ""
+        self._choose()
+
+    def _choose(self) -> None:
+        record = self.record
+        self.uri = record.uri if record else self.start_record or ""
+        self.with_marks = record is not None or (self.begins_at_positions and bool(self.uri))
 
     def order(self, pod: str, time: float) -> None:
         """This server has to restore what the job goes back to."""
-        order = RestoreOrder(f"restore-{self.number}/{pod}", self.uri)
+        order = RestoreOrder(f"restore-{self.number}/{pod}", self.uri, self.with_marks)
         self.servers[pod] = Restore(order=order, since=time)
 
     def forget(self, pod: str) -> None:

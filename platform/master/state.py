@@ -90,7 +90,11 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             plan=plan,
             phases=Phases(),
             saves=Saves(record_template=plan.record_template),
-            recovery=Recovery(start_records=[plan.start_record, *plan.older_start_records], uri=plan.start_record),
+            recovery=Recovery(
+                start_records=[plan.start_record, *plan.older_start_records],
+                uri=plan.start_record,
+                begins_at_positions=plan.start_positions is not None,
+            ),
             training=ShardQueue(
                 stream=TRAINING_STREAM, kind="train", splits=plan.training, lease_seconds=plan.lease_seconds
             ),

@@ -64,10 +64,16 @@ class SaveOrder(msgspec.Struct, frozen=True):
 
 
 class RestoreOrder(msgspec.Struct, frozen=True):
-    """Forget everything and load your buckets' rows from a record (`uri` empty: start from nothing)."""
+    """Forget everything and load your buckets' rows from a record (`uri` empty: start from nothing).
+
+    Attributes:
+        with_marks: take also which pushes are in the record, at whose positions splits begin. False: its parameters
+            alone, for the same splits may be trained from their beginning.
+    """
 
     order_id: str
     uri: str
+    with_marks: bool = False
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,6 +63,11 @@ class _Whole:
         place = number - self.below
         return place < 0 or (place >> 3 < len(self.bits) and bool(self.bits[place >> 3] >> (place & 7) & 1))
 
+    @property
+    def end(self) -> int:
+        """No number from here on is in it."""
+        return self.below + 8 * len(self.bits)
+
     def add(self, number: int) -> None:
         if number in self:
             return
@@ -117,6 +122,26 @@ class _Table:
             )
             for stream in streams
         ]
+
+    @staticmethod
+    def least(tables: Sequence[_Table]) -> _Table:
+        """The lowest offset of each split."""
+        found = _Table()
+        for stream in {stream for table in tables for stream in table._whole}:
+            numbers = [table._whole.get(stream, _Whole()) for table in tables]
+            below = min(whole.below for whole in numbers)
+            if below:
+                found._whole[stream] = _Whole(below)
+            for number in range(below, max(whole.end for whole in numbers)):
+                found.advance((stream, number), min(table.offset((stream, number)) for table in tables))
+        for split in {split for table in tables for split in table._offsets}:
+            found.advance(split, min(table.offset(split) for table in tables))
+        return found
+
+
+def least(marks: Sequence[Sequence[StreamMarks]]) -> list[StreamMarks]:
+    """What all of several say: of each split the lowest offset. Of none: nothing."""
+    return _Table.least([_Table(streams) for streams in marks]).values() if marks else []
 
 
 class Marks:

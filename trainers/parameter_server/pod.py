@@ -229,7 +229,7 @@ class ServerPod:
         while not self._stopped.is_set():
             problem = None
             try:
-                restore(self._server, order.uri, directive.routing, directive.generation)
+                restore(self._server, order.uri, directive.routing, directive.generation, with_marks=order.with_marks)
             except DamagedRecordError as error:
                 log.error("record_damaged", record=order.uri, reason=str(error))
                 problem = RestoreProblem(order_id=order.order_id, reason=str(error), is_damaged=True)

@@ -28,7 +28,9 @@ from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
 from elastrec.trainers.parameter_server.loader import Loader
+from elastrec.trainers.parameter_server.marks import BucketMarks
 from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.trainers.parameter_server.recorded_marks import encode_marks, marks_of
 from elastrec.trainers.parameter_server.server import ParameterServer, Place
 from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
 from elastrec.trainers.parameter_server.storage.arrays import FROZEN
@@ -102,6 +104,7 @@ def save_part(
                 check()
                 writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
                 server.transfers += 1
+            writer.write_marks(encode_marks(frozen.marks))
             check()
             manifest = writer.finish(held)
     finally:
@@ -136,12 +139,17 @@ def _copied(store: RowStore, buckets: Array, since: Array, check: Callable[[], N
         raise
 
 
-def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation: int) -> None:
+def restore(
+    server: ParameterServer, uri: str, routing: RoutingTable, generation: int, *, with_marks: bool = False
+) -> None:
     """Forgets everything and takes the server's buckets and dense slice from a record; `uri` empty: from nothing.
 
     What the record holds beyond the job is left; tables of another dimension, or whose rows gained or lost the
     first-order weight, start anew; where the rule of a segment is another one, values are kept and its state starts
     anew. Rows are read chunk by chunk, so that the memory in use hardly exceeds that of the restored rows.
+
+    Args:
+        with_marks: see RestoreOrder.
 
     Raises:
         DamagedRecordError: the record contradicts itself, or its bytes are not those that were written.
@@ -162,11 +170,18 @@ def restore(server: ParameterServer, uri: str, routing: RoutingTable, generation
             server.transfers += 1
     loader.check(record.uri)
     source = _DenseOfRecord(server, record)
-    server.become(place, routing, generation, stores, source.slice_of(place), source)
+    dense = source.slice_of(place)
+    marks = _marks(record, place, dense, loader.has_same_buckets) if with_marks else []
+    server.become(place, routing, generation, stores, dense, source, marks)
     log.info(
         "restored", uri=uri, rows=sum(store.rows for store in stores), tables_new=loader.skipped, epoch=routing.epoch,
-        generation=generation,
+        generation=generation, with_marks=with_marks,
     )  # fmt: skip
+
+
+def _marks(record: Record, place: Place, dense: DenseSlice | None, has_same_buckets: bool) -> list[BucketMarks]:
+    dense_range = (0, 0) if dense is None else (dense.start, dense.start + len(dense.values))
+    return marks_of(record, np.flatnonzero(place.owned), dense_range, has_same_buckets=has_same_buckets)
 
 
 class _DenseOfRecord:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elastrec.platform.master import events
-from elastrec.platform.master.recovery import Recovery
+from elastrec.platform.master.recovery import CompleteRecord, Recovery
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport.job_messages import RestoreOrder
 from tests.platform.master.world import World, running
 
@@ -39,6 +40,43 @@ def test_every_server_has_an_order_of_its_own():
     assert recovery.awaited() == ["ps-0", "ps-1"], "another server's order"
     recovery.restored("ps-0", "restore-1/ps-0")
     assert recovery.awaited() == ["ps-1"]
+
+
+RECORD = CompleteRecord("file:///own", Positions({}), False, 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "begins_at_positions", "records", "expected"),
+    [
+        ("", False, [], ("", False)),
+        ("file:///champion", False, [], ("file:///champion", False)),
+        ("file:///periodic", True, [], ("file:///periodic", True)),
+        ("file:///champion", False, [RECORD], ("file:///own", True)),
+        ("file:///periodic", True, [RECORD], ("file:///own", True)),
+    ],
+)
+def test_marks_are_taken_with_a_record_at_whose_positions_the_shards_stand_and_with_no_other(
+    start: str, begins_at_positions: bool, records: list[CompleteRecord], expected: tuple[str, bool]
+):
+    recovery = Recovery(start_records=[start], begins_at_positions=begins_at_positions)
+    recovery.resume_from(1, records)
+    recovery.order("ps-0", 1.0)
+    first = recovery.servers["ps-0"].order
+    recovery.roll_back(2)
+    # A record that is complete only now is not what the shards stand at.
+    recovery.add_record(RECORD, 3)
+    recovery.order("ps-1", 1.0)
+    second = recovery.servers["ps-1"].order
+    assert (first.uri, first.with_marks) == (second.uri, second.with_marks) == expected
+
+
+def test_a_rollback_past_the_last_record_of_the_job_takes_the_marks_of_none():
+    recovery = Recovery(start_records=["file:///champion"], uri="file:///champion")
+    recovery.resume_from(1, [RECORD])
+    recovery.give_up_record(RECORD.uri)
+    recovery.roll_back(2)
+    recovery.order("ps-0", 1.0)
+    assert recovery.servers["ps-0"].order == RestoreOrder("restore-2/ps-0", "file:///champion", with_marks=False)
 
 
 def test_a_rollback_orders_all_servers():

@@ -149,6 +149,7 @@ def test_a_rollback_without_a_record_of_its_own_goes_back_to_the_positions_and_n
     recover(state, "a server was lost", [])
     assert state.training.positions().cursor == 5 and state.training.covered_rows() == before == state.samples_before
     assert state.recovery.uri == "file:///s/r/000-1-2"
+    assert all(restore.order.with_marks for restore in state.recovery.servers.values())
     state.recovery.damaged.append("file:///s/r/000-1-2")
     assert state.recovery.start_record is None
 

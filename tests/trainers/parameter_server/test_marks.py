@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from elastrec.platform.specs.splits import TRAINING_STREAM
-from elastrec.trainers.parameter_server.marks import BucketMarks, Marks
+from elastrec.trainers.parameter_server.marks import BucketMarks, Marks, least
 from elastrec.trainers.parameter_server.messages import WHOLE, Origin
 from tests.splits import origin_of
 
@@ -141,3 +141,42 @@ def test_whatever_moves_each_push_is_applied_once_to_each_bucket_and_dense_slice
     expected = {(number, (place + 1) * 20): 1 for number in range(4) for place in range(PUSHES)}
     assert applied == [expected] * len(applied)
     assert all(len(marks.values()) == 1 for marks in servers)
+
+
+def test_the_least_of_several_marks_is_what_all_of_them_say() -> None:
+    done = Marks(ALL)
+    for number in range(20):
+        done.advance(origin_of(0, number=number, is_last=True))
+    begun = Marks(ALL)
+    begun.advance(origin_of(1, number=3))
+    begun.advance(origin_of(0, number=5, is_last=True))
+    assert least([]) == []
+    assert least([done.values()[0].streams]) == done.values()[0].streams
+    (found,) = least([done.values()[0].streams, begun.values()[0].streams])
+    assert (found.whole_below, found.offsets) == (0, {3: 40})
+    assert Marks(ALL, [BucketMarks([0], True, [found])]).offset((TRAINING_STREAM, 5)) == -1, "of buckets 1 to 5"
+    assert Marks(owned(0), [BucketMarks([0], True, [found])]).offset((TRAINING_STREAM, 5)) == WHOLE
+    assert least([done.values()[0].streams, []]) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    pushes=st.lists(
+        st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2), st.sampled_from(["one", "two"])), max_size=40),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_the_least_of_any_marks_has_the_lowest_offset_of_each_split(
+    pushes: list[list[tuple[int, int, str]]],
+) -> None:
+    several = []
+    for origins in pushes:
+        marks = Marks(ALL)
+        for number, place, stream in origins:
+            origin = origin_of(place, number=number, is_last=place == PUSHES - 1)
+            marks.advance(msgspec.structs.replace(origin, stream=stream))
+        several.append(marks)
+    found = Marks(ALL, [BucketMarks(list(range(BUCKETS)), True, least([m.values()[0].streams for m in several]))])
+    for split in ((stream, number) for stream in ("one", "two", "three") for number in range(45)):
+        assert found.offset(split) == min(marks.offset(split) for marks in several)

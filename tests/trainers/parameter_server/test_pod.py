@@ -135,10 +135,14 @@ def test_two_server_processes_train_save_lose_one_and_go_on_from_the_record_as_t
         ):
             pods = ["ps-0", "ps-1", "ps-2"]
             addresses = master.wait_for_registrations(3)
-            directive = master.direct(generation=2, addresses=addresses, restore=RestoreOrder("r2", uri))
+            directive = master.direct(
+                generation=2, addresses=addresses, restore=RestoreOrder("r2", uri, with_marks=True)
+            )
             master.wait_until_reached(directive, pods)
             client = connected_client(master)
             client.init_dense(np.zeros(18, np.float32))
+            # The worker does not know that the record holds these.
+            push_steps(client, steps=5, seed=1)
             restored = everything(client)
             np.testing.assert_array_equal(restored[0], before[0])
             np.testing.assert_array_equal(restored[1], before[1])
