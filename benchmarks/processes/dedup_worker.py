@@ -60,14 +60,15 @@ def run_worker(job: TrainingJob, address: str) -> None:
     step.client.init_dense(step.initial_dense)
     step.mode(training=True)
     manifest = build_manifest(spec.data)
-    source = ManifestSource(reader_of(spec, manifest), spec.training.batch_size)
+    source = ManifestSource(reader_of(spec, manifest))
     turns, origins = count(), Origins()
 
     def items(rows: int) -> Iterator[Item]:
         turn = next(turns)
         shard = row_shard(rows, seed=turn, shuffle=spec.training.shuffle, number=turn)
-        for found in source.read(shard.split, 0):
-            yield Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split))
+        begin = shard.progress(0, ended=False)
+        for found in source.read(shard.split, 0, b"", spec.training.batch_size):
+            yield Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), begin)
 
     def finish(started: InFlight, *, hold: bool) -> None:
         step.train(started, origins.of(started.item), hold=hold)

@@ -48,10 +48,11 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
         shuffle=shuffled,
         kind="train" if shuffled else "evaluate",
     )
-    source = ManifestSource(reader_of(spec, manifest), batch_size)
+    begin = shard.progress(0, ended=False)
+    source = ManifestSource(reader_of(spec, manifest))
     made = [
-        Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split))
-        for found in islice(source.read(shard.split, 0), count)
+        Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), begin)
+        for found in islice(source.read(shard.split, 0, b"", batch_size), count)
     ]
     source.close()
     return made

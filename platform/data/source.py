@@ -40,7 +40,7 @@ class Minibatch:
 class Source(Protocol):
     """Reads the splits of one stream; used by one thread at a time."""
 
-    def read(self, split: Split, offset: int, position: bytes) -> Iterator[Minibatch]:
+    def read(self, split: Split, offset: int, position: bytes, batch_size: int) -> Iterator[Minibatch]:
         """Minibatches of a split from a place on that an earlier minibatch of it named, perhaps to another process.
 
         The same rows come in the same order whoever reads them. The last minibatch, and no other, ends the split; it
@@ -49,6 +49,7 @@ class Source(Protocol):
         Args:
             offset: rows that are left out; 0 with an empty position: none.
             position: of the minibatch whose `end_offset` is `offset`.
+            batch_size: rows of a minibatch; the last one may have fewer.
 
         Raises:
             DataError: a row is bad, or data cannot be read.
@@ -63,14 +64,13 @@ class Source(Protocol):
 class ManifestSource:
     """Row ranges of a data manifest, read in the trainer's own process. Offsets say all, so positions are empty."""
 
-    def __init__(self, reader: ShardReader, batch_size: int) -> None:
+    def __init__(self, reader: ShardReader) -> None:
         self.reader = reader
-        self._batch_size = batch_size
 
-    def read(self, split: Split, offset: int, position: bytes = b"") -> Iterator[Minibatch]:
+    def read(self, split: Split, offset: int, position: bytes, batch_size: int) -> Iterator[Minibatch]:
         rows = split.range
         for batch, end_offset in self.reader.read_with_offsets(
-            rows.start, rows.length, seed=rows.seed, shuffle=rows.shuffle, offset=offset, batch_size=self._batch_size
+            rows.start, rows.length, seed=rows.seed, shuffle=rows.shuffle, offset=offset, batch_size=batch_size
         ):
             yield Minibatch(batch, end_offset, end_offset == rows.length)
 
@@ -84,7 +84,7 @@ def open_source(stream: ManifestStream, spec: JobSpec) -> Source:
     Raises:
         SpecError, DataError: see the readers; the manifest cannot be read.
     """
-    return ManifestSource(reader_of(spec, read_manifest(stream.manifest)), spec.training.batch_size)
+    return ManifestSource(reader_of(spec, read_manifest(stream.manifest)))
 
 
 def reader_of(spec: JobSpec, manifest: DataManifest) -> ShardReader:

@@ -232,8 +232,8 @@ class Consistency(Spec):
     mode: Literal["async", "bsp", "ssp"] = "async"
     """`async`: nobody waits; `bsp`: all workers take a step together; `ssp`: the fastest waits for the slowest.
 
-    A step of `bsp` keeps the size that the job file gives it, workers times batch size: while fewer workers train, it
-    takes as many rounds as that needs.
+    A step of `bsp` keeps the size that the job file gives it, workers times batch size. While more workers train, their
+    minibatches are smaller; while fewer do, a step takes more rounds.
     """
     staleness: Annotated[int, Field(ge=0, le=1000)] = 0
     """With `ssp`: how many steps the fastest worker may be ahead of the slowest."""

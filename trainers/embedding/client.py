@@ -29,18 +29,19 @@ from elastrec.platform.transport import TlsConfig
 from elastrec.platform.transport.frames import Joined
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.embedding.lane import Lane, Reply, RoutingChangedError
+from elastrec.trainers.embedding.rounds import join
 from elastrec.trainers.embedding.routing import RoutedIds, Router
 from elastrec.trainers.embedding.unapplied import KeptPush, UnappliedPushes
 from elastrec.trainers.parameter_server.dense_slice import layout_size, slice_bounds
 from elastrec.trainers.parameter_server.messages import (
     InitDense,
-    Join,
     Leave,
     Origin,
     Parameter,
     Pull,
     Push,
     PushPull,
+    Share,
     Stamp,
 )
 from elastrec.trainers.parameter_server.plan import TablePlan
@@ -136,6 +137,7 @@ class ParameterClient:
         self._version = -1
         self._unapplied = UnappliedPushes()
         self._held: KeptPush | None = None
+        self._batch_size = 0
 
     # Connection
 
@@ -194,7 +196,7 @@ class ParameterClient:
 
     def drop(self) -> None:
         """Forgets all pulls; pushes that are not applied are sent again by the next `connect`."""
-        self._router = None
+        self._router, self._unapplied.share = None, None
         for push in self._unapplied:
             push.replies.clear()
 
@@ -248,7 +250,7 @@ class ParameterClient:
         for server, lane in enumerate(self._lanes.values()):
             arrays: list[Array | Joined] = [routed.counts[server], routed.of_server(server, routed.ids)]
             if held is not None and server in held.lacking:
-                both = partial(_push_and_pull, held.request, request)
+                both = partial(_push_and_pull, held.request_to(server), request)
                 reply = lane.send(both, held.share(server) + arrays)
                 held.replies[server] = reply
             else:
@@ -266,6 +268,7 @@ class ParameterClient:
         *,
         closed: Sequence[tuple[str, int, int]] = (),
         hold: bool = False,
+        leaves: bool = False,
     ) -> int:
         """Sends the gradients of one step to every server; returns at once with the number of bytes.
 
@@ -281,6 +284,7 @@ class ParameterClient:
             closed: see messages.Push.
             hold: send it together with the next `pull`, in one round trip. Others may wait for this push: when no pull
                 follows at once, call `release`.
+            leaves: see messages.Push.
         """
         self._unapplied.take_answers()
         self._check_layout(pulled.routed)
@@ -296,6 +300,9 @@ class ParameterClient:
             sightings=self.plan.counts_sightings,
             lacking=set(range(len(self._lanes))),
             speaks_of=[origin.split, *sorted(self._unapplied.splits_of_waiting() - {origin.split})],
+            round_share=self._unapplied.share,
+            leaves=leaves,
+            batch_size=self._batch_size,
         )
         self._unapplied.add(push)
         self._held = push
@@ -312,7 +319,7 @@ class ParameterClient:
     def _send_push(self, push: KeptPush) -> None:
         for server, lane in enumerate(self._lanes.values()):
             if server in push.lacking:
-                push.replies[server] = lane.send(push.request, push.share(server))
+                push.replies[server] = lane.send(push.request_to(server), push.share(server))
 
     def flush(self) -> None:
         """Waits until every push is answered: applied, or with bsp waiting for a whole step (see `pushes_applied`).
@@ -336,12 +343,28 @@ class ParameterClient:
         self._unapplied.take_answers()
         return self._unapplied.applied
 
-    def join(self) -> None:
-        """Takes part in bsp and ssp; needed only to make others wait for this worker before its first request."""
+    @property
+    def share(self) -> Share | None:
+        """With bsp, what others wait for: this worker's share of the open round; None: nothing."""
+        return self._unapplied.share
+
+    def next_share(self, batch_size: int) -> Share | None:
+        """With bsp, the share of the next round, at most `batch_size` rows; waits until the round before is complete.
+
+        None: it has none yet, for others are at a round, or have all rows of it; ask again. Raises like `flush`.
+        """
+        self._batch_size = batch_size
+        if self._unapplied.share is None:
+            self.flush()
+        if self._unapplied.share is None:
+            self.join(batch_size)
+        return self._unapplied.share
+
+    def join(self, batch_size: int = 0) -> None:
+        """Takes part in bsp and ssp, as by any other request; with a batch size asks for a share, too."""
         self._check_connected()
         self.release()
-        for reply in [lane.send(lambda stamp: Join(stamp=stamp)) for lane in self._lanes.values()]:
-            reply.result()
+        self._unapplied.share = join(list(self._lanes.values()), batch_size)
 
     def leave(self) -> None:
         """Flushes, and lets nobody wait for this worker: call it before pausing, and when there are no more shards.
@@ -350,6 +373,7 @@ class ParameterClient:
         Raises like `flush`; RoutingChangedError also when a server has dropped pushes of this worker.
         """
         self.flush()
+        self._unapplied.share = None
         asked = []
         for server, lane in enumerate(self._lanes.values()):
             waiting = [push.origin for push in self._unapplied if server in push.lacking]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from elastrec.platform.transport.frames import Joined
 from elastrec.trainers.embedding.lane import Reply
 from elastrec.trainers.embedding.routing import RoutedIds, Router
 from elastrec.trainers.parameter_server.dense_slice import slice_bounds
-from elastrec.trainers.parameter_server.messages import Origin, Push, SplitKey, Stamp
+from elastrec.trainers.parameter_server.messages import Applied, Origin, Push, Share, SplitKey, Stamp
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +30,7 @@ class KeptPush:
         dense: parts of the dense gradient [P] float32 that follow each other.
         lacking: numbers of the servers that are not known to have applied it.
         replies: of servers that were sent it; `speaks_of`: the splits of which their answers speak, its own first.
+        round_share, leaves, batch_size: see messages.Push.
         is_waiting: a server has answered that it waits for others, with bsp.
     """
 
@@ -43,10 +45,26 @@ class KeptPush:
     lacking: set[int]
     replies: dict[int, Future[Reply]] = field(default_factory=dict)
     speaks_of: list[SplitKey] = field(default_factory=list)
+    round_share: Share | None = None
+    leaves: bool = False
+    batch_size: int = 0
     is_waiting: bool = False
 
-    def request(self, stamp: Stamp) -> Push:
-        return Push(stamp=stamp, origin=self.origin, samples=self.samples, also=self.speaks_of[1:], closed=self.closed)
+    def request_to(self, server: int) -> Callable[[Stamp], Push]:
+        """The first server of the routing shares rounds out."""
+        return partial(self._request, 0 if server else self.batch_size)
+
+    def _request(self, batch_size: int, stamp: Stamp) -> Push:
+        return Push(
+            stamp=stamp,
+            origin=self.origin,
+            samples=self.samples,
+            also=self.speaks_of[1:],
+            closed=self.closed,
+            share=self.round_share,
+            leaves=self.leaves,
+            batch_size=batch_size,
+        )
 
     def share(self, server: int) -> list[Array | Joined]:
         """The arrays of one server's Push; see messages."""
@@ -78,11 +96,16 @@ class KeptPush:
 
 
 class UnappliedPushes:
-    """Pushes in the order in which they were made."""
+    """Pushes in the order in which they were made.
+
+    Attributes:
+        share: of the round of the next push, with bsp.
+    """
 
     def __init__(self) -> None:
         self._pushes: deque[KeptPush] = deque()
         self.made = 0
+        self.share: Share | None = None
 
     def __iter__(self) -> Iterator[KeptPush]:
         return iter(tuple(self._pushes))
@@ -94,7 +117,7 @@ class UnappliedPushes:
 
     def add(self, push: KeptPush) -> None:
         self._pushes.append(push)
-        self.made = push.number
+        self.made, self.share = push.number, None
 
     def forget(self) -> None:
         """None of them will be applied: the model went back."""
@@ -115,6 +138,8 @@ class UnappliedPushes:
         """Waits for a server's answer to a push, and takes note of it."""
         answer, _ = push.replies[server].result()
         del push.replies[server]
+        if server == 0 and push.number == self.made and isinstance(answer, Applied):
+            self.share = answer.share
         self.note(server, dict(zip(push.speaks_of, answer.offsets, strict=True)))
         push.is_waiting |= server in push.lacking
 

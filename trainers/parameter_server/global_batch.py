@@ -1,18 +1,18 @@
-"""The size of a bsp step: rounds that are smaller than the job's global batch are put together until they make one.
+"""The size of a bsp step: each round is shared out so that steps have the job's global batch, however many workers.
 
-Rounds are small while workers still start, after some ran out of shards, and while a lost one is replaced. Steps that
-small would follow gradients of larger variance at a learning rate that was chosen for the whole batch, so the global
-batch has to stay fixed (AntDT §III-A). No lock, no clock and no parameters in here.
+The learning rate was chosen for the global batch, so it has to stay fixed while workers come and go (AntDT §III-A).
+Where the members' minibatches together hold less than the global batch, several rounds make one step; where they could
+hold more, each member gets a smaller share. No lock, no clock and no parameters in here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastrec.platform.transport.job_messages import WorkerProcess
 from elastrec.trainers.parameter_server.gradients import Gradient
-from elastrec.trainers.parameter_server.messages import Origin
+from elastrec.trainers.parameter_server.messages import Origin, Share
 
 
 @dataclass(eq=False)
@@ -20,37 +20,81 @@ class Pushed:
     """A push of a worker that the server has taken.
 
     Attributes:
+        share: of a round that its worker was given; None: it asked for none.
         is_released: the worker may go on: with bsp its round is complete.
     """
 
     worker: WorkerProcess
     origin: Origin
     gradient: Gradient
+    share: Share | None = None
     is_released: bool = False
+
+    @property
+    def planned(self) -> int:
+        """Rows that the round counts it with: its share, though it may hold fewer at the end of a split."""
+        return self.gradient.samples if self.share is None else self.share.rows
+
+
+def shares(
+    global_batch: int, waiting: int, sizes: Mapping[WorkerProcess, int]
+) -> tuple[dict[WorkerProcess, int], bool]:
+    """Shares out the next round of a step.
+
+    A step has as few rounds as the minibatches allow. Where these do not divide the global batch, the step has fewer
+    rows than that, by less than its number of rounds; it never has more.
+
+    Args:
+        waiting: rows that the rounds before it have put into the step.
+        sizes: of each member, the most rows that it takes into a minibatch, at least 1.
+
+    Returns:
+        Rows of each member, in proportion to its size and at most that, 0 where there are too few to go round; and
+        whether the round completes the step.
+    """
+    together = sum(sizes.values())
+    rounds = -(-global_batch // together)
+    left = max(global_batch - waiting, 1)
+    rows = min(global_batch // rounds, left)
+    # Rounding the running sum shares all rows out, and gives nobody more than its size.
+    given, before, passed = {}, 0, 0
+    for worker, size in sorted(sizes.items()):
+        passed += size
+        upto = -(-rows * passed // together)
+        given[worker], before = upto - before, upto
+    return given, left - rows <= global_batch % rounds
 
 
 class GlobalBatch:
     """Pushes whose rounds are complete and that wait for a step.
 
     Args:
-        samples: of a whole step; a round of so many, or more, is a step of its own.
+        samples: of a whole step.
     """
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
         self._waiting: list[Pushed] = []
 
-    def add(self, pushes: Sequence[Pushed]) -> list[Pushed]:
-        """Takes a round; returns all pushes that take a step together, once they come nearest to a whole one.
+    def plan(self, sizes: Mapping[WorkerProcess, int]) -> tuple[dict[WorkerProcess, int], bool]:
+        """The shares of the next round; see `shares`."""
+        return shares(self._samples, self._planned, sizes)
 
-        Empty while they wait for more.
+    @property
+    def _planned(self) -> int:
+        return sum(push.planned for push in self._waiting)
+
+    def add(self, pushes: Sequence[Pushed]) -> list[Pushed]:
+        """Takes a round; returns all pushes of its step if the round completes it.
+
+        Shares say so, not what this server has counted: all servers take a step after the same round. Pushes without
+        shares make a step once they are enough.
         """
         self._waiting.extend(pushes)
-        together = sum(push.gradient.samples for push in self._waiting)
-        next_round = sum(push.gradient.samples for push in pushes)
-        if 2 * together + next_round < 2 * self._samples:
-            return []
-        return self.take()
+        given = [push.share for push in pushes if push.share is not None]
+        if any(share.is_last for share in given) or (not given and self._planned >= self._samples):
+            return self.take()
+        return []
 
     def take(self) -> list[Pushed]:
         """What waits, however little that is."""

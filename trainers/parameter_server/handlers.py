@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ from elastrec.trainers.parameter_server.storage import RowStore
 Array = np.ndarray[Any, Any]
 
 _PATIENCE_SECONDS = 5.0
+_JOIN_SECONDS = 1.0
 
 
 def _process(stamp: Stamp) -> WorkerProcess:
@@ -77,6 +79,7 @@ class RequestHandlers:
         self.changed = threading.Condition(threading.RLock())
         self.epoch, self.generation, self.ready = -1, -1, False
         self._pulls = self._pushes = self._rounds = 0
+        self._steps_by_rows: Counter[int] = Counter()
         self.begin(None)
 
     def begin(self, model: Model | None, marks: Sequence[BucketMarks] = ()) -> None:
@@ -162,7 +165,7 @@ class RequestHandlers:
                 if not self.pushes.consistency.join(worker, stamp.version):
                     return self._not_named(), []
                 # A step of bsp is seen whole or not at all.
-                if self.pushes.consistency.may_pull(worker) and not self.pushes.is_stepping:
+                if self.pushes.consistency.may_pull(worker) and not self.pushes.has_steps:
                     break
                 if not self.changed.wait(deadline - time.monotonic()):
                     return Blocked(), []
@@ -184,7 +187,8 @@ class RequestHandlers:
                 if stale := self._stale(stamp):
                     return stale
                 self.pushes.close(request)
-                standing, push = self.pushes.standing(origin), Pushed(_process(stamp), origin, gradient)
+                standing = self.pushes.standing(origin)
+                push = Pushed(_process(stamp), origin, gradient, request.share)
                 if standing is Standing.UNKNOWN or standing is Standing.MISSING:
                     assert self.model is not None
                     self.model.check_dense(gradient)
@@ -192,7 +196,7 @@ class RequestHandlers:
                         return self._not_named()
                     if standing is Standing.MISSING:
                         return Missing(offset=self.pushes.marks.offset(origin.split))
-                    self.pushes.take(push)
+                    self.pushes.take(push, request)
                     self._pushes += 1
             if standing is Standing.UNKNOWN and not self.pushes.is_synchronous:
                 self._apply_alone(push)
@@ -204,7 +208,8 @@ class RequestHandlers:
                     return stale
                 standing = self.pushes.standing(origin)
                 if standing is Standing.APPLIED or standing is Standing.RELEASED:
-                    return Applied(offsets=self.pushes.offsets([origin.split, *request.also]))
+                    share = self.pushes.share(push.worker) if request.batch_size else None
+                    return Applied(offsets=self.pushes.offsets([origin.split, *request.also]), share=share)
                 if standing is not Standing.WAITING:
                     return Blocked()  # dropped: sent again, it is refused unless a newer list names the worker
                 if not self.changed.wait(deadline - time.monotonic()):
@@ -272,6 +277,7 @@ class RequestHandlers:
         model.apply(gradient, lookups, self.now_seconds())
         with self.changed:
             self.pushes.applied(pushes)
+            self._steps_by_rows[gradient.samples] += 1
 
     def init_dense(self, request: InitDense, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
@@ -283,12 +289,24 @@ class RequestHandlers:
 
     def join(self, request: Join, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
+        deadline, worker = time.monotonic() + _JOIN_SECONDS, _process(request.stamp)
+        with self.gate.passed():
+            with self.changed:
+                if stale := self._stale(request.stamp):
+                    return stale, []
+                if not self.pushes.consistency.join(worker, request.stamp.version):
+                    return self._not_named(), []
+                self.pushes.advance(worker, request.round, request.batch_size)
+                self.changed.notify_all()
+            self.take_steps()
         with self.changed:
-            if stale := self._stale(request.stamp):
-                return stale, []
-            if not self.pushes.consistency.join(_process(request.stamp), request.stamp.version):
-                return self._not_named(), []
-            return Accepted(), []
+            while True:
+                if stale := self._stale(request.stamp):
+                    return stale, []
+                number = self.pushes.consistency.first_round(worker)
+                share = self.pushes.share(worker) if request.batch_size else None
+                if share is not None or not request.batch_size or not self.changed.wait(deadline - time.monotonic()):
+                    return Accepted(round=number, share=share), []
 
     def leave(self, request: Leave, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""
@@ -329,4 +347,5 @@ class RequestHandlers:
                 pushes=self._pushes,
                 rounds=self._rounds,
                 members=[worker.pod for worker in self.pushes.consistency.members],
+                steps_by_rows=dict(self._steps_by_rows),
             )

@@ -36,6 +36,20 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     version: int = -1
 
 
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker contributes to a round of bsp; see global_batch.
+
+    Attributes:
+        round: number of the round, alike on all servers.
+        rows: of the worker's minibatch.
+        is_last: the round completes a step.
+    """
+
+    round: int
+    rows: int
+    is_last: bool
+
+
 class Pull(Message, frozen=True):
     """Rows, and this server's slice of the dense parameters if `dense`. Blocks with ssp while the worker is too far."""
 
@@ -89,6 +103,9 @@ class Push(Message, frozen=True):
     Attributes:
         samples: rows of the batch; in bsp the gradients of a round are averaged with these weights.
         also: other splits that the answer is to speak of.
+        share: with bsp, the share of a round that the rows are; None: it asked for none.
+        leaves: with bsp, others do not wait for the worker after this round, until it joins again.
+        batch_size: with bsp, the most rows that the worker takes into its next minibatch; 0: asks for no share.
         closed: splits that have ended without another push, and where their last push ends.
     """
 
@@ -97,6 +114,9 @@ class Push(Message, frozen=True):
     samples: int
     also: list[SplitKey] = []
     closed: list[tuple[str, int, int]] = []
+    share: Share | None = None
+    leaves: bool = False
+    batch_size: int = 0
 
 
 class Applied(Message, frozen=True):
@@ -108,9 +128,11 @@ class Applied(Message, frozen=True):
     Attributes:
         offsets: of the push's split and those of `Push.also`, or of those of `Leave.waiting`: every push that ends
             there or before is applied. -1: none; WHOLE: all.
+        share: of the open round, where the worker asked for one and takes part.
     """
 
     offsets: list[int]
+    share: Share | None = None
 
 
 class Missing(Message, frozen=True):
@@ -157,9 +179,17 @@ class Initialised(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """The worker takes part in bsp and ssp from now on. Training requests join by themselves."""
+    """The worker takes part in bsp and ssp from now on. Training requests join by themselves.
+
+    Attributes:
+        round: with bsp, nobody is to wait for the worker before this round.
+        batch_size: as `Push.batch_size`. The answer to a worker that asks for a share comes when its round is open, or
+            after a second.
+    """
 
     stamp: Stamp
+    round: int = -1
+    batch_size: int = 0
 
 
 class Leave(Message, frozen=True):
@@ -176,7 +206,15 @@ class Leave(Message, frozen=True):
 
 
 class Accepted(Message, frozen=True):
-    """Answer to Join."""
+    """Answer to Join.
+
+    Attributes:
+        round: with bsp, the first that waits for the worker.
+        share: of that round, where the worker asked for one; None: it has none yet, and asks again.
+    """
+
+    round: int = -1
+    share: Share | None = None
 
 
 class Stale(Message, frozen=True):
@@ -202,6 +240,12 @@ class GetStats(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
+    """Answer to GetStats.
+
+    Attributes:
+        steps_by_rows: how many steps have had so many rows, since the process started.
+    """
+
     epoch: int
     generation: int
     tables: list[TableUsage]
@@ -210,6 +254,7 @@ class Stats(Message, frozen=True):
     pushes: int
     rounds: int
     members: list[str]
+    steps_by_rows: dict[int, int] = {}
 
 
 REQUESTS: tuple[type[Message], ...] = (Pull, Push, PushPull, InitDense, Join, Leave)

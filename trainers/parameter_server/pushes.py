@@ -19,7 +19,7 @@ from elastrec.platform.transport.job_messages import WorkerProcess
 from elastrec.trainers.parameter_server.consistency import Consistency, Round
 from elastrec.trainers.parameter_server.global_batch import GlobalBatch, Pushed
 from elastrec.trainers.parameter_server.marks import Marks
-from elastrec.trainers.parameter_server.messages import Origin, Push, SplitKey
+from elastrec.trainers.parameter_server.messages import Origin, Push, Share, SplitKey
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +74,10 @@ class Pushes:
         self._held: dict[int, Pushed] = {}
         self._next_token = 0
         self._steps: deque[Step] = deque()
-        self._batch = GlobalBatch(spec.training.batch_size * spec.resources.worker.count if self.is_synchronous else 0)
+        self._batch_size = spec.training.batch_size
+        self._batch = GlobalBatch(spec.training.batch_size * spec.resources.worker.count)
+        self._batch_sizes: dict[WorkerProcess, int] = {}
+        self._shares: dict[WorkerProcess, Share] = {}
 
     @property
     def waiting(self) -> int:
@@ -101,7 +104,7 @@ class Pushes:
         """See messages.Applied."""
         return [self.marks.offset(split) for split in splits]
 
-    def take(self, push: Pushed) -> None:
+    def take(self, push: Pushed, request: Push) -> None:
         """Takes an unknown push of a member; with bsp its round may be complete then (`next_step`)."""
         if repeated := self.marks.repeated_rows(push.origin):
             log.warning("rows_repeated", origin=str(push.origin), rows=repeated, reason="other minibatches than before")
@@ -109,7 +112,28 @@ class Pushes:
         if self.is_synchronous:
             token, self._next_token = self._next_token, self._next_token + 1
             self._held[token] = push
-            self._queue(self.consistency.push(push.worker, token))
+            self._batch_sizes[push.worker] = request.batch_size or self._batch_size
+            if request.leaves:
+                self.consistency.leave_after_push(push.worker)
+            self._queue(self.consistency.push(push.worker, token, -1 if push.share is None else push.share.round))
+
+    def share(self, worker: WorkerProcess) -> Share | None:
+        """The worker's share of the open round of bsp, shared out by the first that asks; None: it has none."""
+        consistency = self.consistency
+        if not self.is_synchronous or not consistency.is_awaited(worker):
+            return None
+        if not consistency.is_shared_out:
+            sizes = {member: self._batch_sizes.get(member, self._batch_size) for member in consistency.awaited}
+            rows, is_last = self._batch.plan(sizes)
+            self._shares = {member: Share(consistency.round, n, is_last) for member, n in rows.items() if n}
+            consistency.open_round(without=[member for member, n in rows.items() if not n])
+        return self._shares.get(worker)
+
+    def advance(self, worker: WorkerProcess, number: int, batch_size: int) -> None:
+        """A member is not to be waited for before a round, and takes at most `batch_size` rows; 0: as the job says."""
+        self._batch_sizes[worker] = batch_size or self._batch_size
+        if self.is_synchronous:
+            self._queue(self.consistency.advance(worker, number))
 
     def close(self, request: Push) -> None:
         """Takes note of splits that have ended without another push."""
@@ -151,6 +175,7 @@ class Pushes:
             for token in tokens:
                 del self._held[token]
             self._batch.drop(worker)
+            self._batch_sizes.pop(worker, None)
             void = [key for key, push in self._taken.items() if push.worker == worker]
             for key in void:
                 del self._taken[key]

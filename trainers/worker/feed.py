@@ -1,12 +1,12 @@
 """Shards in, minibatches out: leases shards and reads ahead on a thread of its own, so that the loop rarely waits.
 
 A feed lives for one kind of shard and one generation. Minibatches whose steps were lost are given back to it, and come
-again before all others.
+again before all others. Another size of minibatches holds from the next one on: what was read ahead is read again,
+behind the last minibatch that was taken, so that each row comes once however often the size changes.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,9 @@ from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard, 
 _READ_AHEAD = 4
 _TICK_SECONDS = 0.1
 
+Read = Callable[[Shard, ShardProgress, int], Iterator[Minibatch]]
+"""Minibatches of a shard behind a place, of so many rows."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -27,11 +30,13 @@ class Item:
 
     Attributes:
         progress: what to report of the shard once these rows are trained.
+        before: how far the shard is once the minibatch before it is.
     """
 
     shard: Shard
     batch: pa.RecordBatch
     progress: ShardProgress
+    before: ShardProgress
 
 
 class Waiting:
@@ -53,27 +58,56 @@ class FeedError(Exception):
 Entry = Item | Waiting | Finished | BaseException
 
 
+@dataclass
+class _Lease:
+    """A shard that is not taken as a whole.
+
+    Attributes:
+        taken: how far its minibatches were taken.
+        is_read: the thread has read it, or reads it now.
+    """
+
+    shard: Shard
+    taken: ShardProgress
+    is_read: bool = False
+
+
 class Feed:
     """Minibatches of leased shards, in the order of the leases.
 
     Args:
         lease: asks the master for `count` shards; None when cancelled meanwhile (see Session.lease).
-        read: minibatches of a shard from its offset on.
+        batch_size: rows of a minibatch, until `resize`.
     """
 
-    def __init__(
-        self,
-        lease: Callable[[int, Callable[[], bool]], Leased | None],
-        read: Callable[[Shard], Iterator[Minibatch]],
-    ) -> None:
+    def __init__(self, lease: Callable[[int, Callable[[], bool]], Leased | None], read: Read, batch_size: int) -> None:
         self._lease = lease
         self._read = read
-        self._entries: queue.Queue[Entry] = queue.Queue(_READ_AHEAD)
+        self._batch_size = batch_size
+        self._changed = threading.Condition()
+        self._entries: deque[Entry] = deque()
+        self._leases: deque[_Lease] = deque()
         self._given_back: deque[Item] = deque()
         self._end: Finished | BaseException | None = None
-        self._cancelled = threading.Event()
+        self._reading = 0  # grows with every change of size: what was read before it does not count
+        self._is_cancelled = False
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the minibatches to come; those at the end of a shard may have fewer."""
+        return self._batch_size
+
+    def peek(self, timeout_seconds: float) -> Entry | None:
+        """What `next` would return or raise now; None when there is nothing within the time."""
+        with self._changed:
+            if self._given_back:
+                return self._given_back[0]
+            if self._end is not None:
+                return self._end
+            self._changed.wait_for(lambda: self._entries, timeout_seconds)
+            return self._entries[0] if self._entries else None
 
     def next(self, timeout_seconds: float) -> Item | Waiting | Finished | None:
         """The next minibatch; None when there is none within the time. After Finished, or an error, come more of it.
@@ -82,64 +116,128 @@ class Feed:
             FeedError: a shard could not be read.
             TransportError: the master refuses this pod.
         """
-        if self._given_back:
-            return self._given_back.popleft()
-        try:
-            entry = self._end or self._entries.get(timeout=timeout_seconds)
-        except queue.Empty:
-            return None
-        if isinstance(entry, Finished | BaseException):
-            self._end = entry
-        if isinstance(entry, BaseException):
-            raise entry
-        return entry
+        with self._changed:
+            entry = self.peek(timeout_seconds)
+            if isinstance(entry, Finished | BaseException):
+                self._end = entry
+            if isinstance(entry, BaseException):
+                raise entry
+            if self._given_back:
+                self._given_back.popleft()
+            elif self._entries:
+                self._entries.popleft()
+                self._changed.notify_all()
+            if isinstance(entry, Item):
+                self._take(entry)
+            return entry
+
+    def _take(self, item: Item) -> None:
+        lease = self._leases[0]
+        lease.taken = item.progress
+        if item.progress.ended:
+            self._leases.popleft()
 
     def give_back(self, items: Sequence[Item]) -> None:
-        """Minibatches that came from `next`, in their order: they come again."""
-        self._given_back.extendleft(reversed(items))
+        """Minibatches that came from `next`, the last ones in their order: they come again."""
+        with self._changed:
+            for item in reversed(items):
+                self._given_back.appendleft(item)
+                if not self._leases or self._leases[0].shard is not item.shard:
+                    self._leases.appendleft(_Lease(item.shard, item.progress, is_read=True))
+                self._leases[0].taken = item.before
+            self._changed.notify_all()
+
+    def resize(self, batch_size: int) -> None:
+        """Minibatches from the next one on have so many rows."""
+        with self._changed:
+            if batch_size == self._batch_size:
+                return
+            self._batch_size = batch_size
+            self._reading += 1
+            self._entries.clear()
+            self._given_back.clear()
+            for lease in self._leases:
+                lease.is_read = False
+            if isinstance(self._end, Finished) and self._leases:
+                self._end = None
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Ends the thread."""
-        self._cancelled.set()
-        while self._thread.is_alive():
-            # The thread may be waiting for room in the queue.
-            while not self._entries.empty():
-                self._entries.get_nowait()
-            self._thread.join(0.02)
+        with self._changed:
+            self._is_cancelled = True
+            self._changed.notify_all()
+        self._thread.join()
 
-    def _put(self, entry: Entry) -> None:
-        while not self._cancelled.is_set():
-            try:
-                self._entries.put(entry, timeout=_TICK_SECONDS)
-                return
-            except queue.Full:
-                continue
+    def _cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def _put(self, entry: Entry, reading: int) -> bool:
+        """Waits for room; false when the entry does not count any more."""
+
+        def is_void() -> bool:
+            return self._is_cancelled or reading != self._reading
+
+        with self._changed:
+            self._changed.wait_for(lambda: is_void() or len(self._entries) < _READ_AHEAD)
+            if not is_void():
+                self._entries.append(entry)
+                self._changed.notify_all()
+            return not is_void()
 
     def _run(self) -> None:
-        cancelled = self._cancelled
+        announced = -1  # the reading whose end is among the entries
+        is_done = False
         try:
-            while not cancelled.is_set():
-                leased = self._lease(1, cancelled.is_set)
-                if leased is None:
-                    return
-                for shard in leased.shards:
-                    self._read_shard(shard)
-                if leased.state is LeaseState.DONE:
-                    self._put(Finished())
-                    return
-                if leased.state in (LeaseState.WAIT, LeaseState.STALE):
-                    self._put(Waiting())
-                    cancelled.wait(leased.wait_seconds or _TICK_SECONDS)
+            while not self._is_cancelled:
+                reading = self._read_leases()
+                if not is_done:
+                    leased = self._lease(1, self._cancelled)
+                    if leased is None:
+                        return
+                    with self._changed:
+                        self._leases.extend(_Lease(shard, _begin_of(shard)) for shard in leased.shards)
+                    reading = self._read_leases()
+                    is_done = leased.state is LeaseState.DONE
+                    if leased.state in (LeaseState.WAIT, LeaseState.STALE):
+                        self._put(Waiting(), reading)
+                        self._wait_for_work(reading, leased.wait_seconds or _TICK_SECONDS)
+                elif announced == reading:
+                    self._wait_for_work(reading, None)
+                elif self._put(Finished(), reading):
+                    announced = reading
         except BaseException as error:  # every failure belongs to the loop, which knows what to do with it
-            self._put(error)
+            while not self._put(error, self._reading) and not self._is_cancelled:
+                pass
 
-    def _read_shard(self, shard: Shard) -> None:
-        progress = shard.progress(shard.offset, ended=False, position=shard.position)
+    def _wait_for_work(self, reading: int, timeout_seconds: float | None) -> None:
+        """Returns early once leases are to be read again, or the feed is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_cancelled or reading != self._reading, timeout_seconds)
+
+    def _read_leases(self) -> int:
+        """Reads what is not read yet; returns the reading."""
+        while True:
+            with self._changed:
+                reading = self._reading
+                lease = next((lease for lease in self._leases if not lease.is_read), None)
+                if lease is None or self._is_cancelled:
+                    return reading
+                lease.is_read = True
+                taken, batch_size = lease.taken, self._batch_size
+            self._read_shard(lease.shard, taken, batch_size, reading)
+
+    def _read_shard(self, shard: Shard, progress: ShardProgress, batch_size: int, reading: int) -> None:
         try:
-            for found in self._read(shard):
+            for found in self._read(shard, progress, batch_size):
+                before = progress
                 progress = shard.progress(found.end_offset, ended=found.ends_split, position=found.position)
-                self._put(Item(shard, found.batch, progress))
-                if self._cancelled.is_set():
+                if not self._put(Item(shard, found.batch, progress, before), reading):
                     return
         except Exception as error:
-            raise FeedError(progress) from error
+            if reading == self._reading:  # else it is read again
+                raise FeedError(progress) from error
+
+
+def _begin_of(shard: Shard) -> ShardProgress:
+    return shard.progress(shard.offset, ended=False, position=shard.position)

@@ -74,13 +74,11 @@ def run(worker: Worker) -> None:
 def _work(worker: Worker, directive: Directive) -> None:
     """Trains or evaluates until the directive is another one."""
     session = worker.session
-    feed = worker.follow(directive)
+    worker.follow(directive)
     session.reached(directive.version)
     ahead: Started | None = None
     while session.directive == directive:
-        began = time.perf_counter()
-        entry = feed.next(0.0 if ahead else _PATIENCE_SECONDS)
-        session.window.add(wait_seconds=time.perf_counter() - began)
+        entry = worker.next(0.0 if ahead else _PATIENCE_SECONDS)
         if isinstance(entry, Item):
             started = worker.start(entry)
             if ahead:

@@ -134,13 +134,27 @@ class ParameterServerTrainer:
     def start(self, item: Item) -> Started:
         return self.step.pull(item)
 
-    def train(self, started: Started, *, hold: bool) -> None:
+    def is_awaited(self) -> bool:
+        client = self.step.client
+        if self._training.consistency.mode != "bsp" or self._routing is None:
+            return False
+        if client.share is None:
+            client.flush()  # the answer to the last push may have one
+        return client.share is not None
+
+    def next_rows(self, batch_size: int) -> int:
+        if self._training.consistency.mode != "bsp":
+            return batch_size
+        share = self.step.client.next_share(batch_size)
+        return 0 if share is None else share.rows
+
+    def train(self, started: Started, *, hold: bool, leaves: bool = False) -> None:
         assert isinstance(started, InFlight)
         item = started.item
         if started.pulled is None:
             self._origins.without_push(item)
             return
-        self.step.train(started, self._origins.of(item), self._origins.closed, hold=hold)
+        self.step.train(started, self._origins.of(item), self._origins.closed, hold=hold, leaves=leaves)
         self._origins.pushed(item)
         self._pushes += 1
 

@@ -108,12 +108,18 @@ class Step:
         return InFlight(item, inputs, self._bags.prefetch(inputs.sparse, dense=dense))
 
     def train(
-        self, started: InFlight, origin: Origin, closed: Sequence[tuple[str, int, int]] = (), *, hold: bool
+        self,
+        started: InFlight,
+        origin: Origin,
+        closed: Sequence[tuple[str, int, int]] = (),
+        *,
+        hold: bool,
+        leaves: bool = False,
     ) -> None:
         """Forward, backward, push; the push is under way when this returns, or is held for the next pull.
 
         Args:
-            origin, closed: see messages.Push.
+            origin, closed, leaves: see messages.Push.
 
         Raises:
             TransportError: rows were lost; nothing of this step counts.
@@ -139,7 +145,7 @@ class Step:
         left = self.collection.take_row_gradients()
         samples = started.item.batch.num_rows
         rows, dense = self._guard.rows(left), self._guard.dense(self.flat.gradients)
-        sent = self.client.push(left.pulled, rows, dense, samples, origin, closed=closed, hold=hold)
+        sent = self.client.push(left.pulled, rows, dense, samples, origin, closed=closed, hold=hold, leaves=leaves)
         pushed = clock()
         read, plain = read_bytes(started.inputs, self._list_features)
         named = losses.by_name if len(losses.by_name) > 1 else {}

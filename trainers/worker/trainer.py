@@ -89,8 +89,28 @@ class Trainer(Protocol):
         """Begins with a minibatch, without waiting."""
         ...
 
-    def train(self, started: Started, *, hold: bool) -> None:
+    def is_awaited(self) -> bool:
+        """Whether others wait for one more minibatch of this worker, after those that it has pushed.
+
+        A synchronous job shares out each step. Raises as `next_rows`.
+        """
+        ...
+
+    def next_rows(self, batch_size: int) -> int:
+        """Rows that the next minibatch for training is to have, at most `batch_size`; 0: none yet, ask again.
+
+        In a synchronous job it waits for the others.
+
+        Raises:
+            TransportError: call `drop`.
+        """
+        ...
+
+    def train(self, started: Started, *, hold: bool, leaves: bool = False) -> None:
         """Takes one step; its gradients are on their way, or with `hold` leave with the next `start`.
+
+        Args:
+            leaves: this worker has no other minibatch for now, so that nobody is to wait for one.
 
         Raises:
             JobFailedError: the model cannot be trained like this, such as a loss that is not finite.

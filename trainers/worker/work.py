@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -16,14 +17,16 @@ from elastrec.platform.transport.job_messages import (
     Mode,
     Registered,
     Shard,
+    ShardProgress,
 )
 from elastrec.trainers.worker.evaluating import ShardEvaluation
-from elastrec.trainers.worker.feed import Feed, Item
+from elastrec.trainers.worker.feed import Feed, Finished, Item, Waiting
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.trainer import Started, Trainer
 
 log = structlog.get_logger(__name__)
 
+_SHARE_SECONDS = 1.0
 _KIND = {Mode.TRAIN: "train", Mode.EVALUATE: "evaluate"}
 
 
@@ -77,26 +80,65 @@ class Worker:
 
     # One minibatch
 
+    @property
+    def batch_size(self) -> int:
+        """Rows of a minibatch for training, at most: as this pod is ordered, else as the job file says."""
+        orders = self.session.orders
+        return (orders and orders.batch_size) or self.job.spec.training.batch_size
+
+    def next(self, timeout_seconds: float) -> Item | Waiting | Finished | None:
+        """The next minibatch, of the size that it is to have now; see Feed.next.
+
+        None also when others of a synchronous job have taken all rows of the step.
+
+        Raises:
+            FeedError: a shard could not be read.
+            TransportError: the parameters cannot be reached.
+        """
+        assert self._feed is not None, "follow first"
+        clock, window = time.perf_counter, self.session.window
+        began = clock()
+        entry = self._feed.peek(timeout_seconds)
+        window.add(wait_seconds=clock() - began)
+        if entry is None:
+            return None
+        if isinstance(entry, Item) and self._kind == "train":
+            began, self._takes_part = clock(), True
+            rows = self.trainer.next_rows(self.batch_size)
+            window.add(pull_seconds=clock() - began)
+            if not rows:
+                return None
+            self._feed.resize(rows)
+        began = clock()
+        entry = self._feed.next(timeout_seconds)
+        window.add(wait_seconds=clock() - began)
+        return entry
+
     def start(self, item: Item) -> Started:
         """Begins with a minibatch. Those that were started are finished in their order."""
         self._takes_part |= self._kind == "train"
         self._started.append(item)
         return self.trainer.start(item)
 
-    def finish(self, started: Started, *, hold: bool = False) -> None:
+    def finish(self, started: Started, *, hold: bool = False, leaves: bool = False) -> None:
         """Trains or evaluates a minibatch that was started, and acknowledges what was applied meanwhile.
 
         Args:
             hold: its gradients travel with the next `start`, which must follow at once (else `Trainer.release`).
+            leaves: no other minibatch follows for now.
         """
         if self._kind == "train":
-            self.trainer.train(started, hold=hold)
+            self.trainer.train(started, hold=hold, leaves=leaves or (self.trainer.is_awaited() and self._is_last()))
             self._unacknowledged.append((self.trainer.trained, started.item))
             self._started.popleft()
             self._acknowledge(self.trainer.applied)
         else:
             self._evaluate(started)
             self._started.popleft()
+
+    def _is_last(self) -> bool:
+        """Whether no minibatch can follow at once."""
+        return self._feed is None or isinstance(self._feed.peek(0.0), Waiting | Finished)
 
     def _evaluate(self, started: Started) -> None:
         item = started.item
@@ -123,11 +165,19 @@ class Worker:
             TransportError: gradients were lost.
         """
         if self._takes_part:
+            self._train_share()
             self.trainer.rest(directive)
             self._acknowledge(self.trainer.applied)
             self._takes_part = bool(self._unacknowledged)
         self.session.report_now()
         return not self._takes_part
+
+    def _train_share(self) -> None:
+        """Trains the share of a step that others count on, if there are rows; without it that step would be smaller."""
+        if self._feed is None or self._kind != "train" or not self.trainer.is_awaited():
+            return
+        if isinstance(item := self.next(_SHARE_SECONDS), Item):
+            self.finish(self.start(item), leaves=True)
 
     def drop(self) -> None:
         """Forgets what was started, and what the trainer has lost: those minibatches come from the feed again."""
@@ -174,11 +224,11 @@ class Worker:
         def lease(count: int, cancelled: Callable[[], bool]) -> Leased | None:
             return self.session.lease(generation, kind, count, cancelled)
 
-        return Feed(lease, self._read)
+        return Feed(lease, self._read, self.job.spec.training.batch_size)
 
-    def _read(self, shard: Shard) -> Iterator[Minibatch]:
+    def _read(self, shard: Shard, place: ShardProgress, batch_size: int) -> Iterator[Minibatch]:
         # Opened on the feed's thread: manifests may be large, and a source belongs to one thread at a time.
         stream = shard.split.stream
         if stream not in self._sources:
             self._sources[stream] = open_source(self._streams[stream], self.job.spec)
-        return self._sources[stream].read(shard.split, shard.offset, shard.position)
+        return self._sources[stream].read(shard.split, place.offset, place.position, batch_size)

@@ -156,10 +156,10 @@ def test_two_shards_may_be_read_in_turns(log: Path) -> None:
 def test_a_worker_reads_it_as_any_source(log: Path) -> None:
     data = _data(log)
     manifest = build_manifest(data)
-    source = ManifestSource(DeduplicatingReader(data, manifest, groups=[["cart"]]), 128)
-    plain = ManifestSource(ShardReader(data, manifest), 128)
+    source = ManifestSource(DeduplicatingReader(data, manifest, groups=[["cart"]]))
+    plain = ManifestSource(ShardReader(data, manifest))
     split = row_shard(0, 0, 300, seed=1).split
-    for mine, theirs in zip(source.read(split, 10), plain.read(split, 10), strict=True):
+    for mine, theirs in zip(source.read(split, 10, b"", 128), plain.read(split, 10, b"", 128), strict=True):
         assert mine.end_offset == theirs.end_offset
         assert expand_batch(mine.batch).equals(theirs.batch)
     source.close()

@@ -37,6 +37,7 @@ class ScriptedClient:
 
     def __init__(self) -> None:
         self.pushes_applied = 0
+        self.share = None
         self.calls: list[str] = []
         self.on_leave: Callable[[], None] = lambda: None
 
@@ -69,6 +70,7 @@ class RecordingSession:
     def __init__(self) -> None:
         self.identity = Identity("job-1", "worker-0", "", "nowhere:1", "token", None)
         self.window = Window()
+        self.orders = None
         self.reported: list[int] = []
 
     def report(self, generation: int, progress: ShardProgress) -> None:
@@ -96,7 +98,7 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
     trainer = ParameterServerTrainer(job, session.identity, session.window)
     made = Worker(session, job, registered, trainer)
     trainer.step.client = ScriptedClient()  # type: ignore[assignment]
-    monkeypatch.setattr(trainer.step, "train", lambda started, origin, closed=(), *, hold: None)
+    monkeypatch.setattr(trainer.step, "train", lambda started, origin, closed=(), *, hold, leaves: None)
     pulled: Any = object()
     monkeypatch.setattr(trainer.step, "pull", lambda item: InFlight(item, None, pulled))
     made.follow(directive())
@@ -106,7 +108,9 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
 
 def step(worker: Worker, end_offset: int) -> None:
     rows = pa.RecordBatch.from_pydict({"label": np.zeros(BATCH)})
-    worker.finish(worker.start(Item(SHARD, rows, progress_of(SHARD, end_offset))))
+    worker.finish(
+        worker.start(Item(SHARD, rows, progress_of(SHARD, end_offset), progress_of(SHARD, end_offset - BATCH)))
+    )
 
 
 def client_of(worker: Worker) -> Any:
@@ -172,7 +176,7 @@ def test_steps_before_a_lost_connection_are_acknowledged_once_they_are_applied(w
 
 def test_a_minibatch_that_was_started_and_not_trained_starts_again(worker: Worker) -> None:
     rows = pa.RecordBatch.from_pydict({"label": np.zeros(BATCH)})
-    items = [Item(SHARD, rows, progress_of(SHARD, end)) for end in (10, 20, 30)]
+    items = [Item(SHARD, rows, progress_of(SHARD, end), progress_of(SHARD, end - BATCH)) for end in (10, 20, 30)]
     feed = worker.follow(directive())
     first = worker.start(items[0])
     worker.start(items[1])

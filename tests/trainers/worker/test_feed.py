@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elastrec.platform.data.source import Minibatch
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard
+from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard, ShardProgress
 from elastrec.trainers.worker.feed import Feed, FeedError, Finished, Item, Waiting
 from tests.splits import length_of, row_shard
 
@@ -19,10 +23,12 @@ def shard(index: int, length: int = 40) -> Shard:
     return row_shard(index, index * length, length)
 
 
-def read(found: Shard) -> Iterator[Minibatch]:
-    for begin in range(found.offset, length_of(found), 10):
-        rows = list(range(found.split.range.start + begin, found.split.range.start + begin + 10))
-        yield Minibatch(pa.RecordBatch.from_pydict({"row": rows}), begin + 10, begin + 10 == length_of(found))
+def read(found: Shard, place: ShardProgress, batch_size: int) -> Iterator[Minibatch]:
+    start, length = found.split.range.start, length_of(found)
+    for begin in range(place.offset, length, batch_size):
+        end = min(begin + batch_size, length)
+        rows = list(range(start + begin, start + end))
+        yield Minibatch(pa.RecordBatch.from_pydict({"row": rows}), end, end == length)
 
 
 def leases(answers: list[Leased]) -> Callable[[int, Callable[[], bool]], Leased | None]:
@@ -54,14 +60,14 @@ def rows_of(items: list[Item]) -> list[int]:
 
 
 def test_all_rows_come_in_the_order_of_the_leases() -> None:
-    feed = Feed(leases([granted(shard(0)), granted(shard(2), shard(1)), DONE]), read)
+    feed = Feed(leases([granted(shard(0)), granted(shard(2), shard(1)), DONE]), read, 10)
     items = items_of(feed, Finished)
     assert rows_of(items) == [*range(40), *range(80, 120), *range(40, 80)]
     feed.close()
 
 
 def test_what_is_given_back_comes_again_before_all_others_in_its_order() -> None:
-    feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read)
+    feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read, 10)
     items = [feed.next(10) for _ in range(3)]
     assert all(isinstance(item, Item) for item in items)
     feed.give_back(items[1:])  # type: ignore[arg-type]
@@ -73,7 +79,7 @@ def test_what_is_given_back_comes_again_before_all_others_in_its_order() -> None
 
 def test_the_end_of_a_feed_stays_its_end() -> None:
     """A worker that could not rest when it heard of the end asks again."""
-    feed = Feed(leases([granted(shard(0)), DONE]), read)
+    feed = Feed(leases([granted(shard(0)), DONE]), read, 10)
     items = items_of(feed, Finished)
     assert isinstance(feed.next(10), Finished)
     feed.give_back(items[-1:])
@@ -84,18 +90,18 @@ def test_the_end_of_a_feed_stays_its_end() -> None:
 
 def test_waiting_is_told_and_shards_may_come_after_it() -> None:
     wait = Leased(state=LeaseState.WAIT, wait_seconds=0.01)
-    feed = Feed(leases([wait, granted(shard(3)), DONE]), read)
+    feed = Feed(leases([wait, granted(shard(3)), DONE]), read, 10)
     assert items_of(feed, Waiting) == []
     assert len(items_of(feed, Finished)) == 4
     feed.close()
 
 
 def test_a_shard_that_cannot_be_read_is_named_with_its_place() -> None:
-    def broken(found: Shard) -> Iterator[Minibatch]:
-        yield from list(read(found))[:2]
+    def broken(found: Shard, *how: Any) -> Iterator[Minibatch]:
+        yield from list(read(found, *how))[:2]
         raise DataError("part-7.parquet: truncated")
 
-    feed = Feed(leases([granted(shard(5))]), broken)
+    feed = Feed(leases([granted(shard(5))]), broken, 10)
     with pytest.raises(FeedError) as caught:
         items_of(feed, Finished)
     assert (caught.value.progress.number, caught.value.progress.offset) == (5, 20)
@@ -108,12 +114,87 @@ def test_a_shard_that_cannot_be_read_is_named_with_its_place() -> None:
 def test_a_full_feed_can_be_closed() -> None:
     reading = threading.Event()
 
-    def endless(found: Shard) -> Iterator[Minibatch]:
+    def endless(found: Shard, *how: Any) -> Iterator[Minibatch]:
         while True:
             reading.set()
-            yield next(read(found))
+            yield next(read(found, *how))
 
-    feed = Feed(leases([granted(shard(0))]), endless)
+    feed = Feed(leases([granted(shard(0))]), endless, 10)
     assert reading.wait(10)
     feed.close()
     assert not any(thread.name == "feed" for thread in threading.enumerate())
+
+
+def sizes_of(items: list[Item]) -> list[int]:
+    return [item.batch.num_rows for item in items]
+
+
+def test_another_size_holds_from_the_next_minibatch_on_and_no_row_comes_twice() -> None:
+    feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read, 10)
+    before = [feed.next(10) for _ in range(3)]
+    feed.resize(4)
+    after = items_of(feed, Finished)
+    assert rows_of([*before, *after]) == [*range(80)]  # type: ignore[list-item]
+    assert sizes_of(after) == [4, 4, 2, *[4] * 10]
+    # Reports go on where the last one ended.
+    assert [item.progress.offset for item in after[:3]] == [34, 38, 40] and after[2].progress.ended
+    feed.close()
+
+
+def test_what_was_given_back_comes_in_the_new_size_too() -> None:
+    feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read, 10)
+    items = [feed.next(10) for _ in range(5)]
+    feed.give_back(items[3:])  # type: ignore[arg-type]
+    feed.resize(20)
+    after = items_of(feed, Finished)
+    assert rows_of(after) == [*range(30, 80)] and sizes_of(after) == [10, 20, 20]
+    feed.close()
+
+
+def test_a_feed_that_has_ended_reads_what_is_given_back_in_the_new_size() -> None:
+    feed = Feed(leases([granted(shard(0)), DONE]), read, 10)
+    items = items_of(feed, Finished)
+    feed.give_back(items[2:])
+    feed.resize(5)
+    assert sizes_of(items_of(feed, Finished)) == [5] * 4
+    assert isinstance(feed.next(10), Finished)
+    feed.close()
+
+
+def test_peek_takes_nothing() -> None:
+    feed = Feed(leases([granted(shard(0)), DONE]), read, 10)
+    assert feed.peek(10) is feed.peek(10)
+    assert len(items_of(feed, Finished)) == 4
+    assert isinstance(feed.peek(0), Finished)
+    feed.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    calls=st.lists(st.one_of(st.integers(1, 12), st.sampled_from(["next", "give back"])), max_size=30),
+)
+def test_every_row_comes_once_in_order_whatever_the_sizes(lengths: list[int], calls: list[int | str]) -> None:
+    shards = [row_shard(number, 100 * number, length) for number, length in enumerate(lengths)]
+    feed, taken, kept = Feed(leases([granted(*shards), DONE]), read, 10), [], 0
+    try:
+        for call in calls:
+            if call == "next":
+                entry = feed.next(10)
+                if isinstance(entry, Finished):
+                    break
+                assert isinstance(entry, Item) and entry.batch.num_rows <= feed.batch_size
+                taken.append(entry)
+            elif call == "give back":
+                # Minibatches before the last size were started and trained.
+                feed.give_back(taken[kept:])
+                del taken[kept:]
+            else:
+                kept = len(taken)
+                feed.resize(int(call))
+        taken += items_of(feed, Finished)
+    finally:
+        feed.close()
+    assert rows_of(taken) == [100 * number + row for number, length in enumerate(lengths) for row in range(length)]
+    for before, after in pairwise(taken):
+        assert after.before == before.progress or before.progress.ended

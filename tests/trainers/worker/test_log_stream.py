@@ -18,7 +18,7 @@ from elastrec.platform.data.source import Minibatch
 from elastrec.platform.master.shards import ShardQueue
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.splits import Positions, Split
-from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard
+from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard, ShardProgress
 from elastrec.trainers.worker.feed import Feed, Finished, Item
 
 BATCH = 3
@@ -39,14 +39,14 @@ class LogSource:
         self._folder = folder
         self.opened_at: list[tuple[int, int]] = []
 
-    def read(self, split: Split, offset: int, position: bytes) -> Iterator[Minibatch]:
+    def read(self, split: Split, offset: int, position: bytes, batch_size: int) -> Iterator[Minibatch]:
         place = int(position) if position else 0
         assert position or not offset, "rows of a log cannot be skipped by counting them"
         self.opened_at.append((split.number, place))
         with (self._folder / f"{split.number}.log").open("rb") as file:
             file.seek(place)
             while True:
-                lines = [line.decode().strip() for line in (file.readline() for _ in range(BATCH)) if line]
+                lines = [line.decode().strip() for line in (file.readline() for _ in range(batch_size)) if line]
                 offset += len(lines)
                 rows = pa.RecordBatch.from_pydict({"line": pa.array(lines, pa.string())})
                 ends = file.tell() == file.seek(0, 2)
@@ -80,7 +80,7 @@ class Job:
 
     def work(self, pod: str, minibatches: int) -> bool:
         """A worker trains so many minibatches, and is lost; whether it got to the end of the stream."""
-        feed = Feed(self._lease(pod), self._read)
+        feed = Feed(self._lease(pod), self._read, BATCH)
         try:
             while minibatches:
                 entry = feed.next(10)
@@ -106,8 +106,8 @@ class Job:
 
         return lease
 
-    def _read(self, shard: Shard) -> Iterator[Minibatch]:
-        return self.source.read(shard.split, shard.offset, shard.position)
+    def _read(self, shard: Shard, place: ShardProgress, batch_size: int) -> Iterator[Minibatch]:
+        return self.source.read(shard.split, place.offset, place.position, batch_size)
 
     def restart(self) -> None:
         """Another master goes on from the positions that a record has kept."""

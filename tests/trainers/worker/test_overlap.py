@@ -32,8 +32,8 @@ def applied_before_pulls(
     """
     made: list[Setting] = []
     # The next minibatch is always there in time: whether pulls overlap does not depend on the reader's speed.
-    read = Feed.next
-    monkeypatch.setattr(Feed, "next", lambda feed, _seconds: read(feed, 30.0))
+    peek = Feed.peek
+    monkeypatch.setattr(Feed, "peek", lambda feed, _seconds: peek(feed, 30.0))
 
     def run(**training: Any) -> list[int]:
         job = tiny_job(mode="async")

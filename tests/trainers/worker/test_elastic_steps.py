@@ -1,0 +1,130 @@
+"""Steps of bsp while workers come and go: their size stays, and all servers take the same ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.transport.job_messages import Mode
+from elastrec.trainers.parameter_server.global_batch import Pushed
+from elastrec.trainers.parameter_server.messages import Origin
+from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
+from elastrec.trainers.worker.warm_up import warm_up
+from tests.trainers.worker.test_worker import Setting, trained_samples
+
+BATCH, WORKERS = 6, 2
+GLOBAL_BATCH = BATCH * WORKERS
+EPOCHS, ROWS, SHARD = 8, 900, 60  # shares of 12, 6, 4, 3 and 2 rows divide a shard
+
+Steps = list[list[tuple[Origin, int]]]
+
+
+class Elastic(Setting):
+    """Two servers that note their steps, as many workers as the test starts."""
+
+    def __init__(self, job: TrainingJob, make_master: Callable[..., object], folder: Path) -> None:
+        super().__init__(job, make_master, folder, 2)
+        self.master.finished = False
+        self.steps: list[Steps] = [[], []]
+        self.gate = threading.Event()
+        self.gate.set()
+        for number, server in enumerate(self.servers):
+            self._note_steps(server, self.steps[number])
+        for epoch in range(EPOCHS):
+            self.master.add_shards("train", ROWS, SHARD, epoch=epoch)
+
+    def _note_steps(self, server: ParameterServer, steps: Steps) -> None:
+        step = server._step
+
+        def noted(pushes: Sequence[Pushed]) -> None:
+            if pushes:
+                self.gate.wait(10)
+                steps.append([(push.origin, push.gradient.samples) for push in pushes])
+            step(pushes)
+
+        server._step = noted  # type: ignore[method-assign]
+
+    def step_workers(self, count: int) -> Callable[[], bool]:
+        """Whether the last steps are of so many workers."""
+
+        def are() -> bool:
+            last = self.steps[0][-3:]
+            return len(last) == 3 and all(len({origin.number for origin, _ in step}) == count for step in last)
+
+        return are
+
+    def pause(self) -> None:
+        """All workers rest, and what they have reported is known."""
+        version = self.master.command(Mode.PAUSE)
+        running = [name for name, thread in zip(self.names(), self.threads, strict=True) if thread.is_alive()]
+        self.master.wait_for(lambda: all(self.master.reached[name] == version for name in running))
+        self.finish()
+
+    def names(self) -> list[str]:
+        return [session.identity.pod for session in self.sessions]
+
+    def stop_worker(self, number: int) -> None:
+        self.sessions[number].stop()
+        self.threads[number].join(10)
+        assert not self.threads[number].is_alive()
+        with self.master.changed:
+            self.master.give_back(f"worker-{number}")
+
+
+@pytest.fixture
+def elastic(
+    scripted_master: Callable[..., object], tiny_job: Callable[..., TrainingJob], tmp_path: Path
+) -> Iterator[Elastic]:
+    warm_kernels()
+    warm_up()
+    here = Elastic(tiny_job(mode="bsp", batch=BATCH, workers=WORKERS), scripted_master, tmp_path)
+    yield here
+    here.gate.set()
+    here.close()
+
+
+def check_steps(elastic: Elastic) -> None:
+    """All servers took the same, each row is in one, and all but the last have the global batch.
+
+    Or less, where a shard ended within a share.
+    """
+    assert not elastic.errors and elastic.steps[0] == elastic.steps[1]
+    steps = elastic.steps[0]
+    sizes = [sum(rows for _, rows in step) for step in steps]
+    for size, step in zip(sizes[:-1], steps, strict=False):
+        assert size == GLOBAL_BATCH or (size < GLOBAL_BATCH and any(origin.is_last for origin, _ in step))
+    assert sizes.count(GLOBAL_BATCH) > 0.8 * len(sizes)
+    assert sum(sizes) == trained_samples(elastic) == sum(elastic.master.offsets.values())
+
+
+def test_every_step_has_the_global_batch_while_workers_go_from_2_to_4_to_1(elastic: Elastic) -> None:
+    for number in range(2):
+        elastic.start_worker(f"worker-{number}")
+    elastic.master.wait_for(elastic.step_workers(2))
+    for number in range(2, 4):
+        elastic.start_worker(f"worker-{number}")
+    elastic.master.wait_for(elastic.step_workers(4))
+    for number in range(3):
+        elastic.stop_worker(number)
+    elastic.master.wait_for(elastic.step_workers(1))
+    elastic.pause()
+    check_steps(elastic)
+
+
+def test_a_worker_that_joins_while_a_step_is_taken_is_in_the_same_step_of_all_servers(elastic: Elastic) -> None:
+    elastic.start_worker("worker-0")
+    elastic.master.wait_for(elastic.step_workers(1))
+    # The servers stand in the middle of different steps when the second worker's requests reach them.
+    elastic.gate.clear()
+    elastic.start_worker("worker-1")
+    joined = [server.pushes.consistency for server in elastic.servers]
+    elastic.master.wait_for(lambda: any(len(consistency.members) == 2 for consistency in joined))
+    elastic.gate.set()
+    elastic.master.wait_for(elastic.step_workers(2))
+    elastic.pause()
+    check_steps(elastic)

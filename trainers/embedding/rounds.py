@@ -1,0 +1,38 @@
+"""How a worker takes part in the rounds of bsp: alike on all servers, with a share that the first of them gives out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from elastrec.trainers.embedding.lane import Lane
+from elastrec.trainers.parameter_server.messages import Accepted, Join, Share, Stamp
+
+
+def join(lanes: Sequence[Lane], batch_size: int) -> Share | None:
+    """Makes the worker a member of all servers, in bsp and ssp.
+
+    Args:
+        lanes: in the order of the routing.
+        batch_size: with bsp, the most rows of the share that is asked for; 0: none is.
+
+    Returns:
+        A share of the first round in which all servers wait for this worker; None: it has none within a second.
+
+    Raises:
+        TransportError: see Lane.
+    """
+    number = max(answer.round for answer in _ask(lanes, -1, 0))
+    if not batch_size:
+        return None
+    share = _ask(lanes, number, batch_size)[0].share
+    return share if share is not None and share.round == number else None
+
+
+def _ask(lanes: Sequence[Lane], number: int, batch_size: int) -> list[Accepted]:
+    replies = [lane.send(partial(_request, number, batch_size if lane is lanes[0] else 0)) for lane in lanes]
+    return [reply.result()[0] for reply in replies]
+
+
+def _request(number: int, batch_size: int, stamp: Stamp) -> Join:
+    return Join(stamp=stamp, round=number, batch_size=batch_size)
