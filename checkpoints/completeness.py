@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,8 @@ def check_parts(
             slices.setdefault(dense.name, []).append((dense, part.name))
     layout = [_whole(name, found, where) for name, found in slices.items()]
     _check_dense_ranges(parts, sum(math.prod(dense.shape) for dense in layout), where)
-    return layout
+    begin = {name: place for part in parts for name, place in _places(part)}
+    return sorted(layout, key=lambda dense: begin[dense.name])
 
 
 def _groups(parts: Sequence[PartManifest], tables: Sequence[str], where: str) -> list[list[str]]:
@@ -144,9 +145,7 @@ def check_base(
 
 def _check_dense_ranges(parts: Sequence[PartManifest], elements: int, where: str) -> None:
     """Each element of the dense parameters is answered for by exactly one part."""
-    ranges = [(part.dense_range, part.name) for part in parts if part.dense_range is not None]
-    if not ranges and not elements:
-        return
+    ranges = [(run, part.name) for part in parts for run in part.dense_runs()]
     position = 0
     for (start, end), name in sorted(ranges):
         if start != position or end < start:
@@ -159,6 +158,17 @@ def _check_dense_ranges(parts: Sequence[PartManifest], elements: int, where: str
         raise CheckpointError(
             f"{where}: the parts answer for {position} of {elements} elements of the dense parameters"
         )
+
+
+def _places(part: PartManifest) -> Iterator[tuple[str, int]]:
+    """Where the parameters begin of which a part holds something, counted over all dense parameters of the job."""
+    runs = iter(part.dense_runs())
+    place, end = 0, 0
+    for dense in part.dense:
+        if place == end:
+            place, end = next(runs, (place, end))
+        yield dense.name, place - dense.start
+        place += dense.length
 
 
 def _whole(name: str, found: list[tuple[DenseSlice, str]], where: str) -> DenseSummary:

@@ -68,8 +68,10 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         groups: what the part answers for of each table group.
         buckets: format 1: virtual buckets that the part answers for, of all tables; None: written before parts said so.
-        dense_range: first element and one past the last of the job's dense parameters, one after the other in the
-            order of their layout, that the part answers for; None: its server had no dense parameters.
+        dense_ranges: first element and one past the last of each run of the job's dense parameters, one after the other
+            in the order of their layout, that the part answers for. `dense`, in the same order, says what they hold.
+        dense_buckets: of which these are the elements, as numbers of dense buckets; their marks are in the part.
+        dense_range: the only run of a part that was written before there could be several.
         generation: of the job, counted in rollbacks, when the part was written.
         cut: of which save it is; parts of one record are of one.
     """
@@ -86,8 +88,14 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     groups: list[GroupPart] = []
     buckets: list[int] | None = None
     dense_range: tuple[int, int] | None = None
+    dense_ranges: list[tuple[int, int]] = []
+    dense_buckets: list[int] = []
     generation: int = 0
     cut: str = ""
+
+    def dense_runs(self) -> list[tuple[int, int]]:
+        """What the part answers for of the dense parameters, whichever version wrote it."""
+        return self.dense_ranges if self.dense_range is None else [self.dense_range]
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
@@ -128,7 +136,7 @@ class PartWriter:
     As a context manager it aborts when the block raised or `finish` was not called. Not thread-safe.
 
         groups = [answer(["ad", "user"], owned_buckets)]
-        with PartWriter(save_order.uri, pod_name, groups=groups, dense_range=(0, 3400)) as writer:
+        with PartWriter(save_order.uri, pod_name, groups=groups, dense_ranges=[(0, 3400)]) as writer:
             columns = {"ids": ids_N, "tables": tables_N, "versions": versions_N, "state": state_NS, "values": rows_ND}
             writer.write_chunk(0, SectionKind.ROWS, buckets_B, counts_B, columns)
             writer.write_dense("over.0.weight", (256, 13), start, {"value": slice_E, "moment1": slice_E})
@@ -138,7 +146,7 @@ class PartWriter:
         record: URI of the record's folder (SaveOrder.uri), or a store rooted there.
         name: unique among the record's parts, for example the pod's name.
         attributes: small facts kept in the part's manifest.
-        groups, dense_range, generation, cut: see PartManifest.
+        groups, dense_ranges, dense_buckets, generation, cut: see PartManifest.
     """
 
     def __init__(
@@ -148,7 +156,8 @@ class PartWriter:
         attributes: Mapping[str, Attribute] | None = None,
         *,
         groups: Sequence[GroupPart] = (),
-        dense_range: tuple[int, int] | None = None,
+        dense_ranges: Sequence[tuple[int, int]] = (),
+        dense_buckets: Sequence[int] = (),
         generation: int = 0,
         cut: str = "",
     ) -> None:
@@ -158,7 +167,7 @@ class PartWriter:
         self._groups = list(groups)
         self._answered = [group.buckets() for group in groups]
         self._cut = cut
-        self._dense_range = dense_range
+        self._dense_ranges, self._dense_buckets = list(dense_ranges), list(dense_buckets)
         self._generation = generation
         # A server that was killed and told to save again must not meet the file it left behind.
         self._file = checked_key(f"parts/{name}-{uuid.uuid4().hex[:8]}.bin")
@@ -322,7 +331,8 @@ class PartWriter:
             dense=self._dense,
             attributes=self._attributes,
             groups=self._groups,
-            dense_range=self._dense_range,
+            dense_ranges=self._dense_ranges,
+            dense_buckets=self._dense_buckets,
             generation=self._generation,
             cut=self._cut,
         )

@@ -274,15 +274,7 @@ class Record:
         if shape is None:
             known = [dense.name for dense in self.manifest.model.dense]
             raise CheckpointError(f"{self.uri}: the record has no dense parameter {parameter!r}; it has {known}")
-        slices: dict[int, Arrays] = {}
-        for part in self.manifest.parts:
-            if any(dense.name == parameter for dense in part.dense):
-                entries = [
-                    entry
-                    for entry in self.index(part)
-                    if entry.key.kind is SectionKind.DENSE and entry.key.name == parameter
-                ]
-                slices |= {entry.key.bucket: arrays for entry, arrays in self.read(part, entries)}
+        slices = dict(self.dense_runs(parameter))
         ordered = [slices[start] for start in sorted(slices)]
         whole: Arrays = {}
         for name, first in ordered[0].items():
@@ -291,6 +283,29 @@ class Record:
             else:
                 whole[name] = np.concatenate([arrays[name] for arrays in ordered]).reshape(shape)
         return whole
+
+    def dense_runs(self, parameter: str, within: tuple[int, int] | None = None) -> Iterator[tuple[int, Arrays]]:
+        """The runs of one dense parameter, each whole: its first element and arrays.
+
+        Args:
+            within: first element and one past the last; runs that hold none of these are not read. None: all.
+
+        Raises:
+            DamagedRecordError: a run is damaged.
+        """
+        for part in self.manifest.parts:
+            starts = {
+                run.start
+                for run in part.dense
+                if run.name == parameter and (within is None or within[0] - run.length < run.start < within[1])
+            }
+            if starts:
+                entries = [
+                    entry
+                    for entry in self.index(part)
+                    if (entry.key.kind, entry.key.name) == (SectionKind.DENSE, parameter) and entry.key.bucket in starts
+                ]
+                yield from ((entry.key.bucket, arrays) for entry, arrays in self.read(part, entries))
 
 
 def chain_shares(chain: Sequence[Record], buckets: Iterable[int] | Array | None = None) -> Iterator[Share]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from elastrec.platform.specs.buckets import balanced_owners, dense_buckets_for
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.splits import ManifestStream, Split
 
@@ -30,18 +31,25 @@ class Mode(StrEnum):
 
 
 class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Which server owns which virtual bucket.
+    """Which server owns which bucket.
 
     Attributes:
         epoch: rises with every change; a server refuses a request with another epoch.
-        owners: for each bucket, an index into `servers`.
+        owners: for each virtual bucket, an index into `servers`.
         servers: pod names, and `addresses` in the same order; an address is empty until the server is ready.
+        dense_owners: for each dense bucket, an index into `servers`; by default each server has neighbouring ones.
     """
 
     epoch: int
     owners: list[int]
     servers: list[str]
     addresses: list[str]
+    dense_owners: list[int] = []
+
+    def __post_init__(self) -> None:
+        if not self.dense_owners:
+            buckets = dense_buckets_for(len(self.owners))
+            msgspec.structs.force_setattr(self, "dense_owners", balanced_owners(buckets, len(self.servers)))
 
 
 class WorkerProcess(NamedTuple):
@@ -294,7 +302,7 @@ class Heartbeat(Message, frozen=True):
     orders_version: int = 0
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
-    dense_bytes: int = 0  # of this server's slice of the dense parameters
+    dense_bytes: int = 0  # of this server's share of the dense parameters
 
 
 class Answer(Message, frozen=True, omit_defaults=True):

@@ -81,7 +81,7 @@ def save(root: Path, job: TrainingJob, step: int) -> str:
     uri = new_record_uri(str(root), job.metadata.name, "clicks-1", step)
     open_store(root).create()
     groups = [answer(job.spec.data.tables, range(256))]
-    writer = PartWriter(uri, "ps-0", groups=groups, dense_range=(0, 4), generation=1)
+    writer = PartWriter(uri, "ps-0", groups=groups, dense_ranges=[(0, 4)], generation=1)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     commit_record(
         uri, [writer.finish()], b"{}", job=job, job_id="clicks-1", kind="periodic", step=step, generation=1

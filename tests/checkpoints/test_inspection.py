@@ -26,7 +26,7 @@ def written(folder: Path, make_job: MakeJob) -> Record:
     job = make_job(resources={"virtual_buckets": BUCKETS})
     uri = new_record_uri(str(folder), "clicks", "clicks-1", 7)
     groups = [answer(TABLES, range(BUCKETS))]
-    with PartWriter(uri, "ps-0", groups=groups, dense_range=(0, 10)) as writer:
+    with PartWriter(uri, "ps-0", groups=groups, dense_ranges=[(0, 10)]) as writer:
         ids = np.arange(1, 41)
         for bucket in range(BUCKETS):
             mine = ids[buckets_of(ids, "ad", BUCKETS) == bucket]

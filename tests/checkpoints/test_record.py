@@ -53,7 +53,7 @@ def write_part(uri: str, server: int, servers: int) -> PartManifest:
     lower, upper = 10 * server // servers, 10 * (server + 1) // servers
     mine = range(server, VIRTUAL_BUCKETS, servers)
     groups = [answer(TABLES, mine, last=7)]
-    with PartWriter(uri, f"ps-{server}", groups=groups, dense_range=(lower, upper), generation=2) as writer:
+    with PartWriter(uri, f"ps-{server}", groups=groups, dense_ranges=[(lower, upper)], generation=2) as writer:
         for table in range(len(TABLES)):
             for bucket in BUCKETS:
                 if bucket % servers == server:
@@ -297,9 +297,10 @@ def test_a_store_without_conditional_puts_still_commits_once(
 
 def _commit_changed(
     tmp_path: Path, job: TrainingJob, parts: Callable[[str], list[PartManifest]], cut: str | None = None
-) -> None:
+) -> str:
     uri = new_record_uri(str(tmp_path), "clicks", "a", 1)
     commit_record(uri, parts(uri), b"{}", job=job, job_id="a", kind="final", step=1, generation=2, cut=cut)
+    return uri
 
 
 def test_parts_that_contradict_each_other_make_no_record(tmp_path: Path, make_job: MakeJob) -> None:
@@ -379,13 +380,55 @@ def test_dense_parameters_that_one_server_did_not_write_are_missed_where_they_en
 ) -> None:
     def parts(uri: str) -> list[PartManifest]:
         groups = [[answer(TABLES, range(server, VIRTUAL_BUCKETS, 2))] for server in (0, 1)]
-        with PartWriter(uri, "ps-0", groups=groups[0], dense_range=(0, 6), generation=2) as writer:
+        with PartWriter(uri, "ps-0", groups=groups[0], dense_ranges=[(0, 6)], generation=2) as writer:
             writer.write_dense("over.weight", (2, 3), 0, {"value": np.zeros(6, np.float32)})
             first = writer.finish()
-        with PartWriter(uri, "ps-1", groups=groups[1], dense_range=(6, 12), generation=2) as writer:
+        with PartWriter(uri, "ps-1", groups=groups[1], dense_ranges=[(6, 12)], generation=2) as writer:
             return [first, writer.finish()]
 
     with pytest.raises(CheckpointError, match="answer for 12 of 6 elements"):
+        _commit_changed(tmp_path, make_job(), parts)
+
+
+def part_of_runs(uri: str, server: int, runs: list[tuple[int, int]]) -> PartManifest:
+    """A part that answers for every second bucket, and for runs of the parameters a [4] and b [6]."""
+    groups = [answer(TABLES, range(server, VIRTUAL_BUCKETS, 2))]
+    with PartWriter(uri, f"ps-{server}", groups=groups, dense_ranges=runs, generation=2) as writer:
+        for start, end in runs:
+            for name, size, begin in (("a", 4, 0), ("b", 6, 4)):
+                low, high = max(start, begin), min(end, begin + size)
+                if low < high:
+                    values = np.arange(low, high, dtype=np.float32)
+                    writer.write_dense(name, (size,), low - begin, {"value": values})
+        return writer.finish()
+
+
+def test_dense_parameters_may_lie_in_several_runs_and_keep_their_order(tmp_path: Path, make_job: MakeJob) -> None:
+    def parts(uri: str) -> list[PartManifest]:
+        return [part_of_runs(uri, 0, [(5, 7), (9, 10)]), part_of_runs(uri, 1, [(0, 5), (7, 9)])]
+
+    record = open_record(_commit_changed(tmp_path, make_job(), parts))
+    assert [dense.name for dense in record.manifest.model.dense] == ["a", "b"]
+    np.testing.assert_array_equal(record.dense("a")["value"], np.arange(4))
+    np.testing.assert_array_equal(record.dense("b")["value"], np.arange(4, 10))
+    assert sorted(start for start, _ in record.dense_runs("b")) == [0, 1, 3, 5]
+    assert sorted(start for start, _ in record.dense_runs("b", (2, 4))) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("runs", "found"),
+    [
+        ([(0, 5), (8, 9)], "elements between 3 and 4 are missing"),
+        ([(0, 6), (7, 9)], "elements between 1 and 2 are written twice"),
+    ],
+)
+def test_runs_that_leave_a_hole_or_overlap_make_no_record(
+    tmp_path: Path, make_job: MakeJob, runs: list[tuple[int, int]], found: str
+) -> None:
+    def parts(uri: str) -> list[PartManifest]:
+        return [part_of_runs(uri, 0, [(5, 7), (9, 10)]), part_of_runs(uri, 1, runs)]
+
+    with pytest.raises(CheckpointError, match=found):
         _commit_changed(tmp_path, make_job(), parts)
 
 

@@ -32,7 +32,7 @@ from elastrec.trainers.embedding.lane import Lane, Reply, RoutingChangedError
 from elastrec.trainers.embedding.rounds import join
 from elastrec.trainers.embedding.routing import RoutedIds, Router
 from elastrec.trainers.embedding.unapplied import KeptPush, UnappliedPushes
-from elastrec.trainers.parameter_server.dense_slice import layout_size, slice_bounds
+from elastrec.trainers.parameter_server.dense.layout import DenseRouting, layout_size
 from elastrec.trainers.parameter_server.messages import (
     InitDense,
     Leave,
@@ -58,8 +58,11 @@ class Pulled:
         routed: the ids that were asked for.
     """
 
-    def __init__(self, routed: RoutedIds, dimensions: Sequence[int], replies: Sequence[Future[Reply]]) -> None:
+    def __init__(
+        self, routed: RoutedIds, dense: DenseRouting, dimensions: Sequence[int], replies: Sequence[Future[Reply]]
+    ) -> None:
         self.routed = routed
+        self._dense = dense
         self._dimensions = dimensions
         self._replies = replies
         self._answers: list[list[Array]] | None = None
@@ -94,8 +97,7 @@ class Pulled:
 
     def dense(self) -> Array:
         """The flat dense vector [P] float32 (empty unless it was asked for). Waits; raises like `rows`."""
-        slices = [arrays[1] for arrays in self._wait()]
-        return slices[0] if len(slices) == 1 else np.concatenate(slices)
+        return self._dense.joined([arrays[1] for arrays in self._wait()])
 
     @property
     def bytes(self) -> int:
@@ -131,7 +133,8 @@ class ParameterClient:
         self._patience_seconds = patience_seconds
         self._dimensions = [group.dimension for group in plan.groups]
         self._lanes: dict[str, Lane] = {}  # in the order of the routing
-        self._owners: tuple[list[str], list[int]] = [], []
+        self._owners: tuple[list[str], list[int], list[int]] = [], [], []
+        self._dense = DenseRouting([], 0)
         self._stamp: Stamp | None = None
         self._router: Router | None = None
         self._version = -1
@@ -155,7 +158,8 @@ class ParameterClient:
         if self._stamp is not None and self._stamp.generation != generation:
             self.forget()
         self._stamp = stamp = Stamp(self._worker, self._incarnation, routing.epoch, generation, self._version)
-        before, self._owners = self._owners, (routing.servers, routing.owners)
+        before, self._owners = self._owners, (routing.servers, routing.owners, routing.dense_owners)
+        self._dense = DenseRouting(routing.dense_owners, len(routing.servers))
         self._router = Router(self.plan, routing.owners, len(routing.servers), routing.epoch, generation)
         lanes, self._lanes = dict(self._lanes), {}
         for server, address in zip(routing.servers, routing.addresses, strict=True):
@@ -171,7 +175,7 @@ class ParameterClient:
         for push in self._unapplied:
             push.replies.clear()
             if before != self._owners:
-                push.reroute(self._router)
+                push.reroute(self._router, self._dense)
             if push is not self._held:
                 self._send_push(push)
 
@@ -230,11 +234,9 @@ class ParameterClient:
         self._check_connected()
         self.release()
         replies = []
-        for server, lane in enumerate(self._lanes.values()):
-            start, end = slice_bounds(total, server, len(self._lanes))
-            replies.append(
-                lane.send(lambda stamp: InitDense(stamp=stamp, layout=self.layout), [values[start:end].copy()])
-            )
+        for lane, runs in zip(self._lanes.values(), self._dense.runs(total), strict=True):
+            share = np.concatenate([np.empty(0, np.float32), *(values[start:end] for start, end in runs)])
+            replies.append(lane.send(lambda stamp: InitDense(stamp=stamp, layout=self.layout), [share]))
         return max(reply.result()[0].steps for reply in replies)
 
     def pull(self, routed: RoutedIds, *, read_only: bool = False, dense: bool = False) -> Pulled:
@@ -256,7 +258,7 @@ class ParameterClient:
             else:
                 reply = lane.send(request, arrays)
             replies.append(reply)
-        return Pulled(routed, self._dimensions, replies)
+        return Pulled(routed, self._dense, self._dimensions, replies)
 
     def push(
         self,
@@ -295,6 +297,7 @@ class ParameterClient:
             samples=samples,
             closed=list(closed),
             routed=pulled.routed,
+            dense_routing=self._dense,
             gradients=row_gradients,
             dense=[np.ascontiguousarray(part, np.float32) for part in dense_gradient or ()],
             sightings=self.plan.counts_sightings,

@@ -14,7 +14,7 @@ import numpy as np
 from elastrec.platform.transport.frames import Joined
 from elastrec.trainers.embedding.lane import Reply
 from elastrec.trainers.embedding.routing import RoutedIds, Router
-from elastrec.trainers.parameter_server.dense_slice import slice_bounds
+from elastrec.trainers.parameter_server.dense.layout import DenseRouting, Run
 from elastrec.trainers.parameter_server.messages import Applied, Origin, Push, Share, SplitKey, Stamp
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +39,7 @@ class KeptPush:
     samples: int
     closed: list[tuple[str, int, int]]
     routed: RoutedIds
+    dense_routing: DenseRouting
     gradients: Sequence[Array]
     dense: Sequence[Array]
     sightings: bool
@@ -73,13 +74,13 @@ class KeptPush:
         for group, gradients in enumerate(self.gradients):
             start, end = routed.run(group, server)
             runs.append(gradients[start:end].reshape(-1))
-        total, servers = sum(len(part) for part in self.dense), len(routed.counts)
+        dense_runs = self.dense_routing.runs(sum(len(part) for part in self.dense))[server]
         return [
             routed.counts[server],
             routed.of_server(server, routed.ids),
             Joined(runs),
             routed.of_server(server, routed.sightings) if self.sightings else np.empty(0, np.int32),
-            _run_of(self.dense, *slice_bounds(total, server, servers)),
+            _runs_of(self.dense, dense_runs),
         ]
 
     @property
@@ -88,8 +89,9 @@ class KeptPush:
         arrays = [self.routed.counts, self.routed.ids, *self.gradients, *self.dense]
         return sum(array.nbytes for array in arrays) + self.sightings * self.routed.sightings.nbytes
 
-    def reroute(self, router: Router) -> None:
+    def reroute(self, router: Router, dense_routing: DenseRouting) -> None:
         """Lays the push out for another routing; every server of it is to be asked, for none is known to have all."""
+        self.dense_routing = dense_routing
         self.routed, places = router.again(self.routed)
         self.gradients = [gradients[place] for gradients, place in zip(self.gradients, places, strict=True)]
         self.lacking = set(range(router.servers))
@@ -152,12 +154,14 @@ class UnappliedPushes:
             self._pushes.popleft()
 
 
-def _run_of(parts: Sequence[Array], start: int, end: int) -> Joined:
-    """Elements [start, end) of the vector that the parts make, float32."""
-    taken, at = [], 0
-    for part in parts:
-        low, high = max(start - at, 0), min(end - at, len(part))
-        if low < high:
-            taken.append(part[low:high])
-        at += len(part)
+def _runs_of(parts: Sequence[Array], runs: Sequence[Run]) -> Joined:
+    """Some runs of the vector that the parts make, float32, without copies."""
+    taken, number, begin = [], 0, 0
+    for start, end in runs:
+        while start < end:
+            while begin + len(parts[number]) <= start:
+                begin, number = begin + len(parts[number]), number + 1
+            stop = min(end, begin + len(parts[number]))
+            taken.append(parts[number][start - begin : stop - begin])
+            start = stop
     return Joined(taken or [np.empty(0, np.float32)])

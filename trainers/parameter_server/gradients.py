@@ -25,19 +25,27 @@ class GroupGradient:
 
 @dataclass
 class Gradient:
-    """One push: a gradient per table group, the dense slice's gradient [S] (or [0]) and the batch's rows."""
+    """One push.
+
+    Attributes:
+        groups: a gradient per table group.
+        dense: [S] of the server's dense buckets, or [0]: none takes a step.
+        samples: rows of the batch.
+        dense_buckets: [B] bool, those that take a step; `dense` is zero elsewhere. None: all that the server owns.
+    """
 
     groups: list[GroupGradient]
     dense: Array
     samples: int
+    dense_buckets: Array | None = None
 
 
-def select(gradient: Gradient, rows: Sequence[Array], *, dense: bool) -> Gradient:
+def select(gradient: Gradient, rows: Sequence[Array], dense: Array, dense_buckets: Array) -> Gradient:
     """A part of a push, of the same weight.
 
     Args:
         rows: per table group, [U] bool: which rows it keeps.
-        dense: whether it keeps the dense gradient.
+        dense, dense_buckets: as those of the part.
     """
     groups = []
     for group, kept in zip(gradient.groups, rows, strict=True):
@@ -45,7 +53,7 @@ def select(gradient: Gradient, rows: Sequence[Array], *, dense: bool) -> Gradien
         counts = np.bincount(table_of[kept], minlength=len(group.counts)).astype(np.int32)
         sightings = group.sightings[kept] if len(group.sightings) else group.sightings
         groups.append(GroupGradient(counts, group.ids[kept], group.gradients[kept], sightings))
-    return Gradient(groups, gradient.dense if dense else gradient.dense[:0], gradient.samples)
+    return Gradient(groups, dense, gradient.samples, dense_buckets)
 
 
 @kernel
@@ -97,4 +105,7 @@ def average(gradients: Sequence[Gradient]) -> Gradient:
     for gradient, weight in zip(gradients, weights, strict=True):
         if len(gradient.dense):
             dense += weight * gradient.dense
-    return Gradient(groups, dense, total)
+    parts = [gradient.dense_buckets for gradient in gradients if len(gradient.dense)]
+    named = [part for part in parts if part is not None]
+    dense_buckets = np.logical_or.reduce(named) if named and len(named) == len(parts) else None
+    return Gradient(groups, dense, total, dense_buckets)

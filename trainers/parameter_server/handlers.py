@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from elastrec.platform.specs.buckets import dense_buckets_for
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import Message, TableUsage, WorkerProcess
-from elastrec.trainers.parameter_server.dense_slice import DenseSlice
+from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.found_rows import FoundRows
 from elastrec.trainers.parameter_server.gate import Gate
 from elastrec.trainers.parameter_server.global_batch import Pushed
@@ -88,9 +89,11 @@ class RequestHandlers:
         Args:
             marks: which pushes the model holds.
         """
-        owned = np.zeros(self.plan.virtual_buckets, np.bool_) if model is None else model.place.owned
+        buckets = self.plan.virtual_buckets
+        nothing = Place(np.zeros(buckets, np.bool_), np.zeros(dense_buckets_for(buckets), np.bool_))
+        place = nothing if model is None else model.place
         self.model = model
-        self.pushes = Pushes(self.spec, Marks(owned, marks))
+        self.pushes = Pushes(self.spec, Marks(place.owned, place.dense_owned, marks))
         self._found = FoundRows()
 
     def forget_found(self, worker: WorkerProcess) -> None:
@@ -110,8 +113,8 @@ class RequestHandlers:
         return [] if model is None else model.stores
 
     @property
-    def dense(self) -> DenseSlice | None:
-        """This server's slice of the dense parameters; None until there is one."""
+    def dense(self) -> DenseStore | None:
+        """This server's dense buckets; None until a worker or a record has brought them."""
         model = self.model
         return None if model is None else model.dense
 
@@ -171,12 +174,13 @@ class RequestHandlers:
                     return Blocked(), []
             self._pulls += 1
             model, found = self.model, self._found
-        assert model is not None
+            assert model is not None
+            # Under the epoch of the request: once buckets move, the values are those of others.
+            dense = model.dense_values() if request.dense else np.empty(0, np.float32)
         values, lookups = model.pull(counts, ids, read_only=request.read_only)
         if not request.read_only:
             with self.changed:
                 found.remember(worker, counts, ids, lookups)
-        dense = model.dense_values() if request.dense else np.empty(0, np.float32)
         return Rows(offsets=list(offsets)), [values, dense]
 
     def _push(self, request: Push, arrays: list[Array], deadline: float) -> Message:

@@ -1,8 +1,8 @@
 """Marks: how far each split of the training data is in the parameters, by bucket, so that a push counts once.
 
-A push covers all buckets that its server owns, those too whose rows it does not name, and the dense slice. So all
-buckets that have been on one server from the beginning have equal marks: they share one *table* of them. Buckets that
-come from elsewhere, by a move or in a record, bring a table along, and keep it until it says the same as another one.
+A push covers all buckets that its server owns, virtual and dense, those too whose rows it does not name. So all buckets
+that have been on one server from the beginning have equal marks: they share one *table* of them. Buckets that come from
+elsewhere, by a move or in a record, bring a table along, and keep it until it says the same as another one.
 A push that is new to some tables only is applied to their buckets alone.
 
 What is kept of a split is one offset while it is trained and one bit afterwards. Whose attempt it was does not matter:
@@ -42,13 +42,12 @@ class BucketMarks(msgspec.Struct, frozen=True):
     """Equal marks of some buckets.
 
     Attributes:
-        buckets: numbers of virtual buckets.
-        with_dense: they are those of the dense slice, too.
+        buckets: numbers of virtual buckets; dense_buckets: of dense buckets.
         streams: ordered by name.
     """
 
     buckets: list[int]
-    with_dense: bool
+    dense_buckets: list[int]
     streams: list[StreamMarks]
 
 
@@ -145,29 +144,29 @@ def least(marks: Sequence[Sequence[StreamMarks]]) -> list[StreamMarks]:
 
 
 class Marks:
-    """Marks of the buckets of one server and of its dense slice.
+    """Marks of the buckets of one server.
 
     Args:
-        owned: [V] bool, the server's buckets.
-        known: marks that they come with; a bucket that is in none of them has none.
+        owned: [V] bool, the server's virtual buckets; dense_owned: [B] bool, its dense buckets.
+        known: marks that they come with; a bucket that is in none of them has none, and buckets of others are left.
     """
 
-    def __init__(self, owned: Array, known: Sequence[BucketMarks] = ()) -> None:
-        self._owned = np.append(owned, True)  # the last one stands for the dense slice
+    def __init__(self, owned: Array, dense_owned: Array, known: Sequence[BucketMarks] = ()) -> None:
+        # Dense bucket k stands at V + k.
+        self._owned, self._rows = np.concatenate((owned, dense_owned)), len(owned)
         self._tables = [_Table(), *(_Table(marks.streams) for marks in known)]
         self._table_of = np.zeros(len(self._owned), np.int32)
         for number, marks in enumerate(known, start=1):
             self._table_of[marks.buckets] = number
-            if marks.with_dense:
-                self._table_of[-1] = number
+            self._table_of[[self._rows + bucket for bucket in marks.dense_buckets]] = number
         self._join()
 
     def offset(self, split: SplitKey) -> int:
-        """Pushes that end there or before are applied to all buckets and the dense slice; -1: none, WHOLE: all."""
+        """Pushes that end there or before are applied to all buckets; -1: none, WHOLE: all."""
         return min(table.offset(split) for table in self._tables)
 
     def lacking(self, origin: Origin) -> Array | None:
-        """[V + 1] bool, the buckets and last the dense slice to which a push is not applied; None: all of them."""
+        """[V + B] bool, the virtual and then the dense buckets to which a push is not applied; None: all of them."""
         lack = [table.offset(origin.split) < origin.end for table in self._tables]
         return None if all(lack) else self._owned & np.array(lack)[self._table_of]
 
@@ -195,17 +194,18 @@ class Marks:
         """All marks, for a record or a move."""
         return [
             BucketMarks(
-                buckets=np.flatnonzero((self._table_of[:-1] == number) & self._owned[:-1]).tolist(),
-                with_dense=bool(self._table_of[-1] == number),
+                buckets=np.flatnonzero(mine[: self._rows]).tolist(),
+                dense_buckets=np.flatnonzero(mine[self._rows :]).tolist(),
                 streams=table.values(),
             )
             for number, table in enumerate(self._tables)
+            for mine in [(self._table_of == number) & self._owned]
         ]
 
     def _join(self) -> None:
         """Makes one table of those that say the same, and forgets those of no bucket."""
         values = [table.values() for table in self._tables]
-        used = np.unique(self._table_of[self._owned]).tolist()
+        used = np.unique(self._table_of[self._owned]).tolist() or [0]
         first = {number: next(other for other in used if values[other] == values[number]) for number in used}
         kept = sorted(set(first.values()))
         place = np.zeros(len(values), np.int32)

@@ -7,7 +7,7 @@ Every request with arrays carries a `Stamp`. Rows of all tables travel in one fr
     Push     → counts [T], ids [U], gradients [sum of U_g * D_g] float32, sightings [U] int32 or empty,
                dense gradient [S] float32 or empty
     PushPull → the five arrays of a Push and the two of a Pull; the Pull is answered after the Push
-    InitDense→ this server's slice [S] float32 of the initial dense vector
+    InitDense→ this server's share [S] float32 of the initial dense vector
 
 A training pull changes nothing: a row that does not exist yet is answered with its first value (zero while its id is
 below `admit_after` sightings), and is made by the push of its gradient. A `read_only` pull (evaluation) answers zero
@@ -51,7 +51,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pull(Message, frozen=True):
-    """Rows, and this server's slice of the dense parameters if `dense`. Blocks with ssp while the worker is too far."""
+    """Rows, and this server's share of the dense parameters if `dense`. Blocks with ssp while the worker is too far."""
 
     stamp: Stamp
     read_only: bool = False

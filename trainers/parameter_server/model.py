@@ -1,7 +1,7 @@
-"""Reading and changing a server's part of the model: the rows of its buckets, and its slice of the dense parameters.
+"""Reading and changing a server's part of the model: the rows of its virtual buckets, and its dense buckets.
 
-Rows are read and changed side by side, behind the locks of their stripes (`storage`); the dense slice has a lock of its
-own. Nothing here knows of workers, rounds, or which pushes were applied.
+Rows are read and changed side by side, behind the locks of their stripes (`storage`); the dense buckets have a lock of
+their own. Nothing here knows of workers, rounds, or which pushes were applied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import structlog
 from elastrec.platform.specs.errors import IncompatibleError, TransportError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import TableUsage
-from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
+from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
+from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.gradients import Gradient, select
 from elastrec.trainers.parameter_server.messages import InitDense, Initialised
 from elastrec.trainers.parameter_server.place import Place
@@ -25,8 +26,8 @@ from elastrec.trainers.parameter_server.storage import Lookup, RowStore
 from elastrec.trainers.parameter_server.storage.store import MOST_STRIPES
 
 Array = np.ndarray[Any, Any]
-DenseSource = Callable[[DenseSlice], list[str]]
-"""Overwrites what it knows of a slice, returns the names of parameters that it does not know."""
+DenseSource = Callable[[DenseStore], list[str]]
+"""Overwrites what it knows of a store, returns the names of parameters that it does not know."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +56,7 @@ class Model:
         spec: JobSpec,
         place: Place,
         stores: list[RowStore],
-        dense: DenseSlice | None = None,
+        dense: DenseStore | None = None,
         dense_source: DenseSource | None = None,
     ) -> None:
         self.place, self.stores, self.dense = place, stores, dense
@@ -79,20 +80,20 @@ class Model:
         return values, lookups
 
     def dense_values(self) -> Array:
-        """This server's slice [S] float32, which a step leaves alone (see DenseSlice).
+        """Those of this server's dense buckets [S] float32, which a step leaves alone (see DenseStore).
 
         Raises:
-            TransportError: no worker has sent it yet.
+            TransportError: no worker has sent them yet.
         """
         if self.dense is None:
             raise TransportError("the dense parameters were asked for before any worker sent them (InitDense)")
         return self.dense.values
 
     def check_dense(self, gradient: Gradient) -> None:
-        """Raises TransportError when a gradient's dense part fits no slice of this server."""
+        """Raises TransportError when a gradient's dense part does not fit this server's dense buckets."""
         expected = 0 if self.dense is None else len(self.dense.values)
         if len(gradient.dense) not in (0, expected):
-            raise TransportError(f"a dense gradient of {len(gradient.dense)} elements for a slice of {expected}")
+            raise TransportError(f"a dense gradient of {len(gradient.dense)} elements for a server of {expected}")
 
     def apply(self, gradient: Gradient, lookups: Sequence[Lookup] | None, now_seconds: float) -> None:
         """One step of the optimisers.
@@ -105,23 +106,26 @@ class Model:
                 lookup = lookups[index] if lookups else None
                 store.push(group.counts, group.ids, group.sightings, group.gradients, now_seconds, lookup)
         with self._dense_lock:
-            if len(gradient.dense) and self.dense is not None:
-                self.dense.apply(gradient.dense)
-                self._dense_trained = True
+            dense, self._dense_trained = self.dense, self._dense_trained or len(gradient.dense) > 0
+        if len(gradient.dense) and dense is not None:
+            dense.apply(gradient.dense, gradient.dense_buckets)
 
     def part_of(self, gradient: Gradient, places: Array) -> Gradient:
-        """What of a gradient belongs to some buckets and the dense slice: places [V + 1] bool, the slice last."""
+        """What of a gradient belongs to some buckets: places [V + B] bool, virtual and then dense ones."""
         rows = [
             places[store.look_up(group.counts, group.ids).request.buckets]
             for store, group in zip(self.stores, gradient.groups, strict=True)
         ]
-        return select(gradient, rows, dense=bool(places[-1]))
+        buckets, dense = places[len(self.place.owned) :], gradient.dense[:0]
+        if self.dense is not None and len(gradient.dense) and buckets.any():
+            dense = self.dense.part_of(gradient.dense, buckets)
+        return select(gradient, rows, dense, buckets)
 
     def init_dense(self, request: InitDense, arrays: list[Array]) -> Initialised:
         """Takes a worker's initial values unless there are some.
 
         Raises:
-            IncompatibleError: the parameters are others than those in training, or the array is not their slice.
+            IncompatibleError: the parameters are others than those in training, or the array is not its share.
         """
         with self._dense_lock:
             if self.dense is not None and self.dense.layout == request.layout:
@@ -130,15 +134,15 @@ class Model:
                 raise IncompatibleError(
                     "the network of this worker has other dense parameters than the one being trained"
                 )
-            start, end = slice_bounds(layout_size(request.layout), self.place.server, self.place.servers)
-            if len(arrays) != 1 or arrays[0].dtype != np.float32 or arrays[0].shape != (end - start,):
+            size = run_size(dense_runs(self.place.dense_owned, layout_size(request.layout)))
+            if len(arrays) != 1 or arrays[0].dtype != np.float32 or arrays[0].shape != (size,):
                 raise IncompatibleError(
-                    f"InitDense needs one float32 array of {end - start} elements, [{start}, {end})"
+                    f"InitDense needs one float32 array of the {size} elements that this server owns"
                 )
-            dense = DenseSlice(request.layout, start, arrays[0], self._spec.optimizers.dense)
+            dense = DenseStore(request.layout, self.place.dense_owned, arrays[0], self._spec.optimizers.dense)
             fresh = dense.names() if self._dense_source is None else self._dense_source(dense)
             self.dense = dense
-            log.info("dense_initialised", start=start, end=end, parameters=len(request.layout), fresh=len(fresh))
+            log.info("dense_initialised", elements=size, parameters=len(request.layout), fresh=len(fresh))
             return Initialised(fresh=True, steps=dense.steps)
 
     def usage(self) -> list[TableUsage]:

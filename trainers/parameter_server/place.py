@@ -9,7 +9,7 @@ import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.transport.job_messages import RoutingTable
-from elastrec.trainers.parameter_server.dense_slice import DenseSlice
+from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.marks import BucketMarks
 from elastrec.trainers.parameter_server.storage import RowStore
 
@@ -18,11 +18,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """What one server is responsible for under a routing table."""
+    """What one server is responsible for under a routing table.
 
-    server: int
-    servers: int
-    owned: Array  # [V] bool
+    Attributes:
+        owned: [V] bool, its virtual buckets; dense_owned: [B] bool, its dense buckets.
+    """
+
+    owned: Array
+    dense_owned: Array
 
     @staticmethod
     def under(routing: RoutingTable, name: str) -> Place:
@@ -30,10 +33,10 @@ class Place:
         if name not in routing.servers:
             raise ElastrecError(f"the routing table of epoch {routing.epoch} names {routing.servers}, not {name!r}")
         index = routing.servers.index(name)
-        return Place(index, len(routing.servers), np.asarray(routing.owners) == index)
+        return Place(np.asarray(routing.owners) == index, np.asarray(routing.dense_owners) == index)
 
     def same_as(self, other: Place) -> bool:
-        return (self.server, self.servers) == (other.server, other.servers) and np.array_equal(self.owned, other.owned)
+        return np.array_equal(self.owned, other.owned) and np.array_equal(self.dense_owned, other.dense_owned)
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,12 @@ class Frozen:
 
     Attributes:
         owned: buckets that the server answers for; stores: with those of their buckets that are frozen.
-        marks: which pushes are in the model; every owned bucket is in exactly one of them.
+        marks: which pushes are in the model; every owned bucket, of rows and dense, is in exactly one of them.
     """
 
     owned: list[int]
     stores: list[tuple[RowStore, list[int]]]
-    dense: DenseSlice | None
+    dense: DenseStore | None
     generation: int
     marks: list[BucketMarks]
 

@@ -18,40 +18,34 @@ from elastrec.trainers.parameter_server.marks import BucketMarks, least
 Array = np.ndarray[Any, Any]
 
 
-def marks_of(
-    record: Record, buckets: Array, dense_range: tuple[int, int], *, has_same_buckets: bool
-) -> list[BucketMarks]:
-    """The marks of these buckets, and of a range of the dense parameters. Of base and deltas take the last record.
+def marks_of(record: Record, buckets: Array, dense_buckets: Array, *, has_same_buckets: bool) -> list[BucketMarks]:
+    """The marks of these virtual and dense buckets. Of base and deltas take the last record.
 
-    Where one set of marks has to stand for several that differ it is the least of them: some rows of a push may then
-    count twice for what had them already, and none is lost for what had not.
+    Where the job has other buckets than the record, one set of marks stands for all of them, the least: some rows of a
+    push may then count twice for what had them already, and none is lost for what had not.
 
     Args:
-        buckets: [b] of the job.
-        dense_range: first element and one past the last; empty: the dense slice has the marks of the buckets.
+        buckets, dense_buckets: numbers of the job's.
         has_same_buckets: the record numbers its buckets as the job does; else each row may have been in any of them.
 
     Raises:
         DamagedRecordError: a part or its marks are damaged.
     """
     parts = {share.part.file: share.part for share in record.shares(buckets if has_same_buckets else None)}
-    of_dense = {part.file: part for part in record.manifest.parts if _overlap(part.dense_range, dense_range)}
-    found = {file: _marks_in(record, part) for file, part in (parts | of_dense).items()}
+    of_dense = {part.file: part for part in record.manifest.parts if np.isin(part.dense_buckets, dense_buckets).any()}
+    found = [marks for part in (parts | of_dense).values() for marks in _marks_in(record, part)]
     if not has_same_buckets:
-        everything = least([marks.streams for of_part in found.values() for marks in of_part])
-        return [BucketMarks(buckets.tolist(), True, everything)]
+        return [BucketMarks(buckets.tolist(), dense_buckets.tolist(), least([marks.streams for marks in found]))]
     taken = [
-        BucketMarks(mine.tolist(), False, marks.streams)
-        for of_part in found.values()
-        for marks in of_part
-        if len(mine := np.intersect1d(marks.buckets, buckets))
+        BucketMarks(_both(marks.buckets, buckets), _both(marks.dense_buckets, dense_buckets), marks.streams)
+        for marks in found
     ]
-    dense = [marks.streams for file in of_dense for marks in found[file] if marks.with_dense]
-    return [*taken, BucketMarks([], True, least(dense or [marks.streams for marks in taken]))]
+    return [marks for marks in taken if marks.buckets or marks.dense_buckets]
 
 
-def _overlap(one: tuple[int, int] | None, other: tuple[int, int]) -> bool:
-    return one is not None and max(one[0], other[0]) < min(one[1], other[1])
+def _both(held: list[int], needed: Array) -> list[int]:
+    numbers: list[int] = np.intersect1d(np.array(held, np.int64), needed).tolist()
+    return numbers
 
 
 def _marks_in(record: Record, part: PartManifest) -> list[BucketMarks]:
@@ -59,17 +53,19 @@ def _marks_in(record: Record, part: PartManifest) -> list[BucketMarks]:
     answered = np.unique(np.concatenate([np.empty(0, np.int64), *(group.buckets() for group in part.groups)]))
     data = record.marks(part)
     if data is None:
-        return [BucketMarks(answered.tolist(), True, [])]
+        return [BucketMarks(answered.tolist(), part.dense_buckets, [])]
     where = f"{record.uri}/{part.file}"
     try:
         marks = msgspec.msgpack.decode(data, type=list[BucketMarks])
     except msgspec.MsgspecError as error:
         raise DamagedRecordError(f"{where}: the marks of applied pushes cannot be read: {error}") from error
-    named = np.sort(np.array([bucket for each in marks for bucket in each.buckets], np.int64))
-    if not np.array_equal(named, answered) or sum(each.with_dense for each in marks) != 1:
+    named = sorted(bucket for each in marks for bucket in each.buckets)
+    dense = sorted(bucket for each in marks for bucket in each.dense_buckets)
+    if named != answered.tolist() or dense != sorted(part.dense_buckets):
         raise DamagedRecordError(
-            f"{where}: the marks of applied pushes name {len(named)} buckets, the part answers for {len(answered)}; "
-            "each of those must be named once, and so must the dense parameters; use an older record"
+            f"{where}: the marks of applied pushes name {len(named)} virtual and {len(dense)} dense buckets, the "
+            f"part answers for {len(answered)} and {len(part.dense_buckets)}; each of those must be named "
+            "once; use an older record"
         )
     return marks
 

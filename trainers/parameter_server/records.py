@@ -1,11 +1,12 @@
 """A server's share of a checkpoint record: writing it, and reading whatever of a record belongs to a place.
 
 A record says nothing of servers: rows lie in columns over virtual buckets, dense parameters in runs by name. So a
-record written by three servers is restored by two, each taking its own buckets and its own slice.
+record written by three servers is restored by two, each taking its own virtual and dense buckets.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,9 +27,9 @@ from elastrec.checkpoints import (
 )
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.transport.job_messages import RoutingTable
-from elastrec.trainers.parameter_server.dense_slice import DenseSlice, layout_size, slice_bounds
+from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
+from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.loader import Loader
-from elastrec.trainers.parameter_server.marks import BucketMarks
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.recorded_marks import encode_marks, marks_of
 from elastrec.trainers.parameter_server.server import ParameterServer, Place
@@ -90,7 +91,8 @@ def save_part(
             uri,
             server.name,
             groups=[_answer(*group) for group in groups],
-            dense_range=None if dense is None else (dense.start, dense.start + len(dense.values)),
+            dense_buckets=sorted(bucket for marks in frozen.marks for bucket in marks.dense_buckets),
+            dense_ranges=() if dense is None else dense.runs,
             generation=frozen.generation,
             cut=cut,
         ) as writer:
@@ -100,9 +102,9 @@ def save_part(
                     kind, columns = _columns(store, copied)
                     writer.write_chunk(number, kind, copied.buckets, copied.counts, columns)
                     server.transfers += 1
-            for run in dense.runs() if dense is not None else ():
+            for piece, arrays in dense.saved() if dense is not None else ():
                 check()
-                writer.write_dense(run.parameter.name, run.parameter.shape, run.start, run.arrays)
+                writer.write_dense(piece.parameter.name, piece.parameter.shape, piece.start, arrays)
                 server.transfers += 1
             writer.write_marks(encode_marks(frozen.marks))
             check()
@@ -142,7 +144,7 @@ def _copied(store: RowStore, buckets: Array, since: Array, check: Callable[[], N
 def restore(
     server: ParameterServer, uri: str, routing: RoutingTable, generation: int, *, with_marks: bool = False
 ) -> None:
-    """Forgets everything and takes the server's buckets and dense slice from a record; `uri` empty: from nothing.
+    """Forgets everything and takes the server's virtual and dense buckets from a record; `uri` empty: from nothing.
 
     What the record holds beyond the job is left; tables of another dimension, or whose rows gained or lost the
     first-order weight, start anew; where the rule of a segment is another one, values are kept and its state starts
@@ -170,8 +172,10 @@ def restore(
             server.transfers += 1
     loader.check(record.uri)
     source = _DenseOfRecord(server, record)
-    dense = source.slice_of(place)
-    marks = _marks(record, place, dense, loader.has_same_buckets) if with_marks else []
+    dense, marks = source.store_of(place), []
+    if with_marks:
+        numbers = np.flatnonzero(place.owned), np.flatnonzero(place.dense_owned)
+        marks = marks_of(record, *numbers, has_same_buckets=loader.has_same_buckets)
     server.become(place, routing, generation, stores, dense, source, marks)
     log.info(
         "restored", uri=uri, rows=sum(store.rows for store in stores), tables_new=loader.skipped, epoch=routing.epoch,
@@ -179,13 +183,8 @@ def restore(
     )  # fmt: skip
 
 
-def _marks(record: Record, place: Place, dense: DenseSlice | None, has_same_buckets: bool) -> list[BucketMarks]:
-    dense_range = (0, 0) if dense is None else (dense.start, dense.start + len(dense.values))
-    return marks_of(record, np.flatnonzero(place.owned), dense_range, has_same_buckets=has_same_buckets)
-
-
 class _DenseOfRecord:
-    """The dense parameters that a record holds, for slices of any layout."""
+    """The dense parameters that a record holds, for servers with any dense buckets of any layout."""
 
     def __init__(self, server: ParameterServer, record: Record) -> None:
         self._server = server
@@ -194,22 +193,31 @@ class _DenseOfRecord:
         self._keep_state = record.manifest.model.dense_optimizer == self._optimizer.kind
         self._layout = [Parameter(dense.name, tuple(dense.shape)) for dense in record.manifest.model.dense]
 
-    def slice_of(self, place: Place) -> DenseSlice | None:
-        """The place's slice in the record's own order, so that a save before any worker came loses nothing."""
+    def store_of(self, place: Place) -> DenseStore | None:
+        """The place's buckets in the record's own order, so that a save before any worker came loses nothing."""
         if not self._layout:
             return None
-        start, end = slice_bounds(layout_size(self._layout), place.server, place.servers)
-        dense = DenseSlice(self._layout, start, np.zeros(end - start, np.float32), self._optimizer)
-        missing = self(dense)
-        if missing:
-            raise DamagedRecordError(f"{self._record.uri}: the dense parameters {missing} are named but not held")
+        size = run_size(dense_runs(place.dense_owned, layout_size(self._layout)))
+        dense = DenseStore(self._layout, place.dense_owned, np.zeros(size, np.float32), self._optimizer)
+        self(dense)
         return dense
 
-    def __call__(self, dense: DenseSlice) -> list[str]:
-        known = {parameter.name: parameter for parameter in self._layout}
-        saved = {}
-        for name in dense.names():
-            if name in known:
-                saved[name] = known[name].shape, self._record.dense(name)
+    def __call__(self, dense: DenseStore) -> list[str]:
+        shapes = {parameter.name: parameter.shape for parameter in self._layout}
+        unknown = []
+        for parameter, group in itertools.groupby(dense.pieces(), key=lambda piece: piece.parameter):
+            if shapes.get(parameter.name) != tuple(parameter.shape):
+                unknown.append(parameter.name)
+                continue
+            pieces = list(group)
+            needed = pieces[0].start, pieces[-1].start + pieces[-1].length
+            lacking = sum(piece.length for piece in pieces)
+            for start, arrays in self._record.dense_runs(parameter.name, needed):
+                for piece in pieces:
+                    lacking -= dense.take(piece, start, arrays, keep_state=self._keep_state)
                 self._server.transfers += 1
-        return dense.take(saved, keep_state=self._keep_state)
+            if lacking:
+                raise DamagedRecordError(
+                    f"{self._record.uri}: {lacking} elements of the dense parameter {parameter.name} are not held"
+                )
+        return unknown

@@ -14,7 +14,7 @@ import structlog
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import RoutingTable, WorkerProcess
-from elastrec.trainers.parameter_server.dense_slice import DenseSlice
+from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.handlers import RequestHandlers
 from elastrec.trainers.parameter_server.marks import BucketMarks
 from elastrec.trainers.parameter_server.model import DenseSource, Model, make_stores, stripes_for
@@ -72,7 +72,7 @@ class ParameterServer(RequestHandlers):
         routing: RoutingTable,
         generation: int,
         stores: list[RowStore],
-        dense: DenseSlice | None = None,
+        dense: DenseStore | None = None,
         dense_source: DenseSource | None = None,
         marks: Sequence[BucketMarks] = (),
     ) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 
 from elastrec.platform.specs.job import OptimizerSpec, TableSpec
 from elastrec.trainers.imports import without_collector
-from elastrec.trainers.parameter_server.dense_slice import STATE_NAMES, DenseSlice
+from elastrec.trainers.parameter_server.dense.rules import STATE_NAMES
+from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.gradients import Gradient, GroupGradient, average
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import make_plan
@@ -25,7 +26,9 @@ def warm_kernels() -> None:
     for array in (counts, ids, gradients, sightings):
         array.flags.writeable = False
     for kind in STATE_NAMES:
-        DenseSlice([Parameter("w", (2,))], 0, np.zeros(2, np.float32), OptimizerSpec(kind=kind)).apply(gradients[0])
+        optimizer = OptimizerSpec(kind=kind)
+        dense = DenseStore([Parameter("w", (2,))], np.ones(1, np.bool_), np.zeros(2, np.float32), optimizer)
+        dense.apply(gradients[0])
     for group in plan.groups:
         store = RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64)
         push = GroupGradient(counts, ids, gradients, sightings)

@@ -28,7 +28,7 @@ def record(tmp_path: Path) -> str:
     made = job(data={"path": "data", "sparse": sparse})
     uri = new_record_uri(str(tmp_path), "clicks", "clicks-1", 5)
     groups = [answer(["user", "age"], range(64))]
-    with PartWriter(uri, "ps-0", groups=groups, dense_range=(0, 6)) as writer:
+    with PartWriter(uri, "ps-0", groups=groups, dense_ranges=[(0, 6)]) as writer:
         for number, (table, ids) in enumerate((("user", [0x68FD1E64]), ("age", [7, MISSING_ID]))):
             for row_id in ids:
                 arrays = {

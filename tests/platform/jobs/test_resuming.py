@@ -71,7 +71,7 @@ def saved(request: LaunchRequest, step: int, kind: str = "periodic") -> str:
     """A complete record of the job's first term; returns its URI."""
     uri = new_record_uri(request.store, request.training_job.metadata.name, request.job_id, step)
     groups = [answer(request.training_job.spec.data.tables, range(64))]
-    writer = PartWriter(uri, "clicks-1-ps-0", groups=groups, dense_range=(0, 4), generation=0)
+    writer = PartWriter(uri, "clicks-1-ps-0", groups=groups, dense_ranges=[(0, 4)], generation=0)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     commit_record(
         uri, [writer.finish()], Positions({"training": StreamPositions(1, [])}).encode(),

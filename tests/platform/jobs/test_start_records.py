@@ -20,7 +20,7 @@ ROWS = _Rows(sentinel.training, sentinel.evaluation, Interval("", "", ""))
 def final_record(store: Path, made: TrainingJob, step: int) -> str:
     uri = new_record_uri(str(store), made.metadata.name, "earlier", step)
     groups = [answer(made.spec.data.tables, range(64))]
-    with PartWriter(uri, "ps-0", groups=groups, dense_range=(0, 6)) as writer:
+    with PartWriter(uri, "ps-0", groups=groups, dense_ranges=[(0, 6)]) as writer:
         writer.write_dense("w", (3, 2), 0, {"value": np.zeros(6, np.float32)})
         part = writer.finish()
     commit_record(uri, [part], b"{}", job=made, job_id="earlier", kind="final", step=step, generation=0)

@@ -307,12 +307,11 @@ class ScriptedPod:
     def _write(self, directive: Any, job: TrainingJob) -> SavedPart:
         rank = directive.routing.servers.index(self.name)
         buckets = [bucket for bucket, owner in enumerate(directive.routing.owners) if owner == rank]
-        dense_range = (0, 4) if rank == 0 else (4, 4)
         writer = PartWriter(
             directive.save.uri,
             self.name,
             groups=[answer(job.spec.data.tables, buckets)],
-            dense_range=dense_range,
+            dense_ranges=[(0, 4)] if rank == 0 else [],
             generation=directive.generation,
             cut=directive.save.order_id,
         )

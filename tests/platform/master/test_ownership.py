@@ -18,7 +18,8 @@ NAMES = ["a", "b", "c", "d", "e"]
 
 
 def owner_names(found: Ownership) -> list[str]:
-    return [found.servers[owner] for owner in found.owners]
+    """Of the virtual buckets, then of the dense ones."""
+    return [found.servers[owner] for owner in [*found.owners, *found.dense_owners]]
 
 
 def test_a_server_that_takes_a_place_over_raises_the_epochs_of_its_buckets_alone():
@@ -28,6 +29,7 @@ def test_a_server_that_takes_a_place_over_raises_the_epochs_of_its_buckets_alone
     found.take_over("b", "b2")
     assert found.servers == ["a", "b2", "c"]
     assert [bucket for bucket in range(BUCKETS) if found.epochs[bucket] > before[bucket]] == [1, 4, 7, 10]
+    assert [bucket for bucket in range(BUCKETS) if found.dense_epochs[bucket] == found.epoch] == [4, 5, 6, 7]
     assert found.epoch == max(found.epochs) > max(before)
 
 
@@ -36,7 +38,18 @@ def test_the_same_assignment_changes_nothing():
     found.assign(["a", "b"], BUCKETS)
     found.assign(["a", "b"], BUCKETS)
     found.take_over("z", "y")
-    assert found.epoch == 1 and set(found.epochs) == {1}
+    assert found.epoch == 1 and {*found.epochs, *found.dense_epochs} == {1}
+
+
+def test_dense_buckets_lie_beside_each_other_and_few_of_them_change_owners():
+    found = Ownership()
+    found.assign(["a", "b"], BUCKETS)
+    assert found.dense_owners == [0] * 6 + [1] * 6
+    found.assign(["a", "b", "c"], BUCKETS)
+    assert found.dense_owners == [0] * 4 + [2] * 2 + [1] * 4 + [2] * 2
+    found.assign(["b", "c"], BUCKETS)
+    assert owner_names(found)[BUCKETS:] == ["b", "b", "c", "c", "c", "c", "b", "b", "b", "b", "c", "c"]
+    assert found.dense_epochs == [3] * 4 + [2] * 2 + [1] * 4 + [2] * 2
 
 
 def test_buckets_need_a_server():
@@ -58,14 +71,14 @@ def test_an_epoch_rises_exactly_where_an_owner_changes(steps: list[list[str] | t
     found = Ownership()
     found.assign(["a"], BUCKETS)
     for step in steps:
-        owners, epochs, epoch = owner_names(found), list(found.epochs), found.epoch
+        owners, epochs, epoch = owner_names(found), [*found.epochs, *found.dense_epochs], found.epoch
         if isinstance(step, list):
             found.assign(step, BUCKETS)
         elif step[1] not in found.servers:
             found.take_over(*step)
         changed = [before != after for before, after in zip(owners, owner_names(found), strict=True)]
-        risen = [after > before for before, after in zip(epochs, found.epochs, strict=True)]
-        assert risen == changed and found.epoch == max(found.epochs) == epoch + any(changed)
+        risen = [after > before for before, after in zip(epochs, [*found.epochs, *found.dense_epochs], strict=True)]
+        assert risen == changed and found.epoch == max(found.epochs + found.dense_epochs) == epoch + any(changed)
         assert set(owner_names(found)) == set(found.servers), "a server of the table owns nothing"
 
 

@@ -33,7 +33,9 @@ def commit_order(request: LaunchRequest) -> CommitRecord:
     save = state.saves.begin("save-2", step=40, is_final=False, version=2, time=1.0)
     open_store(request.store).create()
     groups = [answer(job().spec.data.tables, range(64))]
-    writer = PartWriter(save.uri, "clicks-1-ps-0", groups=groups, dense_range=(0, 4), generation=0, cut=save.order_id)
+    writer = PartWriter(
+        save.uri, "clicks-1-ps-0", groups=groups, dense_ranges=[(0, 4)], generation=0, cut=save.order_id
+    )
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     part = SavedPart(order_id=save.order_id, manifest_json=writer.finish().to_json())
     return CommitRecord(

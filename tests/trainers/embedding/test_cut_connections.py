@@ -19,13 +19,12 @@ from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.job_messages import RoutingTable, WorkerProcess
 from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
 from elastrec.trainers.parameter_server.messages import WHOLE, GetStats, Parameter
-from elastrec.trainers.parameter_server.place import Place
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.splits import origin_of
+from tests.trainers.parameter_server.moving import hand_over
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, job_spec, routing_of
-from tests.trainers.parameter_server.storage.copies import copied, take
 
 SGD = {"rows": {"kind": "sgd", "learning_rate": 1.0}, "dense": {"kind": "sgd", "learning_rate": 1.0}}
 LAYOUT = [Parameter("w", (6,))]
@@ -282,7 +281,7 @@ def test_an_epoch_that_changes_between_any_two_messages_costs_no_push_and_no_con
 
 @pytest.mark.parametrize("applied_at", ["none", "one", "both"])
 def test_an_unapplied_push_follows_its_rows_to_their_new_owners(applied_at: str) -> None:
-    """Half of the buckets change hands while a push is under way, with their marks; each row gets it once."""
+    """Half of all buckets change owners while a push is under way, with their marks; each row gets it once."""
     cut = Cut(1, 0, after=applied_at == "both")
     cut.seen = -1000
     with servers_behind(cut) as (routing, servers):
@@ -299,7 +298,10 @@ def test_an_unapplied_push_follows_its_rows_to_their_new_owners(applied_at: str)
         else:
             step(client, 0, hold=True)
         other = msgspec.structs.replace(
-            routing, epoch=2, owners=[(bucket // 2) % 2 for bucket in range(len(routing.owners))]
+            routing,
+            epoch=2,
+            owners=[(bucket // 2) % 2 for bucket in range(len(routing.owners))],
+            dense_owners=[bucket // 32 % 2 for bucket in range(len(routing.dense_owners))],
         )
         hand_over(servers, other)
         cut.mended()
@@ -311,32 +313,12 @@ def test_an_unapplied_push_follows_its_rows_to_their_new_owners(applied_at: str)
         client.leave()
         client.close()
         np.testing.assert_allclose(rows_of(servers), job_rows(spec_of()) - STEPS, atol=1e-5)
-        assert [server.dense.steps for server in servers if server.dense is not None] == [STEPS] * SERVERS
+        for server in servers:
+            assert server.dense is not None
+            np.testing.assert_array_equal(server.dense.values, np.full_like(server.dense.values, -STEPS))
+            buckets = server.dense.copies(np.flatnonzero(server.dense.owned).tolist())
+            assert {bucket.steps for bucket in buckets} == {STEPS}
         assert all(len(server.pushes.marks.values()) == 1 for server in servers)
-
-
-def hand_over(servers: list[ParameterServer], after: RoutingTable) -> None:
-    """Gives buckets with rows and marks to their new owners; dense slices stay."""
-    frozen = [server.freeze() for server in servers]
-    marks = [each.marks for each in frozen]
-    for each in frozen:
-        each.thaw()
-    rows = [copied(server.stores[0]) for server in servers]
-    for index, server in enumerate(servers):
-        place = Place.under(after, server.name)
-        stores = server.empty_stores(place)
-        for chunks in rows:
-            take(stores[0], chunks)
-        arriving = [
-            msgspec.structs.replace(
-                each,
-                buckets=[bucket for bucket in each.buckets if place.owned[bucket]],
-                with_dense=each.with_dense and source == index,
-            )
-            for source in range(len(servers))
-            for each in marks[source]
-        ]
-        server.become(place, after, 1, stores, server.dense, None, arriving)
 
 
 def test_a_push_that_is_not_applied_is_forgotten_with_its_generation() -> None:

@@ -144,7 +144,7 @@ def trained(job: TrainingJob, folder: Path) -> tuple[str, MappedCollection, torc
         dense_range = (0, elements // 2) if part == 0 else (elements // 2, elements)
         buckets = range(part, job.spec.resources.virtual_buckets, 2)
         groups = [answer(list(rows), buckets)]
-        with PartWriter(uri, f"server-{part}", groups=groups, dense_range=dense_range) as writer:
+        with PartWriter(uri, f"server-{part}", groups=groups, dense_ranges=[dense_range]) as writer:
             for number, (ids, values) in enumerate(rows.values()):
                 for bucket in range(part, 6, 2):
                     mine = ids % 6 == bucket

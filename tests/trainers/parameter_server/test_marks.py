@@ -14,8 +14,8 @@ from elastrec.trainers.parameter_server.marks import BucketMarks, Marks, least
 from elastrec.trainers.parameter_server.messages import WHOLE, Origin
 from tests.splits import origin_of
 
-BUCKETS, PUSHES = 6, 3
-ALL = np.ones(BUCKETS, np.bool_)
+BUCKETS, DENSE_BUCKETS, PUSHES = 6, 4, 3
+ALL = np.ones(BUCKETS, np.bool_), np.ones(DENSE_BUCKETS, np.bool_)
 
 
 def sent(values: Sequence[BucketMarks]) -> list[BucketMarks]:
@@ -23,14 +23,14 @@ def sent(values: Sequence[BucketMarks]) -> list[BucketMarks]:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(list(values)), type=list[BucketMarks])
 
 
-def owned(*buckets: int) -> np.ndarray:
-    found = np.zeros(BUCKETS, np.bool_)
-    found[list(buckets)] = True
+def owned(buckets: Sequence[int], dense_buckets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    found = np.zeros(BUCKETS, np.bool_), np.zeros(DENSE_BUCKETS, np.bool_)
+    found[0][list(buckets)], found[1][list(dense_buckets)] = True, True
     return found
 
 
 def test_a_push_is_applied_once_it_is_marked_and_so_is_all_before_it() -> None:
-    marks = Marks(ALL)
+    marks = Marks(*ALL)
     assert marks.offset(origin_of(0).split) == -1
     assert marks.lacking(origin_of(1)) is None
     marks.advance(origin_of(1))
@@ -41,7 +41,7 @@ def test_a_push_is_applied_once_it_is_marked_and_so_is_all_before_it() -> None:
 
 
 def test_of_a_split_that_is_done_one_bit_is_kept() -> None:
-    marks = Marks(ALL)
+    marks = Marks(*ALL)
     numbers = np.random.default_rng(1).permutation(4096)
     for number in numbers.tolist():
         for place in range(PUSHES):
@@ -54,7 +54,7 @@ def test_of_a_split_that_is_done_one_bit_is_kept() -> None:
 
 
 def test_a_split_that_ends_without_a_push_is_closed_where_its_last_push_is_applied() -> None:
-    marks = Marks(ALL)
+    marks = Marks(*ALL)
     marks.advance(origin_of(0))
     marks.close(origin_of(0).split, 40)
     assert marks.offset(origin_of(0).split) == 20
@@ -63,15 +63,16 @@ def test_a_split_that_ends_without_a_push_is_closed_where_its_last_push_is_appli
 
 
 def test_a_bucket_that_arrives_keeps_its_marks_until_they_are_those_of_its_neighbours() -> None:
-    here, there = Marks(owned(0, 1)), Marks(owned(2, 3))
+    here, there = Marks(*owned([0, 1], [0])), Marks(*owned([2, 3], [1, 2]))
     here.advance(origin_of(0))
     there.advance(origin_of(1))
-    moved = msgspec.structs.replace(sent(there.values())[0], buckets=[2], with_dense=False)
-    both = Marks(owned(0, 1, 2), sent([*here.values(), moved]))
-    assert both.offset(origin_of(0).split) == 20
+    moved = msgspec.structs.replace(sent(there.values())[0], buckets=[2], dense_buckets=[1])
+    both = Marks(*owned([0, 1, 2], [0, 1, 3]), sent([*here.values(), moved]))
+    assert both.offset(origin_of(0).split) == -1, "nothing is said of dense bucket 3"
+    both.advance(origin_of(0))
     lacking = both.lacking(origin_of(1))
     assert lacking is not None
-    np.testing.assert_array_equal(np.flatnonzero(lacking), [0, 1, BUCKETS])
+    np.testing.assert_array_equal(np.flatnonzero(lacking), [0, 1, BUCKETS, BUCKETS + 3])
     assert len(both.values()) == 2
     both.advance(origin_of(1))
     assert len(both.values()) == 1
@@ -79,7 +80,7 @@ def test_a_bucket_that_arrives_keeps_its_marks_until_they_are_those_of_its_neigh
 
 
 def test_rows_that_were_cut_into_other_minibatches_are_counted() -> None:
-    marks = Marks(ALL)
+    marks = Marks(*ALL)
     marks.advance(origin_of(0))
     assert marks.repeated_rows(origin_of(0, rows=50)) == 20
     assert marks.repeated_rows(origin_of(1)) == 0
@@ -92,13 +93,18 @@ def test_rows_that_were_cut_into_other_minibatches_are_counted() -> None:
         max_size=40,
     )
 )
-def test_whatever_moves_each_push_is_applied_once_to_each_bucket_and_dense_slice(
+def test_whatever_moves_each_push_is_applied_once_to_each_virtual_and_dense_bucket(
     steps: list[tuple[str, int, int]],
 ) -> None:
     """Three servers, which take buckets over from each other between pushes that arrive, some of them again."""
-    owner = [bucket % 3 for bucket in range(BUCKETS)]
-    servers = [Marks(np.array([each == server for each in owner])) for server in range(3)]
-    applied: list[dict[tuple[int, int], int]] = [{} for _ in range(BUCKETS + 3)]  # a dense slice per server behind
+    owner = [bucket % 3 for bucket in range(BUCKETS + DENSE_BUCKETS)]  # dense buckets behind the virtual ones
+    applied: list[dict[tuple[int, int], int]] = [{} for _ in owner]
+
+    def place_of(server: int) -> tuple[np.ndarray, np.ndarray]:
+        mine = np.array(owner) == server
+        return mine[:BUCKETS], mine[BUCKETS:]
+
+    servers = [Marks(*place_of(server)) for server in range(3)]
     reached = [dict.fromkeys(range(4), 0) for _ in range(3)]
 
     def apply(server: int, origin: Origin) -> None:
@@ -106,9 +112,8 @@ def test_whatever_moves_each_push_is_applied_once_to_each_bucket_and_dense_slice
         if offset >= origin.end or (offset < origin.begin and not origin.is_first):
             return  # repeated, or its predecessor is missing
         lacking = servers[server].lacking(origin)
-        for bucket in [*range(BUCKETS), BUCKETS + server]:
-            mine = bucket >= BUCKETS or owner[bucket] == server
-            if mine and (lacking is None or lacking[min(bucket, BUCKETS)]):
+        for bucket, mine in enumerate(owner):
+            if mine == server and (lacking is None or lacking[bucket]):
                 key = origin.number, origin.end
                 applied[bucket][key] = applied[bucket].get(key, 0) + 1
         servers[server].advance(origin)
@@ -121,19 +126,15 @@ def test_whatever_moves_each_push_is_applied_once_to_each_bucket_and_dense_slice
                 apply(server, origin_of(place, number=number, is_last=place == PUSHES - 1))
                 reached[server][number] = max(reached[server][number], place + 1)
         elif kind == "move":
-            bucket = value % BUCKETS
+            bucket = value % len(owner)
             source = owner[bucket]
             if source == server:
                 continue
-            (marks,) = (each for each in sent(servers[source].values()) if bucket in each.buckets)
-            arriving = msgspec.structs.replace(marks, buckets=[bucket], with_dense=False)
             owner[bucket] = server
-            mine, theirs = ([each == one for each in owner] for one in (server, source))
-            servers[server] = Marks(np.array(mine), [*servers[server].values(), arriving])
-            servers[source] = Marks(np.array(theirs), servers[source].values())
+            known = sent([*servers[server].values(), *servers[source].values()])
+            servers[server], servers[source] = (Marks(*place_of(each), known) for each in (server, source))
         else:
-            mine = [each == server for each in owner]
-            servers[server] = Marks(np.array(mine), sent(servers[server].values()))
+            servers[server] = Marks(*place_of(server), sent(servers[server].values()))
     for number in range(4):
         for place in range(PUSHES):
             for server in range(3):
@@ -144,18 +145,18 @@ def test_whatever_moves_each_push_is_applied_once_to_each_bucket_and_dense_slice
 
 
 def test_the_least_of_several_marks_is_what_all_of_them_say() -> None:
-    done = Marks(ALL)
+    done = Marks(*ALL)
     for number in range(20):
         done.advance(origin_of(0, number=number, is_last=True))
-    begun = Marks(ALL)
+    begun = Marks(*ALL)
     begun.advance(origin_of(1, number=3))
     begun.advance(origin_of(0, number=5, is_last=True))
     assert least([]) == []
     assert least([done.values()[0].streams]) == done.values()[0].streams
     (found,) = least([done.values()[0].streams, begun.values()[0].streams])
     assert (found.whole_below, found.offsets) == (0, {3: 40})
-    assert Marks(ALL, [BucketMarks([0], True, [found])]).offset((TRAINING_STREAM, 5)) == -1, "of buckets 1 to 5"
-    assert Marks(owned(0), [BucketMarks([0], True, [found])]).offset((TRAINING_STREAM, 5)) == WHOLE
+    assert Marks(*ALL, [BucketMarks([0], [], [found])]).offset((TRAINING_STREAM, 5)) == -1, "of buckets 1 to 5"
+    assert Marks(*owned([0], [1]), [BucketMarks([0], [1], [found])]).offset((TRAINING_STREAM, 5)) == WHOLE
     assert least([done.values()[0].streams, []]) == []
 
 
@@ -172,11 +173,12 @@ def test_the_least_of_any_marks_has_the_lowest_offset_of_each_split(
 ) -> None:
     several = []
     for origins in pushes:
-        marks = Marks(ALL)
+        marks = Marks(*ALL)
         for number, place, stream in origins:
             origin = origin_of(place, number=number, is_last=place == PUSHES - 1)
             marks.advance(msgspec.structs.replace(origin, stream=stream))
         several.append(marks)
-    found = Marks(ALL, [BucketMarks(list(range(BUCKETS)), True, least([m.values()[0].streams for m in several]))])
+    together = least([marks.values()[0].streams for marks in several])
+    found = Marks(*ALL, [BucketMarks(list(range(BUCKETS)), list(range(DENSE_BUCKETS)), together)])
     for split in ((stream, number) for stream in ("one", "two", "three") for number in range(45)):
         assert found.offset(split) == min(marks.offset(split) for marks in several)

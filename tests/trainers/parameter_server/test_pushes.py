@@ -102,7 +102,7 @@ def test_a_push_is_applied_to_those_buckets_alone_that_lack_it(holds_dense: bool
     there = server_of()
     push(there, "a", 0, ids, 1.0)
     (marks,) = there.freeze().marks
-    marks = BucketMarks(known, holds_dense, marks.streams)
+    marks = BucketMarks(known, list(range(256)) if holds_dense else [], marks.streams)
     server.become(place, routing, 1, server.empty_stores(place), marks=[marks])
     server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_marks_are_of_the_moment_of_the_parameters() -> None:
     frozen = server.freeze()
     assert frozen.dense is not None and frozen.dense.steps == 0
     (marks,) = frozen.marks
-    assert marks.streams == [] and marks.with_dense and marks.buckets == frozen.owned
+    assert marks.streams == [] and marks.buckets == frozen.owned and marks.dense_buckets == list(range(256))
     frozen.thaw()
     push(server, "a", 1, [1], 1.0)
     frozen = server.freeze()

@@ -242,6 +242,13 @@ def test_of_base_and_deltas_the_newest_marks_count(tmp_path: Path) -> None:
     assert steps(server) == 3
 
 
+def buckets_of(server: ParameterServer) -> list[int]:
+    """Its virtual buckets, then its dense ones."""
+    assert server.place is not None
+    numbers: list[int] = np.flatnonzero(np.append(server.place.owned, server.place.dense_owned)).tolist()
+    return numbers
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (2, 3), (1, 2)])
 def test_every_bucket_brings_its_own_marks_to_whoever_restores_it(tmp_path: Path, before: int, after: int) -> None:
     """A worker was lost when one of two servers had its push and the other had not."""
@@ -252,23 +259,21 @@ def test_every_bucket_brings_its_own_marks_to_whoever_restores_it(tmp_path: Path
     servers[0].pushes.marks.advance(origin_of(1))
     servers[0].pushes.marks.advance(origin_of(0, number=7, is_last=True))
     expected = {
-        bucket: ahead
-        for server, ahead in zip(servers, (True, False), strict=False)
-        for bucket in np.flatnonzero(server.stores[0].owned).tolist()
+        bucket: ahead for server, ahead in zip(servers, (True, False), strict=False) for bucket in buckets_of(server)
     }
     uri = saved(job, servers, tmp_path / "record")
     for server in restored(job, uri, after):
         marks = server.pushes.marks
-        is_mixed = len({expected[bucket] for bucket in np.flatnonzero(server.stores[0].owned).tolist()}) > 1
+        mine = buckets_of(server)
+        is_mixed = len({expected[bucket] for bucket in mine}) > 1
         lacking = marks.lacking(origin_of(1))
-        mine = np.flatnonzero(server.stores[0].owned)
         found = np.ones(len(mine), np.bool_) if lacking is None else lacking[mine]
         if marks.offset(origin_of(1).split) >= origin_of(1).end:
             found = np.zeros(len(mine), np.bool_)
-        assert found.tolist() == [not expected[bucket] for bucket in mine.tolist()]
+        assert found.tolist() == [not expected[bucket] for bucket in mine]
         assert marks.offset(origin_of(0).split) >= 20
         done = marks.offset((TRAINING_STREAM, 7))
-        assert done == (-1 if is_mixed or not expected[int(mine[0])] else WHOLE)
+        assert done == (-1 if is_mixed or not expected[mine[0]] else WHOLE)
 
 
 def test_with_another_number_of_buckets_the_least_of_all_marks_holds(tmp_path: Path) -> None:
@@ -300,6 +305,7 @@ def test_damaged_marks_are_a_damaged_record(tmp_path: Path) -> None:
     restored(job, uri, with_marks=False)
 
 
+DENSE = [3, 4]
 STREAMS = [StreamMarks(TRAINING_STREAM, offsets={0: 20})]
 
 
@@ -308,11 +314,11 @@ STREAMS = [StreamMarks(TRAINING_STREAM, offsets={0: 20})]
     [
         (b"\xc1", "the marks of applied pushes cannot be read"),
         (encode_marks([]) + b"\x00", "the marks of applied pushes cannot be read"),
-        (msgspec.msgpack.encode([{"buckets": [0], "with_dense": True, "streams": [{"stream": 3}]}]), "cannot be read"),
-        (encode_marks([BucketMarks(list(range(63)), True, STREAMS)]), "name 63 buckets, the part answers for 64"),
-        (encode_marks([BucketMarks([*range(63), 64], True, STREAMS)]), "name 64 buckets, the part answers for 64"),
-        (encode_marks([BucketMarks([*range(64), 3], True, STREAMS)]), "name 65 buckets, the part answers for 64"),
-        (encode_marks([BucketMarks(list(range(64)), False, STREAMS)]), "and so must the dense parameters"),
+        (msgspec.msgpack.encode([{"buckets": [0], "dense_buckets": [], "streams": [{"stream": 3}]}]), "cannot be read"),
+        (encode_marks([BucketMarks(list(range(63)), DENSE, STREAMS)]), "name 63 virtual and 2 dense .* for 64 and 2"),
+        (encode_marks([BucketMarks([*range(63), 64], DENSE, STREAMS)]), "name 64 virtual and 2 dense .* for 64 and 2"),
+        (encode_marks([BucketMarks([*range(64), 3], DENSE, STREAMS)]), "name 65 virtual and 2 dense .* for 64 and 2"),
+        (encode_marks([BucketMarks(list(range(64)), [4], STREAMS)]), "name 64 virtual and 1 dense .* for 64 and 2"),
     ],
 )
 def test_marks_that_are_none_or_contradict_their_part_are_damage(tmp_path: Path, written: bytes, message: str) -> None:
@@ -322,7 +328,8 @@ def test_marks_that_are_none_or_contradict_their_part_are_damage(tmp_path: Path,
 
 def with_part(folder: Path, marks: bytes | None) -> str:
     """A record of one part without rows."""
-    with PartWriter(str(folder), "ps-0", groups=[answer(["user", "item"], range(64))], generation=1) as writer:
+    groups = [answer(["user", "item"], range(64))]
+    with PartWriter(str(folder), "ps-0", groups=groups, dense_buckets=DENSE, generation=1) as writer:
         if marks is not None:
             writer.write_marks(marks)
         part = writer.finish()
@@ -333,14 +340,14 @@ def test_a_part_that_was_written_without_marks_says_that_no_push_is_applied(tmp_
     job = job_of(buckets=64)
     (server,) = restored(job, with_part(tmp_path, None))
     assert server.ready and server.pushes.marks.offset(origin_of(0).split) == -1
-    record = open_record(with_part(tmp_path / "other", encode_marks([BucketMarks(list(range(64)), True, STREAMS)])))
-    taken = marks_of(record, np.arange(4, 8), (0, 0), has_same_buckets=True)
-    assert [(each.buckets, each.streams) for each in taken] == [([4, 5, 6, 7], STREAMS), ([], STREAMS)]
+    record = open_record(with_part(tmp_path / "other", encode_marks([BucketMarks(list(range(64)), DENSE, STREAMS)])))
+    taken = marks_of(record, np.arange(4, 8), np.arange(4), has_same_buckets=True)
+    assert taken == [BucketMarks([4, 5, 6, 7], [3], STREAMS)]
 
 
 def test_a_record_of_format_1_has_no_marks() -> None:
     record = open_record(str(FORMAT_1))
     count = record.manifest.virtual_buckets
     for same in (True, False):
-        marks = marks_of(record, np.arange(count), (0, 1), has_same_buckets=same)
+        marks = marks_of(record, np.arange(count), np.arange(count), has_same_buckets=same)
         assert not any(each.streams for each in marks)

@@ -97,5 +97,5 @@ def test_a_part_answers_for_all_buckets_of_its_server_and_its_range_of_the_dense
         (group,) = part.groups
         assert group.tables == ["user", "item"] and group.buckets().tolist() == list(range(begin, 256, 2))
         assert len(group.answers) == 1 and group.answers[0].from_version == 0
-    assert (first.dense_range, second.dense_range) == ((0, 7), (7, 15))
+    assert (first.dense_ranges, second.dense_ranges) == ([(0, 7)], [(7, 15)])
     assert (first.generation, second.generation) == (1, 1)
