@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastrec.operators.settings import CONNECTION_TYPE
+from elastrec.operators.settings import CONNECTION_TYPE, DEFAULT_CONNECTION_ID
 
 _TEXT = {"type": ["string", "null"]}
 
@@ -75,4 +75,19 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "extra-links": ["elastrec.operators.links.MlflowRunLink"],
+        "config": {
+            "elastrec": {
+                "description": "Pages of elastrec in Airflow.",
+                "options": {
+                    "page_connections": {
+                        "description": "Connections whose jobs the page shows, separated by commas. Everybody who may "
+                        "read DAG runs sees them.",
+                        "type": "string",
+                        "example": None,
+                        "version_added": None,
+                        "default": DEFAULT_CONNECTION_ID,
+                    }
+                },
+            }
+        },
     }

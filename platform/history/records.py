@@ -91,6 +91,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         labels: the job file's own labels.
         metrics: the last value of every metric.
         started_unix_seconds, ended_unix_seconds: of the run; the end is None while it is open.
+        airflow_url: page of the DAG run that the job belongs to; empty where none does.
     """
 
     run_id: str
@@ -108,6 +109,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
     started_unix_seconds: float
     ended_unix_seconds: float | None
+    airflow_url: str = ""
 
     @property
     def auc(self) -> float | None:
@@ -307,6 +309,7 @@ def read_record(run: Any) -> JobRecord:
             metrics={key: value for key, value in metrics.items() if not key.startswith(prefix)},
             started_unix_seconds=run.info.start_time / 1000,
             ended_unix_seconds=run.info.end_time / 1000 if run.info.end_time else None,
+            airflow_url=tags.get(TAG_AIRFLOW_URL, ""),
         )
     except (KeyError, ValueError, msgspec.ValidationError) as error:
         raise HistoryError(f"run {run.info.run_id} is no job record: {type(error).__name__} {error}") from error

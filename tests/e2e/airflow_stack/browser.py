@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import FrameLocator, Page, expect, sync_playwright
 
 from elastrec.operators.services import ServiceStack
 from elastrec.operators.settings import DAG_ID
@@ -82,3 +82,11 @@ def shown_artifact(page: Page, name: str) -> str:
     text = page.locator("pre, code, .text-area-border-box").filter(has_text="goodput").first
     expect(text).to_be_visible()
     return text.inner_text()
+
+
+def open_training_jobs(stack: ServiceStack, page: Page) -> FrameLocator:
+    """The page of all jobs, reached by Airflow's own menu; it lies in a frame."""
+    page.get_by_role("button", name="Browse").first.click()
+    page.get_by_role("menuitem", name="Training jobs").click()
+    page.wait_for_url("**/training-jobs**")
+    return page.frame_locator("iframe")

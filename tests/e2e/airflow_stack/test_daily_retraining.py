@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.e2e.airflow_stack.browser import (
     has_chromium,
     open_dag,
     open_mlflow_from_task,
+    open_training_jobs,
     shown_artifact,
     shown_metric,
     trigger_by_form,
@@ -131,6 +133,26 @@ def test_who_starts_a_run_by_the_form_finds_the_models_metrics_behind_the_link(
         assert 0 < shown_metric(run, "total/goodput") <= 1
         story = shown_artifact(run, "explanation.txt")
         assert f"succeeded after {metrics['samples_trained']:,} samples" in story
+
+
+@pytest.mark.browser
+def test_the_page_of_all_jobs_shows_the_run_and_what_happened_to_it(
+    stack: ServiceStack, airflow: AirflowClient, good_run: str
+) -> None:
+    if not has_chromium():
+        pytest.skip("left out: there is no Chromium on this machine (apt-get install chromium)")
+    job_id = airflow.xcom(DAG_ID, good_run, "launch")["job_id"]
+    auc = airflow.xcom(DAG_ID, good_run, "evaluate_and_gate")["candidate"]["auc"]
+    with open_dag(stack) as page:
+        jobs = open_training_jobs(stack, page)
+        line = jobs.locator("#recent tr", has_text=job_id)
+        expect(line).to_contain_text("Succeeded")
+        expect(line).to_contain_text(f"{auc:.4f}")
+        expect(line.get_by_role("link", name="DAG run")).to_have_attribute("href", re.compile(f"/dags/{DAG_ID}/runs/"))
+        line.get_by_role("link", name=job_id).click()
+        expect(jobs.locator("#timeline")).to_contain_text("succeeded")
+        expect(jobs.locator("#time")).to_contain_text("training")
+        expect(jobs.get_by_role("img", name="Samples per second")).to_be_visible()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,78 @@
+"""The application: who may see a page, which one, and how it is kept up to date.
+
+A page is HTML that is complete when it arrives; its script asks for its main part again every few seconds. Each request
+is answered only to users whom Airflow lets read DAG runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+from airflow.api_fastapi.core_api.security import requires_access_dag
+from fastapi import Depends, FastAPI, HTTPException, Query, status
+from fastapi import Path as PathParameter
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from elastrec.operators import settings
+from elastrec.operators.pages import looks
+from elastrec.operators.pages.plugin import PREFIX
+from elastrec.operators.pages.words import FILTERS
+
+_CONNECTION = Query(description="An Airflow connection of the type elastrec")
+_templates = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_templates.filters.update(FILTERS)
+
+app = FastAPI(
+    title="elastrec",
+    dependencies=[Depends(requires_access_dag(method="GET", access_entity=DagAccessEntity.RUN))],
+    docs_url=None,
+    redoc_url=None,
+    openapi_url=None,
+)
+
+
+def _page(name: str, only_main: bool, **values: object) -> HTMLResponse:
+    found = _templates.get_template(f"{name}_main.html" if only_main else f"{name}.html")
+    return HTMLResponse(found.render(prefix=PREFIX, **values), headers={"Cache-Control": "no-store"})
+
+
+def _known(connection: str) -> str:
+    """The connection, if pages may show it.
+
+    Raises:
+        HTTPException: it is not among those of the option `[elastrec] page_connections`.
+    """
+    allowed = looks.connections()
+    if connection not in allowed:
+        words = (
+            f"connection: {connection!r} is not shown here; allowed: {', '.join(allowed)} ([elastrec] page_connections)"
+        )
+        raise HTTPException(status.HTTP_404_NOT_FOUND, f"{words}; add it to the option [elastrec] page_connections")
+    return connection
+
+
+@app.get("/")
+def all_jobs(connection: Annotated[str, _CONNECTION] = settings.DEFAULT_CONNECTION_ID, part: str = "") -> HTMLResponse:
+    """All jobs of a connection's cluster, and those that were trained last."""
+    seen = looks.all_jobs(_known(connection))
+    return _page("jobs", part == "main", seen=seen, connection=connection, connections=looks.connections())
+
+
+@app.get("/jobs/{job_id}")
+def one_job(
+    job_id: Annotated[str, PathParameter(pattern=r"^[a-z0-9][a-z0-9-]*$")],
+    connection: Annotated[str, _CONNECTION] = settings.DEFAULT_CONNECTION_ID,
+    part: str = "",
+) -> HTMLResponse:
+    """One job: how far it is, its pods, where its time went, and everything that happened to it."""
+    seen = looks.one_job(_known(connection), job_id)
+    return _page("job", part == "main", seen=seen, connection=connection)

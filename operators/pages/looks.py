@@ -1,0 +1,315 @@
+"""What the pages show: one look at cluster, masters and MLflow, each of which may be away without the others.
+
+Looks are kept for a moment, so that many people who watch one job ask its master as often as one would.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow.configuration import conf
+
+from elastrec.operators import settings
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError, HistoryError, TransportError
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+
+if TYPE_CHECKING:
+    from elastrec.platform.clusters.pods import PodStatus
+    from elastrec.platform.history import History
+    from elastrec.platform.history.records import JobRecord
+    from elastrec.platform.jobs import Platform
+    from elastrec.platform.transport.ledger_messages import Explanation
+
+Look = TypeVar("Look")
+KEPT_SECONDS = 2.0
+_MASTER_SECONDS = 3.0
+_RECENT = 30
+_SIDE_BY_SIDE = 16
+_CHART_POINTS = 300
+
+
+@dataclass(frozen=True)
+class JobLook:
+    """One job.
+
+    Attributes:
+        metrics: None: it is not in the cluster any more.
+        record: what MLflow knows of it; None: nothing, or MLflow is away.
+        run_url: its run in MLflow; empty: unknown.
+    """
+
+    job_id: str
+    metrics: TrainingMetrics | None = None
+    is_reachable: bool = True
+    record: JobRecord | None = None
+    run_url: str = ""
+
+    @property
+    def phase(self) -> str:
+        if self.metrics is not None:
+            return self.metrics.phase.value
+        return self.record.phase.value if self.record is not None else "unknown"
+
+    @property
+    def is_over(self) -> bool:
+        return self.metrics is None or self.metrics.phase.is_final
+
+    @property
+    def reason(self) -> str:
+        return self.metrics.reason if self.metrics is not None else self.record.reason if self.record else ""
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the training rows, 0 to 1."""
+        metrics = self.metrics
+        if metrics is None or not metrics.samples_total:
+            return None
+        return min(1.0, metrics.samples_trained / metrics.samples_total)
+
+    @property
+    def auc(self) -> float | None:
+        if self.metrics is not None and self.metrics.auc is not None:
+            return self.metrics.auc
+        return self.record.auc if self.record is not None else None
+
+    @property
+    def normalized_entropy(self) -> float | None:
+        if self.metrics is not None and self.metrics.normalized_entropy is not None:
+            return self.metrics.normalized_entropy
+        return self.record.normalized_entropy if self.record is not None else None
+
+    def up(self, role: str) -> int | None:
+        """Pods of a role that work."""
+        if self.metrics is None:
+            return None
+        return sum(pod.role == role and pod.state.lower() in ("ready", "running") for pod in self.metrics.pods)
+
+    @property
+    def core_hours(self) -> float | None:
+        seconds = self.record.core_seconds if self.record is not None else None
+        return None if seconds is None else seconds / 3600
+
+
+@dataclass(frozen=True)
+class AllJobs:
+    """All jobs of a connection.
+
+    Attributes:
+        running: jobs of the cluster; recent: those that MLflow knows and the cluster does not, the newest first.
+        away: what could not be asked, and why.
+    """
+
+    running: list[JobLook] = field(default_factory=list)
+    recent: list[JobLook] = field(default_factory=list)
+    away: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A metric by samples trained.
+
+    Attributes:
+        points: of an SVG polyline in a box of 1000 × 100, y downwards.
+        low, high: the least and the largest value, as text; last: the largest number of samples.
+    """
+
+    title: str
+    points: str
+    low: str
+    high: str
+    last: int
+
+    @staticmethod
+    def of(title: str, series: Sequence[tuple[int, float]]) -> Chart | None:
+        """None where fewer than two points are known."""
+        finite = [point for point in series if math.isfinite(point[1])]
+        drawn = finite[:: max(1, len(finite) // _CHART_POINTS)]
+        if len(drawn) < 2:
+            return None
+        first, last = drawn[0][0], drawn[-1][0]
+        low, high = min(value for _, value in drawn), max(value for _, value in drawn)
+        across, height = max(1, last - first), (high - low) or 1.0
+        points = " ".join(
+            f"{1000 * (step - first) / across:.1f},{95 - 90 * (value - low) / height:.1f}" for step, value in drawn
+        )
+        return Chart(title, points, f"{low:,.4g}", f"{high:,.4g}", last)
+
+
+@dataclass(frozen=True)
+class OneJob:
+    """One job, in full.
+
+    Attributes:
+        failure: why it failed, with the user's traceback where there is one.
+        pods: as the cluster sees them.
+        explanation: None: neither its master nor its store can tell.
+        meanings: of the explanation's parts.
+        away: what could not be asked, and why.
+    """
+
+    job: JobLook
+    failure: str = ""
+    pods: list[PodStatus] = field(default_factory=list)
+    explanation: Explanation | None = None
+    meanings: dict[str, str] = field(default_factory=dict)
+    charts: list[Chart] = field(default_factory=list)
+    away: list[str] = field(default_factory=list)
+
+
+class _Kept:
+    """The last look for each question, and one question at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[Any, threading.Lock] = {}
+        self._looks: dict[Any, tuple[float, Any]] = {}
+
+    def look(self, key: Any, ask: Callable[[], Look]) -> Look:
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            at, found = self._looks.get(key, (float("-inf"), None))
+            if time.monotonic() - at > KEPT_SECONDS:
+                found = ask()
+                with self._lock:
+                    self._forget_old()
+                    self._looks[key] = time.monotonic(), found
+            return found
+
+    def _forget_old(self) -> None:
+        now = time.monotonic()
+        for key in [key for key, (at, _) in self._looks.items() if now - at > 60 * KEPT_SECONDS]:
+            del self._looks[key]
+            self._locks.pop(key, None)
+
+
+_kept = _Kept()
+
+
+def connections() -> list[str]:
+    """The connections whose jobs are shown: Airflow's option `[elastrec] page_connections`, separated by commas."""
+    named = conf.get("elastrec", "page_connections", fallback=settings.DEFAULT_CONNECTION_ID)
+    return [name.strip() for name in named.split(",") if name.strip()]
+
+
+def all_jobs(connection: str) -> AllJobs:
+    """All jobs of the cluster and of MLflow's default experiment."""
+    return _kept.look((connection,), lambda: _all_jobs(connection))
+
+
+def one_job(connection: str, job_id: str) -> OneJob:
+    """One job, whether it runs or not."""
+    return _kept.look((connection, job_id), lambda: _one_job(connection, job_id))
+
+
+def _platform(connection: str) -> Platform:
+    from elastrec.operators.hook import ElastrecHook
+
+    return ElastrecHook(connection).platform
+
+
+def _all_jobs(connection: str) -> AllJobs:
+    away: list[str] = []
+    try:
+        platform = _platform(connection)
+    except Exception as error:  # of Airflow's secrets backends, too
+        return AllJobs(away=[f"the connection {connection} cannot be used: {error}"])
+    try:
+        names = sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER)
+    except ClusterError as error:
+        away.append(f"the cluster does not answer: {error}")
+        names = []
+    history = _history(platform, away)
+    known = _records(history, away)
+    with ThreadPoolExecutor(_SIDE_BY_SIDE, "look") as pool:
+        running = list(pool.map(lambda name: _look(platform, name, known.get(name)), names))
+    recent = [JobLook(job_id, record=record, run_url=url) for job_id, (record, url) in known.items()]
+    return AllJobs(running, [each for each in recent if each.job_id not in names][:_RECENT], away)
+
+
+def _one_job(connection: str, job_id: str) -> OneJob:
+    from elastrec.platform import jobs
+    from elastrec.platform.master.time_book import PARTS
+
+    away: list[str] = []
+    try:
+        platform = _platform(connection)
+    except Exception as error:
+        return OneJob(JobLook(job_id), away=[f"the connection {connection} cannot be used: {error}"])
+    history = _history(platform, away)
+    record, url = _records(history, away, job_id).get(job_id, (None, ""))
+    job, failure, pods, explained = JobLook(job_id, record=record, run_url=url), "", [], None
+    try:
+        pods = jobs.pods_of_job(platform, job_id)
+        if pods:
+            seen = jobs.observe(platform, job_id, _MASTER_SECONDS)
+            failure, job = seen.failure, JobLook(job_id, seen.metrics, seen.reachable, record, url)
+    except ClusterError as error:
+        away.append(str(error))
+    try:
+        explained = jobs.explanation(platform, job_id)
+    except (CheckpointError, ClusterError, TransportError) as error:
+        away.append(f"what happened to it is unknown: {error}")
+    charts = _charts(history, record, away)
+    return OneJob(job, failure, pods, explained, PARTS, charts, away)
+
+
+def _look(platform: Platform, job_id: str, known: tuple[JobRecord, str] | None) -> JobLook:
+    from elastrec.platform.jobs import observe
+
+    record, url = known or (None, "")
+    try:
+        seen = observe(platform, job_id, _MASTER_SECONDS)
+    except ElastrecError as error:
+        unknown = TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=str(error))
+        return JobLook(job_id, unknown, False, record, url)
+    return JobLook(job_id, seen.metrics, seen.reachable, record, url)
+
+
+def _history(platform: Platform, away: list[str]) -> History | None:
+    """MLflow's default experiment; None when MLflow does not answer."""
+    from elastrec.platform.history import History
+    from elastrec.platform.jobs import tracking_answers
+    from elastrec.platform.specs.job import HistorySpec
+
+    if not tracking_answers(platform):
+        away.append("MLflow does not answer: past jobs, costs and charts are not shown")
+        return None
+    return History(platform.tracking_uri, HistorySpec().experiment, platform.ui_url)
+
+
+def _records(history: History | None, away: list[str], job_id: str = "") -> dict[str, tuple[JobRecord, str]]:
+    """What MLflow knows: the newest run of each job, and its page."""
+    from elastrec.platform.history import JobFilter
+
+    found: dict[str, tuple[JobRecord, str]] = {}
+    if history is None:
+        return found
+    try:
+        for record in history.job_records(JobFilter(job_id=job_id or None), _RECENT * 2):
+            found.setdefault(record.job_id, (record, history.run_url(record.run_id)))
+    except HistoryError as error:
+        away.append(str(error))
+    return found
+
+
+def _charts(history: History | None, record: JobRecord | None, away: list[str]) -> list[Chart]:
+    from elastrec.platform.history import metric_names as names
+
+    if history is None or record is None:
+        return []
+    try:
+        charts = [
+            Chart.of(title, history.series(record.run_id, name))
+            for title, name in (("Samples per second", names.SAMPLES_PER_SECOND), ("AUC while training", names.AUC))
+        ]
+    except HistoryError as error:
+        away.append(str(error))
+        return []
+    return [chart for chart in charts if chart is not None]

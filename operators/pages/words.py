@@ -1,0 +1,63 @@
+"""Numbers as people read them, for the templates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+NOTHING = "–"
+
+
+def count(value: float | None) -> str:
+    """`1,234,567`."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def figure(value: float | None) -> str:
+    """A figure of quality, with four decimals."""
+    return NOTHING if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes as `512 MiB`."""
+    if value is None:
+        return NOTHING
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def duration(value: float | None) -> str:
+    """Seconds as `12 s`, `3 min 20 s`, `2 h 05 min`."""
+    if value is None:
+        return NOTHING
+    seconds = int(value)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+
+
+def moment(unix_seconds: float | None) -> str:
+    """`2026-01-31 07:05:09`, UTC."""
+    return NOTHING if unix_seconds is None else f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def percent(value: float | None) -> str:
+    """A share of 0 to 1 as `37 %`."""
+    return NOTHING if value is None else f"{100 * value:.0f} %"
+
+
+FILTERS: dict[str, Callable[[Any], str]] = {
+    "count": count,
+    "figure": figure,
+    "size": size,
+    "duration": duration,
+    "moment": moment,
+    "percent": percent,
+}

@@ -1,0 +1,197 @@
+"""The pages show what cluster, masters and MLflow say, each of which may be away; only users may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.api_fastapi.core_api.security import get_user
+from fastapi.testclient import TestClient
+
+from elastrec.operators.pages import looks
+from elastrec.operators.pages.app import app
+from elastrec.operators.pages.looks import AllJobs, Chart, JobLook, OneJob
+from elastrec.operators.pages.words import duration, figure, size
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
+from elastrec.platform.jobs import Observation
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.transport.ledger_messages import Explanation, TimelineEntry
+
+CONNECTION = "elastrec_default"
+METRICS = TrainingMetrics(
+    job="clicks-1",
+    phase=Phase.TRAINING,
+    samples_total=1000,
+    samples_trained=370,
+    samples_per_second=12_345.0,
+    loss=0.4567,
+    auc=0.7654,
+    pods=(
+        PodMetrics(name="clicks-1-worker-0", role=Role.WORKER, state="ready"),
+        PodMetrics(name="clicks-1-worker-1", role=Role.WORKER, state="starting"),
+        PodMetrics(name="clicks-1-ps-0", role=Role.PARAMETER_SERVER, state="ready"),
+    ),
+)
+STORY = Explanation(
+    job="clicks-1",
+    phase="Training",
+    wall_seconds=100.0,
+    parts={"training": 75.0, "starting": 25.0, "idle": 0.0},
+    goodput=0.75,
+    timeline=[TimelineEntry(seconds=3.0, unix_seconds=1.7e9, what="lost <b>w-0</b>", cause="its node is gone")],
+)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    """A user whom Airflow lets read DAG runs."""
+    monkeypatch.setattr(looks, "KEPT_SECONDS", -1.0)
+    manager = SimpleNamespace(is_authorized_dag=lambda **asked: asked["user"] != "stranger")
+    monkeypatch.setattr("airflow.api_fastapi.core_api.security.get_auth_manager", lambda: manager)
+    app.dependency_overrides[get_user] = lambda: "somebody"
+    yield TestClient(app)
+    app.dependency_overrides.clear()
+
+
+def show(monkeypatch: pytest.MonkeyPatch, seen: AllJobs | OneJob) -> None:
+    name = "all_jobs" if isinstance(seen, AllJobs) else "one_job"
+    monkeypatch.setattr(looks, name, lambda *of: seen)
+
+
+def test_all_jobs_of_the_cluster_are_listed_with_what_they_do(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show(monkeypatch, AllJobs([JobLook("clicks-1", METRICS, run_url="http://mlflow/run")]))
+    page = client.get("/").text
+    for text in ("clicks-1", "Training", "37 %", "12,345", "0.4567", "0.7654", 'href="http://mlflow/run"'):
+        assert text in page
+    assert "None is known" in page
+
+
+def test_the_main_part_alone_is_what_the_script_asks_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(monkeypatch, AllJobs())
+    whole, part = (client.get("/", params={"part": part}).text for part in ("", "main"))
+    assert "<script>" in whole and "<script>" not in part
+    assert "No job is in the cluster" in part and part in whole
+
+
+def test_what_cannot_be_asked_is_said_and_the_rest_is_shown(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show(monkeypatch, AllJobs([JobLook("clicks-1", METRICS)], away=["MLflow does not answer"]))
+    page = client.get("/").text
+    assert "MLflow does not answer" in page and "clicks-1" in page
+
+
+def test_a_job_shows_its_pods_its_time_and_what_happened_and_escapes_what_others_wrote(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = PodStatus(
+        name="clicks-1-worker-0", uid="1", job="clicks-1", role=Role.WORKER, phase=PodPhase.RUNNING,
+        size=PodSize(1.5, 2**31), memory_bytes=3 * 2**28, restarts=2,
+    )  # fmt: skip
+    seen = OneJob(JobLook("clicks-1", METRICS), "", [pod], STORY, {"training": "workers trained rows that count"})
+    show(monkeypatch, seen)
+    page = client.get("/jobs/clicks-1").text
+    for text in (
+        "clicks-1-worker-0",
+        "1.5",
+        "2 GiB",
+        "768 MiB",
+        "75 %",
+        "workers trained rows that count",
+        "1 min 15 s",
+    ):
+        assert text in page
+    assert "lost &lt;b&gt;w-0&lt;/b&gt;" in page and "its node is gone" in page
+
+
+def test_pages_are_refused_to_those_who_may_not_read_dag_runs(client: TestClient) -> None:
+    app.dependency_overrides[get_user] = lambda: "stranger"
+    assert client.get("/").status_code == 403
+    app.dependency_overrides.clear()
+    for path in ("/", "/jobs/clicks-1"):
+        assert client.get(path).status_code == 401
+
+
+def test_only_named_connections_are_shown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__ELASTREC__PAGE_CONNECTIONS", "east, west")
+    show(monkeypatch, AllJobs())
+    assert client.get("/", params={"connection": "west"}).status_code == 200
+    refused = client.get("/", params={"connection": "aws_default"})
+    assert refused.status_code == 404 and "allowed: east, west" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("job_id", ["Clicks", "a b", "-x"])
+def test_what_is_no_job_id_is_refused(client: TestClient, job_id: str) -> None:
+    assert client.get(f"/jobs/{job_id}").status_code in (404, 422)
+
+
+class Cluster:
+    """A platform whose cluster holds one job."""
+
+    tracking_uri, ui_url = "http://mlflow", ""
+
+    def __init__(self, *job_ids: str) -> None:
+        self.launcher = self
+        self.job_ids = job_ids
+        self.is_away = False
+
+    def jobs(self) -> list[Any]:
+        if self.is_away:
+            raise ClusterError("connection refused")
+        return [SimpleNamespace(job=job_id, role=Role.MASTER) for job_id in self.job_ids]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster("clicks-1", "views-2")
+    monkeypatch.setattr(looks, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(looks, "_platform", lambda connection: made)
+    monkeypatch.setattr("elastrec.platform.jobs.tracking_answers", lambda platform: False)
+
+    def observe(platform: Any, job_id: str, timeout_seconds: float) -> Observation:
+        if job_id == "views-2":
+            raise ClusterError("its master refused to answer")
+        return Observation(METRICS)
+
+    monkeypatch.setattr("elastrec.platform.jobs.observe", observe)
+    return made
+
+
+def test_a_master_that_does_not_answer_costs_only_its_own_line(cluster: Cluster) -> None:
+    seen = looks.all_jobs(CONNECTION)
+    assert [(job.job_id, job.is_reachable) for job in seen.running] == [("clicks-1", True), ("views-2", False)]
+    assert seen.running[1].reason == "its master refused to answer"
+    assert (seen.running[0].up("worker"), seen.running[0].up("parameter-server")) == (1, 1)
+
+
+def test_a_cluster_or_mlflow_that_is_away_is_named(cluster: Cluster) -> None:
+    cluster.is_away = True
+    away = looks.all_jobs(CONNECTION).away
+    assert any("the cluster does not answer" in each for each in away) and any("MLflow" in each for each in away)
+
+
+def test_a_look_is_kept_for_all_who_watch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "KEPT_SECONDS", 60.0)
+    monkeypatch.setattr(looks, "_kept", looks._Kept())
+    first = looks.all_jobs(CONNECTION)
+    assert looks.all_jobs(CONNECTION) is first
+    monkeypatch.setattr(looks, "KEPT_SECONDS", -1.0)
+    assert looks.all_jobs(CONNECTION) is not first
+
+
+def test_a_chart_fits_its_box_and_needs_two_points() -> None:
+    chart = Chart.of("AUC", [(0, 0.5), (100, float("nan")), (200, 0.75)])
+    assert chart is not None
+    assert (chart.points, chart.low, chart.high, chart.last) == ("0.0,95.0 1000.0,5.0", "0.5", "0.75", 200)
+    assert Chart.of("AUC", [(0, 0.5)]) is None
+
+
+def test_numbers_are_shown_as_people_read_them() -> None:
+    assert [duration(each) for each in (None, 5.4, 200, 7500)] == ["–", "5 s", "3 min 20 s", "2 h 05 min"]
+    assert [size(each) for each in (512, 2**20, 3 * 2**40)] == ["512 B", "1 MiB", "3.0 TiB"]
+    assert [figure(each) for each in (0.12345, float("nan"), None)] == ["0.1235", "–", "–"]
