@@ -8,14 +8,8 @@ from pathlib import Path
 from airflow.sdk import DAG, CronTriggerTimetable
 
 from elastrec.operators.params import training_params
-from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
 from elastrec.operators.settings import JOB_FILE_VARIABLE
-from elastrec.operators.training import (
-    LaunchJobOperator,
-    OfflinePhaseOperator,
-    PrepareDataOperator,
-    WarmStartOperator,
-)
+from elastrec.operators.training_job import training_tasks
 
 JOBS = Path(__file__).parent / "jobs"
 # The first scheduled run is the next one, not the one that was missed just before the DAG was switched on.
@@ -42,7 +36,8 @@ day, and trains on January 1st; a run by hand with the same logical date trains 
 before it. To train on all data that is there, empty the field *Logical Date*.
 
 Each task has a button to its **MLflow run**. A failed job's last lines are in the log of the task that waited for it.
-*Clear* and retries attach to the running job; there is never a second one for the same logical date.
+*Clear* and retries attach to the running job; there is never a second one for the same logical date. A job file that
+was changed meanwhile is refused.
 
 The schedule trains on one day and evaluates on the next, so a run needs two complete days of the click log. The DAG
 `click_log_arrived` starts the same run as soon as a day's partition is announced.
@@ -61,8 +56,7 @@ with DAG(
     params=training_params(JOBS),
     tags=["elastrec", "training"],
 ):
-    prepare_data = PrepareDataOperator(
-        task_id="prepare_data",
+    training_tasks(
         jobs_folder=JOBS,
         job_file=f"{{{{ params.job_file or var.value.get('{JOB_FILE_VARIABLE}', '') }}}}",
         job="{{ params.job }}",
@@ -71,24 +65,3 @@ with DAG(
         interval_start="{{ params.interval_start }}",
         interval_end="{{ params.interval_end }}",
     )
-    warm_start = WarmStartOperator(task_id="warm_start", prepared=prepare_data.output)
-    launch = LaunchJobOperator(task_id="launch", prepared=prepare_data.output, allocation=warm_start.output)
-    offline_phase = OfflinePhaseOperator(
-        task_id="offline_phase",
-        prepared=prepare_data.output,
-        allocation=warm_start.output,
-        launched=launch.output,
-    )
-    evaluate_and_gate = EvaluateAndGateOperator(
-        task_id="evaluate_and_gate", prepared=prepare_data.output, launched=launch.output
-    )
-    register = RegisterModelOperator(
-        task_id="register",
-        prepared=prepare_data.output,
-        launched=launch.output,
-        decision=evaluate_and_gate.output,
-    )
-    finish = FinishJobOperator(task_id="finish", prepared=prepare_data.output, launched=launch.output)
-
-    prepare_data >> warm_start >> launch >> offline_phase >> evaluate_and_gate >> register
-    register >> finish.as_teardown(setups=launch)

@@ -1,8 +1,9 @@
-"""What the operators share: the platform, the values that travel between tasks, owner tokens and errors."""
+"""What the operators share: the platform, waiting for a job, owner tokens, tags and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,31 +11,38 @@ from urllib.parse import quote
 
 import msgspec
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
 from elastrec.operators import settings
 from elastrec.operators.hook import ElastrecHook
 from elastrec.operators.links import MlflowRunLink
+from elastrec.operators.triggers import TIMED_OUT, JobTrigger
 from elastrec.platform.specs.errors import DataError, JobFailedError, SpecError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from airflow.sdk import Context
 
     from elastrec.platform.jobs import Platform
 
 Value = TypeVar("Value", bound=msgspec.Struct)
+BAD_INPUT = (SpecError, DataError, JobFailedError)
+"""Errors that a second try would only repeat."""
 
 
 class ElastrecOperator(BaseOperator):
     """Base of the operators.
 
-    Values of `elastrec.platform.jobs.types` travel between tasks as plain JSON objects: a task's input argument is
-    another operator's `.output`.
+    What a task hands on is a plain JSON object (`operators.values`): a task's input argument is the `.output` of the
+    operator before it.
 
     Args:
-        elastrec_conn_id: the connection that names cluster, tracking server and work folder.
+        elastrec_conn_id: the connection that names cluster, tracking server and work folder; a template.
     """
 
+    template_fields: Sequence[str] = ("elastrec_conn_id",)
     ui_color = "#e8f1fb"
     operator_extra_links = (MlflowRunLink(),)
 
@@ -44,9 +52,12 @@ class ElastrecOperator(BaseOperator):
         elastrec_conn_id: str = settings.DEFAULT_CONNECTION_ID,
         retries: int = settings.RETRIES,
         retry_delay: Any = settings.RETRY_DELAY,
+        retry_exponential_backoff: Any = settings.RETRY_BACKOFF,
         **kwargs: Any,
     ) -> None:
-        super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
+        super().__init__(
+            retries=retries, retry_delay=retry_delay, retry_exponential_backoff=retry_exponential_backoff, **kwargs
+        )
         self.elastrec_conn_id = elastrec_conn_id
 
     @cached_property
@@ -59,9 +70,50 @@ class ElastrecOperator(BaseOperator):
         return self._hook.platform
 
 
+class WaitingOperator(ElastrecOperator):
+    """Base of operators that wait for a job; `resume` takes what they waited for.
+
+    Args:
+        deferrable: wait in the triggerer, which costs no slot of a worker, or in the task itself; the default is
+            Airflow's `[operators] default_deferrable`.
+    """
+
+    def __init__(
+        self,
+        *,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = deferrable
+
+    def wait_for(self, trigger: JobTrigger, context: Context, method_name: str = "resume") -> Any:
+        """Defers to the trigger, or runs it here; its event goes to `method_name`, whose value is returned.
+
+        A trigger knows by itself when the task's `execution_timeout` is over (`watched`): Airflow would fail a
+        deferred task without a word to the job.
+        """
+        if self.deferrable:
+            self.defer(trigger=trigger, method_name=method_name)
+        try:
+            event = asyncio.run(trigger.first_event())
+        except AirflowTaskTimeout:
+            event = trigger.event_of(TIMED_OUT, over_time(self.execution_timeout))
+        return getattr(self, method_name)(context, event)
+
+    def resume(self, context: Context, event: Mapping[str, str]) -> Any:
+        """Called with the event of the trigger."""
+        raise NotImplementedError
+
+
+def over_time(limit: timedelta | None) -> str:
+    """Why a job is stopped whose task has run for too long."""
+    return f"its task has run for longer than its execution_timeout of {limit}"
+
+
 def watched(task: ElastrecOperator, context: Context, job_id: str, owner: str) -> dict[str, Any]:
-    """What every trigger of a job's task is told: the job, how to reach it, and the task that it is watched for."""
-    this = context["ti"]
+    """The arguments that all triggers of a job have: the job, how to reach it, and the task that waits for it."""
+    this, limit = context["ti"], task.execution_timeout
     return {
         "job_id": job_id,
         "conn_id": task.elastrec_conn_id,
@@ -71,6 +123,8 @@ def watched(task: ElastrecOperator, context: Context, job_id: str, owner: str) -
         "watched_task_id": this.task_id,
         "map_index": _map_index(context),
         "try_number": this.try_number,
+        "deadline": (this.start_date + limit).timestamp() if limit and this.start_date else None,
+        "over_time": over_time(limit) if limit else "",
     }
 
 
@@ -88,16 +142,18 @@ def _map_index(context: Context) -> int:
 
 
 def owner_key(context: Context) -> str:
-    """Names what the job is for: the DAG and its logical date (or the run, when it has none)."""
-    run = context["dag_run"]
+    """Names what the job is for: the DAG, its logical date (or the run, when it has none), and the task that made it.
+
+    So two jobs of one name in one DAG run are two jobs, and every try of a task means the same one.
+    """
+    run, task, index = context["dag_run"], context["ti"], _map_index(context)
     moment = run.logical_date.isoformat() if run.logical_date else run.run_id
-    return f"{run.dag_id}/{moment}"
+    name = task.task_id if index < 0 else f"{task.task_id}[{index}]"
+    return f"{run.dag_id}/{moment}/{name}"
 
 
 def run_tags(context: Context) -> dict[str, str]:
     """Tags by which the job's run in MLflow leads back to the DAG run."""
-    from airflow.sdk.configuration import conf
-
     from elastrec.platform.history.records import TAG_AIRFLOW_URL
 
     run = context["dag_run"]
@@ -117,19 +173,27 @@ def give(value: msgspec.Struct) -> dict[str, Any]:
     return plain
 
 
+def extended(kind: type[Value], value: msgspec.Struct, **more: Any) -> Value:
+    """A value of `kind` with the fields of one of a base of `kind`, and some more."""
+    return kind(**{name: getattr(value, name) for name in value.__struct_fields__}, **more)
+
+
 @contextmanager
 def no_retry_for_bad_input() -> Iterator[None]:
-    """Turns errors that a second try would only repeat into ones that Airflow does not retry."""
+    """Turns errors of BAD_INPUT into ones that Airflow does not retry."""
     try:
         yield
-    except (SpecError, DataError, JobFailedError) as error:
+    except BAD_INPUT as error:
         raise AirflowFailException(str(error)) from error
 
 
 __all__ = [
+    "BAD_INPUT",
     "AirflowException",
     "AirflowFailException",
     "ElastrecOperator",
+    "WaitingOperator",
+    "extended",
     "give",
     "no_retry_for_bad_input",
     "owner_key",

@@ -29,7 +29,7 @@ class _LogOperator(ElastrecOperator):
         partition: the day `2026-01-31` or hour `2026-01-31T07`; empty for data without partitions.
     """
 
-    template_fields: Sequence[str] = ("job_file", "partition", "path")
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "job_file", "partition", "path")
 
     def __init__(self, *, jobs_folder: str | Path, job_file: str, path: str, partition: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from airflow.sdk import Asset, AssetAlias
 
 from elastrec.operators.base import (
     AirflowException,
     AirflowFailException,
     ElastrecOperator,
+    WaitingOperator,
+    extended,
     give,
     no_retry_for_bad_input,
     owner_token,
@@ -17,38 +22,41 @@ from elastrec.operators.base import (
     watched,
 )
 from elastrec.operators.links import push_link
-from elastrec.operators.triggers import EvaluatorTrigger, TrackingTrigger
+from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, TrackingTrigger
 from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.uris import masked
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from pydantic import JsonValue
 
-    from elastrec.platform.jobs import Launched, Prepared
+    from elastrec.operators.values import LaunchedJob
+    from elastrec.platform.jobs import Prepared, Registered
 
-_LONGEST_EVALUATION = timedelta(hours=2)
 
+class _PublishingOperator(WaitingOperator):
+    """An operator that needs MLflow, and waits for it while it is away (`spec.history.publish_wait`)."""
 
-class _PublishingOperator(ElastrecOperator):
-    """An operator that needs MLflow, and waits for it, deferred, while it is away (`spec.history.publish_wait`)."""
+    @abc.abstractmethod
+    def launched_job(self) -> LaunchedJob:
+        """The job, from the value of the task before this one."""
 
-    prepared: Any
-    launched: Any
+    @abc.abstractmethod
+    def publish(self, context: Context) -> Any:
+        """What the task does once MLflow answers."""
 
-    def _wait_for_tracking(self, context: Context) -> None:
-        """Defers when MLflow does not answer; `tracking_is_back` then begins the try anew."""
-        from elastrec.platform.jobs import Prepared, publish_patience_seconds, tracking_answers
+    def execute(self, context: Context) -> Any:
+        """Waits for MLflow, then goes on."""
+        from elastrec.platform.jobs import publish_patience_seconds, tracking_answers
 
         if tracking_answers(self.platform):
-            return
-        prepared = take(Prepared, self.prepared)
+            return self.publish(context)
+        prepared = self.launched_job().prepared
         patience = publish_patience_seconds(prepared)
         server = masked(self.platform.tracking_uri)
         self.log.warning("MLflow at %s does not answer; waiting up to %.0f s", server, patience)
-        self.defer(
-            trigger=TrackingTrigger(patience_seconds=patience, **self._watched(context, prepared)),
-            method_name="tracking_is_back",
-        )
+        trigger = TrackingTrigger(patience_seconds=patience, **self._watched(context, prepared))
+        return self.wait_for(trigger, context, "tracking_is_back")
 
     def _watched(self, context: Context, prepared: Prepared) -> dict[str, Any]:
         """Arguments of a trigger that may stop the job: this try takes it over from the task before it."""
@@ -60,113 +68,164 @@ class _PublishingOperator(ElastrecOperator):
 
     def tracking_is_back(self, context: Context, event: Mapping[str, str]) -> Any:
         """Called with the trigger's event; fails, without another try, when MLflow stayed away."""
-        from elastrec.platform.jobs import Prepared, away_message
+        from elastrec.platform.jobs import away_message
 
-        if event["outcome"] == "away":
-            words = away_message(self.platform, take(Prepared, self.prepared))
+        if event["outcome"] in ("away", TIMED_OUT):
+            words = away_message(self.platform, self.launched_job().prepared)
             raise AirflowFailException(f"{words}. When MLflow is back, clear this task.")
         return self.execute(context)
 
-    def _with_run(self, context: Context) -> tuple[Prepared, Launched]:
+    def _with_run(self, context: Context) -> LaunchedJob:
         """The job with its run in MLflow, which is made now when MLflow was away at the launch."""
-        from elastrec.platform.jobs import Launched, Prepared, with_run
+        from elastrec.platform.jobs import with_run
 
-        prepared = take(Prepared, self.prepared)
-        launched = with_run(self.platform, prepared, take(Launched, self.launched))
+        job = self.launched_job()
+        launched = with_run(self.platform, job.prepared, job)
         push_link(context, launched.run_url)
-        return prepared, launched
+        return msgspec.structs.replace(job, run_id=launched.run_id, run_url=launched.run_url)
 
 
 class EvaluateAndGateOperator(_PublishingOperator):
-    """Exports the model, scores the champion on the same rows and applies the gate. Output: `GateDecision`.
+    """Exports the model, scores the champion on the same rows and applies the gate.
 
     A model that does not pass is still registered, without becoming champion; the task succeeds either way.
+
+    Args:
+        trained: output of `OfflinePhaseOperator`.
+
+    Output: `JudgedJob`.
     """
 
-    template_fields: Sequence[str] = ("prepared", "launched")
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "trained")
 
-    def __init__(self, *, prepared: Any, launched: Any, **kwargs: Any) -> None:
-        super().__init__(execution_timeout=kwargs.pop("execution_timeout", _LONGEST_EVALUATION), **kwargs)
-        self.prepared = prepared
-        self.launched = launched
+    def __init__(self, *, trained: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.trained = trained
+        self._owner = ""
 
-    def execute(self, context: Context) -> None:
-        """Starts the evaluator pod, or finds the one of an earlier try, and defers."""
+    def launched_job(self) -> LaunchedJob:
+        """See _PublishingOperator."""
+        from elastrec.operators.values import TrainedJob
+
+        return take(TrainedJob, self.trained).launched
+
+    def publish(self, context: Context) -> Any:
+        """Starts the evaluator pod, or finds the one of an earlier try, and waits."""
         from elastrec.platform.jobs import start_evaluator
 
-        self._wait_for_tracking(context)
-        prepared, launched = self._with_run(context)
+        job = self._with_run(context)
         with no_retry_for_bad_input():
-            start_evaluator(self.platform, prepared, launched)
-        self.defer(
-            trigger=EvaluatorTrigger(**self._watched(context, prepared)),
-            method_name="resume",
-            timeout=self.execution_timeout,
-        )
+            start_evaluator(self.platform, job.prepared, job)
+        arguments = self._watched(context, job.prepared)
+        self._owner = arguments["owner"]
+        return self.wait_for(EvaluatorTrigger(**arguments), context)
 
     def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
         """Called with the trigger's event: reads the evaluator's result and decides."""
-        from elastrec.platform.jobs import EvaluatorState, gate_decision
+        from elastrec.operators.values import JudgedJob
+        from elastrec.platform.jobs import EvaluatorState, gate_decision, stop
 
         if event["outcome"] == "unreachable":
             raise AirflowException(f"the cluster does not answer: {event['reason']}")
         if event["outcome"] == EvaluatorState.WITHOUT_HISTORY:
             raise AirflowException("MLflow went away from the evaluator; the next try waits for it and starts another")
+        if event["outcome"] == TIMED_OUT:
+            stop(self.platform, event["job_id"], event["reason"], owner=event["owner"])
+            raise AirflowFailException(f"job {event['job_id']} was stopped: {event['reason']}")
         if event["outcome"] == "failed":
             for line in event["reason"].splitlines():
                 self.log.error(line)
             raise AirflowFailException(f"the evaluator of job {event['job_id']} failed; its last lines stand above")
+        job = self._with_run(context)
         with no_retry_for_bad_input():
-            decision = gate_decision(self.platform, *self._with_run(context))
+            decision = gate_decision(self.platform, job.prepared, job)
         self.log.info("the model %s the gate: %s", "passed" if decision.passed else "did not pass", decision.reason)
-        return give(decision)
+        return give(extended(JudgedJob, decision, launched=job))
+
+    def on_kill(self) -> None:
+        """Stops the job with its evaluator; while the task is deferred the trigger does it."""
+        from elastrec.platform.jobs import stop
+
+        if self._owner:
+            job_id = self.launched_job().job_id
+            stop(self.platform, job_id, f"the Airflow task {self.task_id} was ended", owner=self._owner)
 
 
 class RegisterModelOperator(_PublishingOperator):
-    """Registers the model; the alias `champion` moves to it when it passed the gate. Output: `Registered`."""
+    """Registers the model; the alias `champion` moves to it when it passed the gate.
 
-    template_fields: Sequence[str] = ("prepared", "launched", "decision")
+    Each asset among `outlets` gets an event with the version, and each asset alias the asset of the registered model:
+    its name is `model/NAME`.
 
-    def __init__(self, *, prepared: Any, launched: Any, decision: Any, **kwargs: Any) -> None:
+    Args:
+        decision: output of `EvaluateAndGateOperator`.
+
+    Output: `Registered`.
+    """
+
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "decision")
+
+    def __init__(self, *, decision: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.prepared = prepared
-        self.launched = launched
         self.decision = decision
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def launched_job(self) -> LaunchedJob:
+        """See _PublishingOperator."""
+        from elastrec.operators.values import JudgedJob
+
+        return take(JudgedJob, self.decision).launched
+
+    def publish(self, context: Context) -> dict[str, Any]:
         """Registers, once however often it is repeated."""
         from elastrec.platform.jobs import GateDecision, register
 
-        self._wait_for_tracking(context)
-        prepared, launched = self._with_run(context)
-        registered = register(self.platform, prepared, launched, take(GateDecision, self.decision))
+        job = self._with_run(context)
+        registered = register(self.platform, job.prepared, job, take(GateDecision, self.decision))
         self.log.info(
             "registered %s version %s%s",
             registered.name,
             registered.version,
             ", now the champion" if registered.is_champion else "",
         )
+        self._announce(context, registered)
         return give(registered)
+
+    def _announce(self, context: Context, registered: Registered) -> None:
+        about: dict[str, JsonValue] = {
+            "name": registered.name,
+            "version": registered.version,
+            "is_champion": registered.is_champion,
+            "model_uri": registered.model_uri,
+        }
+        for outlet in self.outlets:
+            if isinstance(outlet, AssetAlias):
+                context["outlet_events"][outlet].add(Asset(f"model/{registered.name}"), extra=about)
+            elif isinstance(outlet, Asset):
+                context["outlet_events"][outlet].extra = about
 
 
 class FinishJobOperator(ElastrecOperator):
-    """Removes everything of the job from the cluster, however the DAG run went; a job that still runs is stopped."""
+    """Removes everything of the job from the cluster, however the DAG run went; a job that still runs is stopped.
 
-    template_fields: Sequence[str] = ("prepared", "launched")
+    Args:
+        launched: output of `LaunchJobOperator`.
+    """
 
-    def __init__(self, *, prepared: Any, launched: Any = None, **kwargs: Any) -> None:
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "launched")
+
+    def __init__(self, *, launched: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.prepared = prepared
         self.launched = launched
 
     def execute(self, context: Context) -> None:
         """Idempotent."""
-        from elastrec.platform.jobs import Launched, Prepared, finish_job, is_trained, observe, stop
+        from elastrec.operators.values import LaunchedJob
+        from elastrec.platform.jobs import finish_job, is_trained, observe, stop
 
-        if self.launched and (url := take(Launched, self.launched).run_url):
-            push_link(context, url)
-        prepared = take(Prepared, self.prepared)
-        job_id = prepared.job_id
+        launched = take(LaunchedJob, self.launched)
+        if launched.run_url:
+            push_link(context, launched.run_url)
+        prepared, job_id = launched.prepared, launched.job_id
         try:
             phase = observe(self.platform, job_id).metrics.phase
         except JobNotFoundError:

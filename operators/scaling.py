@@ -31,7 +31,7 @@ class _ScalingOperator(ElastrecOperator):
         settings_file: see `platform.specs.scaling.ScalingSettings`.
     """
 
-    template_fields: Sequence[str] = ("settings_file",)
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "settings_file")
 
     def __init__(self, *, settings_file: str | Path, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -80,7 +80,7 @@ class ProposeOperator(_ScalingOperator):
         profile: one element of RunningJobsOperator's output.
     """
 
-    template_fields: Sequence[str] = ("settings_file", "profile")
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "settings_file", "profile")
 
     def __init__(self, *, profile: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -114,7 +114,7 @@ class SelectOperator(_ScalingOperator):
         left_alone: what RunningJobsOperator pushed under LEFT_ALONE.
     """
 
-    template_fields: Sequence[str] = ("settings_file", "proposed", "left_alone")
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "settings_file", "proposed", "left_alone")
 
     def __init__(self, *, proposed: Any, left_alone: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -158,7 +158,10 @@ class ApplyPlanOperator(ElastrecOperator):
         plan: one element of SelectOperator's output.
     """
 
-    template_fields: Sequence[str] = ("plan",)
+    template_fields: Sequence[str] = (
+        *ElastrecOperator.template_fields,
+        "plan",
+    )
 
     def __init__(self, *, plan: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)

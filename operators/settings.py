@@ -12,6 +12,8 @@ JOB_FILE_VARIABLE = "elastrec_job_file"
 CLUSTERED_LOG_VARIABLE = "elastrec_clustered_log"
 """Airflow variable: where the clustered click log goes."""
 CLICK_LOG_ASSET = "click_log"
+MODELS_ALIAS = "elastrec_models"
+"""Asset alias of all registered models: the asset `model/NAME` of each gets an event for every version."""
 CLUSTERED_CLICK_LOG_ASSET = "clustered_click_log"
 
 POLL_SECONDS = 1.0
@@ -32,5 +34,5 @@ KILL_SECONDS = 120.0
 """How long a trigger goes on trying to stop a job whose cluster does not answer."""
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=5)
-LONGEST_JOB = timedelta(hours=24)
-"""A job that still runs after this is stopped and its task fails."""
+RETRY_BACKOFF = 3.0
+"""Each pause between two tries is so many times as long as the one before it."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from elastrec.operators import settings
 from elastrec.operators.base import (
+    BAD_INPUT,
     AirflowException,
     AirflowFailException,
     ElastrecOperator,
+    WaitingOperator,
+    extended,
     give,
     no_retry_for_bad_input,
     owner_key,
@@ -24,7 +26,8 @@ from elastrec.operators.base import (
 from elastrec.operators.links import push_link
 from elastrec.operators.params import read_interval, read_job, refuse_unknown
 from elastrec.operators.progress import progress_line
-from elastrec.operators.triggers import JobPhaseTrigger
+from elastrec.operators.triggers import TIMED_OUT, JobPhaseTrigger
+from elastrec.platform.specs.errors import OtherJobError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.types import DagRunProtocol
 
-    from elastrec.platform.jobs import Allocation, Launched, Platform, Prepared
+    from elastrec.operators.values import LaunchedJob
+    from elastrec.platform.jobs import Allocation, Prepared
 
 
 class PrepareDataOperator(ElastrecOperator):
@@ -48,6 +52,7 @@ class PrepareDataOperator(ElastrecOperator):
     """
 
     template_fields: Sequence[str] = (
+        *ElastrecOperator.template_fields,
         "job_file",
         "job",
         "overrides",
@@ -117,9 +122,15 @@ class PrepareDataOperator(ElastrecOperator):
 
 
 class WarmStartOperator(ElastrecOperator):
-    """Chooses the start-up sizes. Output: `Allocation`."""
+    """Chooses the start-up sizes.
 
-    template_fields: Sequence[str] = ("prepared",)
+    Args:
+        prepared: output of `PrepareDataOperator`.
+
+    Output: `AllocatedJob`.
+    """
+
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "prepared")
 
     def __init__(self, *, prepared: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -127,6 +138,7 @@ class WarmStartOperator(ElastrecOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Asks the platform and logs where the sizes come from."""
+        from elastrec.operators.values import AllocatedJob
         from elastrec.platform.jobs import Prepared, job_page, warm_start
 
         prepared = take(Prepared, self.prepared)
@@ -141,37 +153,48 @@ class WarmStartOperator(ElastrecOperator):
             allocation.parameter_server_cores,
             allocation.source,
         )
-        return give(allocation)
+        return give(extended(AllocatedJob, allocation, prepared=prepared))
 
 
 class LaunchJobOperator(ElastrecOperator):
-    """Starts the job, or attaches to the one that this DAG run has already started. Output: `Launched`."""
+    """Starts the job, or attaches to the one that this DAG run has already started.
 
-    template_fields: Sequence[str] = ("prepared", "allocation")
+    Args:
+        allocation: output of `WarmStartOperator`.
 
-    def __init__(self, *, prepared: Any, allocation: Any, **kwargs: Any) -> None:
+    Output: `LaunchedJob`.
+    """
+
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "allocation")
+
+    def __init__(self, *, allocation: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.prepared = prepared
         self.allocation = allocation
         self._owner = ""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Launches; a job of an earlier try that has failed or was stopped is removed first."""
-        from elastrec.platform.jobs import Allocation, Prepared, remove_unsuccessful, stop
+        from elastrec.operators.values import AllocatedJob
+        from elastrec.platform.jobs import Allocation, remove_unsuccessful, stop
 
-        prepared, allocation = take(Prepared, self.prepared), take(Allocation, self.allocation)
+        prepared, allocation = take(AllocatedJob, self.allocation).prepared, take(Allocation, self.allocation)
+        job_id = prepared.job_id
         self._owner = owner_token(context)
-        attaches = remove_unsuccessful(self.platform, prepared.job_id)
+        attaches = remove_unsuccessful(self.platform, job_id)
         try:
-            with no_retry_for_bad_input():
-                launched = _attach(self, prepared, allocation, self._owner)
+            launched = _attach(self, prepared, allocation, self._owner)
+        except OtherJobError as error:
+            # The job that runs is not the one that this task describes: it is not this task's to stop.
+            raise AirflowFailException(str(error)) from error
         except Exception as error:
             # Airflow runs no teardown for a set-up task that failed; a job that an earlier try started may go on
             # until the last one has given up.
             task = context["ti"]
-            gives_up = isinstance(error, AirflowFailException) or task.try_number > task.max_tries
-            if gives_up or not attaches:
-                stop(self.platform, prepared.job_id, "it could not be launched")
+            is_bad_input = isinstance(error, BAD_INPUT)
+            if is_bad_input or task.try_number > task.max_tries or not attaches:
+                stop(self.platform, job_id, "it could not be launched")
+            if is_bad_input:
+                raise AirflowFailException(str(error)) from error
             raise
         push_link(context, launched.run_url)
         self.log.info("job %s runs; MLflow run %s", launched.job_id, launched.run_url)
@@ -179,52 +202,60 @@ class LaunchJobOperator(ElastrecOperator):
 
     def on_kill(self) -> None:
         """Stops what was started."""
-        _stop_owned(self.platform, self.prepared, self._owner, self.task_id)
+        from elastrec.operators.values import AllocatedJob
+
+        if self._owner:
+            _stop_owned(self, take(AllocatedJob, self.allocation).prepared.job_id, self._owner)
 
 
-class OfflinePhaseOperator(ElastrecOperator):
-    """Waits, deferred, until the job has trained and evaluated. Output: the job's last `TrainingMetrics`.
+class OfflinePhaseOperator(WaitingOperator):
+    """Waits until the job has trained and evaluated, however long that takes.
 
     A retry, a restart of scheduler or triggerer and *clear* attach to the running job. A job that is gone (its node
-    was lost, or a person stopped it) is launched again by the next try.
+    was lost, or a person stopped it) is launched again by the next try. A job that still runs when the task's
+    `execution_timeout` is over is stopped, and the task fails; by default there is none.
+
+    Args:
+        launched: output of `LaunchJobOperator`.
+
+    Output: the fields of the job's last `TrainingMetrics`, and `launched` (see `TrainedJob`).
     """
 
-    template_fields: Sequence[str] = ("prepared", "allocation", "launched")
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "launched")
 
-    def __init__(self, *, prepared: Any, allocation: Any, launched: Any, **kwargs: Any) -> None:
-        super().__init__(execution_timeout=kwargs.pop("execution_timeout", settings.LONGEST_JOB), **kwargs)
-        self.prepared = prepared
-        self.allocation = allocation
+    def __init__(self, *, launched: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.launched = launched
         self._owner = ""
 
-    def execute(self, context: Context) -> None:
-        """Takes the job over and defers."""
-        from elastrec.platform.jobs import Allocation, Launched, Prepared, remove_unsuccessful
+    def execute(self, context: Context) -> Any:
+        """Takes the job over and waits."""
+        from elastrec.operators.values import LaunchedJob
+        from elastrec.platform.jobs import remove_unsuccessful
 
-        prepared, allocation = take(Prepared, self.prepared), take(Allocation, self.allocation)
+        earlier = take(LaunchedJob, self.launched)
         task = context["ti"]
-        push_link(context, take(Launched, self.launched).run_url)
+        push_link(context, earlier.run_url)
         self._owner = owner_token(context)
         if task.try_number > 1:
-            remove_unsuccessful(self.platform, prepared.job_id)
-        launched = _attach(self, prepared, allocation, self._owner)
+            remove_unsuccessful(self.platform, earlier.job_id)
+        launched = _attach(self, earlier.prepared, earlier.allocation, self._owner)
         self.log.info("watching job %s as %s; MLflow run %s", launched.job_id, self._owner, launched.run_url)
-        self.defer(
-            trigger=JobPhaseTrigger(**watched(self, context, launched.job_id, self._owner)),
-            method_name="resume",
-            timeout=self.execution_timeout,
-        )
+        return self.wait_for(JobPhaseTrigger(**watched(self, context, launched.job_id, self._owner)), context)
 
     def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
         """Called with the trigger's event: returns the result, or fails with the pods' last words in the log."""
-        from elastrec.platform.jobs import failure_report, observe
+        from elastrec.operators.values import LaunchedJob, TrainedJob
+        from elastrec.platform.jobs import failure_report, observe, stop
 
         job_id, outcome, reason = event["job_id"], event["outcome"], event["reason"]
         if outcome == "succeeded":
             metrics = observe(self.platform, job_id).metrics
             self.log.info(progress_line(metrics))
-            return metrics.model_dump(mode="json")
+            return {**metrics.model_dump(mode="json"), **give(TrainedJob(launched=take(LaunchedJob, self.launched)))}
+        if outcome == TIMED_OUT:
+            stop(self.platform, job_id, reason, owner=event["owner"])
+            raise AirflowFailException(f"job {job_id} was stopped: {reason}")
         if outcome in ("failed", "stopped"):
             for line in failure_report(self.platform, job_id).splitlines():
                 self.log.error(line)
@@ -233,7 +264,10 @@ class OfflinePhaseOperator(ElastrecOperator):
 
     def on_kill(self) -> None:
         """Stops the job; while the task is deferred the trigger does it."""
-        _stop_owned(self.platform, self.prepared, self._owner, self.task_id)
+        from elastrec.operators.values import LaunchedJob
+
+        if self._owner:
+            _stop_owned(self, take(LaunchedJob, self.launched).job_id, self._owner)
 
 
 def _data_interval(run: DagRunProtocol) -> tuple[datetime, datetime] | None:
@@ -243,17 +277,17 @@ def _data_interval(run: DagRunProtocol) -> tuple[datetime, datetime] | None:
     return run.data_interval_start, run.data_interval_end
 
 
-def _attach(operator: ElastrecOperator, prepared: Prepared, allocation: Allocation, owner: str) -> Launched:
+def _attach(operator: ElastrecOperator, prepared: Prepared, allocation: Allocation, owner: str) -> LaunchedJob:
+    from elastrec.operators.values import LaunchedJob
     from elastrec.platform.jobs import launch
 
     launched = launch(operator.platform, prepared, allocation, owner=owner)
     if launched.goes_on_from:
         operator.log.info("goes on from %s at %s samples", launched.goes_on_from, f"{launched.goes_on_at:,}")
-    return launched
+    return extended(LaunchedJob, launched, prepared=prepared)
 
 
-def _stop_owned(platform: Platform, prepared: Any, owner: str, task_id: str) -> None:
-    from elastrec.platform.jobs import Prepared, stop
+def _stop_owned(operator: ElastrecOperator, job_id: str, owner: str) -> None:
+    from elastrec.platform.jobs import stop
 
-    if owner:
-        stop(platform, take(Prepared, prepared).job_id, f"the Airflow task {task_id} was ended", owner=owner)
+    stop(operator.platform, job_id, f"the Airflow task {operator.task_id} was ended", owner=owner)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from elastrec.platform.jobs import Observation, Platform
 
 Answer = TypeVar("Answer")
+TIMED_OUT = "timed out"
+"""Outcome of a wait whose task has used up its `execution_timeout`."""
 _CLEARED = ""
 _ANOTHER_TRY_STATES = {
     _CLEARED,
@@ -51,6 +53,8 @@ class JobTrigger(BaseTrigger):
         owner: token of the try that deferred; only the owner may stop the job.
         dag_id, run_id, watched_task_id, map_index: the deferred task instance, asked for its state when it is killed.
         try_number: of the try that deferred, for the log.
+        deadline: when the wait ends with the outcome TIMED_OUT, seconds since the epoch; None: never.
+        over_time: its reason then.
     """
 
     path = ""
@@ -65,6 +69,8 @@ class JobTrigger(BaseTrigger):
         watched_task_id: str,
         map_index: int = -1,
         try_number: int = 0,
+        deadline: float | None = None,
+        over_time: str = "",
         poll_seconds: float = settings.POLL_SECONDS,
         grace_seconds: float = settings.FIRE_GRACE_SECONDS,
     ) -> None:
@@ -77,6 +83,8 @@ class JobTrigger(BaseTrigger):
         self.watched_task_id = watched_task_id
         self.map_index = map_index
         self.try_number = try_number
+        self.deadline = deadline
+        self.over_time = over_time
         self.poll_seconds = poll_seconds
         self.grace_seconds = grace_seconds
         self._patience = Patience(settings.PROGRESS_SECONDS)
@@ -93,6 +101,8 @@ class JobTrigger(BaseTrigger):
             "watched_task_id",
             "map_index",
             "try_number",
+            "deadline",
+            "over_time",
             "poll_seconds",
             "grace_seconds",
         )
@@ -105,13 +115,26 @@ class JobTrigger(BaseTrigger):
         # now, it does not delay the decision about a kill.
         first_question = asyncio.create_task(self._warm_up())
         try:
-            outcome, reason = await self.watch()
+            event = await self.first_event()
             await asyncio.sleep(max(0.0, self.grace_seconds - (time.monotonic() - begin)))
         finally:
             first_question.cancel()
-        # All that the resumed task needs is in the event: `dag.test()` forgets the arguments of `defer`.
-        payload = {"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason}
-        yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+
+    async def first_event(self) -> dict[str, str]:
+        """What `watch` found, or that the time is over; tasks that do not defer wait here."""
+        left = None if self.deadline is None else max(0.0, self.deadline - time.time())
+        try:
+            async with asyncio.timeout(left):
+                return self.event_of(*await self.watch())
+        except TimeoutError:
+            if self.deadline is None or time.time() < self.deadline:
+                raise
+        return self.event_of(TIMED_OUT, self.over_time)
+
+    def event_of(self, outcome: str, reason: str) -> dict[str, str]:
+        """All that the resumed task needs: `dag.test()` forgets the arguments of `defer`."""
+        return {"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason}
 
     @abc.abstractmethod
     async def watch(self) -> tuple[str, str]:

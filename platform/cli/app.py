@@ -10,7 +10,7 @@ from typing import Any
 import click
 import structlog
 
-from elastrec.platform.specs.errors import DataError, ElastrecError, SpecError
+from elastrec.platform.specs.errors import DataError, ElastrecError, OtherJobError, SpecError
 from elastrec.platform.specs.uris import mask_event
 
 EXIT_FAILED = 1
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo("stopped", err=True)
         # click puts an Abort in the place of what interrupted it.
         sys.exit(getattr(error.__cause__ or error, "exit_code", EXIT_INTERRUPTED))
-    except (SpecError, DataError) as error:
+    except (SpecError, DataError, OtherJobError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except ElastrecError as error:

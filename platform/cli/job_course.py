@@ -13,7 +13,7 @@ from elastrec.platform.cli.options import echo_json
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.cli.run_claim import RunClaim
 from elastrec.platform.jobs.surroundings import work_folder
-from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError
+from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError, OtherJobError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.uris import masked
 
@@ -88,6 +88,9 @@ def _train_and_publish(platform: jobs.Platform, course: Course, claim: RunClaim,
         # Its master waits for a while, then leaves everything in the store: either is found again by the key.
         is_kept = True
         raise HistoryAwayError(f"{error}; when MLflow is back, {course.again}") from error
+    except OtherJobError:
+        is_kept = True
+        raise
     finally:
         if ended:
             jobs.finish_job(platform, prepared)

@@ -61,6 +61,18 @@ def keep_launch(store: str, prepared: Prepared, allocation: Allocation, earlier_
     write_launch(store, name, prepared.job_id, msgspec.json.format(msgspec.json.encode(kept), indent=2))
 
 
+def launch_of(store: str, name: str, job_id: str) -> KeptLaunch | None:
+    """The last launch of a job; None when the store knows none.
+
+    Args:
+        name: the job file's `metadata.name`.
+
+    Raises:
+        CheckpointError: the store could not be asked, or what it keeps cannot be read.
+    """
+    return _read(open_store(store), name, job_id)
+
+
 def kept_launch(store: str, job: str) -> KeptLaunch:
     """The launch of a job by its id, or of the one that was launched last by its name.
 

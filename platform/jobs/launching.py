@@ -18,6 +18,7 @@ from elastrec.platform.jobs.kept_launch import keep_launch
 from elastrec.platform.jobs.last_words import ending_of, keep_log
 from elastrec.platform.jobs.masters import Answer, ask_pod, live_master, pod_of_master, wait_for_master
 from elastrec.platform.jobs.preparation import allocated
+from elastrec.platform.jobs.same_job import JOB_LABEL, job_digest, refuse_other_job
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
@@ -122,6 +123,7 @@ def launch(
         earlier_terms: as of `launch_request`.
 
     Raises:
+        OtherJobError: the job that exists under this id has another job file; it is left alone.
         SpecError: the positions of the job's records do not fit it as it is launched now.
         HistoryError: MLflow is there and refuses.
         ClusterError: the cluster refused the pod, or the master did not come up.
@@ -131,7 +133,9 @@ def launch(
     names = job_from_json(prepared.job_json).spec.history
     existing = pod_of_master(platform, prepared.job_id)
     record = None
-    if existing is None:
+    if existing is not None:
+        refuse_other_job(existing, prepared)
+    else:
         # Before a run is made for it: what cannot go on is refused without a trace.
         request = launch_request(prepared, allocation, earlier_terms=earlier_terms)
         record = next(iter(own_records(request, 1)), None)
@@ -142,8 +146,10 @@ def launch(
         keep_launch(request.store, prepared, allocation, request.earlier_terms)
         secret = new_job_secret(platform, prepared.job_id)
         pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
-        created = platform.launcher.submit(msgspec.structs.replace(pod, labels={**pod.labels, RUN_LABEL: run_id}))
+        labels = {**pod.labels, RUN_LABEL: run_id, JOB_LABEL: job_digest(prepared)}
+        created = platform.launcher.submit(msgspec.structs.replace(pod, labels=labels))
         # Another caller may have created it at the same time, with a run and a secret of its own.
+        refuse_other_job(created, prepared)
         existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
     if existing is None:
         goes_on_from = record.uri if record else "nothing"

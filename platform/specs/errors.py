@@ -65,6 +65,10 @@ class JobNotFoundError(ClusterError):
     """The cluster answers and does not know the job: it was stopped, finished or never launched."""
 
 
+class OtherJobError(ClusterError):
+    """A job runs under the id, and is not the one that is asked for. It is left alone."""
+
+
 class TransportError(ElastrecError):
     """A call over the network failed."""
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from elastrec.operators.base import extended
+from elastrec.operators.values import AllocatedJob, JudgedJob, LaunchedJob, TrainedJob
 from elastrec.platform.jobs import Allocation, GateDecision, Interval, Launched, Observation, Prepared
 from elastrec.platform.jobs.types import ModelScore
 from elastrec.platform.specs.errors import JobNotFoundError
@@ -33,8 +35,14 @@ ALLOCATION = Allocation(
     parameter_server_memory_bytes=2**30,
     source="test",
 )
-LAUNCHED = Launched(job_id="clicks-1", master_pod="clicks-1-master", run_id="abc", run_url="http://mlflow/abc")
+LAUNCHED = Launched(
+    job_id="clicks-1", master_pod="clicks-1-master", run_id="abc", run_url="http://mlflow/abc", allocation=ALLOCATION
+)
 DECISION = GateDecision(passed=True, reason="no champion yet", candidate=ModelScore(0.7, 0.9, 5))
+ALLOCATED_JOB = extended(AllocatedJob, ALLOCATION, prepared=PREPARED)
+LAUNCHED_JOB = extended(LaunchedJob, LAUNCHED, prepared=PREPARED)
+TRAINED_JOB = TrainedJob(launched=LAUNCHED_JOB)
+JUDGED_JOB = extended(JudgedJob, DECISION, launched=LAUNCHED_JOB)
 
 
 def plain(value: msgspec.Struct) -> dict[str, Any]:
@@ -52,6 +60,7 @@ class TaskInstance:
     task_id: str = "task"
     try_number: int = 1
     map_index: int | None = -1
+    start_date: datetime = datetime(2026, 1, 3, 2, tzinfo=UTC)
     max_tries: int = 3
     pushed: dict[str, Any] = field(default_factory=dict)
 

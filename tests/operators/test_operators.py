@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset, AssetAlias
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from airflow.sdk.execution_time.context import OutletEventAccessors
 from structlog.testing import capture_logs
 
 from elastrec.operators.base import ElastrecOperator, run_tags
@@ -22,11 +24,23 @@ from elastrec.operators.training import (
     PrepareDataOperator,
     WarmStartOperator,
 )
-from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger, TrackingTrigger
+from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, JobPhaseTrigger, TrackingTrigger
 from elastrec.platform.jobs import Registered, job_id_for
-from elastrec.platform.specs.errors import ClusterError, FieldProblem, JobFailedError, SpecError
+from elastrec.platform.specs.errors import ClusterError, FieldProblem, JobFailedError, OtherJobError, SpecError
 from elastrec.platform.specs.metrics import Phase
-from tests.operators.steps import ALLOCATION, DECISION, LAUNCHED, PREPARED, Platform, context, plain
+from tests.operators.steps import (
+    ALLOCATED_JOB,
+    ALLOCATION,
+    DECISION,
+    JUDGED_JOB,
+    LAUNCHED,
+    LAUNCHED_JOB,
+    PREPARED,
+    TRAINED_JOB,
+    Platform,
+    context,
+    plain,
+)
 
 JOBS = default_dags_folder() / "jobs"
 OWNER = "daily_retraining/scheduled__2026-01-03/task"
@@ -51,13 +65,11 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
 
 
 def launch() -> LaunchJobOperator:
-    return LaunchJobOperator(task_id="task", prepared=plain(PREPARED), allocation=plain(ALLOCATION))
+    return LaunchJobOperator(task_id="task", allocation=plain(ALLOCATED_JOB))
 
 
-def offline() -> OfflinePhaseOperator:
-    return OfflinePhaseOperator(
-        task_id="task", prepared=plain(PREPARED), allocation=plain(ALLOCATION), launched=plain(LAUNCHED)
-    )
+def offline(*, deferrable: bool = True, **fields: Any) -> OfflinePhaseOperator:
+    return OfflinePhaseOperator(task_id="task", launched=plain(LAUNCHED_JOB), deferrable=deferrable, **fields)
 
 
 def test_preparing_gives_one_job_id_per_logical_date(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +86,18 @@ def test_preparing_gives_one_job_id_per_logical_date(platform: Platform, monkeyp
         page = "http://mlflow/list/clicks-1"
         assert operator.execute(found) == plain(PREPARED) | {"page": page, "run_tags": run_tags(found)}
         assert found["ti"].pushed == {RUN_URL_KEY: page}
-    job_id = job_id_for("demo-click", "daily_retraining/2026-01-03T02:00:00+00:00")
+    job_id = job_id_for("demo-click", "daily_retraining/2026-01-03T02:00:00+00:00/task")
     assert asked == [(job_id, [1, 2, 3])] * 2
+
+
+def test_two_jobs_of_one_name_in_one_run_are_two_jobs(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_ids = set()
+    monkeypatch.setattr(
+        "elastrec.platform.jobs.prepare", lambda where, job, job_id, interval: job_ids.add(job_id) or PREPARED
+    )
+    for task in ({"task_id": "a.prepare_data"}, {"task_id": "b.prepare_data"}, {"map_index": 0}, {"map_index": 1}):
+        PrepareDataOperator(task_id="task", jobs_folder=JOBS, job_file="demo.yaml").execute(context(**task))
+    assert len(job_ids) == 4
 
 
 def test_a_jobs_run_is_tagged_with_the_page_of_its_dag_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +134,13 @@ def test_warm_start_shows_the_page_that_was_found_before(
     monkeypatch.setattr("elastrec.platform.jobs.warm_start", lambda where, prepared: ALLOCATION)
     found = context()
     operator = WarmStartOperator(task_id="task", prepared=plain(PREPARED) | {"page": known})
-    assert operator.execute(found) == plain(ALLOCATION)
+    assert operator.execute(found) == plain(ALLOCATION) | {"prepared": plain(PREPARED) | {"page": known}}
     assert found["ti"].pushed == {RUN_URL_KEY: shown}
 
 
 def test_launching_owns_the_job_and_shows_its_run_at_once(platform: Platform) -> None:
     found = context()
-    assert launch().execute(found) == plain(LAUNCHED)
+    assert launch().execute(found) == plain(LAUNCHED_JOB)
     assert platform.calls == [f"launch as {OWNER}/1"]
     assert found["ti"].pushed == {RUN_URL_KEY: LAUNCHED.run_url}
 
@@ -141,6 +163,17 @@ def test_a_failed_launch_leaves_nothing_behind(platform: Platform) -> None:
     with pytest.raises(AirflowFailException, match=r"spec\.x"):
         launch().execute(context())
     assert platform.calls[-1] == "stop as anybody"
+
+
+@pytest.mark.parametrize("phase", [None, Phase.TRAINING])
+def test_a_job_with_another_job_file_is_reported_without_a_retry_and_left_alone(
+    platform: Platform, phase: Phase | None
+) -> None:
+    platform.phase = phase
+    platform.launch_error = OtherJobError("job clicks-1 runs already, and with another job file")
+    with pytest.raises(AirflowFailException, match="another job file"):
+        launch().execute(context())
+    assert platform.calls == [f"launch as {OWNER}/1"]
 
 
 @pytest.mark.parametrize(("try_number", "stops"), [(2, False), (4, True)])
@@ -194,9 +227,42 @@ def event(outcome: str, reason: str = "") -> dict[str, str]:
     return {"job_id": "clicks-1", "owner": "me", "outcome": outcome, "reason": reason}
 
 
-def test_success_hands_on_the_metrics(platform: Platform) -> None:
+def test_success_hands_on_the_metrics_and_the_job(platform: Platform) -> None:
     platform.phase = Phase.SUCCEEDED
-    assert offline().resume(context(), event("succeeded"))["auc"] == 0.75
+    found = offline().resume(context(), event("succeeded"))
+    assert found["auc"] == 0.75 and found["launched"] == plain(LAUNCHED_JOB)
+
+
+def test_a_task_that_does_not_defer_waits_by_itself(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobPhaseTrigger, "_platform", lambda self: platform)
+    platform.phase = Phase.SUCCEEDED
+    assert offline(deferrable=False).execute(context())["auc"] == 0.75
+
+
+def test_a_wait_has_no_limit_but_the_tasks_own(platform: Platform) -> None:
+    platform.phase = Phase.TRAINING
+    for limit, deadline in ((None, None), (timedelta(hours=3), datetime(2026, 1, 3, 5, tzinfo=UTC).timestamp())):
+        with pytest.raises(TaskDeferred) as deferred:
+            offline(execution_timeout=limit).execute(context())
+        trigger = deferred.value.trigger
+        assert isinstance(trigger, JobPhaseTrigger)
+        assert (trigger.deadline, deferred.value.timeout) == (deadline, None)
+
+
+def test_a_job_that_outlasts_the_tasks_limit_is_stopped_and_not_tried_again(platform: Platform) -> None:
+    reason = "its task has run for longer than its execution_timeout of 3:00:00"
+    with pytest.raises(AirflowFailException, match=r"was stopped: .* 3:00:00"):
+        offline().resume(context(), event(TIMED_OUT, reason))
+    assert platform.calls == ["stop as me"]
+
+
+def test_a_task_that_waits_by_itself_keeps_its_limit(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobPhaseTrigger, "_platform", lambda self: platform)
+    platform.phase = Phase.TRAINING
+    begin = datetime.now(UTC) - timedelta(hours=3)
+    with pytest.raises(AirflowFailException, match=r"3:00:00"):
+        offline(deferrable=False, execution_timeout=timedelta(hours=3)).execute(context(start_date=begin))
+    assert platform.calls[-1] == f"stop as {OWNER}/1"
 
 
 def test_a_users_bug_fails_at_once_with_its_traceback_in_the_log(
@@ -225,7 +291,7 @@ def test_a_kill_stops_the_job_under_the_owners_name_and_nothing_before_there_is_
 
 
 def evaluate() -> EvaluateAndGateOperator:
-    return EvaluateAndGateOperator(task_id="task", prepared=plain(PREPARED), launched=plain(LAUNCHED))
+    return EvaluateAndGateOperator(task_id="task", trained=plain(TRAINED_JOB), deferrable=True)
 
 
 def test_evaluation_starts_its_pod_and_defers(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +299,7 @@ def test_evaluation_starts_its_pod_and_defers(platform: Platform, monkeypatch: p
     monkeypatch.setattr("elastrec.platform.jobs.start_evaluator", lambda *values: started.append(values[1:]))
     with pytest.raises(TaskDeferred) as deferred:
         evaluate().execute(context())
-    assert started == [(PREPARED, LAUNCHED)]
+    assert started == [(PREPARED, LAUNCHED_JOB)]
     assert isinstance(deferred.value.trigger, EvaluatorTrigger)
 
 
@@ -251,7 +317,7 @@ def test_a_try_of_the_evaluation_owns_the_job_so_that_its_kill_is_not_refused(
 
 def test_the_gates_decision_is_handed_on(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastrec.platform.jobs.gate_decision", lambda *values: DECISION)
-    assert evaluate().resume(context(), event("done")) == plain(DECISION)
+    assert evaluate().resume(context(), event("done")) == plain(JUDGED_JOB)
 
 
 def test_a_failed_evaluator_is_not_tried_again(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +352,7 @@ def test_without_mlflow_publishing_waits_deferred_and_then_fails_without_another
     platform.has_tracking = True
     with pytest.raises(TaskDeferred):
         evaluate().tracking_is_back(context(), event("back"))
-    assert started == [(PREPARED, LAUNCHED)]
+    assert started == [(PREPARED, LAUNCHED_JOB)]
 
 
 def test_a_job_launched_without_mlflow_gets_its_run_and_its_link_when_it_is_published(
@@ -294,21 +360,31 @@ def test_a_job_launched_without_mlflow_gets_its_run_and_its_link_when_it_is_publ
 ) -> None:
     registered = Registered(name="clicks", version="7", is_champion=True, model_uri="models:/m-1")
     monkeypatch.setattr("elastrec.platform.jobs.register", lambda *values: registered)
-    without = msgspec.structs.replace(LAUNCHED, run_id="", run_url="")
+    without = msgspec.structs.replace(JUDGED_JOB, launched=msgspec.structs.replace(LAUNCHED_JOB, run_id="", run_url=""))
     found = context()
-    RegisterModelOperator(
-        task_id="task", prepared=plain(PREPARED), launched=plain(without), decision=plain(DECISION)
-    ).execute(found)
+    RegisterModelOperator(task_id="task", decision=plain(without)).execute(found)
     assert found["ti"].pushed == {RUN_URL_KEY: LAUNCHED.run_url}
 
 
 def test_registering_hands_on_the_version(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     registered = Registered(name="clicks", version="7", is_champion=True, model_uri="models:/m-1")
     monkeypatch.setattr("elastrec.platform.jobs.register", lambda *values: registered)
-    operator = RegisterModelOperator(
-        task_id="task", prepared=plain(PREPARED), launched=plain(LAUNCHED), decision=plain(DECISION)
-    )
+    operator = RegisterModelOperator(task_id="task", decision=plain(JUDGED_JOB))
     assert operator.execute(context())["version"] == "7"
+
+
+def test_a_registered_model_is_an_event_of_its_asset(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = Registered(name="clicks", version="7", is_champion=True, model_uri="models:/m-1")
+    monkeypatch.setattr("elastrec.platform.jobs.register", lambda *values: registered)
+    alias, asset = AssetAlias("models"), Asset("clicks_model")
+    events = OutletEventAccessors()
+    RegisterModelOperator(task_id="task", decision=plain(JUDGED_JOB), outlets=[alias, asset]).execute(
+        context() | {"outlet_events": events}
+    )
+    about = {"name": "clicks", "version": "7", "is_champion": True, "model_uri": "models:/m-1"}
+    assert events[asset].extra == about
+    (made,) = events[alias].asset_alias_events
+    assert made.dest_asset_key.name == "model/clicks" and made.extra == about
 
 
 @pytest.mark.parametrize(
@@ -319,5 +395,5 @@ def test_finishing_removes_the_job_whatever_its_state(
     platform: Platform, phase: Phase | None, calls: list[str]
 ) -> None:
     platform.phase = phase
-    FinishJobOperator(task_id="task", prepared=plain(PREPARED)).execute(context())
+    FinishJobOperator(task_id="task", launched=plain(LAUNCHED_JOB)).execute(context())
     assert platform.calls == calls

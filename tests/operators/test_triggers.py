@@ -17,7 +17,7 @@ from airflow.triggers.base import TriggerEvent
 from structlog.testing import capture_logs
 
 from elastrec.operators import settings
-from elastrec.operators.triggers import EvaluatorTrigger, JobPhaseTrigger, JobTrigger, TrackingTrigger
+from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, JobPhaseTrigger, JobTrigger, TrackingTrigger
 from elastrec.platform.jobs import EvaluatorState, Observation
 from elastrec.platform.specs.errors import ClusterError, JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -75,6 +75,20 @@ def test_the_end_of_the_job_fires_with_everything_the_task_needs(script: Callabl
     script(seen(Phase.STARTING), seen(Phase.TRAINING), seen(Phase.SUCCEEDED))
     event = first_event(JobPhaseTrigger(**ARGUMENTS))
     assert event == {"job_id": "clicks-1", "owner": "dag/run/task/1", "outcome": "succeeded", "reason": ""}
+
+
+@pytest.mark.parametrize("left", [-3600.0, 0.2])
+def test_a_wait_ends_at_the_tasks_deadline_also_when_it_began_before_the_triggerer(
+    script: Callable[..., None], left: float
+) -> None:
+    script(seen(Phase.TRAINING))
+    event = first_event(JobPhaseTrigger(**ARGUMENTS, deadline=time.time() + left, over_time="6 hours are over"))
+    assert (event["outcome"], event["reason"]) == (TIMED_OUT, "6 hours are over")
+
+
+def test_a_job_that_ends_in_time_is_not_timed_out(script: Callable[..., None]) -> None:
+    script(seen(Phase.TRAINING), seen(Phase.SUCCEEDED))
+    assert first_event(JobPhaseTrigger(**ARGUMENTS, deadline=time.time() + 60))["outcome"] == "succeeded"
 
 
 @pytest.mark.parametrize(("phase", "outcome"), [(Phase.FAILED, "failed"), (Phase.STOPPED, "stopped")])

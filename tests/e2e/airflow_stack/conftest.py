@@ -56,11 +56,9 @@ with DAG(
 ):
     prepared = PrepareDataOperator(task_id="prepare_data", jobs_folder="/", job="{{{{ params.job }}}}")
     allocation = WarmStartOperator(task_id="warm_start", prepared=prepared.output)
-    launched = LaunchJobOperator(task_id="launch", prepared=prepared.output, allocation=allocation.output)
+    launched = LaunchJobOperator(task_id="launch", allocation=allocation.output)
     jobs = task(lambda launched: [launched], task_id="jobs")(launched.output)
-    OfflinePhaseOperator.partial(
-        task_id="offline_phase", retries=0, prepared=prepared.output, allocation=allocation.output
-    ).expand(launched=jobs)
+    OfflinePhaseOperator.partial(task_id="offline_phase", retries=0, deferrable=True).expand(launched=jobs)
 """
 
 
