@@ -87,7 +87,7 @@ class Server:
             seconds.append(time.perf_counter() - began)
             arrays = [counts, ids, gradients[: len(ids) * _DIMENSION], _NOTHING, np.empty(0, np.float32)]
             origin = Origin(stamp.incarnation, 0, 1, number, number + 1, number == 0, False)
-            self.server.push(Push(stamp=stamp, origin=origin, samples=1), arrays)
+            self.server.push(Push(stamp=stamp, origin=origin, samples=1, number=number + 1), arrays)
             number += 1
         return seconds
 

@@ -5,6 +5,7 @@ what a message means, and nothing is ever unpickled.
 """
 
 from elastrec.platform.transport.client import ArrayStream, RpcClient
+from elastrec.platform.transport.loop import StreamLoop
 from elastrec.platform.transport.security import TlsConfig, new_token
 from elastrec.platform.transport.server import ArrayHandler, Handler, RpcServer, connections_for, end_process
 
@@ -14,6 +15,7 @@ __all__ = [
     "Handler",
     "RpcClient",
     "RpcServer",
+    "StreamLoop",
     "TlsConfig",
     "connections_for",
     "end_process",

@@ -36,6 +36,7 @@ class Channel:
         self._connection = connection
         self.address, self.version, self.local_name = address, welcome.version, welcome.local_name
         self._timeout_seconds = 0.0
+        self._is_sending = False
 
     def request(self, frame: tuple[bytes, list[Any]], timeout_seconds: float) -> tuple[Layout, Array]:
         """Sends a frame and returns the answer's layout and body. What raises leaves a channel that must be closed.
@@ -53,15 +54,69 @@ class Channel:
                 self._connection.send(*frame)
             metadata, body = self._connection.receive()
             return read_layout(metadata), body
-        except OversizedError as error:
-            raise TransportError(f"{self.address} answers with a frame that is too large: {error}") from None
         except (TimeoutError, BlockingIOError):
-            text = f"{self.address} did not answer within {timeout_seconds:.3g} s"
-            raise TransportError(text, retryable=True) from None
-        except EOFError:
-            raise LostError(f"{self.address} closed the connection") from None
+            raise self.late(timeout_seconds) from None
+        except (OSError, EOFError, OversizedError) as error:
+            raise self._problem(error) from error
+
+    def unblock(self) -> None:
+        """From now on requests go by `begin` and `advance`, which do not wait."""
+        self._connection.unblock()
+
+    def begin(self, frame: tuple[bytes, list[Any]]) -> None:
+        """Sends as much of a frame as the socket takes. Raises like `request`."""
+        self._is_sent(lambda: self._connection.send(*frame))
+
+    def advance(self) -> tuple[Layout, Array] | None:
+        """Goes on with the request that has begun: layout and body of its answer, None until it is here.
+
+        It is to be called again when the socket is ready (`fileno`, `wants_write`). Raises like `request`.
+        """
+        if self._is_sending and not self._is_sent(self._connection.resume_sending):
+            return None
+        try:
+            metadata, body = self._connection.receive()
+            return read_layout(metadata), body
+        except BlockingIOError:
+            return None
+        except (OSError, EOFError, OversizedError) as error:
+            raise self._problem(error) from error
+
+    def _is_sent(self, send: Callable[[], None]) -> bool:
+        self._is_sending = True
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # as in `request`
+                send()
+        except BlockingIOError:
+            return False
         except OSError as error:
-            raise LostError(f"{self.address}: {error}") from error
+            raise self._problem(error) from error
+        self._is_sending = False
+        return True
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the request under way waits until the socket takes more, rather than for what arrives."""
+        return self._connection.wants_write
+
+    @property
+    def moved_bytes(self) -> int:
+        """Sent and received since the connection was made."""
+        return self._connection.moved_bytes
+
+    def late(self, timeout_seconds: float) -> TransportError:
+        """The error of a server that does not answer."""
+        return TransportError(f"{self.address} did not answer within {timeout_seconds:.3g} s", retryable=True)
+
+    def _problem(self, error: Exception) -> TransportError:
+        if isinstance(error, OversizedError):
+            return TransportError(f"{self.address} answers with a frame that is too large: {error}")
+        if isinstance(error, EOFError):
+            return LostError(f"{self.address} closed the connection")
+        return LostError(f"{self.address}: {error}")
 
     def cut(self) -> None:
         """Makes the request under way fail; for any thread."""

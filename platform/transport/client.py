@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import select
 import threading
 import time
 import uuid
@@ -128,23 +130,77 @@ class RpcClient:
 
 
 class ArrayStream:
-    """Requests with arrays, answered one after the other. See `RpcClient.open_stream`."""
+    """Requests with arrays, answered one after the other. See `RpcClient.open_stream`.
+
+    `begin` and `advance` never wait, so one thread can drive the streams of many servers: it calls `advance` when the
+    descriptor (`fileno`) is ready for what `wants_write` says. `request` does both, and waits.
+
+    Attributes:
+        deadline: when the request under way counts as lost (`time.monotonic`), unless the server sends or takes
+            something before; infinite while there is none.
+    """
 
     def __init__(self, channel: Channel, answers: Sequence[type[msgspec.Struct]], timeout_seconds: float) -> None:
         self._channel = channel
         self._reader = _Reader(channel.address, answers)
         self._timeout_seconds = timeout_seconds
+        self.deadline = math.inf
+        channel.unblock()
 
-    def request(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> tuple[Any, list[Array]]:
-        """Answer and its arrays, read-only views of received memory.
+    def fileno(self) -> int:
+        """-1 once the stream is closed."""
+        return self._channel.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the request under way waits until the socket takes more, rather than for what arrives."""
+        return self._channel.wants_write
+
+    def begin(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> None:
+        """Sends as much of a request as the socket takes; the arrays must not change until it is answered.
+
+        Raises:
+            TransportError: the request cannot be sent like this, or the server is gone.
+        """
+        frame = encode_frame(message, arrays)
+        self.deadline = time.monotonic() + self._timeout_seconds
+        self._channel.begin(frame)
+
+    def advance(self) -> tuple[Any, list[Array]] | None:
+        """The answer to the request that has begun, and its arrays, read-only views of received memory.
+
+        Returns:
+            None until the answer is here.
 
         Raises:
             IncompatibleError: one side cannot read what the other one sends.
-            TransportError: the server is gone, or did not answer in time; the stream is unusable afterwards.
+            TransportError: the server is gone, or `deadline` is over; the stream is unusable afterwards.
             ElastrecError: the error that the server answered with, as an object of the same class.
         """
-        layout, body = self._channel.request(encode_frame(message, arrays), self._timeout_seconds)
-        return self._reader.read(layout, body, self._channel.version)
+        moved_bytes = self._channel.moved_bytes
+        answer = self._channel.advance()
+        if answer is not None:
+            self.deadline = math.inf
+            return self._reader.read(*answer, self._channel.version)
+        if self._channel.moved_bytes > moved_bytes:
+            self.deadline = time.monotonic() + self._timeout_seconds
+        elif time.monotonic() > self.deadline:
+            raise self._channel.late(self._timeout_seconds)
+        return None
+
+    def request(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> tuple[Any, list[Array]]:
+        """`begin`, and then `advance` until the answer is here. Raises like they do."""
+        self.begin(message, arrays)
+        ready = select.poll()
+        while (answer := self.advance()) is None:
+            ready.register(self._channel.fileno(), select.POLLOUT if self.wants_write else select.POLLIN)
+            ready.poll(max(0.0, 1e3 * (self.deadline - time.monotonic())))
+        return answer
+
+    def hurry(self, seconds: float) -> None:
+        """Moves the deadline of the request under way, if there is one, to so many seconds from now at most."""
+        if self.deadline < math.inf:
+            self.deadline = min(self.deadline, time.monotonic() + seconds)
 
     def cut(self) -> None:
         """Makes the request under way fail; for any thread."""

@@ -13,6 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from elastrec.platform.specs.errors import TransportError
@@ -26,6 +27,7 @@ _NO_SEGMENT = 255
 _DESCRIPTOR = struct.Struct("i")
 _LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
 _MOST_PARTS = 1024  # what one call takes, on every Linux
+_MOST_ENCRYPTED_BYTES = 2**18  # of one call: what it could not send is encrypted again
 _FIRST_BYTES = 2**14  # a call, or a header with the metadata of a step: one system call instead of three
 
 
@@ -33,14 +35,40 @@ class OversizedError(TransportError):
     """A frame above the limits, which was refused by its header and not read."""
 
 
+@dataclass
+class _Incoming:
+    """A frame whose header has arrived.
+
+    Attributes:
+        missing: parts of metadata and body that have not arrived, in their order.
+    """
+
+    metadata: bytes | bytearray
+    body: Array
+    missing: list[memoryview]
+
+
 class Connection:
-    """Frames over one socket; used by one thread, but for `cut`."""
+    """Frames over one socket; used by one thread at a time, but for `cut`.
+
+    Attributes:
+        wants_write: what a socket that does not block waits for: to send, or to receive.
+        moved_bytes: sent and received, from `send` on.
+    """
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._is_plain = not isinstance(link, ssl.SSLSocket)
         self._lender: Lender | None = None
         self._borrower = Borrower()
+        self._unsent: list[Any] = []
+        self._along: list[tuple[int, int, bytes]] = []
+        self._lent: int | None = None
+        self._begun = b""
+        self._descriptors: list[int] = []
+        self._incoming: _Incoming | None = None
+        self.wants_write = False
+        self.moved_bytes = 0
         if link.family == socket.AF_UNIX:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BYTES)
         else:
@@ -66,34 +94,70 @@ class Connection:
             whole = int(seconds)
             self._link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
 
+    def unblock(self) -> None:
+        """From now on `send` and `receive` raise BlockingIOError instead of waiting.
+
+        `resume_sending` and `receive` go on where they stopped, once the socket is ready for what `wants_write` says.
+        """
+        self._link.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
     def send(self, metadata: bytes, buffers: Sequence[Any]) -> None:
         """Raises OSError."""
         size_bytes = sum(map(len, buffers))
         number = self._lender.lend(buffers, size_bytes) if self._lender is not None and size_bytes else None
         segment = _NO_SEGMENT
-        along: list[tuple[int, int, bytes]] = []
+        self._along = []
         if self._lender is not None and number is not None:
             segment, buffers = number, ()
             if (descriptor := self._lender.descriptor(number)) >= 0:
-                along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
+                self._along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
         given_back = self._borrower.give_back() if self._borrower.dropped else 0
         header = _HEADER.pack(_MAGIC, len(metadata), size_bytes, segment, given_back)
-        if self._is_plain and (buffers or along):
-            self._send_parts([header + metadata, *buffers], along)
-        else:
-            for part in (header + metadata, *buffers):
-                self._link.sendall(part)
-        if self._lender is not None and number is not None:
-            self._lender.sent(number)
+        self._lent = number
+        self._unsent = [header + metadata, *buffers]
+        self.resume_sending()
 
-    def _send_parts(self, parts: list[Any], along: list[tuple[int, int, bytes]]) -> None:
+    def resume_sending(self) -> None:
+        """Sends what is left of the frame that `send` began with; raises OSError."""
+        self.wants_write = True
+        if self._is_plain:
+            self._send_parts()
+        else:
+            try:
+                self._send_encrypted()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                self._would_block(error)
+        if self._lender is not None and self._lent is not None:
+            self._lender.sent(self._lent)
+            self._lent = None
+        self.wants_write = False
+
+    def _send_parts(self) -> None:
+        parts = self._unsent
         while parts:
-            sent = self._link.sendmsg(parts[:_MOST_PARTS], along)
-            along = []
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
+            sent = self._link.sendmsg(parts[:_MOST_PARTS], self._along)
+            self._along = []
+            self.moved_bytes += sent
+            whole = 0
+            while whole < len(parts) and sent >= len(parts[whole]):
+                sent -= len(parts[whole])
+                whole += 1
+            del parts[:whole]
             if sent:
                 parts[0] = memoryview(parts[0])[sent:]
+
+    def _send_encrypted(self) -> None:
+        while self._unsent:
+            part = memoryview(self._unsent[0])
+            sent = self._link.send(part[:_MOST_ENCRYPTED_BYTES])
+            self.moved_bytes += sent
+            if sent == len(part):
+                del self._unsent[0]
+            else:
+                self._unsent[0] = part[sent:]
 
     def receive(self) -> tuple[bytes | bytearray, Array]:
         """Metadata and body of the next frame.
@@ -104,64 +168,84 @@ class Connection:
             OversizedError: the frame is larger than allowed; only its header was read.
             TransportError: what came is no frame.
         """
-        # Requests and answers take turns: behind this frame there is nothing yet that belongs to another one.
-        descriptors: list[int] = []
-        if self._lender is None:
-            first = self._link.recv(_FIRST_BYTES)
-        else:
-            first, ancillary, _, _ = self._link.recvmsg(
-                _FIRST_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
-            )
-            descriptors = [_DESCRIPTOR.unpack(data)[0] for _, _, data in ancillary if len(data) == _DESCRIPTOR.size]
+        self.wants_write = False
         try:
-            if not first:
+            if self._incoming is None:
+                self._incoming = self._receive_header()
+            self._receive_missing(self._incoming.missing)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            self._would_block(error)
+        incoming, self._incoming = self._incoming, None
+        return incoming.metadata, incoming.body
+
+    def _would_block(self, error: OSError) -> NoReturn:
+        # TLS may have to send in order to receive, and the other way round.
+        self.wants_write = isinstance(error, ssl.SSLWantWriteError)
+        raise BlockingIOError from None
+
+    def _receive_header(self) -> _Incoming:
+        # Requests and answers take turns: behind this frame there is nothing yet that belongs to another one.
+        while len(self._begun) < _HEADER.size:
+            if self._lender is None:
+                piece = self._link.recv(_FIRST_BYTES)
+            else:
+                piece, ancillary, _, _ = self._link.recvmsg(
+                    _FIRST_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+                )
+                self._descriptors += [
+                    _DESCRIPTOR.unpack(data)[0] for _, _, data in ancillary if len(data) == _DESCRIPTOR.size
+                ]
+            if not piece:
                 raise EOFError
-            if len(first) < _HEADER.size:
-                first += self._receive_bytes(_HEADER.size - len(first))
-            magic, metadata_bytes, body_bytes, number, given_back = _HEADER.unpack_from(first)
-            if magic != _MAGIC or metadata_bytes > MAXIMUM_CALL_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
-                _refuse_header(magic, metadata_bytes, body_bytes)
-            if given_back and self._lender is not None:
-                self._lender.take_back(given_back)
-            for descriptor in descriptors:
+            self._begun += piece
+            self.moved_bytes += len(piece)
+        first, self._begun = self._begun, b""
+        magic, metadata_bytes, body_bytes, number, given_back = _HEADER.unpack_from(first)
+        if magic != _MAGIC or metadata_bytes > MAXIMUM_CALL_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
+            _refuse_header(magic, metadata_bytes, body_bytes)
+        if given_back and self._lender is not None:
+            self._lender.take_back(given_back)
+        try:
+            for descriptor in self._descriptors:
                 self._borrower.map(number, descriptor)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            self._close_descriptors()
+        missing = []
         end = _HEADER.size + metadata_bytes
         metadata: bytes | bytearray = first[_HEADER.size : end]
-        if len(first) < end:
-            begun = metadata
-            metadata = bytearray(metadata_bytes)
+        if len(metadata) < metadata_bytes:
+            begun, metadata = metadata, bytearray(metadata_bytes)
             metadata[: len(begun)] = begun
-            self._fill(memoryview(metadata)[len(begun) :])
-        if not body_bytes and number == _NO_SEGMENT and len(first) <= end:
-            return metadata, empty_body(0)
+            missing.append(memoryview(metadata)[len(begun) :])
         on_socket = body_bytes if number == _NO_SEGMENT else 0
         begun = first[end:]
         if len(begun) > on_socket:
             raise TransportError(f"{len(begun) - on_socket} bytes too many behind a frame")
         if number != _NO_SEGMENT:
-            return metadata, self._borrower.body(number, body_bytes)
+            return _Incoming(metadata, self._borrower.body(number, body_bytes), missing)
         body = empty_body(body_bytes)
-        body.data[: len(begun)] = begun
-        self._fill(body.data[len(begun) :])
-        return metadata, body
+        if body_bytes:
+            body.data[: len(begun)] = begun
+            if len(begun) < body_bytes:
+                missing.append(body.data[len(begun) :])
+        return _Incoming(metadata, body, missing)
 
-    def _receive_bytes(self, count: int) -> bytes:
-        taken = bytearray(count)
-        self._fill(memoryview(taken))
-        return bytes(taken)
-
-    def _fill(self, view: memoryview) -> None:
-        while view.nbytes:
-            if self._is_plain:
-                count = self._link.recv_into(view, view.nbytes, socket.MSG_WAITALL)
-            else:
-                count = self._link.recv_into(view)
+    def _receive_missing(self, missing: list[memoryview]) -> None:
+        flags = socket.MSG_WAITALL if self._is_plain else 0
+        while missing:
+            view = missing[0]
+            count = self._link.recv_into(view, view.nbytes, flags)
             if not count:
                 raise EOFError
-            view = view[count:]
+            self.moved_bytes += count
+            if count == view.nbytes:
+                del missing[0]
+            else:
+                missing[0] = view[count:]
+
+    def _close_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def receive_by(self, deadline: float, count: int) -> bytes:
         """Exactly this many bytes, all of them before `deadline` (`time.monotonic`); raises like `receive`.
@@ -202,6 +286,8 @@ class Connection:
     def close(self) -> None:
         self.cut()
         self._link.close()
+        self._close_descriptors()
+        self._unsent.clear()
         if self._lender is not None:
             self._lender.close()
 

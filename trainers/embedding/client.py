@@ -17,18 +17,20 @@ pushes that are not applied are sent again, pulls are not. One thread uses a cli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from elastrec.platform.transport import TlsConfig
+from elastrec.platform.transport import StreamLoop, TlsConfig
 from elastrec.platform.transport.frames import Joined
 from elastrec.platform.transport.job_messages import RoutingTable
-from elastrec.trainers.embedding.lane import Lane, Reply, RoutingChangedError
+from elastrec.trainers.embedding.lane import Lane, Request, RoutingChangedError
+from elastrec.trainers.embedding.pulled import Pulled
+from elastrec.trainers.embedding.replies import results, wait_for
 from elastrec.trainers.embedding.rounds import join
 from elastrec.trainers.embedding.routing import RoutedIds, Router
 from elastrec.trainers.embedding.unapplied import KeptPush, UnappliedPushes
@@ -39,8 +41,6 @@ from elastrec.trainers.parameter_server.messages import (
     Origin,
     Parameter,
     Pull,
-    Push,
-    PushPull,
     Share,
     Stamp,
 )
@@ -49,60 +49,6 @@ from elastrec.trainers.parameter_server.plan import TablePlan
 __all__ = ["ParameterClient", "Pulled", "RoutingChangedError"]
 
 Array = np.ndarray[Any, Any]
-
-
-class Pulled:
-    """Rows on their way.
-
-    Attributes:
-        routed: the ids that were asked for.
-    """
-
-    def __init__(
-        self, routed: RoutedIds, dense: DenseRouting, dimensions: Sequence[int], replies: Sequence[Future[Reply]]
-    ) -> None:
-        self.routed = routed
-        self._dense = dense
-        self._dimensions = dimensions
-        self._replies = replies
-        self._answers: list[list[Array]] | None = None
-        self._rows: list[Array] | None = None
-
-    def _wait(self) -> list[list[Array]]:
-        if self._answers is None:
-            self._answers = [reply.result()[1] for reply in self._replies]
-        return self._answers
-
-    @property
-    def is_done(self) -> bool:
-        return all(reply.done() for reply in self._replies)
-
-    def rows(self) -> list[Array]:
-        """Per table group, values [U_g, D_g] float32, read-only. Waits.
-
-        Raises:
-            RoutingChangedError: wait for a newer directive, then connect.
-            TransportError: a server refused.
-        """
-        if self._rows is None:
-            parts: list[list[Array]] = [[] for _ in self._dimensions]
-            for server, (flat, _) in enumerate(self._wait()):
-                at = 0
-                for group, dimension in enumerate(self._dimensions):
-                    count = int(self.routed.group_sizes[group, server])
-                    parts[group].append(flat[at : at + count * dimension].reshape(count, dimension))
-                    at += count * dimension
-            self._rows = [each[0] if len(each) == 1 else np.concatenate(each) for each in parts]
-        return self._rows
-
-    def dense(self) -> Array:
-        """The flat dense vector [P] float32 (empty unless it was asked for). Waits; raises like `rows`."""
-        return self._dense.joined([arrays[1] for arrays in self._wait()])
-
-    @property
-    def bytes(self) -> int:
-        """Bytes received. Waits."""
-        return sum(array.nbytes for arrays in self._wait() for array in arrays)
 
 
 class ParameterClient:
@@ -132,6 +78,7 @@ class ParameterClient:
         self._token, self._tls = token, tls
         self._patience_seconds = patience_seconds
         self._dimensions = [group.dimension for group in plan.groups]
+        self._loop: StreamLoop | None = None  # while connected
         self._lanes: dict[str, Lane] = {}  # in the order of the routing
         self._owners: tuple[list[str], list[int], list[int]] = [], [], []
         self._dense = DenseRouting([], 0)
@@ -161,6 +108,7 @@ class ParameterClient:
         before, self._owners = self._owners, (routing.servers, routing.owners, routing.dense_owners)
         self._dense = DenseRouting(routing.dense_owners, len(routing.servers))
         self._router = Router(self.plan, routing.owners, len(routing.servers), routing.epoch, generation)
+        self._loop = self._loop or StreamLoop("parameter-client")
         lanes, self._lanes = dict(self._lanes), {}
         for server, address in zip(routing.servers, routing.addresses, strict=True):
             lane = lanes.get(server)
@@ -168,7 +116,7 @@ class ParameterClient:
                 lane.restart(stamp)
                 del lanes[server]
             else:
-                lane = Lane(server, address, self._token, self._tls, stamp, self._patience_seconds)
+                lane = Lane(self._loop, server, address, self._token, self._tls, stamp, self._patience_seconds)
             self._lanes[server] = lane
         for lane in lanes.values():
             lane.close()
@@ -211,13 +159,14 @@ class ParameterClient:
         self._unapplied.forget()
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        """`forget`, ends the connections, and waits for the threads."""
+        """`forget`, ends the connections, and waits for their thread."""
         self.forget()
         lanes, self._lanes, self._stamp = self._lanes, {}, None
         for lane in lanes.values():
             lane.close()
-        for lane in lanes.values():
-            lane.join(timeout_seconds)
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close(timeout_seconds)
 
     # Training
 
@@ -233,11 +182,12 @@ class ParameterClient:
             raise ValueError(f"values of shape {values.shape} for a layout of {total} elements")
         self._check_connected()
         self.release()
+        request = Request(lambda stamp: InitDense(stamp=stamp, layout=self.layout))
         replies = []
         for lane, runs in zip(self._lanes.values(), self._dense.runs(total), strict=True):
             share = np.concatenate([np.empty(0, np.float32), *(values[start:end] for start, end in runs)])
-            replies.append(lane.send(lambda stamp: InitDense(stamp=stamp, layout=self.layout), [share]))
-        return max(reply.result()[0].steps for reply in replies)
+            replies.append(lane.send(request, [share]))
+        return max(answer.steps for answer, _ in results(replies))
 
     def pull(self, routed: RoutedIds, *, read_only: bool = False, dense: bool = False) -> Pulled:
         """Asks for the rows of `routed`, and the dense parameters if `dense`; returns at once."""
@@ -245,19 +195,21 @@ class ParameterClient:
         self._check_layout(routed)
         held, self._held = self._held, None
 
-        def request(stamp: Stamp) -> Pull:
+        def make(stamp: Stamp) -> Pull:
             return Pull(stamp=stamp, read_only=read_only, dense=dense)
 
         replies = []
-        for server, lane in enumerate(self._lanes.values()):
-            arrays: list[Array | Joined] = [routed.counts[server], routed.of_server(server, routed.ids)]
-            if held is not None and server in held.lacking:
-                both = partial(_push_and_pull, held.request_to(server), request)
-                reply = lane.send(both, held.share(server) + arrays)
-                held.replies[server] = reply
-            else:
-                reply = lane.send(request, arrays)
-            replies.append(reply)
+        request = Request(make)
+        both = [] if held is None else held.requests(make)
+        with self._sending():
+            for server, lane in enumerate(self._lanes.values()):
+                arrays: list[Array | Joined] = [routed.counts[server], routed.of_server(server, routed.ids)]
+                if held is not None and server in held.lacking:
+                    reply = lane.send(both[min(server, 1)], held.share(server) + arrays)
+                    held.replies[server] = reply
+                else:
+                    reply = lane.send(request, arrays)
+                replies.append(reply)
         return Pulled(routed, self._dense, self._dimensions, replies)
 
     def push(
@@ -320,9 +272,15 @@ class ParameterClient:
             self._send_push(held)
 
     def _send_push(self, push: KeptPush) -> None:
-        for server, lane in enumerate(self._lanes.values()):
-            if server in push.lacking:
-                push.replies[server] = lane.send(push.request_to(server), push.share(server))
+        requests = push.requests()
+        with self._sending():
+            for server, lane in enumerate(self._lanes.values()):
+                if server in push.lacking:
+                    push.replies[server] = lane.send(requests[min(server, 1)], push.share(server))
+
+    def _sending(self) -> AbstractContextManager[object]:
+        """Keeps the loop from taking answers before all servers are asked: it is woken once, not for each of them."""
+        return nullcontext() if self._loop is None else self._loop.lock
 
     def flush(self) -> None:
         """Waits until every push is answered: applied, or with bsp waiting for a whole step (see `pushes_applied`).
@@ -333,9 +291,8 @@ class ParameterClient:
         """
         self._check_connected()
         self.release()
-        for push in self._unapplied:
-            for server in tuple(push.replies):
-                self._unapplied.take(push, server)
+        wait_for([reply for push in self._unapplied for reply in push.replies.values()])
+        self._unapplied.take_answers()
 
     @property
     def pushes_applied(self) -> int:
@@ -380,9 +337,9 @@ class ParameterClient:
         asked = []
         for server, lane in enumerate(self._lanes.values()):
             waiting = [push.origin for push in self._unapplied if server in push.lacking]
-            asked.append((server, waiting, lane.send(partial(_leave, waiting))))
-        for server, waiting, reply in asked:
-            answer, _ = reply.result()
+            asked.append((server, waiting, lane.send(Request(partial(_leave, waiting)))))
+        answers = results([reply for _, _, reply in asked])
+        for (server, waiting, _), (answer, _) in zip(asked, answers, strict=True):
             self._unapplied.note(server, {o.split: at for o, at in zip(waiting, answer.offsets, strict=True)})
 
     def _check_connected(self) -> None:
@@ -392,10 +349,6 @@ class ParameterClient:
         router = self.router
         if (routed.epoch, routed.generation) != (router.epoch, router.generation):
             raise RoutingChangedError("these ids were laid out under an older routing; route them again")
-
-
-def _push_and_pull(push: Callable[[Stamp], Push], pull: Callable[[Stamp], Pull], stamp: Stamp) -> PushPull:
-    return PushPull(push=push(stamp), pull=pull(stamp))
 
 
 def _leave(waiting: list[Origin], stamp: Stamp) -> Leave:

@@ -1,27 +1,28 @@
-"""One server as a worker sees it: a stream, and a thread that sends requests over it in the order they were made."""
+"""One server as a worker sees it: requests that are answered in the order they were made, over a stream that may break.
+
+A lane has no thread. Requests are sent by the thread that makes them, as far as the socket takes them at once;
+everything else, of all lanes of a worker, is done by the thread of one loop (`platform.transport.loop`).
+"""
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
-from elastrec.platform.transport import ArrayStream, RpcClient, TlsConfig
-from elastrec.platform.transport.frames import Joined
+from elastrec.platform.transport import ArrayStream, RpcClient, StreamLoop, TlsConfig
+from elastrec.platform.transport.frames import Encoded, Joined
+from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.trainers.embedding.replies import Answer, Reply
 from elastrec.trainers.parameter_server.messages import ANSWERS, Blocked, Missing, Stale, Stamp
 
 Array = np.ndarray[Any, Any]
-Reply = tuple[Any, list[Array]]
-Request = Callable[[Stamp], msgspec.Struct]
-"""A request, which gets its stamp when it is sent."""
 
 _PAUSE_SECONDS = 0.02
 
@@ -31,142 +32,241 @@ class RoutingChangedError(TransportError):
 
     Attributes:
         epoch, generation: what the server named, -1 when it could not be reached.
+        routing: of a newer epoch of the same generation, which the server named: connect by it at once.
     """
 
-    def __init__(self, message: str, epoch: int = -1, generation: int = -1) -> None:
+    def __init__(
+        self, message: str, epoch: int = -1, generation: int = -1, routing: RoutingTable | None = None
+    ) -> None:
         super().__init__(message, retryable=True)
-        self.epoch, self.generation = epoch, generation
+        self.epoch, self.generation, self.routing = epoch, generation, routing
 
 
-@dataclass(frozen=True)
+class Request:
+    """A message that gets its stamp when it is sent; encoded once for all servers that it is sent to."""
+
+    def __init__(self, make: Callable[[Stamp], msgspec.Struct]) -> None:
+        self.make = make
+        self._stamp: Stamp | None = None
+        self._encoded: Encoded | None = None
+
+    def under(self, stamp: Stamp) -> Encoded:
+        if self._encoded is None or stamp is not self._stamp:
+            self._stamp, self._encoded = stamp, Encoded.of(self.make(stamp))
+        return self._encoded
+
+
+@dataclass(eq=False)
 class _Queued:
-    """A request that was made in a round of the lane (see `Lane.restart`)."""
-
-    round: int
     request: Request
     arrays: Sequence[Array | Joined]
-    reply: Future[Reply] = field(default_factory=Future)
+    reply: Reply
+
+
+def _newer_routing(stale: Stale, stamp: Stamp) -> RoutingTable | None:
+    routing = stale.routing
+    # The model of another generation went back: only the master says who holds it.
+    if routing is None or stale.generation != stamp.generation or routing.epoch <= stamp.epoch:
+        return None
+    return routing
 
 
 class Lane:
     """Requests to one server, answered strictly in order.
 
-    A request whose answer was lost is sent again over a new stream: pulls change nothing, pushes count once.
+    A request whose answer was lost is sent again over a new stream: pulls change nothing, pushes count once. After a
+    request has failed all others fail, so that none overtakes it, until `restart`.
 
     Args:
+        loop: that drives the lane; its lock guards it.
         stamp: of requests; may be set at any time.
         patience_seconds: how long a server may be out of reach, or behind the stamp, before requests fail.
     """
 
     def __init__(
-        self, server: str, address: str, token: str, tls: TlsConfig | None, stamp: Stamp, patience_seconds: float
+        self,
+        loop: StreamLoop,
+        server: str,
+        address: str,
+        token: str,
+        tls: TlsConfig | None,
+        stamp: Stamp,
+        patience_seconds: float,
     ) -> None:
         self.address = address
         self.stamp = stamp
+        self._loop = loop
         self._server = server
         self._client = RpcClient(address, token, tls)
         self._patience_seconds = patience_seconds
-        self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._round = 0
-        self._failure: tuple[int, Exception] | None = None
+        self._queue: deque[_Queued] = deque()
+        self._current: _Queued | None = None
+        self._sent_under = stamp
+        self._deadline = 0.0
+        self._failure: Exception | None = None
         self._stream: ArrayStream | None = None
-        self._thread = threading.Thread(target=self._run, name=f"lane-{server}", daemon=True)
-        self._thread.start()
+        self._is_opening = self._is_closed = False
+        self._is_busy = False  # the stream carries a request: the current one, or one that was given up
 
-    def send(self, request: Request, arrays: Sequence[Array | Joined] = ()) -> Future[Reply]:
-        """Queues a request; the arrays must not change until the future is done."""
-        queued = _Queued(self._round, request, arrays)
-        self._queue.put(queued)
+    def send(self, request: Request, arrays: Sequence[Array | Joined] = ()) -> Reply:
+        """Sends a request, once those before it are answered; the arrays must not change until then."""
+        queued = _Queued(request, arrays, Reply(self._loop.lock))
+        with self._loop.lock:
+            self._queue.append(queued)
+            if self._current is None and not self._is_busy:
+                self._send_next()
         return queued.reply
 
     def restart(self, stamp: Stamp) -> None:
-        """Fails what is queued, and goes on under another stamp over the same connection.
+        """Fails what is not answered, and goes on under another stamp over the same connection.
 
-        The request that is being answered may still be answered.
+        A request that the server has may still count. If its answer does not come within the patience, the connection
+        is replaced.
         """
-        self.stamp = stamp
-        self._round += 1
+        with self._loop.lock:
+            self.stamp = stamp
+            self._give_up()
+            self._failure = None
+            if self._stream is not None:
+                self._stream.hurry(self._patience_seconds)
 
     def close(self) -> None:
-        """Fails what is queued and the request that is being answered."""
-        self._closed.set()
-        self._queue.put(None)
-        if (stream := self._stream) is not None:
-            stream.cut()
+        """Fails what is not answered, and whatever is sent from now on."""
+        with self._loop.lock:
+            self._is_closed = True
+            self._failure = self._give_up()
+            self._drop_stream()
+            self._client.close()
 
-    def join(self, timeout_seconds: float) -> None:
-        """Waits for the thread after `close`."""
-        self._thread.join(timeout_seconds)
+    def _give_up(self) -> RoutingChangedError:
+        error = RoutingChangedError(f"requests to {self._server} were given up")
+        unanswered = [*filter(None, [self._current]), *self._queue]
+        self._current = None
+        self._queue.clear()
+        for queued in unanswered:
+            queued.reply.fail(error)
+        return error
 
-    def _run(self) -> None:
-        while (queued := self._queue.get()) is not None:
-            try:
-                if self._failure is not None and self._failure[0] == queued.round:
-                    raise self._failure[1]
-                reply = self._exchange(queued)
-            except Exception as error:
-                # What follows a lost request must not overtake it.
-                self._failure = queued.round, error
-                if not isinstance(error, RoutingChangedError):
-                    self._drop_stream()  # what it carries now is not known
-                queued.reply.set_exception(error)
+    def _send_next(self) -> None:
+        while self._failure is not None and self._queue:
+            self._queue.popleft().reply.fail(self._failure)
+        if self._queue:
+            self._current = self._queue.popleft()
+            self._be_patient()
+            self._attempt()
+
+    def _be_patient(self) -> None:
+        self._deadline = time.monotonic() + self._patience_seconds
+
+    def _attempt(self) -> None:
+        queued = self._current
+        if queued is None or self._is_opening or self._is_busy:
+            return
+        try:
+            if self._stream is None:
+                self._loop.open(self._client, ANSWERS, self._opened)
+                self._is_opening = True
+                return
+            self._sent_under = self.stamp
+            self._stream.begin(queued.request.under(self.stamp), queued.arrays)
+            self._is_busy = True
+            self._loop.update(self._stream)
+        except Exception as error:
+            self._lost(error)
+
+    def _opened(self, result: ArrayStream | Exception) -> None:
+        self._is_opening = False
+        if isinstance(result, Exception):
+            self._lost(result)
+        elif self._is_closed:
+            result.close()
+        else:
+            self._stream = result
+            self._loop.watch(result, self._go_on)
+            self._attempt()
+
+    def _go_on(self) -> None:
+        if self._stream is None:
+            return
+        try:
+            answer = self._stream.advance()
+        except Exception as error:
+            self._lost(error)
+            return
+        if answer is None:
+            self._loop.update(self._stream)
+            return
+        if not self._is_busy:
+            self._lost(TransportError("it answers what was not asked", retryable=True))
+            return
+        self._is_busy = False
+        if self._current is None:
+            self._send_next()  # that request was given up
+        else:
+            self._take(self._current, answer)
+
+    def _take(self, queued: _Queued, answer: Answer) -> None:
+        message, stamp = answer[0], self._sent_under
+        if isinstance(message, Blocked):
+            self._be_patient()
+            self._attempt()
+        elif isinstance(message, Missing):
+            text = (
+                f"parameter server {self._server} lacks the push before this one: it has applied {message.offset} "
+                "rows of the shard"
+            )
+            self._fail(RoutingChangedError(text, stamp.epoch, stamp.generation))
+        elif isinstance(message, Stale):
+            state = "ready" if message.ready else "not ready"
+            problem = RoutingChangedError(
+                f"parameter server {self._server} is at epoch {message.epoch}, generation {message.generation} "
+                f"({state if message.named else 'the master does not count this worker in'}); "
+                f"this worker believes in epoch {stamp.epoch}, generation {stamp.generation}",
+                message.epoch,
+                message.generation,
+                _newer_routing(message, stamp),
+            )
+            if message.epoch > stamp.epoch or message.generation > stamp.generation:
+                self._fail(problem)
             else:
-                queued.reply.set_result(reply)
-        self._drop_stream()
-        self._client.close()
-        while not self._queue.empty():
-            if (queued := self._queue.get()) is not None:
-                queued.reply.set_exception(self._given_up())
+                # It may have missed a directive that this worker already has.
+                self._attempt_later(problem)
+        else:
+            self._current = None
+            queued.reply.succeed(answer)
+            self._send_next()
 
-    def _exchange(self, queued: _Queued) -> Reply:
-        deadline = time.monotonic() + self._patience_seconds
-        while not self._closed.is_set() and queued.round == self._round:
-            stamp = self.stamp
-            try:
-                if self._stream is None:
-                    self._stream = self._client.open_stream(ANSWERS)
-                answer, answer_arrays = self._stream.request(queued.request(stamp), queued.arrays)
-            except AuthenticationError:
-                raise
-            except TransportError as error:
-                if not error.retryable:
-                    raise
-                self._drop_stream()
-                problem = RoutingChangedError(f"parameter server {self._server} is out of reach: {error}")
-            else:
-                if isinstance(answer, Blocked):
-                    deadline = time.monotonic() + self._patience_seconds
-                    continue
-                if isinstance(answer, Missing):
-                    raise RoutingChangedError(
-                        f"parameter server {self._server} lacks the push before this one: it has applied "
-                        f"{answer.offset} rows of the shard",
-                        stamp.epoch,
-                        stamp.generation,
-                    )
-                if not isinstance(answer, Stale):
-                    return answer, answer_arrays
-                state = "ready" if answer.ready else "not ready"
-                problem = RoutingChangedError(
-                    f"parameter server {self._server} is at epoch {answer.epoch}, generation {answer.generation} "
-                    f"({state if answer.named else 'the master does not count this worker in'}); "
-                    f"this worker believes in epoch {stamp.epoch}, generation {stamp.generation}",
-                    answer.epoch,
-                    answer.generation,
-                )
-                if answer.epoch > stamp.epoch or answer.generation > stamp.generation:
-                    raise problem
-            # Out of reach, or still behind: it may have missed a directive that this worker already has.
-            if time.monotonic() > deadline:
-                raise problem
-            self._closed.wait(_PAUSE_SECONDS)
-        raise self._given_up()
+    def _lost(self, error: Exception) -> None:
+        self._drop_stream()  # what it carries now is not known
+        if self._current is None:
+            self._send_next()
+        elif isinstance(error, TransportError) and error.retryable and not isinstance(error, AuthenticationError):
+            self._attempt_later(RoutingChangedError(f"parameter server {self._server} is out of reach: {error}"))
+        else:
+            self._fail(error)
 
-    def _given_up(self) -> RoutingChangedError:
-        return RoutingChangedError(f"requests to {self._server} were given up")
+    def _attempt_later(self, problem: RoutingChangedError) -> None:
+        if time.monotonic() > self._deadline:
+            self._fail(problem)
+            return
+        waiting = self._current
+
+        def attempt() -> None:
+            if self._current is waiting:
+                self._attempt()
+
+        self._loop.call_later(_PAUSE_SECONDS, attempt)
+
+    def _fail(self, error: Exception) -> None:
+        queued, self._current = self._current, None
+        self._failure = error
+        if queued is not None:
+            queued.reply.fail(error)
+        self._send_next()
 
     def _drop_stream(self) -> None:
         if self._stream is not None:
+            self._loop.forget(self._stream)
             self._stream.close()
             self._stream = None
+        self._is_busy = False

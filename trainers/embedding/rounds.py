@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from elastrec.trainers.embedding.lane import Lane
+from elastrec.trainers.embedding.lane import Lane, Request
+from elastrec.trainers.embedding.replies import results
 from elastrec.trainers.parameter_server.messages import Accepted, Join, Share, Stamp
 
 
@@ -30,8 +31,9 @@ def join(lanes: Sequence[Lane], batch_size: int) -> Share | None:
 
 
 def _ask(lanes: Sequence[Lane], number: int, batch_size: int) -> list[Accepted]:
-    replies = [lane.send(partial(_request, number, batch_size if lane is lanes[0] else 0)) for lane in lanes]
-    return [reply.result()[0] for reply in replies]
+    first, others = (Request(partial(_request, number, size)) for size in (batch_size, 0))
+    replies = [lane.send(others if place else first) for place, lane in enumerate(lanes)]
+    return [answer for answer, _ in results(replies)]
 
 
 def _request(number: int, batch_size: int, stamp: Stamp) -> Join:

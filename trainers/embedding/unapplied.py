@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,10 +11,20 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.transport.frames import Joined
-from elastrec.trainers.embedding.lane import Reply
+from elastrec.trainers.embedding.lane import Request
+from elastrec.trainers.embedding.replies import Reply
 from elastrec.trainers.embedding.routing import RoutedIds, Router
 from elastrec.trainers.parameter_server.dense.layout import DenseRouting, Run
-from elastrec.trainers.parameter_server.messages import Applied, Origin, Push, Share, SplitKey, Stamp
+from elastrec.trainers.parameter_server.messages import (
+    Applied,
+    Origin,
+    Pull,
+    Push,
+    PushPull,
+    Share,
+    SplitKey,
+    Stamp,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -44,28 +53,34 @@ class KeptPush:
     dense: Sequence[Array]
     sightings: bool
     lacking: set[int]
-    replies: dict[int, Future[Reply]] = field(default_factory=dict)
+    replies: dict[int, Reply] = field(default_factory=dict)
     speaks_of: list[SplitKey] = field(default_factory=list)
     round_share: Share | None = None
     leaves: bool = False
     batch_size: int = 0
     is_waiting: bool = False
 
-    def request_to(self, server: int) -> Callable[[Stamp], Push]:
-        """The first server of the routing shares rounds out."""
-        return partial(self._request, 0 if server else self.batch_size)
+    def requests(self, pull: Callable[[Stamp], Pull] | None = None) -> list[Request]:
+        """The request to the first server of the routing, which shares rounds out, and that to all others.
 
-    def _request(self, batch_size: int, stamp: Stamp) -> Push:
-        return Push(
+        Args:
+            pull: travels with the push.
+        """
+        return [Request(partial(self._message, pull, size)) for size in (self.batch_size, 0)]
+
+    def _message(self, pull: Callable[[Stamp], Pull] | None, batch_size: int, stamp: Stamp) -> Push | PushPull:
+        push = Push(
             stamp=stamp,
             origin=self.origin,
             samples=self.samples,
+            number=self.number,
             also=self.speaks_of[1:],
             closed=self.closed,
             share=self.round_share,
             leaves=self.leaves,
             batch_size=batch_size,
         )
+        return push if pull is None else PushPull(push=push, pull=pull(stamp))
 
     def share(self, server: int) -> list[Array | Joined]:
         """The arrays of one server's Push; see messages."""
@@ -133,7 +148,7 @@ class UnappliedPushes:
         """Takes note of answers that have arrived; raises what a request failed with."""
         for push in self:
             for server, reply in tuple(push.replies.items()):
-                if reply.done():
+                if reply.is_done:
                     self.take(push, server)
 
     def take(self, push: KeptPush, server: int) -> None:

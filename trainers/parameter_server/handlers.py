@@ -20,7 +20,7 @@ import numpy as np
 
 from elastrec.platform.specs.buckets import dense_buckets_for
 from elastrec.platform.specs.job import JobSpec
-from elastrec.platform.transport.job_messages import Message, TableUsage, WorkerProcess
+from elastrec.platform.transport.job_messages import Message, RoutingTable, TableUsage, WorkerProcess
 from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.found_rows import FoundRows
 from elastrec.trainers.parameter_server.gate import Gate
@@ -70,6 +70,7 @@ class RequestHandlers:
 
     Attributes:
         epoch, generation, ready: requests under others, or while it is not ready, are Stale.
+        routing: that names the epoch.
         model: None: there is none.
     """
 
@@ -79,6 +80,7 @@ class RequestHandlers:
         self.gate = Gate()
         self.changed = threading.Condition(threading.RLock())
         self.epoch, self.generation, self.ready = -1, -1, False
+        self.routing: RoutingTable | None = None
         self._pulls = self._pushes = self._rounds = 0
         self._steps_by_rows: Counter[int] = Counter()
         self.begin(None)
@@ -132,7 +134,9 @@ class RequestHandlers:
     def _stale(self, stamp: Stamp) -> Stale | None:
         if self.ready and stamp.epoch == self.epoch and stamp.generation == self.generation:
             return None
-        return Stale(epoch=self.epoch, generation=self.generation, ready=self.ready)
+        is_newer = self.ready and stamp.generation == self.generation and stamp.epoch < self.epoch
+        routing = self.routing if is_newer else None
+        return Stale(epoch=self.epoch, generation=self.generation, ready=self.ready, routing=routing)
 
     def _not_named(self) -> Stale:
         # A list that names the worker may be on its way.
@@ -212,6 +216,9 @@ class RequestHandlers:
                     return stale
                 standing = self.pushes.standing(origin)
                 if standing is Standing.APPLIED or standing is Standing.RELEASED:
+                    if not self.pushes.is_synchronous:
+                        self.pushes.count(push.worker, request.number)
+                        self.changed.notify_all()
                     share = self.pushes.share(push.worker) if request.batch_size else None
                     return Applied(offsets=self.pushes.offsets([origin.split, *request.also]), share=share)
                 if standing is not Standing.WAITING:
@@ -220,7 +227,7 @@ class RequestHandlers:
                     return Blocked()
 
     def _apply_alone(self, push: Pushed) -> None:
-        """A push of async or ssp, beside those of others; its worker's clock counts it once it is applied."""
+        """A push of async or ssp, beside those of others."""
         try:
             self._step([push])
         except BaseException:
@@ -230,8 +237,6 @@ class RequestHandlers:
             raise
         with self.changed:
             self._rounds += 1
-            self.pushes.released_alone(push)
-            self.changed.notify_all()
 
     def take_steps(self) -> None:
         """Applies the steps of bsp that are due, unless another thread is at it. Inside the gate."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.transport.job_messages import Message, TableUsage
+from elastrec.platform.transport.job_messages import Message, RoutingTable, TableUsage
 
 SplitKey = tuple[str, int]
 """Stream and number of a split."""
@@ -102,6 +102,7 @@ class Push(Message, frozen=True):
 
     Attributes:
         samples: rows of the batch; in bsp the gradients of a round are averaged with these weights.
+        number: of the pushes of the worker's process, 1 is its first: by it its clock in ssp counts each push once.
         also: other splits that the answer is to speak of.
         share: with bsp, the share of a round that the rows are; None: it asked for none.
         leaves: with bsp, others do not wait for the worker after this round, until it joins again.
@@ -112,6 +113,7 @@ class Push(Message, frozen=True):
     stamp: Stamp
     origin: Origin
     samples: int
+    number: int
     also: list[SplitKey] = []
     closed: list[tuple[str, int, int]] = []
     share: Share | None = None
@@ -223,12 +225,16 @@ class Stale(Message, frozen=True):
     It names another routing epoch or generation than the server's, or the server has not restored yet, or (`named` is
     false) the master's list of members omits the worker's process: it gave the process up, or has nothing for it to
     train in bsp and ssp.
+
+    Attributes:
+        routing: the server's, when it serves under a newer epoch of the request's generation.
     """
 
     epoch: int
     generation: int
     ready: bool
     named: bool = True
+    routing: RoutingTable | None = None
 
 
 class Blocked(Message, frozen=True):

@@ -72,6 +72,7 @@ class Pushes:
         self.is_stepping = False
         self._taken: dict[_Key, Pushed] = {}
         self._held: dict[int, Pushed] = {}
+        self._counted: dict[WorkerProcess, int] = {}  # number of the last push, see messages.Push
         self._next_token = 0
         self._steps: deque[Step] = deque()
         self._batch_size = spec.training.batch_size
@@ -150,10 +151,11 @@ class Pushes:
             self._taken.pop(_key(push.origin), None)
             self.marks.advance(push.origin)
 
-    def released_alone(self, push: Pushed) -> None:
-        """A push of async or ssp is applied: its worker's clock counts it."""
-        if self.consistency.is_member(push.worker):
-            self.consistency.push(push.worker, 0)
+    def count(self, worker: WorkerProcess, number: int) -> None:
+        """The rows of a push are applied, by it or an earlier one: with ssp its worker's clock counts it once."""
+        if self.consistency.is_member(worker) and number > self._counted.get(worker, 0):
+            self._counted[worker] = number
+            self.consistency.push(worker, 0)
 
     def next_step(self) -> Step | None:
         """The next step of bsp, to be applied before the one after it."""
@@ -171,6 +173,7 @@ class Pushes:
         """Takes the master's list of members; returns those that are dropped: what of them is not applied is void."""
         dropped = self.consistency.confirm(members, version)
         for worker in dropped:
+            self._counted.pop(worker, None)
             tokens, rounds = self.consistency.drop(worker)
             for token in tokens:
                 del self._held[token]

@@ -85,6 +85,7 @@ class ParameterServer(RequestHandlers):
         with self.gate.closed(), self.changed:
             self.begin(Model(self.spec, place, stores, dense, dense_source), marks)
             self.epoch, self.generation, self.ready = routing.epoch, generation, True
+            self.routing = routing
             self.changed.notify_all()
 
     def start_empty(self, routing: RoutingTable, generation: int) -> None:
@@ -118,7 +119,7 @@ class ParameterServer(RequestHandlers):
             if not self.model.place.same_as(Place.under(routing, self.name)):
                 log.warning("suspended", reason="another share of the buckets without a restore", epoch=routing.epoch)
                 self.ready = False
-            self.epoch, self.generation = routing.epoch, generation
+            self.epoch, self.generation, self.routing = routing.epoch, generation, routing
             for worker in self.pushes.confirm(members, version):
                 self.forget_found(worker)
             self.take_steps()

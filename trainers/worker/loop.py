@@ -67,7 +67,8 @@ def run(worker: Worker) -> None:
                 told = str(error)
             worker.drop()
             # A rolled-back job comes with a new directive; after a passing fault the same one is tried again.
-            session.wait_for_change(directive, _PATIENCE_SECONDS)
+            if not worker.trainer.redirected(error):
+                session.wait_for_change(directive, _PATIENCE_SECONDS)
     _leave(worker, directive)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.job_messages import Directive, Mode, RoutingTable
+from elastrec.trainers.embedding.lane import RoutingChangedError
 from elastrec.trainers.parameter_server.messages import Origin
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
@@ -79,6 +81,8 @@ class ParameterServerTrainer:
         self._training = job.spec.training
         self._generation = 0
         self._routing: RoutingTable | None = None
+        # Which a server has named, and its generation; directives may bring it later.
+        self._named_routing: tuple[int, RoutingTable] | None = None
         # Generation and servers that have the dense parameters.
         self._initialised: tuple[int, list[str]] | None = None
         self._pushes = 0
@@ -100,7 +104,7 @@ class ParameterServerTrainer:
         return self.step.feature_names
 
     def keeps(self, directive: Directive) -> bool:
-        return directive.routing == self._routing and directive.generation == self._generation
+        return self._newest_routing(directive) == self._routing and directive.generation == self._generation
 
     def follow(self, directive: Directive) -> None:
         self.step.client.follow(directive.version)
@@ -108,12 +112,27 @@ class ParameterServerTrainer:
             self._connect(directive)
 
     def _connect(self, directive: Directive) -> None:
-        self.step.client.connect(directive.routing, directive.generation)
-        owners = directive.generation, directive.routing.servers
+        routing = self._newest_routing(directive)
+        self.step.client.connect(routing, directive.generation)
+        owners = directive.generation, routing.servers
         if self._initialised != owners:
             self._steps_before = self.step.client.init_dense(self.step.initial_dense) - self._pushes
             self._initialised = owners
-        self._routing, self._generation = directive.routing, directive.generation
+        self._routing, self._generation = routing, directive.generation
+
+    def redirected(self, error: TransportError) -> bool:
+        if not isinstance(error, RoutingChangedError) or error.routing is None:
+            return False
+        self._named_routing = error.generation, error.routing
+        return True
+
+    def _newest_routing(self, directive: Directive) -> RoutingTable:
+        """The directive's, or that of a newer epoch of its generation which a server has named."""
+        if self._named_routing is not None:
+            generation, routing = self._named_routing
+            if generation == directive.generation and routing.epoch > directive.routing.epoch:
+                return routing
+        return directive.routing
 
     def overlaps(self, mode: Mode) -> bool:
         """Whether the pull of the next minibatch goes out before this one's push.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from elastrec.platform.data.head_sketches import Predicted
+from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.job_messages import Directive, Mode
 from elastrec.trainers.worker.feed import Item
 
@@ -75,6 +76,10 @@ class Trainer(Protocol):
         Raises:
             TransportError: they cannot be reached.
         """
+        ...
+
+    def redirected(self, error: TransportError) -> bool:
+        """Whether a failure says where the parameters are now: `follow` with the same directive reaches them."""
         ...
 
     def overlaps(self, mode: Mode) -> bool:

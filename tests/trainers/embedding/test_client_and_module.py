@@ -19,12 +19,19 @@ from elastrec.trainers.embedding.routing import Router
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.messages import Parameter, Push
 from elastrec.trainers.parameter_server.plan import make_plan, plan_of_job
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, job_spec, running_servers
 
 SPEC = job_spec(tables={"item": {"hash_size": 10}})
 LAYOUT = [Parameter("w", (7,))]
 DENSE = [np.ones(3, np.float32), np.ones(4, np.float32)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm() -> None:
+    """A kernel that compiles in the middle of a request would look like a server out of reach."""
+    warm_kernels()
 
 
 def client_of(patience_seconds: float = 10.0) -> ParameterClient:

@@ -73,7 +73,7 @@ def push(
     samples: int = BATCH,
     **names: Any,
 ) -> Any:
-    message = Push(stamp=stamp(worker, **names), origin=origin(worker, place), samples=samples)
+    message = Push(stamp=stamp(worker, **names), origin=origin(worker, place), samples=samples, number=place + 1)
     return server.push(message, gradient(ids, value))
 
 
@@ -81,7 +81,8 @@ def push_pull(server: ParameterServer, worker: str, place: int, ids: list[int], 
     """Pushes gradients of the ids and pulls the same rows."""
     mine = stamp(worker, **names)
     message = PushPull(
-        push=Push(stamp=mine, origin=origin(worker, place), samples=BATCH), pull=Pull(stamp=mine, dense=True)
+        push=Push(stamp=mine, origin=origin(worker, place), samples=BATCH, number=place + 1),
+        pull=Pull(stamp=mine, dense=True),
     )
     asked = [np.array([len(ids), 0], np.int32), np.array(ids, np.int64)]
     return server.push_pull(message, gradient(ids, value) + asked)

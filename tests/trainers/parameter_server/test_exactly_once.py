@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from elastrec.checkpoints import commit_record, new_record_uri, open_store
 from elastrec.platform.transport.job_messages import WorkerProcess
 from elastrec.trainers.parameter_server import handlers
-from elastrec.trainers.parameter_server.messages import Applied, Blocked, GetStats, Rows, Stale
+from elastrec.trainers.parameter_server.messages import Applied, Blocked, GetStats, Push, Rows, Stale
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
-from tests.trainers.parameter_server.calls import BATCH, SGD, applied, leave, pull, push, push_pull, server_of
+from tests.trainers.parameter_server.calls import (
+    BATCH,
+    SGD,
+    applied,
+    gradient,
+    leave,
+    origin,
+    pull,
+    push,
+    push_pull,
+    server_of,
+    stamp,
+)
 from tests.trainers.parameter_server.running import routing_of, training_job
 
 REFUSED = Stale(epoch=1, generation=1, ready=True, named=False)
@@ -151,3 +164,33 @@ def test_a_record_holds_what_is_reported_as_applied_and_no_more(tmp_path: Path) 
     restore(server, uri, ROUTING, 1)
     assert dense(server) == -3.0
     np.testing.assert_array_equal(pull(server, "a", [1])[1][1], [-3.0, -3.0])
+
+
+def test_in_ssp_a_push_of_rows_that_are_applied_counts_for_its_workers_clock_and_a_repeated_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else others would wait for a worker that trains a lost worker's shard again, until it reaches new rows."""
+    monkeypatch.setattr(handlers, "_PATIENCE_SECONDS", 0.0)
+    server = server_of("ssp", 1)
+    for place in range(2):
+        push(server, "lost", place, [1], 1.0, version=1)
+    name_members(server, 2, ("a", "i"), ("b", "i"))
+    pull(server, "b", [1], version=2)
+
+    def push_again(place: int) -> None:
+        again = msgspec.structs.replace(origin("lost", place), attempt=2, is_first=place == 0)
+        message = Push(stamp=stamp("b", version=2), origin=again, samples=BATCH, number=place + 1)
+        server.push(message, gradient([1], 1.0))
+
+    for place in range(2):
+        assert isinstance(pull(server, "a", [1], version=2)[0], Rows)
+        push(server, "a", place, [1], 1.0, version=2)
+    assert pull(server, "a", [1], version=2)[0] == Blocked()
+    push_again(0)
+    assert isinstance(pull(server, "a", [1], version=2)[0], Rows)
+    push(server, "a", 2, [1], 1.0, version=2)
+    push_again(0)
+    assert pull(server, "a", [1], version=2)[0] == Blocked()
+    push_again(1)
+    assert isinstance(pull(server, "a", [1], version=2)[0], Rows)
+    assert dense(server) == -5.0

@@ -62,7 +62,7 @@ def test_a_shard_that_another_worker_begins_again_counts_once_where_it_was_appli
     # The master knew of one push, and gives the shard to another worker at that place.
     for place in (1, 2, 3):
         again = msgspec.structs.replace(origin("a", place), attempt=2, is_first=place == 1)
-        server.push(Push(stamp=stamp("b"), origin=again, samples=BATCH), gradient([1], 1.0))
+        server.push(Push(stamp=stamp("b"), origin=again, samples=BATCH, number=place), gradient([1], 1.0))
     assert dense(server) == -4.0
     # The first worker was away, and goes on.
     assert push(server, "a", 3, [1], 1.0)[0] == applied(3)
@@ -74,7 +74,7 @@ def test_a_push_of_a_shard_that_is_done_never_counts_again() -> None:
     server = server_of()
     last = msgspec.structs.replace(origin("a", 0), is_last=True)
     for _ in range(2):
-        answer, _ = server.push(Push(stamp=stamp("a"), origin=last, samples=BATCH), gradient([1], 1.0))
+        answer, _ = server.push(Push(stamp=stamp("a"), origin=last, samples=BATCH, number=1), gradient([1], 1.0))
         assert answer == Applied(offsets=[WHOLE])
     assert push(server, "a", 0, [1], 1.0)[0] == Applied(offsets=[WHOLE])
     assert push(server, "a", 1, [1], 1.0)[0] == Applied(offsets=[WHOLE])
@@ -85,7 +85,9 @@ def test_the_answer_speaks_of_other_splits_and_closes_those_that_have_ended() ->
     server = server_of()
     push(server, "a", 0, [1], 1.0)
     split = origin("a", 0).split
-    message = Push(stamp=stamp("a"), origin=origin("b", 0), samples=BATCH, also=[split], closed=[(*split, BATCH)])
+    message = Push(
+        stamp=stamp("a"), origin=origin("b", 0), samples=BATCH, number=1, also=[split], closed=[(*split, BATCH)]
+    )
     assert server.push(message, gradient([1], 1.0))[0] == Applied(offsets=[BATCH, WHOLE])
 
 
@@ -134,7 +136,9 @@ def test_marks_are_of_the_moment_of_the_parameters() -> None:
 def test_a_server_without_a_record_of_a_split_takes_it_where_its_lease_begins() -> None:
     server = server_of()
     begun = msgspec.structs.replace(origin_of(3, rows=BATCH), is_first=True)
-    assert server.push(Push(stamp=stamp("a"), origin=begun, samples=BATCH), gradient([1], 1.0))[0] == applied(3)
+    assert server.push(Push(stamp=stamp("a"), origin=begun, samples=BATCH, number=1), gradient([1], 1.0))[0] == applied(
+        3
+    )
     assert server.stats(GetStats()).pushes == 1
 
 

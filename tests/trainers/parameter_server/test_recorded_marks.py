@@ -123,7 +123,7 @@ def test_rows_count_once_however_far_the_positions_are_behind_the_marks(
     (server,) = restored(job, saved(job, [server], tmp_path / "record"))
     for place in range(acknowledged, 4):
         again = msgspec.structs.replace(origin("a", place), attempt=2, is_first=place == acknowledged)
-        message = Push(stamp=stamp("b"), origin=again, samples=BATCH)
+        message = Push(stamp=stamp("b"), origin=again, samples=BATCH, number=place + 1)
         assert server.push(message, gradient([1], 1.0))[0] == applied(max(1, place))
     assert steps(server) == 4
 

@@ -112,7 +112,7 @@ def test_requests_that_would_mislead_a_kernel_are_refused() -> None:
         [counts, ids, gradients.astype(np.float64), none, dense],
     ):
         with pytest.raises(TransportError):
-            server.push(Push(stamp=stamp("a"), origin=origin("a", 0), samples=1), arrays)
+            server.push(Push(stamp=stamp("a"), origin=origin("a", 0), samples=1, number=1), arrays)
     assert server.stats(GetStats()).tables[0].rows == 0
 
 

@@ -55,6 +55,9 @@ class LogisticRegression:
     def follow(self, directive: Directive) -> None:
         self._generation = directive.generation
 
+    def redirected(self, error: TransportError) -> bool:
+        return False
+
     def overlaps(self, mode: Mode) -> bool:
         return True
 
