@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from elastrec.operators import settings
 from elastrec.operators.pages import looks
 from elastrec.operators.pages.plugin import PREFIX
-from elastrec.operators.pages.words import FILTERS
+from elastrec.platform.history.words import FILTERS
 
 _CONNECTION = Query(description="An Airflow connection of the type elastrec")
 _templates = Environment(

@@ -5,10 +5,9 @@ Looks are kept for a moment, so that many people who watch one job ask its maste
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.configuration import conf
 
 from elastrec.operators import settings
+from elastrec.platform.history.words import Chart
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError, HistoryError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 
@@ -31,7 +31,6 @@ KEPT_SECONDS = 2.0
 _MASTER_SECONDS = 3.0
 _RECENT = 30
 _SIDE_BY_SIDE = 16
-_CHART_POINTS = 300
 
 
 @dataclass(frozen=True)
@@ -108,37 +107,6 @@ class AllJobs:
     running: list[JobLook] = field(default_factory=list)
     recent: list[JobLook] = field(default_factory=list)
     away: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A metric by samples trained.
-
-    Attributes:
-        points: of an SVG polyline in a box of 1000 × 100, y downwards.
-        low, high: the least and the largest value, as text; last: the largest number of samples.
-    """
-
-    title: str
-    points: str
-    low: str
-    high: str
-    last: int
-
-    @staticmethod
-    def of(title: str, series: Sequence[tuple[int, float]]) -> Chart | None:
-        """None where fewer than two points are known."""
-        finite = [point for point in series if math.isfinite(point[1])]
-        drawn = finite[:: max(1, len(finite) // _CHART_POINTS)]
-        if len(drawn) < 2:
-            return None
-        first, last = drawn[0][0], drawn[-1][0]
-        low, high = min(value for _, value in drawn), max(value for _, value in drawn)
-        across, height = max(1, last - first), (high - low) or 1.0
-        points = " ".join(
-            f"{1000 * (step - first) / across:.1f},{95 - 90 * (value - low) / height:.1f}" for step, value in drawn
-        )
-        return Chart(title, points, f"{low:,.4g}", f"{high:,.4g}", last)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ _LAZY = {
     "logs": "cluster_commands",
     "stop": "cluster_commands",
     "explain": "past_commands",
+    "report": "past_commands",
     "ledger": "past_commands",
     "inspect": "inspect_command",
     "plan": "plan_command",

@@ -1,4 +1,4 @@
-"""`explain` and `ledger`: what a job did, while it runs and after it is gone."""
+"""`explain`, `report` and `ledger`: what a job did, while it runs and after it is gone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from elastrec.platform import jobs
 from elastrec.platform.cli.options import echo_json, output_option, platform_to_look, wide_console
 from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.job import HistorySpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +40,33 @@ def explain(job: str, store: str, output: str) -> None:
         echo_json({name: value for name, value in msgspec.to_builtins(told).items() if name != "type"})
     else:
         click.echo(as_text(told))
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--experiment",
+    metavar="NAME",
+    default=HistorySpec().experiment,
+    show_default=True,
+    help="The job's experiment in MLflow, as its job file names it.",
+)
+@click.option("--file", "to", type=click.Path(dir_okay=False), help="Write into this file instead.")
+@store_option
+def report(job: str, experiment: str, to: str | None, store: str) -> None:
+    """Print the report of a JOB: what was trained, what came out, where time and money went, every decision and fault.
+
+    The page is HTML and needs nothing else; a job that is over has it as the artifact `report.html` of its MLflow run.
+    """
+    page = jobs.report(platform_to_look(), job, experiment, store)
+    if to is None:
+        click.echo(page)
+        return
+    try:
+        Path(to).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ElastrecError(f"{to}: the report cannot be written: {error}") from error
+    click.echo(f"written: {to}")
 
 
 @click.command()

@@ -39,7 +39,7 @@ from elastrec.platform.specs.metrics import Phase
 
 if TYPE_CHECKING:
     # At run time jobs import history.
-
+    from elastrec.platform.history.report import Story
     from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
 
 _log = structlog.get_logger(__name__)
@@ -216,13 +216,13 @@ class History(Connection):
         phase: Phase,
         reason: str = "",
         calibration: CalibrationCurve | None = None,
-        explanation: str = "",
+        story: Story | None = None,
     ) -> None:
         """Draws the pictures and closes the run with its final phase. Idempotent.
 
         Args:
             reason: why it failed, with the traceback where there is one.
-            explanation: what happened and where the time went, kept as `explanation.txt`.
+            story: what happened and where the time went, kept as `explanation.txt`.
         """
         if not phase.is_final:
             raise HistoryError(f"phase: {phase.value} is not allowed; allowed: Succeeded, Failed, Stopped")
@@ -233,8 +233,10 @@ class History(Connection):
         with self._explained(f"close run {run_id}"):
             if reason:
                 self._client.log_text(run_id, reason, "reason.txt")
-            if explanation:
-                self._client.log_text(run_id, explanation, "explanation.txt")
+            if story is not None:
+                self._client.log_text(run_id, story.text, "explanation.txt")
+        self._log_report(run_id, story)
+        with self._explained(f"close run {run_id}"):
             self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
         _log.info("run finished", run_id=run_id, phase=phase.value)
 
@@ -266,6 +268,38 @@ class History(Connection):
                 if figure is not None:
                     self._client.log_figure(run_id, figure, path)
         return [path for path, figure in drawn.items() if figure is not None]
+
+    def _log_report(self, run_id: str, story: Story | None) -> None:
+        from elastrec.platform.history.report import REPORT_FILE
+
+        try:
+            text = self.report(run_id, story)
+        except HistoryError as error:
+            # A run that cannot be read as a job is closed all the same.
+            _log.warning("report_not_written", run_id=run_id, error=str(error))
+            return
+        with self._explained(f"write the report of run {run_id}"):
+            self._client.log_text(run_id, text, REPORT_FILE)
+
+    def report(self, run_id: str, story: Story | None = None) -> str:
+        """The run's report, an HTML page that needs nothing else.
+
+        Raises:
+            HistoryError: MLflow refuses, or the run was not written by `start_run`.
+        """
+        from elastrec.platform.history.decisions import Decisions
+        from elastrec.platform.history.report import SERIES, render
+
+        with self._explained(f"read run {run_id}"):
+            run = self._client.get_run(run_id)
+        return render(
+            read_record(run),
+            run.data.tags,
+            run.data.params,
+            {name: self.series(run_id, name) for name in SERIES if name in run.data.metrics},
+            Decisions(self._tracking_uri, self._experiment).decisions(run_id),
+            story,
+        )
 
     def series(self, run_id: str, name: str) -> list[tuple[int, float]]:
         """(step, value) of one metric, by step; of a step measured twice the last value."""

@@ -26,7 +26,7 @@ from elastrec.platform.jobs.launching import (
 )
 from elastrec.platform.jobs.masters import wait_for_master
 from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
-from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, is_trained, ledger, result_of
+from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, is_trained, ledger, report, result_of
 from elastrec.platform.jobs.preparation import job_id_for, prepare
 from elastrec.platform.jobs.publishing import (
     away_message,
@@ -81,6 +81,7 @@ __all__ = [
     "publish_patience_seconds",
     "register",
     "remove_unsuccessful",
+    "report",
     "result",
     "result_of",
     "resumable",

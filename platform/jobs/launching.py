@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -31,6 +32,9 @@ from elastrec.platform.specs.uris import masked
 from elastrec.platform.transport.job_messages import Done
 from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
 from elastrec.platform.transport.observer_messages import FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
+
+if TYPE_CHECKING:
+    from elastrec.platform.history.report import Story
 
 log = structlog.get_logger(__name__)
 RUN_LABEL = "elastrec.io/run-id"
@@ -272,15 +276,17 @@ def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]
     return Phase.STOPPED, "the master was gone before the result was read", run_id
 
 
-def _story(master: _EndingMaster) -> str:
-    """What happened to the job and where its time went, as text; empty when the master cannot tell any more."""
-    from elastrec.platform.master.explanation import as_text
+def _story(master: _EndingMaster) -> Story | None:
+    """What happened to the job and where its time went; None when the master cannot say any more."""
+    explained = master.ask(GetExplanation(), Explanation, "the job is not explained")
+    if explained is None:
+        return None
+    from elastrec.platform.jobs.story import story_of
 
-    told = master.ask(GetExplanation(), Explanation, "the job is not explained")
-    return as_text(told) if told is not None else ""
+    return story_of(explained)
 
 
-def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, explanation: str) -> None:
+def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, story: Story | None) -> None:
     if not run_id:
         return
     error = "it does not answer"
@@ -293,7 +299,7 @@ def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, expla
         except HistoryError as refused:
             log.warning("scaling_not_drawn", run_id=run_id, error=str(refused))
         try:
-            History(platform.tracking_uri, "").finish_run(run_id, phase, reason, explanation=explanation)
+            History(platform.tracking_uri, "").finish_run(run_id, phase, reason, story=story)
             return
         except HistoryError as refused:
             error = str(refused)

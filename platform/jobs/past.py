@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import structlog
+
 from elastrec.platform.jobs.masters import is_gone, live_master, pod_of_master
 from elastrec.platform.jobs.observation import observe
 from elastrec.platform.jobs.preparation import resolved
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.leavings import read_result
-from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, FieldProblem, SpecError
 from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient
@@ -27,6 +29,7 @@ from elastrec.platform.transport.ledger_messages import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+log = structlog.get_logger(__name__)
 DEFAULT_STORE = "checkpoints"
 Left = TypeVar("Left")
 
@@ -58,6 +61,34 @@ def explanation(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> 
         if client is not None:
             return client.call(GetExplanation(), Explanation, timeout_seconds=30)
     return _left(read_explanation, platform, job_id, store)
+
+
+def report(platform: Platform, job_id: str, experiment: str, store: str = DEFAULT_STORE) -> str:
+    """The report of a job's newest run in MLflow, an HTML page.
+
+    Args:
+        experiment: of its runs; store: as of `ledger`.
+
+    Raises:
+        SpecError: the experiment has no run of the job.
+        HistoryError: MLflow does not answer.
+    """
+    from elastrec.platform.history import History, JobFilter
+    from elastrec.platform.jobs.story import story_of
+
+    history = History(platform.tracking_uri, experiment, platform.ui_url)
+    records = history.job_records(JobFilter(job_id=job_id), 1)
+    if not records:
+        problem = FieldProblem(
+            "JOB", repr(job_id), f"a job with a run in MLflow's experiment {experiment!r}", "--experiment names another"
+        )
+        raise SpecError([problem], "the command line")
+    try:
+        story = story_of(explanation(platform, job_id, store))
+    except (CheckpointError, ClusterError) as error:
+        log.warning("job_not_explained", job_id=job_id, error=str(error))
+        story = None
+    return history.report(records[0].run_id, story)
 
 
 def result_of(platform: Platform, prepared: Prepared) -> TrainingMetrics:

@@ -13,16 +13,17 @@ import msgspec
 import structlog
 
 from elastrec.platform.history import History
+from elastrec.platform.history.report import Story
 from elastrec.platform.jobs.job_pods import remove_job
 from elastrec.platform.jobs.launching import finish
 from elastrec.platform.jobs.masters import ask_pod, is_gone, pod_of_master
 from elastrec.platform.jobs.past import explanation, left_result, result_of
 from elastrec.platform.jobs.preparation import resolved
 from elastrec.platform.jobs.starting_sizes import allocation_asked_for
+from elastrec.platform.jobs.story import story_of
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import Tell, tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.types import Launched, Prepared
-from elastrec.platform.master.explanation import as_text
 from elastrec.platform.master.leavings import forget_points, forget_result, read_points
 from elastrec.platform.specs.errors import CheckpointError, HistoryAwayError, HistoryError, TransportError
 from elastrec.platform.specs.loading import job_from_json
@@ -129,14 +130,14 @@ def finish_job(platform: Platform, prepared: Prepared) -> None:
         run_id = history.open_run(job_id)
         if run_id:
             story = _story(platform, job_id, job.spec.checkpoint.store)
-            history.finish_run(run_id, left.phase, left.reason, explanation=story)
+            history.finish_run(run_id, left.phase, left.reason, story=story)
     except HistoryError as error:
         log.warning("run_not_closed", job_id=job_id, phase=left.phase.value, error=str(error))
 
 
-def _story(platform: Platform, job_id: str, store: str) -> str:
+def _story(platform: Platform, job_id: str, store: str) -> Story | None:
     try:
-        return as_text(explanation(platform, job_id, store))
+        return story_of(explanation(platform, job_id, store))
     except CheckpointError as error:
         log.warning("job_not_explained", job_id=job_id, error=str(error))
-        return ""
+        return None

@@ -12,8 +12,7 @@ from fastapi.testclient import TestClient
 
 from elastrec.operators.pages import looks
 from elastrec.operators.pages.app import app
-from elastrec.operators.pages.looks import AllJobs, Chart, JobLook, OneJob
-from elastrec.operators.pages.words import duration, figure, size
+from elastrec.operators.pages.looks import AllJobs, JobLook, OneJob
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs import Observation
 from elastrec.platform.specs.errors import ClusterError
@@ -182,16 +181,3 @@ def test_a_look_is_kept_for_all_who_watch(cluster: Cluster, monkeypatch: pytest.
     assert looks.all_jobs(CONNECTION) is first
     monkeypatch.setattr(looks, "KEPT_SECONDS", -1.0)
     assert looks.all_jobs(CONNECTION) is not first
-
-
-def test_a_chart_fits_its_box_and_needs_two_points() -> None:
-    chart = Chart.of("AUC", [(0, 0.5), (100, float("nan")), (200, 0.75)])
-    assert chart is not None
-    assert (chart.points, chart.low, chart.high, chart.last) == ("0.0,95.0 1000.0,5.0", "0.5", "0.75", 200)
-    assert Chart.of("AUC", [(0, 0.5)]) is None
-
-
-def test_numbers_are_shown_as_people_read_them() -> None:
-    assert [duration(each) for each in (None, 5.4, 200, 7500)] == ["–", "5 s", "3 min 20 s", "2 h 05 min"]
-    assert [size(each) for each in (512, 2**20, 3 * 2**40)] == ["512 B", "1 MiB", "3.0 TiB"]
-    assert [figure(each) for each in (0.12345, float("nan"), None)] == ["0.1235", "–", "–"]

@@ -43,6 +43,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         "logs",
         "stop",
         "explain",
+        "report",
         "ledger",
         "inspect",
         "data",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from elastrec.platform.history import History
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
@@ -66,6 +67,11 @@ def tracking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracki
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def client(tracking_server: TrackingServer) -> MlflowClient:
+    return MlflowClient(tracking_server.uri)
 
 
 @pytest.fixture

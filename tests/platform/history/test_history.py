@@ -22,11 +22,6 @@ from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMet
 MakePrepared = Callable[..., Prepared]
 
 
-@pytest.fixture
-def client(tracking_server) -> MlflowClient:  # type: ignore[no-untyped-def]
-    return MlflowClient(tracking_server.uri)
-
-
 def metrics_at(samples: int, *, evaluated: bool = False, phase: Phase = Phase.TRAINING) -> TrainingMetrics:
     workers = tuple(
         PodMetrics(name=f"clicks-w-{n}", role=Role.WORKER, state="Running", batch_seconds=0.02 + n / 1000)

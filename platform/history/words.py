@@ -1,13 +1,15 @@
-"""Numbers as people read them, for the templates."""
+"""Numbers as people read them, and charts, for the templates of pages and reports. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 NOTHING = "–"
+_CHART_POINTS = 300
 
 
 def count(value: float | None) -> str:
@@ -51,6 +53,37 @@ def moment(unix_seconds: float | None) -> str:
 def percent(value: float | None) -> str:
     """A share of 0 to 1 as `37 %`."""
     return NOTHING if value is None else f"{100 * value:.0f} %"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A metric by samples trained.
+
+    Attributes:
+        points: of an SVG polyline in a box of 1000 × 100, y downwards.
+        low, high: the least and the largest value, as text; last: the largest number of samples.
+    """
+
+    title: str
+    points: str
+    low: str
+    high: str
+    last: int
+
+    @staticmethod
+    def of(title: str, series: Sequence[tuple[int, float]]) -> Chart | None:
+        """None where fewer than two points are known."""
+        finite = [point for point in series if math.isfinite(point[1])]
+        drawn = finite[:: max(1, len(finite) // _CHART_POINTS)]
+        if len(drawn) < 2:
+            return None
+        first, last = drawn[0][0], drawn[-1][0]
+        low, high = min(value for _, value in drawn), max(value for _, value in drawn)
+        across, height = max(1, last - first), (high - low) or 1.0
+        points = " ".join(
+            f"{1000 * (step - first) / across:.1f},{95 - 90 * (value - low) / height:.1f}" for step, value in drawn
+        )
+        return Chart(title, points, f"{low:,.4g}", f"{high:,.4g}", last)
 
 
 FILTERS: dict[str, Callable[[Any], str]] = {

@@ -1,0 +1,136 @@
+"""A job's report: one HTML page that needs nothing else, kept as an artifact of its run.
+
+What was trained, what came out, where time and money went, every decision and fault, how to train it again. It says
+what the run holds; nothing is measured here. Pure but for reading the template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.records import (
+    TAG_AIRFLOW_URL,
+    TAG_GATE,
+    TAG_GATE_REASON,
+    TAG_REASON,
+    JobRecord,
+)
+from elastrec.platform.history.scaling_figures import Decision, change
+from elastrec.platform.history.words import FILTERS, Chart
+
+REPORT_FILE = "report.html"
+_FAULTS = ("lost ", "restarted the process", "rolled back", "the master moved", "the master went on")
+_CHARTS = (
+    (names.LOSS, "Loss"),
+    (names.AUC, "AUC of each window, before its update"),
+    (names.SAMPLES_PER_SECOND, "Samples per second"),
+)
+SERIES = tuple(name for name, _ in _CHARTS)
+"""The series that a report draws."""
+_COSTS = (
+    (names.COST_CORE_HOURS, "core-hours"),
+    (names.COST_GIBIBYTE_HOURS, "GiB-hours"),
+    (names.COST_PRICE, "price"),
+)
+
+
+class StoryEntry(msgspec.Struct, frozen=True):
+    """Something that happened: `seconds` on the job's own clock; `cause` is empty where there is none to name."""
+
+    seconds: float
+    unix_seconds: float
+    what: str
+    cause: str
+
+
+class StoryPart(msgspec.Struct, frozen=True):
+    """Where some of the time went, and what that means."""
+
+    name: str
+    seconds: float
+    meaning: str
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a job and where its time went.
+
+    Attributes:
+        text: the same for a terminal.
+        goodput: share of the wall time in which rows were trained that count, 0 to 1.
+        omitted: entries that are older than those in `timeline`.
+    """
+
+    text: str
+    wall_seconds: float
+    goodput: float
+    parts: list[StoryPart]
+    timeline: list[StoryEntry]
+    omitted: int = 0
+
+    @property
+    def faults(self) -> list[StoryEntry]:
+        """What went wrong on the way."""
+        return [entry for entry in self.timeline if entry.what.startswith(_FAULTS)]
+
+
+def render(
+    record: JobRecord,
+    tags: Mapping[str, str],
+    params: Mapping[str, str],
+    series: Mapping[str, Sequence[tuple[int, float]]],
+    decisions: Sequence[Decision],
+    story: Story | None,
+) -> str:
+    """The page.
+
+    Args:
+        tags, params: of the run.
+        series: (samples trained, value) of the metrics of SERIES.
+        decisions: of scaling, the oldest first.
+        story: None: what happened is not known.
+    """
+    # Loaded here: masters import this room, and draw no reports.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters.update(FILTERS)
+    charts = [Chart.of(title, series.get(name, ())) for name, title in _CHARTS]
+    return templates.get_template("report.html").render(
+        record=record,
+        name=tags.get("mlflow.runName", record.job_id),
+        airflow_url=tags.get(TAG_AIRFLOW_URL, ""),
+        gate=tags.get(TAG_GATE, ""),
+        gate_reason=tags.get(TAG_GATE_REASON, ""),
+        reason=tags.get(TAG_REASON, ""),
+        params=params,
+        quality=_quality(record.metrics),
+        costs=[(words, record.metrics[name]) for name, words in _COSTS if name in record.metrics],
+        charts=[chart for chart in charts if chart is not None],
+        decisions=[(each, change(each.before, each.after)) for each in decisions],
+        story=story,
+    )
+
+
+def _quality(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Figures on the evaluation rows beside those of the champion on the same rows."""
+    rows = (
+        ("AUC", names.EVALUATION_AUC, names.CHAMPION_AUC),
+        ("normalised entropy", names.EVALUATION_NORMALIZED_ENTROPY, names.CHAMPION_NORMALIZED_ENTROPY),
+        ("log loss", names.EVALUATION_LOG_LOSS, ""),
+    )
+    return [
+        {"name": words, "value": metrics[name], "champion": metrics.get(champion)}
+        for words, name, champion in rows
+        if name in metrics
+    ]

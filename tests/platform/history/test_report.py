@@ -1,0 +1,123 @@
+"""A job's report is one page that needs nothing else and says what the run holds."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from elastrec.platform.history import History, Point
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.history.report import REPORT_FILE, Story, StoryEntry, StoryPart
+from elastrec.platform.history.scaling_figures import Decision
+from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
+from elastrec.platform.scaling import amounts
+from elastrec.platform.specs.metrics import Phase
+
+STORY = Story(
+    text="clicks: Succeeded",
+    wall_seconds=100.0,
+    goodput=0.75,
+    parts=[StoryPart("training", 75.0, "rows that count"), StoryPart("redoing_lost_work", 25.0, "again")],
+    timeline=[
+        StoryEntry(1.0, 1.7e9, "began from nothing", ""),
+        StoryEntry(40.0, 1.7e9 + 40, "lost clicks-ps-0, replaced by clicks-ps-0-1", "its process was killed <kill -9>"),
+    ],
+)
+VOID = {"meta", "br", "polyline"}
+
+
+class Tags(HTMLParser):
+    """Checks that elements end in the order in which they began; collects what a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [str(value) for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def text_of(page: str) -> str:
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == [] and tags.loaded == [] and "<script" not in page
+    return re.sub(r"\s+", " ", page)
+
+
+@pytest.fixture
+def run_id(history: History, make_prepared: Callable[..., Prepared], allocation: Allocation) -> str:
+    return history.start_run(make_prepared(), allocation)
+
+
+def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs(
+    history: History, client: MlflowClient, run_id: str, tmp_path: Path
+) -> None:
+    for step in (100, 200, 300):
+        values = {names.LOSS: 0.7 - step / 1000, names.SAMPLES_PER_SECOND: 50.0 * step, names.COST_CORE_HOURS: 1.25}
+        history.log_series(run_id, [Point(name, value, step, time.time()) for name, value in values.items()])
+    gate = GateDecision(
+        passed=True, reason="better by 0.01", candidate=ModelScore(0.7512, 0.9034, 200),
+        champion=ModelScore(0.7412, 0.9134, 200), champion_version="1",
+    )  # fmt: skip
+    history.log_gate(run_id, gate)
+    before = amounts.Allocation(
+        workers=1, worker_cores=1.0, worker_memory_bytes=2**30, parameter_servers=1, parameter_server_cores=1.0,
+        parameter_server_memory_bytes=2**30,
+    )  # fmt: skip
+    after = amounts.Allocation(**{**{name: getattr(before, name) for name in before.__struct_fields__}, "workers": 3})
+    decided = Decision(
+        unix_seconds=1.7e9, samples_trained=200, policy="three-stage", before=before, after=after, changed=True,
+        reason="two more workers pay", predicted_samples_per_second=30_000.0,
+    )  # fmt: skip
+    Decisions(history._tracking_uri, history._experiment).log_decision(run_id, decided, [], {})
+    history.finish_run(run_id, Phase.SUCCEEDED, story=STORY)
+    page = Path(client.download_artifacts(run_id, REPORT_FILE, str(tmp_path))).read_text()
+    text = text_of(page)
+    for words in (
+        "Succeeded",
+        "0.7512", "0.7412", "0.9034", "better by 0.01", "passed",
+        "1.25 core-hours",
+        "1 min 15 s", "redoing lost work", "in 75 %",
+        "three-stage", "1 → 3 workers", "two more workers pay", "30,000",
+        "lost clicks-ps-0", "killed &lt;kill -9&gt;",
+        "elastrec run job.json",
+        'aria-label="Loss"', 'aria-label="Samples per second"',
+    ):  # fmt: skip
+        assert words in text, words
+    assert "began from nothing" not in text, "a beginning is no fault"
+
+
+def test_the_report_of_a_job_that_failed_at_once_says_what_is_unknown(
+    history: History, client: MlflowClient, run_id: str, tmp_path: Path
+) -> None:
+    history.finish_run(run_id, Phase.FAILED, "ZeroDivisionError: <division>")
+    text = text_of(Path(client.download_artifacts(run_id, REPORT_FILE, str(tmp_path))).read_text())
+    for words in (
+        "Failed",
+        "ZeroDivisionError: &lt;division&gt;",
+        "It was not evaluated.",
+        "None was made.",
+        "Unknown",
+    ):
+        assert words in text, words
+
+
+def test_a_run_that_is_no_job_is_closed_without_a_report(history: History, client: MlflowClient, run_id: str) -> None:
+    client.delete_tag(run_id, "elastrec.team")
+    history.finish_run(run_id, Phase.STOPPED)
+    assert client.get_run(run_id).info.status == "KILLED"
+    assert REPORT_FILE not in [each.path for each in client.list_artifacts(run_id)]

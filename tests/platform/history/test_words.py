@@ -1,0 +1,18 @@
+"""Numbers and charts are shown as people read them."""
+
+from __future__ import annotations
+
+from elastrec.platform.history.words import Chart, duration, figure, size
+
+
+def test_a_chart_fits_its_box_and_needs_two_points() -> None:
+    chart = Chart.of("AUC", [(0, 0.5), (100, float("nan")), (200, 0.75)])
+    assert chart is not None
+    assert (chart.points, chart.low, chart.high, chart.last) == ("0.0,95.0 1000.0,5.0", "0.5", "0.75", 200)
+    assert Chart.of("AUC", [(0, 0.5)]) is None
+
+
+def test_numbers_are_shown_as_people_read_them() -> None:
+    assert [duration(each) for each in (None, 5.4, 200, 7500)] == ["–", "5 s", "3 min 20 s", "2 h 05 min"]
+    assert [size(each) for each in (512, 2**20, 3 * 2**40)] == ["512 B", "1 MiB", "3.0 TiB"]
+    assert [figure(each) for each in (0.12345, float("nan"), None)] == ["0.1235", "–", "–"]
