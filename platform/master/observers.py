@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from elastrec.platform.master import events, shape
+from elastrec.platform.master import events, orders, shape
 from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.executor import Executor
 from elastrec.platform.master.explanation import explanation
@@ -31,6 +31,7 @@ from elastrec.platform.transport.observer_messages import (
     FinishJob,
     GetStatus,
     NameRun,
+    OrderWorker,
     SaveNow,
     ShapeAnswer,
     ShapeOutcome,
@@ -190,6 +191,24 @@ class ObserverCalls(abc.ABC):
         if self.state.phase.is_final:
             return Done(accepted=False, reason=f"the job is {self.state.phase}")
         self.submit(lambda now: events.SaveAsked(time=now))
+        return Done()
+
+    def order_worker(self, message: OrderWorker) -> Done:
+        """Gives one worker orders of its own."""
+        if self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+        with self._lock:
+            reason = orders.refusal(self.state, self.job.spec.training, message)
+        if reason:
+            return Done(accepted=False, reason=reason)
+        self.submit(
+            lambda now: events.PodOrdered(
+                time=now,
+                pod=message.pod,
+                batch_size=message.batch_size,
+                learning_rate_scale=message.learning_rate_scale,
+            )
+        )
         return Done()
 
     def change_shape(self, message: ChangeShape) -> ShapeAnswer:

@@ -63,6 +63,17 @@ class SaveNow(Message, frozen=True):
     """Make a checkpoint record as soon as possible."""
 
 
+class OrderWorker(Message, frozen=True):
+    """What one worker should do otherwise than the others from its next minibatch on; see PodOrders.
+
+    Each order replaces the one before; a process that takes the worker's place has none. The answer is Done.
+    """
+
+    pod: str
+    batch_size: int | None = None
+    learning_rate_scale: float = 1.0
+
+
 class FinishJob(Message, frozen=True):
     """The observer has read the result: the master may exit. Refused while the job is not final."""
 

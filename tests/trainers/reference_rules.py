@@ -22,15 +22,15 @@ class ReferenceRule:
         scale = (spec.beta + np.sqrt(self.n)) / spec.learning_rate + spec.l2
         self.z = -self.values * scale - np.sign(self.values) * spec.l1
 
-    def step(self, rows: np.ndarray, gradient: np.ndarray) -> None:
+    def step(self, rows: np.ndarray, gradient: np.ndarray, rate_scale: float = 1.0) -> None:
         """rows [U], gradient [U, W]."""
-        spec, w = self.spec, self.values[rows]
+        spec, w, rate = self.spec, self.values[rows], self.spec.learning_rate * rate_scale
         g = gradient.astype(np.float64) + spec.weight_decay * w
         if spec.kind is OptimizerKind.SGD:
-            w = w - spec.learning_rate * g
+            w = w - rate * g
         elif spec.kind is OptimizerKind.ADAGRAD:
             self.sums[rows] += (g * g).mean(axis=1)
-            w = w - spec.learning_rate * g / (np.sqrt(self.sums[rows])[:, None] + spec.epsilon)
+            w = w - rate * g / (np.sqrt(self.sums[rows])[:, None] + spec.epsilon)
         elif spec.kind is OptimizerKind.ADAM:
             self.steps[rows] += 1
             self.first[rows] = spec.beta1 * self.first[rows] + (1 - spec.beta1) * g
@@ -38,12 +38,12 @@ class ReferenceRule:
             count = self.steps[rows][:, None]
             mean = self.first[rows] / (1 - spec.beta1**count)
             root = np.sqrt(self.second[rows] / (1 - spec.beta2**count))
-            w = w - spec.learning_rate * mean / (root + spec.epsilon)
+            w = w - rate * mean / (root + spec.epsilon)
         else:
             # McMahan et al. 2013, algorithm 1.
             n, z = self.n[rows], self.z[rows]
             sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / spec.learning_rate
-            z, n = z + g - sigma * w, n + g * g
+            z, n = z + rate_scale * g - sigma * w, n + g * g
             with np.errstate(divide="ignore", invalid="ignore"):
                 moved = -(z - np.sign(z) * spec.l1) / ((spec.beta + np.sqrt(n)) / spec.learning_rate + spec.l2)
             w = np.where(g == 0, w, np.where(np.abs(z) <= spec.l1, 0.0, moved))
@@ -66,10 +66,10 @@ class ReferenceRows:
     def values(self) -> np.ndarray:
         return np.concatenate([rule.values for rule in self.rules], axis=1)
 
-    def step(self, rows: np.ndarray, gradient: np.ndarray) -> None:
+    def step(self, rows: np.ndarray, gradient: np.ndarray, rate_scale: float = 1.0) -> None:
         """rows [U], gradient [U, D]."""
         for rule, columns in zip(self.rules, self.columns, strict=True):
-            rule.step(rows, gradient[:, columns])
+            rule.step(rows, gradient[:, columns], rate_scale)
 
 
 class SegmentOptimizer:

@@ -223,6 +223,7 @@ class ParameterClient:
         closed: Sequence[tuple[str, int, int]] = (),
         hold: bool = False,
         leaves: bool = False,
+        rate_scale: float = 1.0,
     ) -> int:
         """Sends the gradients of one step to every server; returns at once with the number of bytes.
 
@@ -235,10 +236,9 @@ class ParameterClient:
                 for none.
             samples: rows of the batch.
             origin: the rows that the gradients come from.
-            closed: see messages.Push.
+            closed, leaves, rate_scale: see messages.Push.
             hold: send it together with the next `pull`, in one round trip. Others may wait for this push: when no pull
                 follows at once, call `release`.
-            leaves: see messages.Push.
         """
         self._unapplied.take_answers()
         self._check_layout(pulled.routed)
@@ -258,6 +258,7 @@ class ParameterClient:
             round_share=self._unapplied.share,
             leaves=leaves,
             batch_size=self._batch_size,
+            rate_scale=rate_scale,
         )
         self._unapplied.add(push)
         self._held = push

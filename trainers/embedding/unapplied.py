@@ -39,7 +39,7 @@ class KeptPush:
         dense: parts of the dense gradient [P] float32 that follow each other.
         lacking: numbers of the servers that are not known to have applied it.
         replies: of servers that were sent it; `speaks_of`: the splits of which their answers speak, its own first.
-        round_share, leaves, batch_size: see messages.Push.
+        round_share, leaves, batch_size, rate_scale: see messages.Push.
         is_waiting: a server has answered that it waits for others, with bsp.
     """
 
@@ -58,6 +58,7 @@ class KeptPush:
     round_share: Share | None = None
     leaves: bool = False
     batch_size: int = 0
+    rate_scale: float = 1.0
     is_waiting: bool = False
 
     def requests(self, pull: Callable[[Stamp], Pull] | None = None) -> list[Request]:
@@ -79,6 +80,7 @@ class KeptPush:
             share=self.round_share,
             leaves=self.leaves,
             batch_size=batch_size,
+            rate_scale=self.rate_scale,
         )
         return push if pull is None else PushPull(push=push, pull=pull(stamp))
 

@@ -32,12 +32,14 @@ class Gradient:
         dense: [S] of the server's dense buckets, or [0]: none takes a step.
         samples: rows of the batch.
         dense_buckets: [B] bool, those that take a step; `dense` is zero elsewhere. None: all that the server owns.
+        rate_scale: a factor of the learning rates.
     """
 
     groups: list[GroupGradient]
     dense: Array
     samples: int
     dense_buckets: Array | None = None
+    rate_scale: float = 1.0
 
 
 def select(gradient: Gradient, rows: Sequence[Array], dense: Array, dense_buckets: Array) -> Gradient:
@@ -53,7 +55,7 @@ def select(gradient: Gradient, rows: Sequence[Array], dense: Array, dense_bucket
         counts = np.bincount(table_of[kept], minlength=len(group.counts)).astype(np.int32)
         sightings = group.sightings[kept] if len(group.sightings) else group.sightings
         groups.append(GroupGradient(counts, group.ids[kept], group.gradients[kept], sightings))
-    return Gradient(groups, dense, gradient.samples, dense_buckets)
+    return Gradient(groups, dense, gradient.samples, dense_buckets, gradient.rate_scale)
 
 
 @kernel
@@ -91,7 +93,7 @@ def _merge_group(parts: Sequence[GroupGradient], weights: Sequence[np.float32]) 
 
 
 def average(gradients: Sequence[Gradient]) -> Gradient:
-    """The mean of a round's gradients weighted by their batches' rows; empty batches count for nothing."""
+    """The mean of gradients and of rate scales, weighted by the batches' rows; empty batches count for nothing."""
     if len(gradients) == 1:
         return gradients[0]
     total = sum(gradient.samples for gradient in gradients)
@@ -108,4 +110,6 @@ def average(gradients: Sequence[Gradient]) -> Gradient:
     parts = [gradient.dense_buckets for gradient in gradients if len(gradient.dense)]
     named = [part for part in parts if part is not None]
     dense_buckets = np.logical_or.reduce(named) if named and len(named) == len(parts) else None
-    return Gradient(groups, dense, total, dense_buckets)
+    scales = {gradient.rate_scale for gradient in gradients if gradient.samples} or {1.0}
+    scale = scales.pop() if len(scales) == 1 else sum(each.rate_scale * each.samples for each in gradients) / total
+    return Gradient(groups, dense, total, dense_buckets, scale)

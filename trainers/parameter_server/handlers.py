@@ -188,7 +188,7 @@ class RequestHandlers:
         return Rows(offsets=list(offsets)), [values, dense]
 
     def _push(self, request: Push, arrays: list[Array], deadline: float) -> Message:
-        gradient = check_push(self.plan, arrays, request.samples)
+        gradient = check_push(self.plan, arrays, request.samples, request.rate_scale)
         stamp, origin = request.stamp, request.origin
         with self.gate.passed():
             with self.changed:

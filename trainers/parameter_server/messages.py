@@ -105,6 +105,7 @@ class Push(Message, frozen=True):
         number: of the pushes of the worker's process, 1 is its first: by it its clock in ssp counts each push once.
         also: other splits that the answer is to speak of.
         share: with bsp, the share of a round that the rows are; None: it asked for none.
+        rate_scale: a factor of the learning rates of this step; of a step of bsp the mean, weighted by rows.
         leaves: with bsp, others do not wait for the worker after this round, until it joins again.
         batch_size: with bsp, the most rows that the worker takes into its next minibatch; 0: asks for no share.
         closed: splits that have ended without another push, and where their last push ends.
@@ -119,6 +120,7 @@ class Push(Message, frozen=True):
     share: Share | None = None
     leaves: bool = False
     batch_size: int = 0
+    rate_scale: float = 1.0
 
 
 class Applied(Message, frozen=True):

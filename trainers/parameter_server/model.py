@@ -104,11 +104,13 @@ class Model:
         for index, (store, group) in enumerate(zip(self.stores, gradient.groups, strict=True)):
             if len(group.ids):
                 lookup = lookups[index] if lookups else None
-                store.push(group.counts, group.ids, group.sightings, group.gradients, now_seconds, lookup)
+                store.push(
+                    group.counts, group.ids, group.sightings, group.gradients, now_seconds, lookup, gradient.rate_scale
+                )
         with self._dense_lock:
             dense, self._dense_trained = self.dense, self._dense_trained or len(gradient.dense) > 0
         if len(gradient.dense) and dense is not None:
-            dense.apply(gradient.dense, gradient.dense_buckets)
+            dense.apply(gradient.dense, gradient.dense_buckets, gradient.rate_scale)
 
     def part_of(self, gradient: Gradient, places: Array) -> Gradient:
         """What of a gradient belongs to some buckets: places [V + B] bool, virtual and then dense ones."""

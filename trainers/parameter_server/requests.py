@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,14 +43,16 @@ def check_ids(plan: TablePlan, arrays: Sequence[Array]) -> tuple[Array, Array]:
     return counts, ids
 
 
-def check_push(plan: TablePlan, arrays: Sequence[Array], samples: int) -> Gradient:
+def check_push(plan: TablePlan, arrays: Sequence[Array], samples: int, rate_scale: float = 1.0) -> Gradient:
     """The gradient that a push's five arrays hold, split by table group without copies.
 
     Raises:
-        IncompatibleError: an array is missing or has the wrong type or length, or `samples` is negative.
+        IncompatibleError: an array is missing or has the wrong type or length, or a number is not allowed.
     """
     if len(arrays) != PUSH_ARRAYS or samples < 0:
         raise IncompatibleError(f"a push has five arrays and samples >= 0, not {len(arrays)} and {samples}")
+    if not (math.isfinite(rate_scale) and rate_scale > 0):
+        raise IncompatibleError(f"rate_scale of a push: {rate_scale} is not allowed; allowed: finite, above 0")
     counts, ids = check_ids(plan, arrays)
     gradients, sightings, dense = arrays[2], arrays[3], arrays[4]
     _check_array("gradients", gradients, np.float32)
@@ -71,4 +74,4 @@ def check_push(plan: TablePlan, arrays: Sequence[Array], samples: int) -> Gradie
         at, position = end, position + size
     if position != len(gradients):
         raise IncompatibleError(f"{len(gradients)} gradient numbers for rows of {position}")
-    return Gradient(groups, dense, samples)
+    return Gradient(groups, dense, samples, rate_scale=rate_scale)

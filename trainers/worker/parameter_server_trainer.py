@@ -167,13 +167,14 @@ class ParameterServerTrainer:
         share = self.step.client.next_share(batch_size)
         return 0 if share is None else share.rows
 
-    def train(self, started: Started, *, hold: bool, leaves: bool = False) -> None:
+    def train(self, started: Started, *, hold: bool, leaves: bool = False, rate_scale: float = 1.0) -> None:
         assert isinstance(started, InFlight)
         item = started.item
         if started.pulled is None:
             self._origins.without_push(item)
             return
-        self.step.train(started, self._origins.of(item), self._origins.closed, hold=hold, leaves=leaves)
+        origin, closed = self._origins.of(item), self._origins.closed
+        self.step.train(started, origin, closed, hold=hold, leaves=leaves, rate_scale=rate_scale)
         self._origins.pushed(item)
         self._pushes += 1
 

@@ -115,11 +115,12 @@ class Step:
         *,
         hold: bool,
         leaves: bool = False,
+        rate_scale: float = 1.0,
     ) -> None:
         """Forward, backward, push; the push is under way when this returns, or is held for the next pull.
 
         Args:
-            origin, closed, leaves: see messages.Push.
+            origin, closed, leaves, rate_scale: see messages.Push.
 
         Raises:
             TransportError: rows were lost; nothing of this step counts.
@@ -145,7 +146,9 @@ class Step:
         left = self.collection.take_row_gradients()
         samples = started.item.batch.num_rows
         rows, dense = self._guard.rows(left), self._guard.dense(self.flat.gradients)
-        sent = self.client.push(left.pulled, rows, dense, samples, origin, closed=closed, hold=hold, leaves=leaves)
+        sent = self.client.push(
+            left.pulled, rows, dense, samples, origin, closed=closed, hold=hold, leaves=leaves, rate_scale=rate_scale
+        )
         pushed = clock()
         read, plain = read_bytes(started.inputs, self._list_features)
         named = losses.by_name if len(losses.by_name) > 1 else {}

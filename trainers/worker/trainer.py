@@ -111,10 +111,11 @@ class Trainer(Protocol):
         """
         ...
 
-    def train(self, started: Started, *, hold: bool, leaves: bool = False) -> None:
+    def train(self, started: Started, *, hold: bool, leaves: bool = False, rate_scale: float = 1.0) -> None:
         """Takes one step; its gradients are on their way, or with `hold` leave with the next `start`.
 
         Args:
+            rate_scale: a factor of the learning rates.
             leaves: this worker has no other minibatch for now, so that nobody is to wait for one.
 
         Raises:

@@ -86,6 +86,11 @@ class Worker:
         orders = self.session.orders
         return (orders and orders.batch_size) or self.job.spec.training.batch_size
 
+    @property
+    def _rate_scale(self) -> float:
+        orders = self.session.orders
+        return 1.0 if orders is None else orders.learning_rate_scale
+
     def next(self, timeout_seconds: float) -> Item | Waiting | Finished | None:
         """The next minibatch, of the size that it is to have now; see Feed.next.
 
@@ -128,7 +133,8 @@ class Worker:
             leaves: no other minibatch follows for now.
         """
         if self._kind == "train":
-            self.trainer.train(started, hold=hold, leaves=leaves or (self.trainer.is_awaited() and self._is_last()))
+            leaves = leaves or (self.trainer.is_awaited() and self._is_last())
+            self.trainer.train(started, hold=hold, leaves=leaves, rate_scale=self._rate_scale)
             self._unacknowledged.append((self.trainer.trained, started.item))
             self._started.popleft()
             self._acknowledge(self.trainer.applied)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from elastrec.platform.master import events
 from elastrec.platform.master.answers import Answers
+from elastrec.platform.master.orders import refusal
+from elastrec.platform.specs.job import Training
 from elastrec.platform.specs.metrics import Phase
-from elastrec.platform.transport.job_messages import Answer, Heartbeat, PodOrders
+from elastrec.platform.transport.job_messages import Answer, Done, Heartbeat, PodOrders
+from elastrec.platform.transport.observer_messages import OrderWorker
 from elastrec.trainers.worker.session import Session
 from tests.platform.master.stage import Stage
 from tests.platform.master.test_service import stage  # noqa: F401
@@ -112,3 +116,31 @@ def test_orders_survive_a_restart_of_the_master_and_of_the_worker(
     assert answer.orders == member.orders
     later.register()
     assert later.orders == PodOrders(version=1, is_dropped=True)
+
+
+def test_a_worker_can_be_given_orders_from_outside(
+    two: tuple[Stage, Session, Session],  # noqa: F811
+) -> None:
+    s, worker, _ = two
+    worker.register()
+    s.wait_for(Phase.TRAINING)
+    assert s.call(OrderWorker(pod=POD, batch_size=16, learning_rate_scale=0.25), Done) == Done()
+    s.wait(lambda: worker.orders == PodOrders(version=1, batch_size=16, learning_rate_scale=0.25))
+
+
+@pytest.mark.parametrize(
+    ("order", "field", "allowed"),
+    [
+        (OrderWorker(pod="j-ps-0"), "pod: 'j-ps-0'", "j-worker-0"),
+        (OrderWorker(pod="j-worker-0", batch_size=0), "batch_size: 0", "1 to the rows of a shard"),
+        (OrderWorker(pod="j-worker-0", batch_size=10**9), "batch_size: 1000000000", "1 to the rows of a shard"),
+        (OrderWorker(pod="j-worker-0", learning_rate_scale=0.0), "learning_rate_scale: 0.0", "above 0"),
+        (OrderWorker(pod="j-worker-0", learning_rate_scale=float("nan")), "learning_rate_scale: nan", "above 0"),
+    ],
+)
+def test_an_order_that_nobody_could_obey_is_refused_with_its_field(
+    order: OrderWorker, field: str, allowed: str
+) -> None:
+    reason = refusal(running().state, Training(), order)
+    assert reason.startswith(f"{field} is not allowed; allowed: ") and allowed in reason
+    assert not refusal(running().state, Training(), OrderWorker(pod="j-worker-0", batch_size=1))

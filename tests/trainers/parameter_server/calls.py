@@ -71,9 +71,16 @@ def push(
     ids: list[int],
     value: float,
     samples: int = BATCH,
+    rate_scale: float = 1.0,
     **names: Any,
 ) -> Any:
-    message = Push(stamp=stamp(worker, **names), origin=origin(worker, place), samples=samples, number=place + 1)
+    message = Push(
+        stamp=stamp(worker, **names),
+        origin=origin(worker, place),
+        samples=samples,
+        number=place + 1,
+        rate_scale=rate_scale,
+    )
     return server.push(message, gradient(ids, value))
 
 

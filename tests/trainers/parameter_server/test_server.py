@@ -134,6 +134,26 @@ def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_lets_all_go_on() -
     assert server.stats(GetStats()).rounds == 1
 
 
+def test_a_push_may_scale_the_learning_rates_of_its_step() -> None:
+    server = server_of()
+    start = pull(server, "a", [1])[1][0].copy()
+    assert push(server, "a", 0, [1], 2.0, rate_scale=0.25)[0] == applied(0)
+    rows, dense = pull(server, "a", [1])[1]
+    np.testing.assert_allclose(rows, start - 0.5, atol=1e-6)
+    np.testing.assert_allclose(dense, [-0.5, -0.5])
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(TransportError, match="rate_scale"):
+            push(server, "a", 1, [1], 2.0, rate_scale=wrong)
+
+
+def test_a_step_of_bsp_has_the_mean_of_its_pushes_scales_by_their_rows() -> None:
+    server = server_of("bsp", workers=2)
+    pull(server, "a", [1])
+    push(server, "a", 0, [1], 1.0, samples=30, rate_scale=1.0)
+    push(server, "a", 1, [1], 1.0, samples=10, rate_scale=0.2)
+    np.testing.assert_allclose(pull(server, "a", [1])[1][1], [-0.8, -0.8])
+
+
 def test_a_bsp_worker_alone_goes_on_at_once_but_its_steps_keep_the_size_of_the_job() -> None:
     server = server_of("bsp", workers=3)
     start, dense = (part.copy() for part in pull(server, "a", [1])[1])

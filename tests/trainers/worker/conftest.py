@@ -45,6 +45,7 @@ from elastrec.platform.transport.job_messages import (
     LeaseShards,
     LeaseState,
     Mode,
+    PodOrders,
     Register,
     Registered,
     RestoreOrder,
@@ -152,6 +153,7 @@ class ScriptedMaster:
         self.sketches = HeadSketches()
         self.granted: dict[str, Leased] = {}
         self.forget: set[str] = set()
+        self.orders: dict[str, PodOrders] = {}
         self.finished = True
         self.heartbeat_seconds = 0.0
         self.server = self._serve(0)
@@ -238,7 +240,11 @@ class ScriptedMaster:
                 for progress in message.progress:
                     self._take(progress)
             self.changed.notify_all()
-            return Answer(directive=self.directive(role), heartbeat_seconds=self.heartbeat_seconds)
+            return Answer(
+                directive=self.directive(role),
+                heartbeat_seconds=self.heartbeat_seconds,
+                orders=self.orders.get(message.pod),
+            )
 
     def _take(self, progress: ShardProgress) -> None:
         key = (progress.stream, progress.number)

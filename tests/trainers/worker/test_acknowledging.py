@@ -98,7 +98,7 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
     trainer = ParameterServerTrainer(job, session.identity, session.window)
     made = Worker(session, job, registered, trainer)
     trainer.step.client = ScriptedClient()  # type: ignore[assignment]
-    monkeypatch.setattr(trainer.step, "train", lambda started, origin, closed=(), *, hold, leaves: None)
+    monkeypatch.setattr(trainer.step, "train", lambda started, origin, closed=(), **how: None)
     pulled: Any = object()
     monkeypatch.setattr(trainer.step, "pull", lambda item: InFlight(item, None, pulled))
     made.follow(directive())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.job_messages import Mode
+from elastrec.platform.transport.job_messages import Mode, PodOrders
 from elastrec.trainers.parameter_server.global_batch import Pushed
+from elastrec.trainers.parameter_server.gradients import average
 from elastrec.trainers.parameter_server.messages import Origin
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
@@ -31,19 +33,21 @@ class Elastic(Setting):
         super().__init__(job, make_master, folder, 2)
         self.master.finished = False
         self.steps: list[Steps] = [[], []]
+        self.scales: list[list[float]] = [[], []]
         self.gate = threading.Event()
         self.gate.set()
         for number, server in enumerate(self.servers):
-            self._note_steps(server, self.steps[number])
+            self._note_steps(server, self.steps[number], self.scales[number])
         for epoch in range(EPOCHS):
             self.master.add_shards("train", ROWS, SHARD, epoch=epoch)
 
-    def _note_steps(self, server: ParameterServer, steps: Steps) -> None:
+    def _note_steps(self, server: ParameterServer, steps: Steps, scales: list[float]) -> None:
         step = server._step
 
         def noted(pushes: Sequence[Pushed]) -> None:
             if pushes:
                 self.gate.wait(10)
+                scales.append(average([push.gradient for push in pushes]).rate_scale)
                 steps.append([(push.origin, push.gradient.samples) for push in pushes])
             step(pushes)
 
@@ -88,6 +92,10 @@ def elastic(
     here.close()
 
 
+def sizes_of_pushes(steps: Steps) -> list[int]:
+    return sorted(rows for step in steps for _, rows in step)
+
+
 def check_steps(elastic: Elastic) -> None:
     """All servers took the same, each row is in one, and all but the last have the global batch.
 
@@ -128,3 +136,51 @@ def test_a_worker_that_joins_while_a_step_is_taken_is_in_the_same_step_of_all_se
     elastic.master.wait_for(elastic.step_workers(2))
     elastic.pause()
     check_steps(elastic)
+
+
+def test_orders_for_batch_sizes_share_the_step_out_in_proportion(elastic: Elastic) -> None:
+    """The step keeps its size, and every row counts once, on both servers in the same step."""
+    for number in range(2):
+        elastic.start_worker(f"worker-{number}")
+    elastic.master.wait_for(elastic.step_workers(2))
+    elastic.master.orders |= {
+        "worker-0": PodOrders(version=1, batch_size=3),
+        "worker-1": PodOrders(version=1, batch_size=9),
+    }
+    elastic.master.wait_for(lambda: sizes_of_pushes(elastic.steps[0][-2:]) == [3, 3, 9, 9])
+    elastic.pause()
+    check_steps(elastic)
+
+
+def test_an_order_for_the_learning_rate_holds_for_the_same_steps_of_all_servers(elastic: Elastic) -> None:
+    elastic.start_worker("worker-0")
+    elastic.master.wait_for(elastic.step_workers(1))
+    elastic.master.orders["worker-0"] = PodOrders(version=1, learning_rate_scale=0.5)
+    elastic.master.wait_for(lambda: elastic.scales[0][-3:] == [0.5] * 3)
+    elastic.pause()
+    assert elastic.scales[0] == elastic.scales[1]
+    assert elastic.scales[0] == sorted(elastic.scales[0], reverse=True) and elastic.scales[0][:3] == [1.0] * 3
+    check_steps(elastic)
+
+
+def test_an_order_for_the_batch_size_of_an_async_worker_repeats_and_loses_no_row(
+    scripted_master: Callable[..., object], tiny_job: Callable[..., TrainingJob], tmp_path: Path
+) -> None:
+    warm_kernels()
+    warm_up()
+    here = Elastic(tiny_job(mode="async", batch=BATCH), scripted_master, tmp_path)
+    try:
+        here.start_worker("worker-0")
+        for version, batch_size in enumerate((20, 7, 30), start=1):
+            here.master.orders["worker-0"] = PodOrders(version=version, batch_size=batch_size)
+            here.master.wait_for(lambda: sizes_of_pushes(here.steps[0][-2:]) == [batch_size] * 2)  # noqa: B023
+        here.pause()
+        assert not here.errors
+        for server, steps in zip(here.servers, here.steps, strict=True):
+            rows = sum(rows for step in steps for _, rows in step)
+            assert rows == trained_samples(here) == sum(here.master.offsets.values())
+            assert all(server.pushes.marks.repeated_rows(origin) == 0 for step in steps for origin, _ in step)
+            for before, after in pairwise(origin for step in steps for origin, _ in step):
+                assert after.is_first or after.begin == before.end
+    finally:
+        here.close()

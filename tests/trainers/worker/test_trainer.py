@@ -73,7 +73,7 @@ class LogisticRegression:
     def next_rows(self, batch_size: int) -> int:
         return batch_size
 
-    def train(self, started: Started, *, hold: bool, leaves: bool = False) -> None:
+    def train(self, started: Started, *, hold: bool, leaves: bool = False, rate_scale: float = 1.0) -> None:
         batch = started.item.batch
         x_B2 = np.column_stack([dense_of(batch)[:, 0], np.ones(batch.num_rows)])
         gradient_2 = x_B2.T @ (self._probability(x_B2) - label_of(batch)) / len(x_B2)

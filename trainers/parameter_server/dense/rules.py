@@ -54,20 +54,24 @@ def new_state(spec: OptimizerSpec, elements: int) -> Array:
     return state
 
 
-def apply_rule(spec: OptimizerSpec, values: Array, gradient: Array, state: Array, steps: int, out: Array) -> None:
+def apply_rule(
+    spec: OptimizerSpec, values: Array, gradient: Array, state: Array, steps: int, out: Array, rate_scale: float = 1.0
+) -> None:
     """One step.
 
     Args:
         values, gradient: [E] float32; state: [n, E], changed in place; out: [E], the new values.
         steps: that the elements have taken, this one included.
+        rate_scale: a factor of the learning rate.
     """
-    rate, epsilon, decay = (np.float32(n) for n in (spec.learning_rate, spec.epsilon, spec.weight_decay))
+    learning_rate = spec.learning_rate * rate_scale
+    rate, epsilon, decay = (np.float32(n) for n in (learning_rate, spec.epsilon, spec.weight_decay))
     if spec.kind is OptimizerKind.SGD:
         _sgd(values, gradient, rate, decay, out)
     elif spec.kind is OptimizerKind.ADAGRAD:
         _adagrad(values, gradient, state[0], rate, epsilon, decay, out)
     else:
-        step = np.float32(spec.learning_rate / (1 - spec.beta1**steps))
+        step = np.float32(learning_rate / (1 - spec.beta1**steps))
         root = np.float32(1 / math.sqrt(1 - spec.beta2**steps))
         _adam(
             values, gradient, state[0], state[1], step, root, epsilon, decay, np.float32(spec.beta1),

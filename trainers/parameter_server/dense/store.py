@@ -79,11 +79,12 @@ class DenseStore:
 
     # Steps
 
-    def apply(self, gradient: Array, buckets: Array | None = None) -> None:
+    def apply(self, gradient: Array, buckets: Array | None = None, rate_scale: float = 1.0) -> None:
         """One step of the rule with the gradient [S] float32.
 
         Args:
             buckets: [B] bool, those that take the step; None: all.
+            rate_scale: a factor of the learning rate.
 
         Raises:
             IncompatibleError: the gradient is not as long as the values.
@@ -103,12 +104,13 @@ class DenseStore:
                 spans = self._equal_steps(self.owned & buckets)
                 np.copyto(out, self.values)
             for start, end, bucket in spans:
+                steps = int(self._steps[bucket])
                 if end - start == len(out):
-                    apply_rule(self._spec, self.values, gradient, self.state, int(self._steps[bucket]), out)
+                    apply_rule(self._spec, self.values, gradient, self.state, steps, out, rate_scale)
                 else:
                     apply_rule(
-                        self._spec, self.values[start:end], gradient[start:end], self.state[:, start:end],
-                        int(self._steps[bucket]), out[start:end],
+                        self._spec, self.values[start:end], gradient[start:end], self.state[:, start:end], steps,
+                        out[start:end], rate_scale,
                     )  # fmt: skip
             self.values = out
 

@@ -8,6 +8,9 @@ With g a segment's gradient summed over the batch, w its value [W], λ weight de
     ftrl     n' = n + g²;  z ← z + g - (sqrt(n') - sqrt(n)) / lr · w
              w ← 0 if |z| ≤ l1, else -(z - sign(z) l1) / ((beta + sqrt(n')) / lr + l2)
 
+A step may have a factor s of its learning rate: lr s takes the place of lr. With ftrl s g takes that of g in z: a value
+follows from z, so another lr would move it without a gradient.
+
 ftrl is FTRL-Proximal, McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1, with two
 numbers per value. z begins where it gives the value that a row starts with, so that a first step does not undo it.
 
@@ -166,7 +169,7 @@ def _adam(  # type: ignore[no-untyped-def]
 
 @kernel_with(error_model="numpy")
 def _ftrl(  # type: ignore[no-untyped-def]
-    cells, gradients, order, offsets, first, stop, column, width, value, state, rate, decay, beta, l1, l2
+    cells, gradients, order, offsets, first, stop, column, width, value, state, rate, scale, decay, beta, l1, l2
 ):
     for k in range(first, stop):
         at = offsets[k - first]
@@ -181,7 +184,7 @@ def _ftrl(  # type: ignore[no-untyped-def]
                 before = cells[a + d]
                 root = np.sqrt(before + g * g)
                 # The difference of the roots, without cancelling.
-                linear = cells[z + d] + g - g * g / ((root + np.sqrt(before)) * rate) * cells[w + d]
+                linear = cells[z + d] + scale * g - g * g / ((root + np.sqrt(before)) * rate) * cells[w + d]
                 cells[a + d] = before + g * g
                 cells[z + d] = linear
                 excess = max(np.abs(linear) - l1, np.float32(0.0))
@@ -190,37 +193,37 @@ def _ftrl(  # type: ignore[no-untyped-def]
 
 @kernel
 def _apply_segment(  # type: ignore[no-untyped-def]
-    segment, n, state_word, value_word, cells, gradients, order, offsets, first, stop
+    segment, n, scale, state_word, value_word, cells, gradients, order, offsets, first, stop
 ):
-    """One segment's rule [4] with its numbers [9] for up to AHEAD rows."""
+    """One segment's rule [4] with its numbers [9] for up to AHEAD rows; `scale` is a factor of the learning rate."""
+    rate = n[RATE] * scale
     column, width = np.uint64(segment[COLUMN]), segment[WIDTH]
     value, state = value_word + segment[COLUMN], state_word + segment[STATE]
     if segment[KIND] == ADAGRAD:
-        _adagrad(
-            cells, gradients, order, offsets, first, stop, column, width, value, state, n[RATE], n[EPSILON], n[DECAY]
-        )
+        _adagrad(cells, gradients, order, offsets, first, stop, column, width, value, state, rate, n[EPSILON], n[DECAY])
     elif segment[KIND] == ADAM:
         _adam(
-            cells, gradients, order, offsets, first, stop, column, width, value, state, n[RATE], n[EPSILON], n[DECAY],
+            cells, gradients, order, offsets, first, stop, column, width, value, state, rate, n[EPSILON], n[DECAY],
             n[BETA1], n[BETA2],
         )  # fmt: skip
     elif segment[KIND] == FTRL:
         _ftrl(
-            cells, gradients, order, offsets, first, stop, column, width, value, state, n[RATE], n[DECAY], n[BETA],
-            n[L1], n[L2],
+            cells, gradients, order, offsets, first, stop, column, width, value, state, n[RATE], scale,
+            n[DECAY], n[BETA], n[L1], n[L2],
         )  # fmt: skip
     else:
-        _sgd(cells, gradients, order, offsets, first, stop, column, width, value, n[RATE], n[DECAY])
+        _sgd(cells, gradients, order, offsets, first, stop, column, width, value, rate, n[DECAY])
 
 
 @kernel
 def apply_rules(  # type: ignore[no-untyped-def]
-    shelf, settings, marks, request, stripe, places, gradients, now_seconds, begin, offsets
+    shelf, settings, marks, request, stripe, places, gradients, now_seconds, rate_scale, begin, offsets
 ):
     """Updates a stripe's rows (absent ones are passed over) from position `begin` of the order on.
 
     Args:
         places, gradients: [U], [U, D] of the request.
+        rate_scale: float32, a factor of all learning rates.
         offsets: [AHEAD] int64, scratch.
 
     Returns the position at which it stopped for want of slabs, or the end of the stripe's order.
@@ -236,7 +239,17 @@ def apply_rules(  # type: ignore[no-untyped-def]
         stop = _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets)
         for g in range(segments.shape[0]):
             _apply_segment(
-                segments[g], numbers[g], state_word, value_word, cells, gradients, order, offsets, first, stop
+                segments[g],
+                numbers[g],
+                rate_scale,
+                state_word,
+                value_word,
+                cells,
+                gradients,
+                order,
+                offsets,
+                first,
+                stop,
             )
         if stop < last:
             return stop

@@ -96,7 +96,19 @@ def pull_request(handle, counts, request, zero_if_absent, places, found, out, sc
 
 @kernel
 def push_request(  # type: ignore[no-untyped-def]
-    handle, request, drops, places, found, sightings, now_seconds, gradients, offsets, scratch, state, report
+    handle,
+    request,
+    drops,
+    places,
+    found,
+    sightings,
+    now_seconds,
+    rate_scale,
+    gradients,
+    offsets,
+    scratch,
+    state,
+    report,
 ):
     """Makes the rows of a request that are due, and applies gradients [U, D]; see `make` and `apply_rules`.
 
@@ -136,7 +148,7 @@ def push_request(  # type: ignore[no-untyped-def]
         end = request.starts[stripe + 1]
         state[POSITION] = apply_rules(
             rows, settings, guarded.marks, request, stripe, places, gradients, np.uint32(now_seconds),
-            state[POSITION], offsets,
+            rate_scale, state[POSITION], offsets,
         )  # fmt: skip
         if state[POSITION] < end:
             return APPLY

@@ -226,11 +226,13 @@ class RowStore:
         gradients: Array,
         now_seconds: float,
         lookup: Lookup | None = None,
+        rate_scale: float = 1.0,
     ) -> None:
         """Applies gradients [U, D] of distinct ids, making rows that are due.
 
         Args:
             lookup: of a pull of the same counts and ids: spares looking them up again.
+            rate_scale: a factor of the rules' learning rates.
 
         Raises:
             IncompatibleError: an id's bucket belongs to another server; nothing was changed.
@@ -248,7 +250,7 @@ class RowStore:
         while True:
             stopped = push_request(
                 self._handle, lookup.request, lookup.drops, lookup.places, lookup.found, sightings, int(now_seconds),
-                gradients, offsets, scratch, state, report,
+                np.float32(rate_scale), gradients, offsets, scratch, state, report,
             )  # fmt: skip
             if stopped == serving.DONE:
                 return

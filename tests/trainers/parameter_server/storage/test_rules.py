@@ -39,8 +39,8 @@ def store_of(rows: OptimizerSpec, first_order: OptimizerSpec | None) -> RowStore
     return RowStore(plan, plan.groups[0], np.ones(64, np.bool_), 10_000)
 
 
-def push(store: RowStore, ids: np.ndarray, gradients: np.ndarray) -> None:
-    store.push(np.array([len(ids)], np.int32), ids, NONE, gradients, 0.0)
+def push(store: RowStore, ids: np.ndarray, gradients: np.ndarray, rate_scale: float = 1.0) -> None:
+    store.push(np.array([len(ids)], np.int32), ids, NONE, gradients, 0.0, rate_scale=rate_scale)
 
 
 def pull(store: RowStore, ids: np.ndarray = IDS) -> np.ndarray:
@@ -58,12 +58,28 @@ def test_segments_take_the_steps_of_their_rules(rows: str, first_order: str | No
         ids = random.choice(IDS, 40, replace=False)
         gradients = random.normal(size=(40, DIMENSION)).astype(np.float32) * 0.1 ** (step % 3)
         gradients[::7] = 0.0
-        push(store, ids, gradients)
-        reference.step(ids, gradients)
+        rate_scale = (1.0, 0.25, 2.0)[step % 4 % 3]
+        push(store, ids, gradients, rate_scale)
+        reference.step(ids, gradients, rate_scale)
     np.testing.assert_allclose(pull(store), reference.values, rtol=2e-4, atol=2e-5)
     if first_order == "ftrl_l1":
         exact = pull(store)[:, 0]
         assert (exact == 0.0).any() and exact.any()
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "ftrl_plain"])
+def test_a_factor_of_a_steps_learning_rate_scales_what_the_step_moves(rule: str) -> None:
+    plain = OptimizerSpec(kind=OptimizerKind.FTRL, learning_rate=0.1, beta=0.5)
+    random, stores = np.random.default_rng(1), [store_of({**RULES, "ftrl_plain": plain}[rule], None) for _ in range(2)]
+    for _ in range(3):
+        gradients = random.normal(size=(len(IDS), DIMENSION)).astype(np.float32)
+        for store in stores:
+            push(store, IDS, gradients)
+    before = pull(stores[0])
+    push(stores[0], IDS, gradients)
+    push(stores[1], IDS, gradients, 0.25)
+    whole, scaled = (pull(store) - before for store in stores)
+    np.testing.assert_allclose(scaled, 0.25 * whole, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(
