@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from elastrec.platform.data.ids import encode_ids, integer_ids
 from elastrec.platform.data.numbers import as_float64, combined, is_text, plain_numbers, usable_numbers
 from elastrec.platform.specs.data import DenseFeature, SparseFeature, Target, TrainingData
-from elastrec.platform.specs.errors import DataError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import DataError, FieldProblem, MissingColumnError, SpecError
 
 MISSING_ID = int.from_bytes(b"missing")
 """The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""
@@ -123,7 +123,8 @@ class RowEncoder:
             with_label: without, there is no label column (rows to be scored), and labels and weight are not read.
 
         Raises:
-            DataError: a column is missing or its type can never be what the feature needs.
+            MissingColumnError: a column is missing.
+            DataError: a column's type can never be what the feature needs.
         """
         bad_B = np.zeros(rows.num_rows, np.bool_)
         marks: list[Mark] = []
@@ -281,7 +282,7 @@ def _modulo(ids: NDArray[np.int64], hash_size: int | None) -> NDArray[np.int64]:
 
 def _column(columns: Mapping[str, pa.Array | pa.ChunkedArray], name: str) -> pa.Array:
     if name not in columns:
-        raise DataError(f"column {name!r} is missing; found: {', '.join(columns)}")
+        raise MissingColumnError(f"column {name!r} is missing; found: {', '.join(columns)}")
     return combined(columns[name])
 
 

@@ -91,6 +91,10 @@ class DataError(ElastrecError):
     """A file or a row of the training data is unusable."""
 
 
+class MissingColumnError(DataError):
+    """Rows lack a column that the job names."""
+
+
 class CheckpointError(ElastrecError):
     """A checkpoint could not be written, found or trusted."""
 

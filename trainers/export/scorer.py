@@ -5,6 +5,7 @@ Rows go through the same encoder, the same model class and the same float32 oper
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,14 @@ from elastrec.platform.data.raw import apply_transform, load_transform
 from elastrec.platform.specs.errors import CheckpointError, DataError
 from elastrec.trainers.export.artifact import Artifact
 from elastrec.trainers.export.embeddings import ArtifactEmbeddings
+from elastrec.trainers.export.requests import Answer, answer, table_of
 from elastrec.trainers.export.signature import prediction_columns
 from elastrec.trainers.models import FeatureSchema, JobHeads, build_model, embedding_tables
 from elastrec.trainers.models.heads import IS_BAD, REASON
 from elastrec.trainers.worker.inputs import inputs_of
+
+_SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
+"""Set by MLflow's server."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,11 @@ class Scorer:
         _load_dense(self._model, artifact)
         self._model.eval()
         self.heads = JobHeads(self._model, spec.data)
+
+    @property
+    def has_transform(self) -> bool:
+        """Whether a function of the user makes the columns out of raw ones."""
+        return self._transform is not None
 
     def score(self, rows: pa.Table, *, with_label: bool = False) -> Scored:
         """Scores raw rows `[B]`; memory grows with B.
@@ -139,19 +149,32 @@ class PyfuncModel:
     def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Predictions of raw rows: a float32 column for each head (`prediction_columns`), `is_bad` and `reason`.
 
-        A row that cannot be used is bad: its predictions are NaN, and `reason` names the column and its value.
+        A row that cannot be used is bad: its predictions are NaN, and `reason` names the column and its value. What is
+        answered for a row does not depend on the others, unless the job has a transform, which sees all of them. In
+        MLflow's server the predictions of bad rows are None, since NaN is no JSON.
 
         Raises:
-            DataError: a column is missing, or of a type that no row can have.
+            DataError: a column is missing, or the transform fails.
         """
         if not isinstance(model_input, pd.DataFrame):
             raise DataError(f"the model scores a pandas DataFrame of raw columns, not {type(model_input).__name__}")
-        scored = self.scorer.score(pa.Table.from_pandas(model_input, preserve_index=False))
-        reasons = np.full(len(scored.bad), None, object)
-        for row, bad in scored.reasons.items():
-            reasons[row] = bad.reason
-        columns = {name: scored.prediction[:, index] for index, name in enumerate(self._columns)}
-        return pd.DataFrame({**columns, IS_BAD: scored.bad, REASON: reasons}, index=model_input.index)
+        if self.scorer.has_transform:
+            found = self._score(table_of(model_input))
+        else:
+            found = answer(self._score, model_input, len(self._columns))
+        reasons = np.full(len(model_input), None, object)
+        for row, reason in found.reasons.items():
+            reasons[row] = reason
+        is_bad = np.zeros(len(model_input), np.bool_)
+        is_bad[list(found.reasons)] = True
+        columns: dict[str, Any] = {name: found.prediction_BH[:, index] for index, name in enumerate(self._columns)}
+        if found.reasons and os.environ.get(_SERVING):
+            columns = {name: np.where(is_bad, None, column) for name, column in columns.items()}
+        return pd.DataFrame({**columns, IS_BAD: is_bad, REASON: reasons}, index=model_input.index)
+
+    def _score(self, rows: pa.Table) -> Answer:
+        scored = self.scorer.score(rows)
+        return Answer(scored.prediction, {row: bad.reason for row, bad in scored.reasons.items()})
 
 
 def _load_pyfunc(data_path: str) -> PyfuncModel:

@@ -1,0 +1,86 @@
+"""Requests to an exported model: rows whose values may be of any type, each judged as if it came alone.
+
+A column of a request has one type as long as all of its values fit it. One value of another type, as JSON allows, makes
+it a column that Arrow cannot hold or the encoder does not take: then rows are scored with those of the same types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from elastrec.platform.specs.errors import DataError, MissingColumnError
+
+_NOT_CONVERTED = (ValueError, TypeError, OverflowError, NotImplementedError)
+"""What pyarrow raises; its own errors are kinds of these."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Predictions float32 [B, H], NaN for rows that cannot be used, and why, by their number."""
+
+    prediction_BH: np.ndarray[Any, np.dtype[np.float32]]
+    reasons: Mapping[int, str]
+
+
+def answer(score: Callable[[pa.Table], Answer], rows: pd.DataFrame, heads: int) -> Answer:
+    """Scores the rows of a request.
+
+    Args:
+        score: of rows that are a table; raises DataError for a column whose type it cannot take.
+        heads: H.
+
+    Raises:
+        MissingColumnError: a column is missing.
+    """
+    try:
+        return score(table_of(rows))
+    except MissingColumnError:
+        raise
+    except DataError:
+        values = rows.astype(object).where(rows.notna(), None)
+    prediction_BH = np.full((len(rows), heads), np.nan, np.float32)
+    reasons: dict[int, str] = {}
+    for row_G in _by_types(values):
+        try:
+            part = score(table_of(values.iloc[row_G]))
+        except DataError as error:
+            reasons |= dict.fromkeys(row_G, str(error))
+        else:
+            prediction_BH[row_G] = part.prediction_BH
+            reasons |= {row_G[row]: reason for row, reason in part.reasons.items()}
+    return Answer(prediction_BH, reasons)
+
+
+def table_of(rows: pd.DataFrame) -> pa.Table:
+    """The rows as a table.
+
+    Raises:
+        DataError: a column has values of several types, or some that no table can hold.
+    """
+    try:
+        return pa.Table.from_pandas(rows, preserve_index=False)
+    except _NOT_CONVERTED as error:
+        raise DataError("; ".join(str(each) for each in error.args)) from error
+
+
+def _by_types(values: pd.DataFrame) -> list[list[int]]:
+    """Numbers of the rows whose values are of the same types in all columns."""
+    groups: dict[Hashable, list[int]] = {}
+    for row, cells in enumerate(zip(*(column.to_list() for _, column in values.items()), strict=True)):
+        groups.setdefault(tuple(_type(cell) for cell in cells), []).append(row)
+    return list(groups.values())
+
+
+def _type(value: object) -> Hashable:
+    """The type, and what Arrow tells apart within it."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int, value < -(2**63), value < 2**63, value < 2**64
+    if isinstance(value, list | tuple | np.ndarray):
+        return list, frozenset(_type(element) for element in value)
+    return type(value)
