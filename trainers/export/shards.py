@@ -19,6 +19,7 @@ from elastrec.platform.specs.errors import CheckpointError
 
 SHARD_ROWS = 1_048_576
 _PAGE_BYTES = 4096
+_COPIED_BYTES = 2**20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
@@ -124,10 +125,10 @@ class ShardWriter:
             ids = ids[order]
             if (np.diff(ids) == 0).any():
                 raise CheckpointError(f"{self._where} holds an id twice; the record contradicts itself")
-            values = np.fromfile(unsorted[1], np.float32) if len(ids) else np.empty(0, np.float32)
             for_ids, for_values = table.paths(self._folder, shard)
             np.save(for_ids, ids, allow_pickle=False)
-            np.save(for_values, values.reshape(-1, table.dimension)[order], allow_pickle=False)
+            values = np.fromfile(unsorted[1], np.float32) if len(ids) else np.empty(0, np.float32)
+            _save_in_order(for_values, values.reshape(-1, table.dimension), order)
             for path in unsorted:
                 path.unlink(missing_ok=True)
         return table
@@ -135,6 +136,15 @@ class ShardWriter:
     def _unsorted(self, shard: int) -> tuple[Path, Path]:
         ids, values = self._table.paths(self._folder, shard)
         return ids.with_suffix(".unsorted"), values.with_suffix(".unsorted")
+
+
+def _save_in_order(path: Path, values: Rows, order: Ids) -> None:
+    """`np.save` of `values[order]`, without a copy of them all."""
+    step = max(1, _COPIED_BYTES // (values.itemsize * values.shape[1]))
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        for first in range(0, len(order), step):
+            file.write(values[order[first : first + step]].data)
 
 
 class TableShards:

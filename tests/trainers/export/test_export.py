@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from mlflow.entities import LoggedModelStatus
 
 from elastrec.checkpoints import open_record
 from elastrec.platform.data import ByRows, convert
 from elastrec.platform.specs.data import TrainingData
-from elastrec.platform.specs.errors import DataError, JobFailedError
+from elastrec.platform.specs.errors import CheckpointError, DataError, HistoryError, JobFailedError
 from elastrec.platform.transport.export_messages import parse_result, result_line
-from elastrec.trainers.export.artifact import Artifact, write_artifact
+from elastrec.trainers.export.artifact import INDEX_FILE, Artifact, write_artifact
 from elastrec.trainers.export.process import export
 from elastrec.trainers.export.scorer import PyfuncModel, Scorer
 from elastrec.trainers.export.signature import raw_frame
@@ -155,6 +156,45 @@ def test_a_row_that_cannot_be_scored_is_marked_with_the_reason_and_the_others_ar
     assert "column 'price': found inf, expected a finite number" in answer["reason"][4]
     with pytest.raises(DataError, match="column 'city' is missing"):
         model.predict(frame.drop(columns="city"))
+
+
+def test_dense_parameters_that_are_not_those_of_the_model_are_refused(finished, tmp_path: Path) -> None:
+    written = write_artifact(tmp_path, finished.job, "job-1", open_record(finished.request.record_uri))
+    first = written.dense[0]
+    for dense, words in (
+        (written.dense[1:], rf"\['{first.name}'\] are missing and \[\] are unknown"),
+        (
+            [*written.dense, msgspec.structs.replace(first, name="other.weight")],
+            r"\[\] are missing and \['other.weight'\]",
+        ),
+    ):
+        (tmp_path / INDEX_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(written, dense=dense)))
+        with pytest.raises(CheckpointError, match=words):
+            Scorer(Artifact(tmp_path))
+
+
+def test_a_record_of_changes_alone_is_refused(finished, tmp_path: Path) -> None:
+    record = open_record(finished.request.record_uri)
+    record.manifest = msgspec.structs.replace(record.manifest, base="000000000001-earlier")
+    with pytest.raises(CheckpointError, match="only what has changed since 000000000001-earlier; export a full record"):
+        write_artifact(tmp_path, finished.job, "job-1", record)
+
+
+def test_a_model_whose_files_did_not_all_arrive_is_marked_as_failed(
+    finished, tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, run_id = tracking
+    begun: list[str] = []
+
+    def breaks_off(client: mlflow.MlflowClient, model_id: str, folder: str) -> None:
+        begun.append(model_id)
+        raise OSError("connection lost")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_model_artifacts", breaks_off)
+    with pytest.raises(HistoryError, match=f"could not be logged in run {run_id}: connection lost"):
+        export(msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id), tmp_path)
+    (model_id,) = begun
+    assert mlflow.MlflowClient(uri).get_logged_model(model_id).status == LoggedModelStatus.FAILED
 
 
 def test_a_model_brings_the_package_that_it_needs(finished, tmp_path: Path) -> None:
