@@ -8,17 +8,11 @@ from elastrec.trainers.deduplication.bags import DeduplicatedBags
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 from elastrec.trainers.deduplication.jagged import expand_rows, jagged_index_select
 from elastrec.trainers.deduplication.lists import Lists, lists_of, pool_lists
-from elastrec.trainers.deduplication.pooling import (
-    AttentionPooling,
-    MaxPooling,
-    MeanPooling,
-    SumPooling,
-    TransformerPooling,
-)
+from elastrec.trainers.deduplication.pooling import AttentionPooling, MaxPooling, MeanPooling, SumPooling
 from elastrec.trainers.deduplication.sequences import PooledSequences
 from elastrec.trainers.deduplication.target_attention import TargetAttention
-from elastrec.trainers.deduplication.target_transformer import TargetTransformer
 from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
+from elastrec.trainers.deduplication.transformer import TargetTransformer, TransformerPooling
 
 __all__ = [
     "AttentionPooling",
