@@ -86,6 +86,10 @@ def test_a_row_of_weight_two_moves_the_model_as_two_rows_and_one_of_weight_zero_
     plain.losses(plain.outputs(twice, 2), plain.targets(label_B1[:1].repeat(2, 1))).trained[0].backward()
     assert found is not None and twice.grad is not None
     assert torch.allclose(found[0], twice.grad.sum()) and found[1] == 0
+    logits.grad = None
+    weighted[1, 1] = 5.0
+    here.losses(here.outputs(logits, 2), here.targets(weighted)).trained[0].backward()
+    assert logits.grad is not None and logits.grad[0] == found[0]
 
 
 def test_a_model_names_its_heads_and_owns_its_losses() -> None:
