@@ -99,13 +99,19 @@ def _bases() -> Iterator[Path]:
 
 
 def _digest(sources: tuple[Path, ...]) -> str:
+    digests = [_digest_of(source) for source in sources]
+    return digests[0] if len(digests) == 1 else xxhash.xxh3_64_hexdigest("".join(digests).encode())
+
+
+@functools.cache
+def _digest_of(source: Path) -> str:
+    """Once for each process: a room's sources are also those of the kernels of other rooms that call them."""
     digest = xxhash.xxh3_64()
-    for source in sources:
-        files = sorted(source.rglob("*.py")) if source.is_dir() else [source]
-        for file in files:
-            # With lengths, so that text that moves from one file to the next is another state.
-            text = file.read_bytes()
-            digest.update(f"{file.name} {len(text)}\0".encode() + text)
+    files = sorted(source.rglob("*.py")) if source.is_dir() else [source]
+    for file in files:
+        # With lengths, so that text that moves from one file to the next is another state.
+        text = file.read_bytes()
+        digest.update(f"{file.name} {len(text)}\0".encode() + text)
     return digest.hexdigest()
 
 

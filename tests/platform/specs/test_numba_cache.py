@@ -98,6 +98,7 @@ def test_folders_that_nobody_has_asked_for_in_a_week_are_removed(
     first = numba_cache._folder_for((room,))
     assert first is not None
     (room / "called.py").write_text("# another state\n")
+    numba_cache._digest_of.cache_clear()
     second = numba_cache._folder_for((room,))
     assert second is not None and second != first
     assert first.exists()
@@ -105,3 +106,21 @@ def test_folders_that_nobody_has_asked_for_in_a_week_are_removed(
     os.utime(first, (eight_days_ago, eight_days_ago))
     assert numba_cache._folder_for((room,)) == second
     assert not first.exists()
+
+
+def test_a_rooms_sources_are_read_once_for_all_kernels_that_are_made_of_them(
+    room: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = room.parent / "other.py"
+    other.write_text("# calls the room's kernels\n")
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+
+    def counted(file: Path) -> bytes:
+        read.append(file.name)
+        return read_bytes(file)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    alone, together = numba_cache._digest((room,)), numba_cache._digest((other, room))
+    assert sorted(read) == ["called.py", "calling.py", "other.py"]
+    assert len({alone, together, numba_cache._digest((other,)), numba_cache._digest((room, other))}) == 4
