@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.figures import Figure, interleave, run_benchmark
-from benchmarks.processes.child import one_core
+from benchmarks.processes.child import Child, one_core
 from benchmarks.processes.jobs import private_platform, run_job
 from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
 
@@ -83,17 +81,12 @@ def job_content(log: GenerateReport, mode: str, seed: int) -> dict[str, Any]:
 
 def one_process(content: dict[str, Any], log: GenerateReport) -> float:
     """AUC of torchrec alone, trained by a child process."""
-    environment = {**os.environ, **one_core()}
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(content, file)
-        file.flush()
-        command = [sys.executable, "-m", "benchmarks.processes.one_process", file.name]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    answer = json.loads(done.stdout.splitlines()[-1])
+    with Child("benchmarks.processes.torchrec_alone", environment=one_core()) as process:
+        answer = process.ask(content=content, most_scored=None)
     expected = sum(day.rows for day in log.days[:-1])
-    if answer["samples_trained"] != expected:
-        raise RuntimeError(f"one process trained {answer['samples_trained']} samples instead of {expected}")
-    return float(answer["auc"])
+    if answer["rows"] != expected:
+        raise RuntimeError(f"one process trained {answer['rows']} samples instead of {expected}")
+    return float(answer["auc"][-1])
 
 
 def rows_before_the_last_worker(ledger: pa.Table) -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, run_benchmark
-from benchmarks.initial_range import BATCH, LOGS, STEPS, Log, gain_figure, model_of, write_log
+from benchmarks.initial_range import BATCH, LOGS, ONE_SHARD, STEPS, Log, gain_figure, model_of, write_log
 from benchmarks.processes.child import Child, one_core
 from elastrec.platform.specs.job import FIRST_ORDER_MODELS
 
@@ -41,7 +41,7 @@ def train(process: Child, log: Log, architecture: str, rule: str, seed: int) -> 
         "spec": {
             "model": model_of(architecture, log),
             "data": log.data,
-            "training": {"batch_size": BATCH, "seed": seed},
+            "training": {"batch_size": BATCH, "seed": seed, **ONE_SHARD},
             "optimizers": optimizers,
         },
     }

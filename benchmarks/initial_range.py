@@ -34,6 +34,8 @@ BATCH, STEPS, DIMENSION = 256, 160, 16
 _CHOOSING_SEED, _REPORTED_SEED = 1, 101
 _VALIDATION, _TEST = 0, 1
 _NOISE = 0.001
+ONE_SHARD = {"batches_per_shard": 100_000}
+"""Of a job's training section: a day is one shard, so that the order of its rows is that of the seed."""
 LOGS = ("clicks", "ratings")
 _SMALL = {
     "dlrm": {"bottom_layer_sizes": [32], "top_layer_sizes": [64, 32]},
@@ -94,7 +96,7 @@ def train(process: Child, log: Log, architecture: str, initial_range: float | No
         model["initial_range"] = initial_range
     content = {
         "metadata": {"name": "range"},
-        "spec": {"model": model, "data": log.data, "training": {"batch_size": BATCH, "seed": seed}},
+        "spec": {"model": model, "data": log.data, "training": {"batch_size": BATCH, "seed": seed, **ONE_SHARD}},
     }
     answer: dict[str, Any] = process.ask(content=content)
     return answer

@@ -8,6 +8,7 @@ JSON (`train_and_score`).
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,13 +16,13 @@ import structlog
 import torch
 
 from benchmarks.processes.child import serve
-from benchmarks.processes.row_shards import row_shard
+from benchmarks.processes.row_shards import row_shards
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import existing_partitions
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.data.source import ManifestSource, reader_of
 from elastrec.platform.specs.job import JobSpec, TrainingJob
-from elastrec.platform.specs.row_ranges import shard_seed
+from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.memory import ResidentMemory
@@ -40,20 +41,20 @@ _Items = list[Item]
 
 
 def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffled: bool) -> _Items:
-    """Minibatches of one partition, at most `count`: in the order of a job's only shard, or in that of the files."""
+    """Minibatches of one partition, at most `count`: of a job's shards as its only worker gets them, or as they lie."""
     manifest = build_manifest(spec.data, [existing_partitions(spec.data)[day]])
-    shard = row_shard(
-        manifest.rows,
-        seed=shard_seed(spec.training.seed, 0, 0),
-        shuffle=shuffled,
-        kind="train" if shuffled else "evaluate",
-    )
-    begin = shard.progress(0, ended=False)
+    training = spec.training
+    shard_rows = training.batch_size * training.batches_per_shard if shuffled else manifest.rows
+    ranges = RowRanges(rows=manifest.rows, split_rows=shard_rows, shuffle=shuffled, seed=training.seed)
     source = ManifestSource(reader_of(spec, manifest))
-    made = [
-        Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), begin)
-        for found in islice(source.read(shard.split, 0, b"", batch_size), count)
-    ]
+
+    def read() -> Iterator[Item]:
+        for shard in row_shards(ranges, "train" if shuffled else "evaluate"):
+            begin = shard.progress(0, ended=False)
+            for found in source.read(shard.split, 0, b"", batch_size):
+                yield Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), begin)
+
+    made = list(islice(read(), count))
     source.close()
     return made
 
@@ -97,15 +98,27 @@ def score(step: Step, minibatches: _Items) -> BinaryMetricsSketch:
     return sketch
 
 
+def scored_days(spec: JobSpec, request: dict[str, Any]) -> Sequence[int]:
+    """Of `train_and_score`."""
+    chosen: list[int] | None = request.get("days")
+    return chosen or range(1, len(existing_partitions(spec.data)))
+
+
+def most_scored(request: dict[str, Any]) -> int | None:
+    """Of `train_and_score`."""
+    return request.get("most_scored", MOST_SCORED)
+
+
 def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
-    """One training on the log's first day, scored on the first 65,536 rows of the days after it.
+    """One training on the log's first day, scored on days after it.
 
     Args:
         request: `content`, a job file; `steps`, at most so many (absent: all of the day); `overlap_after` as in `train`
-            (absent: never).
+            (absent: never); `days`, numbers of those that are scored (absent: all after the first one); `most_scored`,
+            minibatches of each (absent: MOST_SCORED; null: all).
 
     Returns:
-        `steps`, and per scored day `auc` and `normalized_entropy`.
+        `steps`, their `rows`, and per scored day `auc` and `normalized_entropy`.
     """
     job = TrainingJob.model_validate(request["content"])
     spec = job.spec
@@ -121,13 +134,16 @@ def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
         step.client.init_dense(step.initial_dense)
         minibatches = items(spec, 0, spec.training.batch_size, request.get("steps"), shuffled=True)
         train(step, minibatches, request.get("overlap_after"))
-        days = range(1, len(existing_partitions(spec.data)))
-        sketches = [score(step, items(spec, day, SCORED_ROWS, MOST_SCORED, shuffled=False)) for day in days]
+        most = most_scored(request)
+        sketches = [
+            score(step, items(spec, day, SCORED_ROWS, most, shuffled=False)) for day in scored_days(spec, request)
+        ]
     finally:
         step.client.close()
         rpc.shutdown()
     return {
         "steps": len(minibatches),
+        "rows": sum(item.batch.num_rows for item in minibatches),
         "auc": [sketch.auc() for sketch in sketches],
         "normalized_entropy": [sketch.normalized_entropy() for sketch in sketches],
     }

@@ -20,8 +20,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from benchmarks.processes.child import serve
-from benchmarks.processes.one_worker import MOST_SCORED, SCORED_ROWS, items
-from elastrec.platform.data.partitions import existing_partitions
+from benchmarks.processes.one_worker import SCORED_ROWS, items, most_scored, scored_days
 from elastrec.platform.data.sketch import BinaryMetricsSketch
 from elastrec.platform.specs.job import OptimizerKind, TrainingJob
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
@@ -170,8 +169,7 @@ def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
     job = TrainingJob.model_validate(request["content"])
     spec = job.spec
     trained = read(job, 0, spec.training.batch_size, request.get("steps"), shuffled=True)
-    days = range(1, len(existing_partitions(spec.data)))
-    scored = [read(job, day, SCORED_ROWS, MOST_SCORED, shuffled=False) for day in days]
+    scored = [read(job, day, SCORED_ROWS, most_scored(request), shuffled=False) for day in scored_days(spec, request)]
     plan = plan_of_job(spec)
     table_of = {feature: table.name for table in embedding_tables(job) for feature in table.feature_names}
     vocabulary = Vocabulary(table_of, trained, [batch for day in scored for batch in day])
@@ -192,6 +190,7 @@ def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
         sketches.append(sketch)
     return {
         "steps": len(trained),
+        "rows": sum(len(batch.label_B) for batch in trained),
         "auc": [sketch.auc() for sketch in sketches],
         "normalized_entropy": [sketch.normalized_entropy() for sketch in sketches],
     }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from benchmarks.equal_models import (
     BATCH,
@@ -15,9 +15,10 @@ from benchmarks.equal_models import (
     job_content,
     rows_before_the_last_worker,
 )
-from benchmarks.processes.one_process import numbered, read, train_and_score
+from benchmarks.processes.torchrec_alone import read, train_and_score
 from elastrec.platform.data.generator import GenerateReport
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.row_ranges import shard_order
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +34,27 @@ def test_a_step_takes_the_same_samples_and_a_shard_holds_the_same_rows_in_every_
         assert training.batch_size * training.batches_per_shard == 32 * BATCH
 
 
-def test_the_single_process_reads_every_row_once_and_numbers_ids_without_gaps(log: GenerateReport) -> None:
-    spec = TrainingJob.model_validate(job_content(log, ONE_PROCESS, 1)).spec
-    train, scored = read(spec, last=False), read(spec, last=True)
-    assert len(train[2]) == len(scored[2]) == 40_000
-    assert train[2].sum() == log.days[0].positives and scored[2].sum() == log.days[1].positives
-    new_train, new_scored, sizes = numbered(train, scored)
-    for feature, size in enumerate(sizes):
-        ids = np.concatenate([new_train[0][feature], new_scored[0][feature]])
-        assert np.array_equal(np.unique(ids), np.arange(size))
+def test_the_single_process_reads_every_row_once_in_the_order_of_a_jobs_shards(log: GenerateReport) -> None:
+    job = TrainingJob.model_validate(job_content(log, ONE_PROCESS, 1))
+    trained = read(job, 0, BATCH, None, shuffled=True)
+    as_they_lie = read(job, 0, BATCH, None, shuffled=False)
+    assert sum(len(batch.label_B) for batch in trained) == 40_000
+    assert sum(float(batch.label_B.sum()) for batch in trained) == log.days[0].positives
+    ends = [number for number, batch in enumerate(trained) if len(batch.label_B) < BATCH]
+    order = shard_order(1, 0, 3).tolist()
+    assert ends == [32 * order.index(2) + 14]  # 40,000 rows are two shards of 16,384 and 7,232 rows
+    first = trained[: 32 if order[0] < 2 else 15]
+    ids = torch.cat([batch.sparse["C1"].values() for batch in first])
+    there = torch.cat([batch.sparse["C1"].values() for batch in as_they_lie])[order[0] * 32 * BATCH :][: len(ids)]
+    assert torch.equal(ids.sort().values, there.sort().values)
+    assert not torch.equal(ids, there)
 
 
 def test_the_single_process_learns_something_of_the_teacher(log: GenerateReport) -> None:
-    answer = train_and_score(TrainingJob.model_validate(job_content(log, ONE_PROCESS, 1)).spec)
+    answer = train_and_score({"content": job_content(log, ONE_PROCESS, 1), "most_scored": None})
     best = log.days[1].best_auc
-    assert answer["samples_trained"] == 40_000
-    assert best is not None and 0.6 < answer["auc"] < best
+    assert answer["rows"] == 40_000
+    assert best is not None and 0.6 < answer["auc"][-1] < best
 
 
 def test_rows_trained_before_the_last_worker_was_up_are_told_apart() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+
 import pytest
 
-from benchmarks.equal_to_one_process import figures_of, train
+from benchmarks.equal_to_one_process import SIDES, figures_of, train
 from benchmarks.initial_range import BATCH, Log, model_of, write_log
+from benchmarks.processes.child import Child, one_core
 from benchmarks.processes.torchrec_alone import Vocabulary, numbered, read, tables_of
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.trainers.models import embedding_tables
@@ -45,17 +49,32 @@ def test_tables_hold_every_id_of_the_log_and_know_those_that_no_step_has_used(lo
     assert sizes == {table: len(ids) for table, ids in vocabulary.ids.items()}
 
 
-@pytest.mark.parametrize("architecture", ["dlrm", "din"])
-def test_both_sides_train_the_same_model(log: Log, architecture: str) -> None:
-    answers = {side: [train(side, log, architecture, _STEPS, seed=7)] for side in ("job", "one_process")}
-    job_day, alone_day = (answers[side][0]["auc"][1] for side in ("job", "one_process"))
-    assert job_day == pytest.approx(alone_day, abs=1e-3)
+@pytest.fixture(scope="module")
+def processes() -> Iterator[dict[str, Child]]:
+    with ExitStack() as stack:
+        yield {side: stack.enter_context(Child(module, environment=one_core())) for side, module in SIDES.items()}
+
+
+@pytest.mark.parametrize("architecture", ["dlrm", "din", "deepfm"])
+def test_both_sides_train_the_same_model(processes: dict[str, Child], log: Log, architecture: str) -> None:
+    found = {side: train(process, log, architecture, _STEPS, seed=7) for side, process in processes.items()}
+    assert found["job"]["rows"] == found["one_process"]["rows"] == BATCH * _STEPS
+    for metric in ("auc", "normalized_entropy"):
+        assert found["job"][metric] == pytest.approx(found["one_process"][metric], abs=1e-4)
+
+
+@pytest.mark.parametrize("side", list(SIDES))
+def test_a_training_leaves_nothing_to_those_that_the_same_process_makes_after_it(
+    processes: dict[str, Child], log: Log, side: str
+) -> None:
+    first, _, again = (train(processes[side], log, "dcn_v2", _STEPS, seed=seed) for seed in (7, 8, 7))
+    assert again == first
 
 
 def test_a_goal_is_missed_on_either_side() -> None:
-    alone = [{"auc": [0, value], "normalized_entropy": [0, 0.9]} for value in (0.70, 0.72)]
+    alone = [{"auc": [value], "normalized_entropy": [0.9]} for value in (0.70, 0.72)]
     for shift, is_met in ((0.0005, True), (0.002, False), (-0.002, False)):
-        found = [{**each, "auc": [0, each["auc"][1] + shift]} for each in alone]
+        found = [{**each, "auc": [each["auc"][0] + shift]} for each in alone]
         auc, entropy = figures_of("clicks.dlrm.20_steps", {"job": found, "one_process": alone})
         assert (auc.met, entropy.met) == (is_met, True)
         assert auc.value == pytest.approx(shift)
