@@ -49,6 +49,8 @@ def answer(score: Callable[[pa.Table], Answer], rows: pd.DataFrame, heads: int) 
     for row_G in _by_types(values):
         try:
             part = score(table_of(values.iloc[row_G]))
+        except MissingColumnError:
+            raise
         except DataError as error:
             reasons |= dict.fromkeys(row_G, str(error))
         else:
@@ -66,7 +68,16 @@ def table_of(rows: pd.DataFrame) -> pa.Table:
     try:
         return pa.Table.from_pandas(rows, preserve_index=False)
     except _NOT_CONVERTED as error:
-        raise DataError("; ".join(str(each) for each in error.args)) from error
+        raise DataError(f"{_unfit_column(rows)}: {error}") from error
+
+
+def _unfit_column(rows: pd.DataFrame) -> str:
+    for name, column in rows.items():
+        try:
+            pa.array(column, from_pandas=True)
+        except _NOT_CONVERTED:
+            return f"column {name!r}"
+    return "the columns"
 
 
 def _by_types(values: pd.DataFrame) -> list[list[int]]:

@@ -169,12 +169,18 @@ class PyfuncModel:
         is_bad[list(found.reasons)] = True
         columns: dict[str, Any] = {name: found.prediction_BH[:, index] for index, name in enumerate(self._columns)}
         if found.reasons and os.environ.get(_SERVING):
-            columns = {name: np.where(is_bad, None, column) for name, column in columns.items()}
-        return pd.DataFrame({**columns, IS_BAD: is_bad, REASON: reasons}, index=model_input.index)
+            columns = {name: _objects(np.where(is_bad, None, column)) for name, column in columns.items()}
+        found_columns = {**columns, IS_BAD: is_bad, REASON: _objects(reasons)}
+        return pd.DataFrame(found_columns).set_axis(model_input.index)
 
     def _score(self, rows: pa.Table) -> Answer:
         scored = self.scorer.score(rows)
         return Answer(scored.prediction, {row: bad.reason for row, bad in scored.reasons.items()})
+
+
+def _objects(values: np.ndarray[Any, Any]) -> pd.Series[Any]:
+    """A column in which None stays None: pandas would make NaN of it, beside text as beside numbers."""
+    return pd.Series(values, dtype=object)
 
 
 def _load_pyfunc(data_path: str) -> PyfuncModel:

@@ -119,19 +119,22 @@ class ShardWriter:
         if self._added != table.rows:
             raise CheckpointError(f"{self._where} has {self._added} rows, its record says {table.rows}")
         for shard in range(table.shards):
-            unsorted = self._unsorted(shard)
-            ids = np.fromfile(unsorted[0], np.int64) if unsorted[0].exists() else np.empty(0, np.int64)
-            order = np.argsort(ids, kind="stable")
-            ids = ids[order]
-            if (np.diff(ids) == 0).any():
-                raise CheckpointError(f"{self._where} holds an id twice; the record contradicts itself")
-            for_ids, for_values = table.paths(self._folder, shard)
-            np.save(for_ids, ids, allow_pickle=False)
-            values = np.fromfile(unsorted[1], np.float32) if len(ids) else np.empty(0, np.float32)
-            _save_in_order(for_values, values.reshape(-1, table.dimension), order)
-            for path in unsorted:
-                path.unlink(missing_ok=True)
+            self._sort(shard)
         return table
+
+    def _sort(self, shard: int) -> None:
+        table, unsorted = self._table, self._unsorted(shard)
+        ids = np.fromfile(unsorted[0], np.int64) if unsorted[0].exists() else np.empty(0, np.int64)
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        if (np.diff(ids) == 0).any():
+            raise CheckpointError(f"{self._where} holds an id twice; the record contradicts itself")
+        for_ids, for_values = table.paths(self._folder, shard)
+        np.save(for_ids, ids, allow_pickle=False)
+        values = np.fromfile(unsorted[1], np.float32) if len(ids) else np.empty(0, np.float32)
+        _save_in_order(for_values, values.reshape(-1, table.dimension), order)
+        for path in unsorted:
+            path.unlink(missing_ok=True)
 
     def _unsorted(self, shard: int) -> tuple[Path, Path]:
         ids, values = self._table.paths(self._folder, shard)
