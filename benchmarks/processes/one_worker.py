@@ -50,9 +50,11 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
 
     def read() -> Iterator[Item]:
         for shard in row_shards(ranges, "train" if shuffled else "evaluate"):
-            begin = shard.progress(0, ended=False)
+            before = shard.progress(0, ended=False)
             for found in source.read(shard.split, 0, b"", batch_size):
-                yield Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), begin)
+                progress = shard.progress(found.end_offset, ended=found.ends_split)
+                yield Item(shard, found.batch, progress, before)
+                before = progress
 
     made = list(islice(read(), count))
     source.close()
