@@ -94,4 +94,4 @@ def _type(value: object) -> Hashable:
         return int, value < -(2**63), value < 2**63, value < 2**64
     if isinstance(value, list | tuple | np.ndarray):
         return list, frozenset(_type(element) for element in value)
-    return type(value)
+    return type(value).__name__
