@@ -62,7 +62,7 @@ def write_record(store: str, rows: int) -> str:
     dense = {name: value for name, value in model.named_parameters() if "embedding_bag" not in name}
     names, buckets = list(spec.data.tables), spec.resources.virtual_buckets
     total = sum(value.numel() for value in dense.values())
-    with PartWriter(uri, "ps-0", groups=[answer(names, range(buckets))], dense_range=(0, total)) as writer:
+    with PartWriter(uri, "ps-0", groups=[answer(names, range(buckets))], dense_ranges=[(0, total)]) as writer:
         for number, name in enumerate(names):
             count = rows if name == _LARGE else _SMALL_ROWS
             for chunk, first in enumerate(range(0, count, _CHUNK_ROWS)):
