@@ -169,8 +169,8 @@ class PyfuncModel:
         is_bad[list(found.reasons)] = True
         columns: dict[str, Any] = {name: found.prediction_BH[:, index] for index, name in enumerate(self._columns)}
         if found.reasons and os.environ.get(_SERVING):
-            columns = {name: _objects(np.where(is_bad, None, column)) for name, column in columns.items()}
-        found_columns = {**columns, IS_BAD: is_bad, REASON: _objects(reasons)}
+            columns = {name: _objects(column, is_bad) for name, column in columns.items()}
+        found_columns = {**columns, IS_BAD: is_bad, REASON: _objects(reasons, ~is_bad)}
         return pd.DataFrame(found_columns).set_axis(model_input.index)
 
     def _score(self, rows: pa.Table) -> Answer:
@@ -178,9 +178,11 @@ class PyfuncModel:
         return Answer(scored.prediction, {row: bad.reason for row, bad in scored.reasons.items()})
 
 
-def _objects(values: np.ndarray[Any, Any]) -> pd.Series[Any]:
-    """A column in which None stays None: pandas would make NaN of it, beside text as beside numbers."""
-    return pd.Series(values, dtype=object)
+def _objects(values: np.ndarray[Any, Any], absent: np.ndarray[Any, np.dtype[np.bool_]]) -> pd.Series[Any]:
+    """A column with None where a value is absent: pandas would make NaN of it, beside text as beside numbers."""
+    objects = values.astype(object)
+    objects[absent] = None
+    return pd.Series(objects, dtype=object)
 
 
 def _load_pyfunc(data_path: str) -> PyfuncModel:
