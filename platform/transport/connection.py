@@ -62,6 +62,7 @@ class Connection:
         self._lender: Lender | None = None
         self._borrower = Borrower()
         self._unsent: list[Any] = []
+        self._unsent_bytes = 0
         self._along: list[tuple[int, int, bytes]] = []
         self._lent: int | None = None
         self._begun = b""
@@ -118,6 +119,7 @@ class Connection:
         header = _HEADER.pack(_MAGIC, len(metadata), size_bytes, segment, given_back)
         self._lent = number
         self._unsent = [header + metadata, *buffers]
+        self._unsent_bytes = len(self._unsent[0]) + (size_bytes if number is None else 0)
         self.resume_sending()
 
     def resume_sending(self) -> None:
@@ -141,6 +143,10 @@ class Connection:
             sent = self._link.sendmsg(parts[:_MOST_PARTS], self._along)
             self._along = []
             self.moved_bytes += sent
+            self._unsent_bytes -= sent
+            if not self._unsent_bytes:
+                parts.clear()
+                return
             whole = 0
             while whole < len(parts) and sent >= len(parts[whole]):
                 sent -= len(parts[whole])

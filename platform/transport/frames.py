@@ -24,7 +24,7 @@ MAXIMUM_FRAME_BYTES = 2**29
 """Of all arrays of one frame together; larger ones are refused by both sides."""
 ALIGNMENT_BYTES = 64
 _ALLOWED_DTYPES = frozenset({"i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1"})
-_PADDING = bytes(ALIGNMENT_BYTES)
+_PADDINGS = [bytes(ALIGNMENT_BYTES - over) for over in range(ALIGNMENT_BYTES)]  # by bytes behind the last multiple
 
 Array = np.ndarray[Any, Any]
 
@@ -135,25 +135,28 @@ def encode_frame(
         raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(arrays)}")
     buffers: list[Any] = []
     layout = []
+    total_bytes = 0
     for array in arrays:
         parts = array.parts if isinstance(array, Joined) else (array,)
         first = parts[0]
-        dtype = first.dtype.str.lstrip("<|=")
+        dtype = _name_of(first.dtype)
+        size_bytes = 0
         for part in parts:
             if dtype not in _ALLOWED_DTYPES or not part.flags.c_contiguous:
                 raise TransportError(f"a frame carries contiguous numeric arrays, not {part.dtype} {part.strides}")
             if part is not first and (part.dtype != first.dtype or part.ndim != 1 or first.ndim != 1):
                 raise TransportError(f"parts {first.dtype} {first.shape} and {part.dtype} {part.shape} make no vector")
-            if part.nbytes:
-                buffers.append(part.reshape(-1).view(np.uint8).data)
-        size_bytes = array.nbytes
-        if size_bytes % ALIGNMENT_BYTES:
-            buffers.append(_PADDING[size_bytes % ALIGNMENT_BYTES :])
+            if part_bytes := part.nbytes:
+                buffers.append(part.data.cast("B"))
+                size_bytes += part_bytes
         layout.append((dtype, list(first.shape) if len(parts) == 1 else [size_bytes // first.itemsize]))
-    size_bytes = sum(len(buffer) for buffer in buffers)
-    if size_bytes > MAXIMUM_FRAME_BYTES:
+        if over := size_bytes % ALIGNMENT_BYTES:
+            buffers.append(_PADDINGS[over])
+            size_bytes += ALIGNMENT_BYTES - over
+        total_bytes += size_bytes
+    if total_bytes > MAXIMUM_FRAME_BYTES:
         raise TransportError(
-            f"a frame of {size_bytes} bytes is not allowed; allowed: at most {MAXIMUM_FRAME_BYTES}; make the batch "
+            f"a frame of {total_bytes} bytes is not allowed; allowed: at most {MAXIMUM_FRAME_BYTES}; make the batch "
             "smaller or use more parameter servers"
         )
     encoded = message if isinstance(message, Encoded) else Encoded.of(message)
@@ -164,6 +167,11 @@ def encode_frame(
             f"{MAXIMUM_CALL_BYTES} bytes"
         )
     return metadata, buffers
+
+
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return dtype.str.lstrip("<|=")
 
 
 def empty_body(size_bytes: int) -> Array:

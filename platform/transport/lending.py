@@ -34,6 +34,7 @@ LARGEST_BYTES = 2**26
 MAXIMUM_SEGMENTS = 16
 """Of one side of a connection; the numbers of those given back are the bits of one word."""
 _PAGE_BYTES = 2**20  # what sizes are rounded up to: a little more than the last batch still fits
+_SMALL_COPY_BYTES = 2**15  # a copy for which it does not pay to make an array and to let go of the interpreter's lock
 _CREDENTIALS = struct.Struct("3i")
 
 log = structlog.get_logger(__name__)
@@ -88,9 +89,13 @@ class Lender:
         if number is None:
             return None
         segment, at = self._segments[number], 0
+        room, view = segment.room, segment.room.data
         for buffer in buffers:
             end = at + len(buffer)
-            segment.room[at:end] = np.frombuffer(buffer, np.uint8)
+            if end - at < _SMALL_COPY_BYTES:
+                view[at:end] = buffer
+            else:
+                room[at:end] = np.frombuffer(buffer, np.uint8)
             at = end
         segment.is_lent = True
         return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -91,14 +91,17 @@ class KeptPush:
         for group, gradients in enumerate(self.gradients):
             start, end = routed.run(group, server)
             runs.append(gradients[start:end].reshape(-1))
-        dense_runs = self.dense_routing.runs(sum(len(part) for part in self.dense))[server]
         return [
             routed.counts[server],
             routed.of_server(server, routed.ids),
             Joined(runs),
             routed.of_server(server, routed.sightings) if self.sightings else np.empty(0, np.int32),
-            _runs_of(self.dense, dense_runs),
+            self._dense_shares[server],
         ]
+
+    @cached_property
+    def _dense_shares(self) -> list[Joined]:
+        return _shares_of(self.dense, self.dense_routing.runs(sum(len(part) for part in self.dense)))
 
     @property
     def size_bytes(self) -> int:
@@ -109,6 +112,7 @@ class KeptPush:
     def reroute(self, router: Router, dense_routing: DenseRouting) -> None:
         """Lays the push out for another routing; every server of it is to be asked, for none is known to have all."""
         self.dense_routing = dense_routing
+        self.__dict__.pop("_dense_shares", None)
         self.routed, places = router.again(self.routed)
         self.gradients = [gradients[place] for gradients, place in zip(self.gradients, places, strict=True)]
         self.lacking = set(range(router.servers))
@@ -171,14 +175,15 @@ class UnappliedPushes:
             self._pushes.popleft()
 
 
-def _runs_of(parts: Sequence[Array], runs: Sequence[Run]) -> Joined:
-    """Some runs of the vector that the parts make, float32, without copies."""
-    taken, number, begin = [], 0, 0
-    for start, end in runs:
+def _shares_of(parts: Sequence[Array], runs: Sequence[Sequence[Run]]) -> list[Joined]:
+    """By server, its runs of the vector that the parts make, float32, without copies; in one pass over the parts."""
+    shares: list[list[Array]] = [[] for _ in runs]
+    number, begin = 0, 0
+    for (start, end), server in sorted((run, server) for server, mine in enumerate(runs) for run in mine):
         while start < end:
             while begin + len(parts[number]) <= start:
                 begin, number = begin + len(parts[number]), number + 1
             stop = min(end, begin + len(parts[number]))
-            taken.append(parts[number][start - begin : stop - begin])
+            shares[server].append(parts[number][start - begin : stop - begin])
             start = stop
-    return Joined(taken or [np.empty(0, np.float32)])
+    return [Joined(share or [np.empty(0, np.float32)]) for share in shares]
