@@ -7,7 +7,8 @@ that pulls, so they need idle cores; bytes and ratios of rows do not.
 
 What makes each figure red: one stripe (`two_cores`); a save or an eviction that holds a stripe's lock for a whole
 bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles (`staircase`); a listing that looks at
-every row (`listing_5_percent`); slabs that are kept (`drop_half`); a restore beside the old rows (`restore_peak`).
+every row (`listing_5_percent`); a delta save that looks at every row (`delta_5_percent`); slabs that are kept
+(`drop_half`); a restore beside the old rows (`restore_peak`).
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ class Server:
 
     Args:
         evicts: rows that were not seen for _KEEP_SECONDS of `now`.
+        deltas: that may build on a full record.
     """
 
-    def __init__(self, rows: int, *, cores: int = 1, buckets: int = 256, evicts: bool = False) -> None:
+    def __init__(self, rows: int, *, cores: int = 1, buckets: int = 256, evicts: bool = False, deltas: int = 0) -> None:
         self.rows, self.now = rows, 1000.0
         tables = {"t": {"evict_after": _KEEP_SECONDS}} if evicts else {}
         self.spec = JobSpec.model_validate(
@@ -55,6 +57,7 @@ class Server:
                 "data": {"path": "none", "dense": [{"name": "d"}], "sparse": [{"name": "t"}]},
                 "tables": tables,
                 "resources": {"virtual_buckets": buckets},
+                "checkpoint": {"deltas": deltas},
             }
         )
         self.routing = RoutingTable(epoch=1, owners=[0] * buckets, servers=["ps-0"], addresses=["nowhere"])
@@ -121,11 +124,14 @@ class Server:
             thread.join()
         return waits
 
-    def save(self, folder: Path, name: str) -> str:
+    def save(self, folder: Path, name: str, base: str = "") -> str:
         uri = str(folder / name)
-        part = save_part(self.server, uri)
+        part = save_part(self.server, uri, cut=name, base=base)
         job = TrainingJob(metadata=Metadata(name="benchmark"), spec=self.spec)
-        commit_record(uri, [part], b"{}", job=job, job_id="job", kind="periodic", step=1, generation=1)
+        commit_record(
+            uri, [part], b"{}", job=job, job_id="job", kind="periodic", step=1, generation=1,
+            base=base and str(folder / base),
+        )  # fmt: skip
         return uri
 
 
@@ -182,6 +188,24 @@ def measure_listing(rows: int) -> list[Figure]:
     server.touch(np.random.default_rng(0).permutation(rows)[: rows // 20])
     changed = _cpu_seconds(lambda: [server.store.bucket(b).changes(v) for b, v in zip(buckets, versions, strict=True)])
     return [Figure("storage.listing_5_percent", changed / full, "of a full listing's CPU seconds", at_most=0.1)]
+
+
+def measure_delta(rows: int, folder: Path) -> list[Figure]:
+    """Full records and deltas of 5 % changed rows, in turns."""
+    server, random, seconds = Server(rows, deltas=1), np.random.default_rng(0), []
+    server.fill()
+    for number in range(3):
+        full = _cpu_seconds(lambda n=number: server.save(folder, f"base-{n}"))
+        server.touch(random.permutation(rows)[: rows // 20])
+        delta = _cpu_seconds(lambda n=number: server.save(folder, f"delta-{n}", base=f"base-{n}"))
+        seconds.append(delta / full)
+    settings = {"rows": rows, "each": [round(value, 3) for value in seconds]}
+    return [
+        Figure(
+            "storage.delta_5_percent", statistics.median(seconds), "of a full save's CPU seconds", at_most=0.2,
+            settings=settings,
+        )
+    ]  # fmt: skip
 
 
 def measure_cores(rows: int, seconds: float) -> list[Figure]:
@@ -258,6 +282,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         return [
             *measure_memory(rows),
             *measure_listing(rows),
+            *measure_delta(rows // 4, Path(folder)),
             *measure_cores(rows // 2, arguments.seconds),
             *measure_save(rows, arguments.seconds, Path(folder)),
             *measure_bucket_counts(rows // 4, Path(folder)),

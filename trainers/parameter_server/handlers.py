@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.specs.buckets import dense_buckets_for
+from elastrec.platform.specs.errors import IncompatibleError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import Message, RoutingTable, TableUsage, WorkerProcess
 from elastrec.trainers.parameter_server.dense.store import DenseStore
@@ -181,9 +182,18 @@ class RequestHandlers:
             assert model is not None
             # Under the epoch of the request: once buckets move, the values are those of others.
             dense = model.dense_values() if request.dense else np.empty(0, np.float32)
-        values, lookups = model.pull(counts, ids, read_only=request.read_only)
-        if not request.read_only:
+        try:
+            values, lookups = model.pull(counts, ids, read_only=request.read_only)
+        except IncompatibleError:
             with self.changed:
+                if stale := self._stale(stamp):
+                    return stale, []  # the rows were dropped to be restored
+            raise
+        with self.changed:
+            if found is not self._found or not self.ready:
+                stale = Stale(epoch=self.epoch, generation=self.generation, ready=self.ready)
+                return self._stale(stamp) or stale, []
+            if not request.read_only:
                 found.remember(worker, counts, ids, lookups)
         return Rows(offsets=list(offsets)), [values, dense]
 

@@ -26,7 +26,7 @@ class Loader:
     """One restore.
 
     Args:
-        stores: one per group of the plan, empty.
+        stores: one per group of the plan; what is restored into them is empty.
         manifest: of the record.
         now_seconds: stands in for `last_seen` where the record does not know it.
 
@@ -145,8 +145,8 @@ class Loader:
             ) from error
         return out
 
-    def check(self, where: str) -> None:
-        """That every row of a full record that was entered is there: no id came twice.
+    def check(self, where: str, buckets: Array) -> None:
+        """That every row of a full record that was entered into buckets [b] is there: no id came twice.
 
         Raises:
             DamagedRecordError: names the bucket.
@@ -155,7 +155,7 @@ class Loader:
             return
         for store, entered in zip(self._stores, self._entered, strict=True):
             held = store.rows_memory.shelf.pool.buckets[:, COUNT]
-            if len(doubled := np.flatnonzero(held != entered)):
+            if len(doubled := buckets[held[buckets] != entered[buckets]]):
                 bucket = int(doubled[0])
                 raise DamagedRecordError(
                     f"{where}: bucket {bucket} has {entered[bucket]} rows, of which {held[bucket]} are of different "

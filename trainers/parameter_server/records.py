@@ -7,7 +7,7 @@ record written by three servers is restored by two, each taking its own virtual 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from elastrec.platform.transport.job_messages import RoutingTable
 from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
 from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.loader import Loader
+from elastrec.trainers.parameter_server.marks import BucketMarks
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.recorded_marks import encode_marks, marks_of
 from elastrec.trainers.parameter_server.server import ParameterServer, Place
@@ -166,11 +167,7 @@ def restore(
     place = Place.under(routing, server.name)
     record = open_record(uri)
     stores = server.empty_stores(place)
-    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds())
-    for share in chain_shares(record.chain(), np.flatnonzero(place.owned) if loader.has_same_buckets else None):
-        for _ in loader.take(share):
-            server.transfers += 1
-    loader.check(record.uri)
+    loader = _load(server, record, stores, np.flatnonzero(place.owned))
     source = _DenseOfRecord(server, record)
     dense, marks = source.store_of(place), []
     if with_marks:
@@ -181,6 +178,63 @@ def restore(
         "restored", uri=uri, rows=sum(store.rows for store in stores), tables_new=loader.skipped, epoch=routing.epoch,
         generation=generation, with_marks=with_marks,
     )  # fmt: skip
+
+
+def restore_buckets(
+    server: ParameterServer,
+    uri: str,
+    buckets: Array,
+    routing: RoutingTable,
+    generation: int,
+    *,
+    dense_buckets: Sequence[int] | Array = (),
+    with_marks: bool,
+) -> None:
+    """Takes some virtual and dense buckets from a record, while the server keeps all others.
+
+    What it held of these is forgotten first, so that the memory in use hardly exceeds what is kept and restored.
+    Workers that do not go back with the generation may go on: their pushes that wait, and marks of kept buckets, stay.
+
+    Args:
+        buckets: [b], those held or new ones; with those kept they are all that the routing gives the server.
+        dense_buckets: [d], likewise.
+        with_marks: splits begin at the record's positions: what was pushed since counts for these buckets, and for kept
+            ones not again. False: what was pushed since is lost for these buckets; they count as kept ones do.
+
+    Raises:
+        ElastrecError: the routing gives the server other buckets; nothing has changed.
+        DamagedRecordError, CheckpointError: as of `restore`; the server does not hold these buckets then and answers
+            Stale; it may restore them from another record.
+    """
+    place = Place.under(routing, server.name)
+    buckets, dense_buckets = (np.unique(np.asarray(numbers, np.int64)) for numbers in (buckets, dense_buckets))
+    record = open_record(uri)
+    if record.manifest.virtual_buckets != server.plan.virtual_buckets:
+        raise CheckpointError(
+            f"{record.uri}: has {record.manifest.virtual_buckets} virtual buckets, the job has "
+            f"{server.plan.virtual_buckets}: some of its buckets are not some of the job's; restore all of them"
+        )
+    with server.restoring(place, buckets, dense_buckets) as stores:
+        _load(server, record, stores, buckets)
+        source = _DenseOfRecord(server, record)
+        dense = source.some(place, dense_buckets, server.dense) if len(dense_buckets) else None
+        marks = marks_of(record, buckets, dense_buckets, has_same_buckets=True) if with_marks else None
+    restored = BucketMarks(buckets.tolist(), dense_buckets.tolist(), [])
+    server.take_up(place, routing, generation, restored, marks, dense, source)
+    log.info(
+        "buckets_restored", uri=uri, buckets=len(buckets), dense_buckets=len(dense_buckets), epoch=routing.epoch,
+        generation=generation, with_marks=with_marks,
+    )  # fmt: skip
+
+
+def _load(server: ParameterServer, record: Record, stores: Sequence[RowStore], buckets: Array) -> Loader:
+    """Enters what a record and those that it builds on hold of buckets [b], of which the stores hold nothing."""
+    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds())
+    for share in chain_shares(record.chain(), buckets if loader.has_same_buckets else None):
+        for _ in loader.take(share):
+            server.transfers += 1
+    loader.check(record.uri, buckets)
+    return loader
 
 
 class _DenseOfRecord:
@@ -200,6 +254,21 @@ class _DenseOfRecord:
         size = run_size(dense_runs(place.dense_owned, layout_size(self._layout)))
         dense = DenseStore(self._layout, place.dense_owned, np.zeros(size, np.float32), self._optimizer)
         self(dense)
+        return dense
+
+    def some(self, place: Place, numbers: Array, present: DenseStore | None) -> DenseStore | None:
+        """Some dense buckets in the order of those that are present, or all of the place where there are none."""
+        if present is None:
+            return self.store_of(place)
+        owned = np.zeros(len(place.dense_owned), np.bool_)
+        owned[numbers] = True
+        size = run_size(dense_runs(owned, layout_size(present.layout)))
+        dense = DenseStore(present.layout, owned, np.zeros(size, np.float32), self._optimizer)
+        if unknown := self(dense):
+            raise CheckpointError(
+                f"{self._record.uri}: does not hold the dense parameters {unknown} of the network in training; restore "
+                "all buckets, or another record"
+            )
         return dense
 
     def __call__(self, dense: DenseStore) -> list[str]:

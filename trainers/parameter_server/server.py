@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import structlog
 
-from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.job_messages import RoutingTable, WorkerProcess
 from elastrec.trainers.parameter_server.dense.store import DenseStore
+from elastrec.trainers.parameter_server.found_rows import FoundRows
 from elastrec.trainers.parameter_server.handlers import RequestHandlers
 from elastrec.trainers.parameter_server.marks import BucketMarks
 from elastrec.trainers.parameter_server.model import DenseSource, Model, make_stores, stripes_for
 from elastrec.trainers.parameter_server.place import Frozen, Place
 from elastrec.trainers.parameter_server.plan import TablePlan, plan_of_job
+from elastrec.trainers.parameter_server.pushes import Pushes
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.threads import granted_threads
 
@@ -92,6 +95,82 @@ class ParameterServer(RequestHandlers):
         """Serves from nothing: rows come from their hashes, dense values from the first worker."""
         place = Place.under(routing, self.name)
         self.become(place, routing, generation, self.empty_stores(place))
+
+    @contextmanager
+    def restoring(self, place: Place, buckets: Array, dense_buckets: Array) -> Iterator[list[RowStore]]:
+        """The stores, with these buckets [b] empty, to be filled in the block; `take_up` follows. Answers Stale.
+
+        When the block raises, the server holds none of these virtual buckets; the others stay.
+
+        Args:
+            place: what the server is responsible for then.
+            dense_buckets: [d], restored, too.
+
+        Raises:
+            ElastrecError: the place has other buckets than those and the ones held now; nothing has changed.
+        """
+        with self.gate.closed(), self.changed:
+            model = self.model
+            if model is None:
+                raise ElastrecError(f"server {self.name} holds nothing that it could keep; restore all of its buckets")
+            for store in model.stores:
+                self._check_kept("bucket", store.owned, place.owned, buckets)
+            self._check_kept("dense bucket", model.place.dense_owned, place.dense_owned, dense_buckets)
+            self.ready = False
+            self.changed.notify_all()
+        self.thaw()
+        handles = [store.bucket(number) for store in model.stores for number in buckets.tolist()]
+        try:
+            for bucket in handles:
+                bucket.drop()
+                bucket.own()
+            yield model.stores
+        except BaseException:
+            for bucket in handles:
+                bucket.drop()
+            raise
+
+    def _check_kept(self, kind: str, held: Array, owned: Array, restored: Array) -> None:
+        chosen = np.zeros(len(owned), np.bool_)
+        chosen[restored] = True
+        for what, numbers in (
+            ("holds {} {}, which another server owns", held & ~owned),
+            ("has to keep {} {}, which it does not hold", owned & ~chosen & ~held),
+            ("has to restore {} {}, which another server owns", chosen & ~owned),
+        ):
+            if numbers.any():
+                raise ElastrecError(f"server {self.name} {what.format(kind, np.flatnonzero(numbers)[0])}")
+
+    def take_up(
+        self,
+        place: Place,
+        routing: RoutingTable,
+        generation: int,
+        restored: BucketMarks,
+        marks: Sequence[BucketMarks] | None,
+        dense: DenseStore | None,
+        dense_source: DenseSource,
+    ) -> None:
+        """Serves again, with buckets that were restored.
+
+        Args:
+            restored, marks: see `Marks.with_restored`.
+            dense: the restored dense buckets; dense_source: as of `become`.
+        """
+        with self.gate.closed(), self.changed:
+            assert self.model is not None
+            self.model.place = place
+            if restored.dense_buckets:
+                self.model.restore_dense(dense, dense_source)
+            known = self.pushes.marks.with_restored(place.owned, place.dense_owned, restored, marks)
+            if generation == self.generation:
+                self.pushes.marks = known
+            else:
+                self.pushes = Pushes(self.spec, known)
+            self._found = FoundRows()
+            self.epoch, self.generation, self.ready = routing.epoch, generation, True
+            self.routing = routing
+            self.changed.notify_all()
 
     def suspend(self) -> None:
         """Answers Stale until the next `become`."""

@@ -17,8 +17,10 @@ from elastrec.checkpoints.inspection import find_row
 from elastrec.checkpoints.manifest import Contents
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.trainers.parameter_server import records
 from elastrec.trainers.parameter_server.records import restore, save_part
 from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.storage import copying
 from tests.trainers.parameter_server.filled import Contents as Rows
 from tests.trainers.parameter_server.filled import contents, push, servers_of
 from tests.trainers.parameter_server.running import routing_of, training_job
@@ -211,3 +213,76 @@ def test_a_record_without_its_base_is_no_record(tmp_path: Path) -> None:
     server: ParameterServer = servers_of(made.job, 1)[0]
     with pytest.raises(CheckpointError, match=f"{name_of(base)}: no complete checkpoint record"):
         restore(server, delta, routing_of(["nowhere"], buckets=64), 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    before=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 60)), max_size=4),
+    during=st.lists(st.tuples(st.sampled_from(["push", "push", "evict"]), st.integers(0, 450)), max_size=12),
+    admit_after=st.sampled_from([1, 2]),
+)
+def test_what_changes_while_a_delta_is_written_is_not_in_it_and_is_in_the_next_one(
+    before: list[tuple[int, int]], during: list[tuple[str, int]], admit_after: int
+) -> None:
+    folder, now = Path(tempfile.mkdtemp()), 1000.0
+    table = {"evict_after": 100.0, "admit_after": admit_after}
+    made = Job(folder, 1, user=table, item=table)
+    push(made.servers, range(400), 1.0, now)
+    push(made.servers, range(100, 400), 1.0, now + 50.0)
+    (server,) = made.servers
+    left, looks = list(during), list[bool]()
+
+    def change() -> bool:
+        looks.append(True)
+        if left and len(looks) > 1:  # the first time nothing is frozen yet
+            what, value = left.pop()
+            if what == "push":
+                push(made.servers, range(value, value + 30), 0.25, now + 80.0)
+            else:
+                for store in server.stores:
+                    store.evict(now + 110.0)
+        return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        # So that there are chunks, and pauses, in the middle of buckets.
+        patch.setattr(records, "CHUNK_BYTES", 400)
+        patch.setattr(copying, "COPY_STEP_CELLS", 7)
+        try:
+            base = made.save()
+            for first, count in before:
+                push(made.servers, range(first, first + count), 0.5, now + 60.0)
+            expected = contents(made.servers, versions=False)
+            uri = f"{folder}/clicks/records/000000000002-8c99a8c9-00000002"
+            part = save_part(server, uri, change, cut=name_of(uri), base=name_of(base))
+            commit_record(
+                uri, [part], b"{}", job=made.job, job_id="clicks-1", kind="periodic", step=2, generation=1, base=base
+            )
+            made.uris.append(uri)
+            found = servers_of(made.job, 1)
+            restore(found[0], uri, routing_of(["nowhere"], buckets=64), 1)
+            assert contents(found, versions=False) == expected
+            assert made.restored(made.save(name_of(uri)), 1) == contents(made.servers)
+        finally:
+            shutil.rmtree(folder)
+
+
+def test_a_delta_looks_at_what_has_changed_and_at_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Job(tmp_path, 1)
+    for first in range(0, 50_000, 10_000):
+        push(made.servers, range(first, first + 10_000), 1.0)
+    base = made.save()
+    push(made.servers, range(0, 50_000, 100), 1.0)
+    listed: list[tuple[int, int]] = []
+    list_buckets = copying._listed
+
+    def watched(*arguments: Any) -> Any:
+        starts, bits = list_buckets(*arguments)
+        listed.append((sum(int(word).bit_count() for word in bits.tolist()), 64 * len(bits)))
+        return starts, bits
+
+    monkeypatch.setattr(copying, "_listed", watched)
+    delta = open_record(made.save(name_of(base)))
+    assert sum(changed for changed, _ in listed) == 2 * 500
+    assert sum(cells for _, cells in listed) > 2 * 50_000
+    written = sum(len(rows) for share in delta.shares() for rows in share.read())
+    assert written == 2 * 500 and made.restored(delta.uri, 1) == contents(made.servers)

@@ -140,7 +140,8 @@ class Bucket:
         marks = self._store.marks[self.number]
         before = int(marks[VERSION])
         marks[VERSION] += 1
-        if not marks[LOGGING]:
+        # A copy of a frozen bucket may still need the log and the tombstones that have ended.
+        if not marks[LOGGING] and not self.is_frozen:
             self._store.rows_memory.drop_log(self.number)
             self._store.waiting_memory.drop_log(self.number)
             self._store.drop_tombs(self.number)

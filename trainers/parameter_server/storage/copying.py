@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastrec.trainers.parameter_server.storage.arrays import CELL_VERSION, COPIED, COUNT, FOLLOWING, FROZEN
+from elastrec.trainers.parameter_server.storage.arrays import (
+    CELL_VERSION,
+    COPIED,
+    COUNT,
+    FOLLOWING,
+    FROZEN,
+    PREVIOUS,
+)
+from elastrec.trainers.parameter_server.storage.bits import trailing_zeros
 from elastrec.trainers.parameter_server.storage.bucket import COPY_STEP_CELLS, ThawedError
 from elastrec.trainers.parameter_server.storage.changes import copy_cells
-from elastrec.trainers.parameter_server.storage.kernel import kernel
-from elastrec.trainers.parameter_server.storage.pools import offset_of, slab_at
+from elastrec.trainers.parameter_server.storage.kernel import inlined, kernel
+from elastrec.trainers.parameter_server.storage.pools import number_of, offset_of, owner_of, slab_at
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory
@@ -26,6 +34,7 @@ Array = np.ndarray[Any, Any]
 ROWS, CANDIDATES, DELETED = 0, 1, 2
 _COPIED, _PAUSED, _THAWED = 0, 1, 2
 _BUCKET, _SHADOW, _FILLED = 0, 1, 2  # of `progress`
+_ENTRY = 1  # of `progress` of a listing
 _PER_BUCKET = 4
 """Looking at a bucket costs as much as copying so many cells."""
 
@@ -47,13 +56,76 @@ class Copied:
 
 
 @kernel
-def copy_many(shelf, marks, buckets, since, most, progress, out, counts):  # type: ignore[no-untyped-def]
+def list_changed(shelf, marks, buckets, since, most, progress, starts, bits):  # type: ignore[no-untyped-def]
+    """Sets the bits of the cells of frozen buckets [b] of one stripe that their logs name.
+
+    They are at least those that have changed after `since` and are still as they were when their bucket was frozen.
+
+    Args:
+        since: see `copy_many`; the logs reach back to there.
+        most: entries that are looked at before the kernel pauses.
+        progress: [2] int64: number of the bucket in `buckets`, entries of its log that are left (-1: all).
+        starts: [b + 1] int64: the first word of `bits` of each bucket; a bucket without words is left out.
+        bits: [n] uint64.
+    """
+    log, pool, passed = shelf.log, shelf.pool, 0
+    for k in range(progress[_BUCKET], buckets.shape[0]):
+        bucket = buckets[k]
+        progress[_BUCKET] = k
+        if marks[bucket, FROZEN] < 0:
+            return _THAWED
+        words = starts[k + 1] - starts[k]
+        left = log.buckets[bucket, COUNT] if progress[_ENTRY] < 0 else progress[_ENTRY]
+        if left > log.buckets[bucket, COUNT]:
+            return _THAWED  # the log was given up: nobody may do so while its bucket is frozen
+        slab = slab_at(log, bucket, left - 1) if left and words else np.int64(-1)
+        while slab >= 0 and passed < most:
+            left -= 1
+            at = offset_of(log.shape, (slab << log.shape.shift) | (left % log.shape.per_slab))
+            if np.int64(log.words[at + 1]) <= since[k]:
+                left = 0
+                break
+            place = np.int64(log.words[at])
+            # A place that was given up may be another bucket's by now.
+            if owner_of(pool, place) == bucket:
+                number = number_of(pool, place)
+                if number >> 6 < words:
+                    bits[starts[k] + (number >> 6)] |= np.uint64(1) << np.uint64(number & 63)
+            passed += 1
+            if left == 0:
+                break
+            if left % log.shape.per_slab == 0:
+                slab = np.int64(log.slabs[slab, PREVIOUS])
+        if slab >= 0 and left:
+            progress[_ENTRY] = left
+            return _PAUSED
+        progress[_ENTRY] = -1
+        passed += _PER_BUCKET
+        if passed >= most:
+            progress[_BUCKET] = k + 1
+            return _PAUSED
+    progress[_BUCKET] = buckets.shape[0]
+    return _COPIED
+
+
+@inlined
+def _until_listed(bits, start, words, number):  # type: ignore[no-untyped-def]
+    """How many cells from this number on may be passed: up to a listed one, or to the end of a word."""
+    word = number >> 6
+    if word >= words:
+        return np.int64(64)
+    return np.int64(min(trailing_zeros(bits[start + word] >> np.uint64(number & 63)), np.uint64(64 - (number & 63))))
+
+
+@kernel
+def copy_many(shelf, marks, buckets, since, starts, bits, most, progress, out, counts):  # type: ignore[no-untyped-def]
     """Copies the next cells of frozen buckets [b] of one stripe into `out` [n, W], adding to `counts` [b].
 
     Each bucket's cells in their order, then its shadows: once all cells were passed, nothing is put there any more.
 
     Args:
         since: [b] versions; cells of them and before are left out.
+        starts, bits: of `list_changed`: other cells are passed without a look; of a bucket without words none is.
         most: cells that are looked at before the kernel pauses.
         progress: [3] int64: number of the bucket in `buckets`, of its next shadow, of the next row of `out`.
     """
@@ -62,7 +134,7 @@ def copy_many(shelf, marks, buckets, since, most, progress, out, counts):  # typ
     for k in range(progress[_BUCKET], buckets.shape[0]):
         bucket = buckets[k]
         progress[_BUCKET] = k
-        frozen = marks[bucket, FROZEN]
+        frozen, words = marks[bucket, FROZEN], starts[k + 1] - starts[k]
         if frozen < 0:
             return _THAWED
         for is_shadow in (False, True):
@@ -72,6 +144,15 @@ def copy_many(shelf, marks, buckets, since, most, progress, out, counts):  # typ
             slab = slab_at(source, bucket, number) if number < count else np.int64(-1)
             begun = filled
             while number < count and passed < most and filled < end:
+                if words and not is_shadow:
+                    ahead = _until_listed(bits, starts[k], words, number)
+                    if ahead:
+                        ahead = min(ahead, count - number)
+                        for _ in range((number + ahead) // source.shape.per_slab - number // source.shape.per_slab):
+                            slab = np.int64(source.slabs[slab, FOLLOWING])
+                        number += ahead
+                        passed += 1
+                        continue
                 at = offset_of(source.shape, (slab << source.shape.shift) | (number % source.shape.per_slab))
                 if since[k] < np.int64(source.words[at + CELL_VERSION]) <= frozen:
                     for word in range(source.shape.width):
@@ -105,8 +186,8 @@ def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array 
 
     Args:
         chunk_bytes: of cells, at most; but all that was deleted in a bucket is in one.
-        since: [b] versions: only what has changed after them, and what was deleted; negative: all that is there. Each
-            cell's version is looked at all the same.
+        since: [b] versions to which the logs reach back: only what has changed after them, and what was deleted; costs
+            what has changed. Negative: all that is there.
 
     Raises:
         ThawedError: a bucket was thawed by somebody else.
@@ -160,12 +241,27 @@ def _thawed(bucket: int) -> ThawedError:
     return ThawedError(f"bucket {bucket} was thawed while it was copied; freeze it and copy it again")
 
 
+def _listed(store: RowStore, memory: ShelfMemory, buckets: Array, since: Array) -> tuple[Array, Array]:
+    """Which cells of the buckets may have changed; see `list_changed`."""
+    shelf = memory.shelf
+    words = np.where(since < 0, 0, shelf.pool.buckets[buckets, COUNT] // 64 + 1)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
+    bits, progress, code = np.zeros(int(starts[-1]), np.uint64), np.array([0, -1], np.int64), _PAUSED
+    while len(bits) and code != _COPIED:
+        with store.locked(int(buckets[0])):
+            code = list_changed(shelf, store.marks, buckets, since, COPY_STEP_CELLS, progress, starts, bits)
+        if code == _THAWED:
+            raise _thawed(int(buckets[progress[_BUCKET]]))
+    return starts, bits
+
+
 def _copy(
     store: RowStore, memory: ShelfMemory, buckets: Array, since: Array, kind: int, chunk_bytes: int
 ) -> Iterator[Copied]:
     """One shelf's share; `buckets` are of one stripe."""
     shelf, shadows = memory.shelf, memory.shelf.shadows
     width = shelf.pool.shape.width
+    starts, bits = _listed(store, memory, buckets, since)
     counts, progress = np.zeros(len(buckets), np.int64), np.zeros(3, np.int64)
     first, code = 0, _PAUSED
     while code != _COPIED:
@@ -174,7 +270,9 @@ def _copy(
         while code != _COPIED and progress[_FILLED] < len(out):
             before = int(progress[_BUCKET])
             with store.locked(int(buckets[0])):
-                code = copy_many(shelf, store.marks, buckets, since, COPY_STEP_CELLS, progress, out, counts)
+                code = copy_many(
+                    shelf, store.marks, buckets, since, starts, bits, COPY_STEP_CELLS, progress, out, counts
+                )
                 done = buckets[before : progress[_BUCKET]]
                 # What was copied leaves no shadow behind: they may be as large as what was changed meanwhile.
                 for bucket in done[shadows.buckets[done, COUNT] > 0].tolist():
