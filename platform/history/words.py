@@ -55,6 +55,10 @@ def percent(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.0f} %"
 
 
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 @dataclass(frozen=True)
 class Chart:
     """A metric by samples trained.
@@ -83,7 +87,7 @@ class Chart:
         points = " ".join(
             f"{1000 * (step - first) / across:.1f},{95 - 90 * (value - low) / height:.1f}" for step, value in drawn
         )
-        return Chart(title, points, f"{low:,.4g}", f"{high:,.4g}", last)
+        return Chart(title, points, _short(low), _short(high), last)
 
 
 FILTERS: dict[str, Callable[[Any], str]] = {

@@ -94,7 +94,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         "1 min 15 s", "redoing lost work", "in 75 %",
         "three-stage", "1 → 3 workers", "two more workers pay", "30,000",
         "lost clicks-ps-0", "killed &lt;kill -9&gt;",
-        "elastrec run job.json",
+        "elastrec run job.json --from 2026-01-01 --until 2026-01-02",
         'aria-label="Loss"', 'aria-label="Samples per second"',
     ):  # fmt: skip
         assert words in text, words

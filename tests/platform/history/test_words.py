@@ -10,6 +10,8 @@ def test_a_chart_fits_its_box_and_needs_two_points() -> None:
     assert chart is not None
     assert (chart.points, chart.low, chart.high, chart.last) == ("0.0,95.0 1000.0,5.0", "0.5", "0.75", 200)
     assert Chart.of("AUC", [(0, 0.5)]) is None
+    fast = Chart.of("Samples per second", [(0, 0.0), (1, 55_310.4)])
+    assert fast is not None and fast.high == "55,310"
 
 
 def test_numbers_are_shown_as_people_read_them() -> None:
