@@ -17,7 +17,7 @@ from elastrec.trainers.parameter_server.messages import Origin
 from elastrec.trainers.parameter_server.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from elastrec.trainers.worker.warm_up import warm_up
-from tests.trainers.worker.test_worker import Setting, trained_samples
+from tests.trainers.worker.test_worker import Setting
 
 BATCH, WORKERS = 6, 2
 GLOBAL_BATCH = BATCH * WORKERS
@@ -97,7 +97,7 @@ def sizes_of_pushes(steps: Steps) -> list[int]:
 
 
 def check_steps(elastic: Elastic) -> None:
-    """All servers took the same, each row is in one, and all but the last have the global batch.
+    """All servers took the same, with each row that is acknowledged, and all but the last have the global batch.
 
     Or less, where a shard ended within a share.
     """
@@ -107,7 +107,7 @@ def check_steps(elastic: Elastic) -> None:
     for size, step in zip(sizes[:-1], steps, strict=False):
         assert size == GLOBAL_BATCH or (size < GLOBAL_BATCH and any(origin.is_last for origin, _ in step))
     assert sizes.count(GLOBAL_BATCH) > 0.8 * len(sizes)
-    assert sum(sizes) == trained_samples(elastic) == sum(elastic.master.offsets.values())
+    assert sum(sizes) == sum(elastic.master.offsets.values())
 
 
 def test_every_step_has_the_global_batch_while_workers_go_from_2_to_4_to_1(elastic: Elastic) -> None:
@@ -178,7 +178,7 @@ def test_an_order_for_the_batch_size_of_an_async_worker_repeats_and_loses_no_row
         assert not here.errors
         for server, steps in zip(here.servers, here.steps, strict=True):
             rows = sum(rows for step in steps for _, rows in step)
-            assert rows == trained_samples(here) == sum(here.master.offsets.values())
+            assert rows == sum(here.master.offsets.values())
             assert all(server.pushes.marks.repeated_rows(origin) == 0 for step in steps for origin, _ in step)
             for before, after in pairwise(origin for step in steps for origin, _ in step):
                 assert after.is_first or after.begin == before.end
