@@ -158,9 +158,9 @@ def _untold(generation: int, held: Mapping[int, int], told: Mapping[int, int]) -
     ]
 
 
-def batches_told(attempts: Iterable[Mapping[str, Any]], batch_rows: int) -> int:
-    """Training steps that the master was told of."""
-    return sum(-(-(line["to"] - line["from"]) // batch_rows) for line in attempts if line["kind"] == "train")
+def rows_told(attempts: Iterable[Mapping[str, Any]]) -> int:
+    """Trained rows that the master was told of."""
+    return sum(line["to"] - line["from"] for line in attempts if line["kind"] == "train")
 
 
 def _standing(positions: StreamPositions, size: Size) -> dict[int, int]:

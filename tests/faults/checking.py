@@ -12,8 +12,8 @@ from elastrec.platform.master.launch import pod_name
 from elastrec.platform.master.ledger import read_ledger
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.transport.export_messages import ExportRequest, predictions_folder
-from tests.faults.books import Size, batches_told, check_books, check_restores, journals
-from tests.faults.job import BATCH_ROWS, EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
+from tests.faults.books import Size, check_books, check_restores, journals, rows_told
+from tests.faults.job import EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
 from tests.faults.keeping import Keeper
 from tests.faults.leftovers import torn_records
 from tests.faults.outcome import Outcome
@@ -75,11 +75,11 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
     begun = journals(list_terms(str(site.store), job_name, prepared.job_id))
     books = check_books(attempts, story, _SIZE, begun=begun)
     if outcome.in_flight is not None:
-        outcome.in_flight -= batches_told(attempts, BATCH_ROWS)
+        outcome.in_flight -= rows_told(attempts)
         if not 0 <= outcome.in_flight <= outcome.in_flight_allowed:
             outcome.problems.append(
-                f"{outcome.in_flight} steps were made that nobody was told of; at most {outcome.in_flight_allowed} "
-                "were in flight"
+                f"{outcome.in_flight} rows were trained that the master was never told of; at most "
+                f"{outcome.in_flight_allowed} were in flight"
             )
     outcome.lost, outcome.repeated = books.lost, books.repeated
     outcome.problems += books.problems

@@ -27,7 +27,7 @@ from elastrec.platform.transport import RpcClient, new_token
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.checking import DROPPED_BATCHES, HELD_BATCHES, check_accounts, check_model
 from tests.faults.injury import Scene, inflict
-from tests.faults.job import campaign_job
+from tests.faults.job import BATCH_ROWS, campaign_job
 from tests.faults.keeping import Keeper
 from tests.faults.leftovers import leftovers, shared_memory
 from tests.faults.outcome import Outcome
@@ -91,7 +91,7 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     pod = master_pod(request, platform.cluster_config, new_token())
     platform.launcher.submit(pod)
     client = wait_for_master(platform, job_id)
-    watch = Watch(client, partial(_pushes, platform, job_id))
+    watch = Watch(client, partial(_rows, platform, job_id))
     scene = Scene(site.home, job_id, int(client.address.rpartition(":")[2]), watch.is_over)
     threads = _Threads()
     threads.start(watch.run)
@@ -113,10 +113,10 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     # Each journal that was lost is a way back to a record, too; how often jobs went back before is lost with it.
     outcome.generations += lost_journals
     if not outcome.generations:
-        outcome.in_flight = watch.pushes
+        outcome.in_flight = watch.rows
     lost_workers = sum(pod.restarts for pod in observation.metrics.pods if pod.role is Role.WORKER)
     shaken = sum(fault.victim is not Victim.AGENT for fault in run.faults) * run.shape.workers
-    outcome.in_flight_allowed = lost_workers * HELD_BATCHES + shaken * DROPPED_BATCHES
+    outcome.in_flight_allowed = (lost_workers * HELD_BATCHES + shaken * DROPPED_BATCHES) * BATCH_ROWS
     for hits in struck:
         seconds = recovery_seconds(watch.samples, hits)
         if seconds is None:
@@ -137,8 +137,8 @@ def _observe(platform: jobs.Platform, job_id: str) -> jobs.Observation | None:
     return observation if observation.reachable else None
 
 
-def _pushes(platform: jobs.Platform, job_id: str) -> int | None:
-    """Pushes that the servers took, of the one that took most; every push goes to all of them."""
+def _rows(platform: jobs.Platform, job_id: str) -> int | None:
+    """Rows whose gradients are in the parameters of the server that has most; every push goes to all of them."""
     taken = []
     try:
         master = pod_of_master(platform, job_id)
@@ -148,7 +148,8 @@ def _pushes(platform: jobs.Platform, job_id: str) -> int | None:
         for pod in platform.launcher.pods(job_id):
             if pod.role is Role.PARAMETER_SERVER and pod.phase is PodPhase.RUNNING:
                 with contextlib.closing(RpcClient(pod.address, secret.token, secret.tls)) as client:
-                    taken.append(client.call(GetStats(), Stats, timeout_seconds=0.5).pushes)
+                    stats = client.call(GetStats(), Stats, timeout_seconds=0.5)
+                    taken.append(sum(rows * steps for rows, steps in stats.steps_by_rows.items()))
     except (TransportError, ClusterError):
         return None
     return max(taken, default=None)

@@ -12,8 +12,8 @@ class Outcome(msgspec.Struct, kw_only=True):
         faults: those that were inflicted, by name; a job may end before its last ones.
         recoveries: seconds, one per strike.
         auc: on the evaluation rows, of the exported model.
-        in_flight: training steps that servers took but the master was never told of, because who made them was lost or
-            dropped them: done again by somebody. None where it cannot be counted (after a rollback).
+        in_flight: rows that servers applied but the master was never told of, because the worker that sent them was
+            lost or dropped them: done again by another. None where it cannot be counted (after a rollback).
         in_flight_allowed: what was in flight at most when the faults came.
         generations: rollbacks since a journal was lost last, and journals that were lost.
     """

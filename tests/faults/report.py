@@ -10,7 +10,7 @@ import msgspec
 
 from tests.faults.checking import AUC_TOLERANCE
 from tests.faults.coverage import TRIED, Tried
-from tests.faults.job import BATCH_ROWS, EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
+from tests.faults.job import EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
 from tests.faults.outcome import Outcome
 
 
@@ -86,7 +86,7 @@ def as_page(report: Report) -> str:
         "",
         "- Every shard is done. The ledger is added up anew from its raw attempts: each began exactly where its shard",
         "  stood, after a rollback at the offset in that one record. Nothing is missing, nothing was repeated but what",
-        "  a rollback had thrown away. In runs without rollbacks the servers' own count of steps shows what a worker",
+        "  a rollback had thrown away. In runs without rollbacks the servers' own count of rows shows what a worker",
         "  had pushed without having told when it was lost: no more than it can have had in flight.",
         "- After a rollback all servers say that they restored the same record, together all of its rows.",
         "- The final record is exported, loaded and scored; the probabilities are those that the workers computed, the",
@@ -140,8 +140,8 @@ def _coverage_row(tried: Tried) -> tuple[str, str, str]:
 
 def _in_flight(outcomes: Sequence[Outcome]) -> str:
     counted = [outcome for outcome in outcomes if outcome.in_flight is not None]
-    steps, allowed = sum(o.in_flight or 0 for o in counted), sum(o.in_flight_allowed for o in counted)
-    return f"{steps * BATCH_ROWS:,} in {len(counted)} runs without rollbacks (allowed: {allowed * BATCH_ROWS:,})"
+    rows, allowed = sum(o.in_flight or 0 for o in counted), sum(o.in_flight_allowed for o in counted)
+    return f"{rows:,} in {len(counted)} runs without rollbacks (allowed: {allowed:,})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -59,7 +59,7 @@ def test_the_end_of_a_job_is_seen_although_somebody_else_saw_it_first() -> None:
         watch.is_over.set()
         return 7
 
-    watch.count_pushes = count
+    watch.count_rows = count
     watch.run()
-    assert watch.pushes == 7
+    assert watch.rows == 7
     assert [sample.phase for sample in watch.samples] == [Phase.TRAINING, Phase.EVALUATING, Phase.SUCCEEDED]

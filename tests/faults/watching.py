@@ -43,13 +43,13 @@ class Watch:
     """Asks the master ten times per second until the job is over; it may be away for any time.
 
     Attributes:
-        count_pushes: asks the servers how many pushes they took; None when one does not answer.
-        pushes: what it said when training was over; None when nobody could be asked.
+        count_rows: asks the servers how many rows their steps have had; None when one does not answer.
+        rows: what it said when training was over; None when nobody could be asked.
     """
 
     client: RpcClient
-    count_pushes: Callable[[], int | None] = lambda: None
-    pushes: int | None = None
+    count_rows: Callable[[], int | None] = lambda: None
+    rows: int | None = None
     samples: list[Sample] = field(default_factory=list)
     last: TrainingMetrics | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -59,9 +59,9 @@ class Watch:
         """Until the job is over, or `is_over` is set; then the job's end is asked for once more if it was not seen."""
         while not self.is_over.is_set():
             sample = self._look()
-            if sample is not None and sample.phase is Phase.EVALUATING and self.pushes is None:
+            if sample is not None and sample.phase is Phase.EVALUATING and self.rows is None:
                 # May take as long as the node agent stands still: the job may be over afterwards.
-                self.pushes = self.count_pushes()
+                self.rows = self.count_rows()
             if sample is not None and sample.phase.is_final:
                 self.is_over.set()
             time.sleep(_PERIOD_SECONDS)
