@@ -108,6 +108,7 @@ def save_part(
                 writer.write_dense(piece.parameter.name, piece.parameter.shape, piece.start, arrays)
                 server.transfers += 1
             writer.write_marks(encode_marks(frozen.marks))
+            server.transfers += 1
             check()
             manifest = writer.finish(held)
     finally:

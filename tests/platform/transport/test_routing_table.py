@@ -21,3 +21,8 @@ def test_the_owners_of_dense_buckets_travel_with_the_table() -> None:
 
 def test_a_table_without_servers_has_no_buckets() -> None:
     assert RoutingTable(epoch=1, owners=[], servers=[], addresses=[]).dense_owners == []
+
+
+def test_a_table_without_servers_has_no_owners() -> None:
+    table = RoutingTable(epoch=0, owners=[], servers=[], addresses=[])
+    assert table.dense_owners == []

@@ -94,7 +94,8 @@ def test_sections_of_a_part_do_not_become_more_with_the_number_of_buckets(tmp_pa
         push(servers, range(3000), 1.0)
         part = save_part(servers[0], str(tmp_path / str(buckets)))
         sections.append(len(read_index(open_store(tmp_path / str(buckets)), part)))
-        assert len(part.to_json()) < 1000
+        # It names its dense buckets, 256 at most.
+        assert len(part.to_json()) < 2000
     # One for each stripe, and the marks.
     assert sections[0] == sections[1] == 8 + 1
 

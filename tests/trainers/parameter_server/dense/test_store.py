@@ -106,9 +106,9 @@ def test_a_step_of_buckets_with_equal_counts_is_one_call_of_the_kernel(monkeypat
     calls: list[tuple[int, int]] = []
     apply = store_module.apply_rule
 
-    def counted(spec: Any, values: Any, gradient: Any, state: Any, steps: int, out: Any) -> None:
+    def counted(spec: Any, values: Any, gradient: Any, state: Any, steps: int, *more: Any) -> None:
         calls.append((len(values), steps))
-        apply(spec, values, gradient, state, steps, out)
+        apply(spec, values, gradient, state, steps, *more)
 
     monkeypatch.setattr(store_module, "apply_rule", counted)
     store = store_of(OptimizerKind.ADAM, np.arange(BUCKETS) % 2 == 0)
