@@ -23,6 +23,5 @@ def test_a_table_without_servers_has_no_buckets() -> None:
     assert RoutingTable(epoch=1, owners=[], servers=[], addresses=[]).dense_owners == []
 
 
-def test_a_table_without_servers_has_no_owners() -> None:
-    table = RoutingTable(epoch=0, owners=[], servers=[], addresses=[])
-    assert table.dense_owners == []
+def test_owners_without_servers_give_the_dense_buckets_none() -> None:
+    assert RoutingTable(epoch=1, owners=[0, 0], servers=[], addresses=[]).dense_owners == []
