@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,7 +71,7 @@ class ElastrecOperator(BaseOperator):
 
 
 class WaitingOperator(ElastrecOperator):
-    """Base of operators that wait for a job; `resume` takes what they waited for.
+    """Base of operators that wait for a job; the method that `wait_for` names takes what they waited for.
 
     Args:
         deferrable: wait in the triggerer, which costs no slot of a worker, or in the task itself; the default is
@@ -100,10 +100,6 @@ class WaitingOperator(ElastrecOperator):
         except AirflowTaskTimeout:
             event = trigger.event_of(TIMED_OUT, over_time(self.execution_timeout))
         return getattr(self, method_name)(context, event)
-
-    def resume(self, context: Context, event: Mapping[str, str]) -> Any:
-        """Called with the event of the trigger."""
-        raise NotImplementedError
 
 
 def over_time(limit: timedelta | None) -> str:

@@ -14,22 +14,14 @@ from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import Depends, FastAPI, HTTPException, Query, status
 from fastapi import Path as PathParameter
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from elastrec.operators import settings
 from elastrec.operators.pages import looks
 from elastrec.operators.pages.plugin import PREFIX
-from elastrec.platform.history.words import FILTERS
+from elastrec.platform.history.words import templates_in
 
 _CONNECTION = Query(description="An Airflow connection of the type elastrec")
-_templates = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_templates.filters.update(FILTERS)
+_templates = templates_in(Path(__file__).parent / "templates")
 
 app = FastAPI(
     title="elastrec",

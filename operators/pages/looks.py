@@ -56,10 +56,6 @@ class JobLook:
         return self.record.phase.value if self.record is not None else "unknown"
 
     @property
-    def is_over(self) -> bool:
-        return self.metrics is None or self.metrics.phase.is_final
-
-    @property
     def reason(self) -> str:
         return self.metrics.reason if self.metrics is not None else self.record.reason if self.record else ""
 

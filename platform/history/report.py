@@ -13,18 +13,11 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.history.records import (
-    TAG_AIRFLOW_URL,
-    TAG_GATE,
-    TAG_GATE_REASON,
-    TAG_REASON,
-    JobRecord,
-)
+from elastrec.platform.history.records import TAG_GATE, TAG_GATE_REASON, JobRecord
 from elastrec.platform.history.scaling_figures import Decision, change
-from elastrec.platform.history.words import FILTERS, Chart
+from elastrec.platform.history.words import Chart, templates_in
 
 REPORT_FILE = "report.html"
-_FAULTS = ("lost ", "restarted the process", "rolled back", "the master moved", "the master went on")
 _CHARTS = (
     (names.LOSS, "Loss"),
     (names.AUC, "AUC of each window, before its update"),
@@ -46,6 +39,7 @@ class StoryEntry(msgspec.Struct, frozen=True):
     unix_seconds: float
     what: str
     cause: str
+    is_fault: bool = False
 
 
 class StoryPart(msgspec.Struct, frozen=True):
@@ -75,7 +69,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def faults(self) -> list[StoryEntry]:
         """What went wrong on the way."""
-        return [entry for entry in self.timeline if entry.what.startswith(_FAULTS)]
+        return [entry for entry in self.timeline if entry.is_fault]
 
 
 def render(
@@ -94,31 +88,22 @@ def render(
         decisions: of scaling, the oldest first.
         story: None: what happened is not known.
     """
-    # Loaded here: masters import this room, and draw no reports.
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters.update(FILTERS)
     charts = [Chart.of(title, series.get(name, ())) for name, title in _CHARTS]
-    return templates.get_template("report.html").render(
-        record=record,
-        name=tags.get("mlflow.runName", record.job_id),
-        airflow_url=tags.get(TAG_AIRFLOW_URL, ""),
-        gate=tags.get(TAG_GATE, ""),
-        gate_reason=tags.get(TAG_GATE_REASON, ""),
-        reason=tags.get(TAG_REASON, ""),
-        params=params,
-        quality=_quality(record.metrics),
-        costs=[(words, record.metrics[name]) for name, words in _COSTS if name in record.metrics],
-        charts=[chart for chart in charts if chart is not None],
-        decisions=[(each, change(each.before, each.after)) for each in decisions],
-        story=story,
+    return (
+        templates_in(Path(__file__).parent / "templates")
+        .get_template("report.html")
+        .render(
+            record=record,
+            name=tags.get("mlflow.runName", record.job_id),
+            gate=tags.get(TAG_GATE, ""),
+            gate_reason=tags.get(TAG_GATE_REASON, ""),
+            params=params,
+            quality=_quality(record.metrics),
+            costs=[(words, record.metrics[name]) for name, words in _COSTS if name in record.metrics],
+            charts=[chart for chart in charts if chart is not None],
+            decisions=[(each, change(each.before, each.after)) for each in decisions],
+            story=story,
+        )
     )
 
 

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import structlog
 
 from elastrec.platform.history import History
-from elastrec.platform.history.report import Story
 from elastrec.platform.jobs.job_pods import remove_job
 from elastrec.platform.jobs.launching import finish
 from elastrec.platform.jobs.masters import ask_pod, is_gone, pod_of_master
 from elastrec.platform.jobs.past import explanation, left_result, result_of
 from elastrec.platform.jobs.preparation import resolved
 from elastrec.platform.jobs.starting_sizes import allocation_asked_for
-from elastrec.platform.jobs.story import story_of
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.tracking import Tell, tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.types import Launched, Prepared
@@ -30,6 +28,9 @@ from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.uris import masked
 from elastrec.platform.transport.job_messages import Done
 from elastrec.platform.transport.observer_messages import NameRun
+
+if TYPE_CHECKING:
+    from elastrec.platform.history.report import Story
 
 log = structlog.get_logger(__name__)
 Found = TypeVar("Found")
@@ -136,6 +137,8 @@ def finish_job(platform: Platform, prepared: Prepared) -> None:
 
 
 def _story(platform: Platform, job_id: str, store: str) -> Story | None:
+    from elastrec.platform.jobs.story import story_of
+
     try:
         return story_of(explanation(platform, job_id, store))
     except CheckpointError as error:

@@ -16,6 +16,7 @@ from elastrec.platform.transport.ledger_messages import Explanation, TimelineEnt
 
 TIMELINE_ENTRIES = 10_000
 """Entries that are told at most, the last ones."""
+_FAULTS = frozenset({"pod_replaced", "process_replaced", "rollback", "term_begun", "master_resumed"})
 
 
 def explanation(job_id: str, phase: str, times: TimeBook, journal: Journal) -> Explanation:
@@ -35,7 +36,9 @@ def explanation(job_id: str, phase: str, times: TimeBook, journal: Journal) -> E
 def timeline_entry(seconds: float, unix_seconds: float, decision: str, inputs: dict[str, Any]) -> TimelineEntry:
     """A decision of the state machine in words."""
     what, cause = _words(decision, inputs)
-    return TimelineEntry(seconds=seconds, unix_seconds=unix_seconds, what=what, cause=cause)
+    return TimelineEntry(
+        seconds=seconds, unix_seconds=unix_seconds, what=what, cause=cause, is_fault=decision in _FAULTS
+    )
 
 
 def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:

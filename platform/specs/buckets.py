@@ -19,19 +19,21 @@ def dense_buckets_for(virtual_buckets: int) -> int:
 
 
 def balanced_owners(buckets: int, servers: int, before: Sequence[int | None] = ()) -> list[int]:
-    """A server for each bucket. No two servers differ by more than one bucket; as few buckets as possible move.
+    """A server for each bucket; none without servers.
+
+    No two servers differ by more than one bucket; as few buckets as possible move.
 
     Args:
         servers: how many; they are numbered from 0.
         before: for each bucket the server that owns it; None: that server leaves. Empty: no bucket has an owner, and
             each server is given buckets that follow each other.
     """
-    if not buckets:
+    if not buckets or not servers:
         return []
     owners: list[int | None] = list(before) or [None] * buckets
     least, larger = divmod(buckets, servers)
     room = [least] * servers
-    # Whoever has most keeps one more: it moves less.
+    # The place that has most keeps one more: it moves less.
     for server in sorted(range(servers), key=owners.count, reverse=True)[:larger]:
         room[server] += 1
     kept: list[int | None] = []

@@ -47,7 +47,7 @@ class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):
     dense_owners: list[int] = []
 
     def __post_init__(self) -> None:
-        if not self.dense_owners and self.servers:
+        if not self.dense_owners:
             buckets = dense_buckets_for(len(self.owners))
             msgspec.structs.force_setattr(self, "dense_owners", balanced_owners(buckets, len(self.servers)))
 

@@ -72,12 +72,17 @@ class LedgerPage(Message, frozen=True):
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened: `seconds` on the job's clock, `cause` is empty where there is none to name."""
+    """One thing that happened: `seconds` on the job's clock, `cause` is empty where there is none to name.
+
+    Attributes:
+        is_fault: a pod, a process or the master was lost, or the job went back.
+    """
 
     seconds: float
     unix_seconds: float
     what: str
     cause: str = ""
+    is_fault: bool = False
 
 
 class GetExplanation(Message, frozen=True):

@@ -27,7 +27,9 @@ STORY = Story(
     parts=[StoryPart("training", 75.0, "rows that count"), StoryPart("redoing_lost_work", 25.0, "again")],
     timeline=[
         StoryEntry(1.0, 1.7e9, "began from nothing", ""),
-        StoryEntry(40.0, 1.7e9 + 40, "lost clicks-ps-0, replaced by clicks-ps-0-1", "its process was killed <kill -9>"),
+        StoryEntry(
+            40.0, 1.7e9 + 40, "lost clicks-ps-0, replaced by clicks-ps-0-1", "its process was killed <kill -9>", True
+        ),
     ],
 )
 VOID = {"meta", "br", "polyline"}

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
-from elastrec.platform.jobs import Platform, observe
+from elastrec.platform.jobs import Allocation, Platform, observe
 from elastrec.platform.jobs.identity import new_job_secret
 from elastrec.platform.master.launch import master_pod
 from tests.platform.master.fakes import job, launch
 from tests.processes import wait_for
 
 JOB = "clicks-1"
+ALLOCATION = Allocation(
+    workers=2, parameter_servers=1, worker_cores=1, worker_memory_bytes=2**30, parameter_server_cores=1,
+    parameter_server_memory_bytes=2**30, source="job file",
+)  # fmt: skip
 
 
 @pytest.fixture

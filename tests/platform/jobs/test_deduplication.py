@@ -8,15 +8,11 @@ from typing import Any
 from elastrec.platform.data import build_manifest
 from elastrec.platform.jobs.deduplication import with_groups
 from elastrec.platform.jobs.launching import launch_request
-from elastrec.platform.jobs.types import Allocation, Interval, Prepared
+from elastrec.platform.jobs.types import Interval, Prepared
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_to_json
 from tests.platform.data.test_deduplication_choice import log
-
-ALLOCATION = Allocation(
-    workers=2, parameter_servers=1, worker_cores=1, worker_memory_bytes=2**30, parameter_server_cores=1,
-    parameter_server_memory_bytes=2**30, source="job file",
-)  # fmt: skip
+from tests.platform.jobs.conftest import ALLOCATION
 
 
 def job(folder: Path, deduplication: Any) -> TrainingJob:

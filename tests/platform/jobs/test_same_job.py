@@ -8,24 +8,15 @@ import msgspec
 import pytest
 
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.jobs import Allocation, Interval, Prepared
+from elastrec.platform.jobs import Interval, Prepared
 from elastrec.platform.jobs.kept_launch import keep_launch
 from elastrec.platform.jobs.same_job import JOB_LABEL, job_digest, refuse_other_job
 from elastrec.platform.specs.errors import OtherJobError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.loading import job_to_json
 from elastrec.platform.specs.metrics import Role
+from tests.platform.jobs.conftest import ALLOCATION
 from tests.platform.master.fakes import job
-
-ALLOCATION = Allocation(
-    workers=1,
-    parameter_servers=1,
-    worker_cores=1.0,
-    worker_memory_bytes=2**30,
-    parameter_server_cores=1.0,
-    parameter_server_memory_bytes=2**30,
-    source="test",
-)
 
 
 def prepared(of: TrainingJob, **changes: object) -> Prepared:

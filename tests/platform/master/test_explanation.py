@@ -220,6 +220,9 @@ def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Call
     ):
         assert words in timeline_text
     assert s.service.totals()["goodput"] == live.goodput
+    faults = [entry.what for entry in live.timeline if entry.is_fault]
+    assert "the master went on" in faults and any(what.startswith("lost clicks-1-ps-0") for what in faults)
+    assert not any(what.startswith(("began", "started", "saved", "succeeded")) for what in faults)
     s.wait(lambda: read_explanation(str(tmp_path / "store"), "clicks-1") is not None)
     left = read_explanation(str(tmp_path / "store"), "clicks-1")
     assert left is not None and left.parts == live.parts and len(left.timeline) >= len(live.timeline)
