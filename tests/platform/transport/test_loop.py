@@ -15,7 +15,7 @@ import pytest
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, StreamLoop, TlsConfig
 from tests.platform.transport.messages import TOKEN, AskArrays, Told
-from tests.platform.transport.wire import tcp_only
+from tests.platform.transport.wire import relaying, tcp_only
 
 Handler = Callable[[AskArrays, list[np.ndarray]], tuple[Told, list[np.ndarray]]]
 
@@ -113,12 +113,16 @@ def test_a_request_that_its_socket_does_not_take_at_once_goes_on_while_its_sende
 ) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(serving(tls=tls if encrypted else None))
-        client = tcp_only(RpcClient(f"localhost:{server.port}", TOKEN, tls if encrypted else None))
+        relay = stack.enter_context(relaying(server.port))
+        client = tcp_only(RpcClient(f"localhost:{relay.port}", TOKEN, tls if encrypted else None))
         large = asked(stack, loop, client)
         values = np.arange(6_000_000)
         with loop.lock:  # the loop can do nothing yet
+            # A server that reads while the client sends can take all of it at once: it reads nothing for now.
+            relay.passes.clear()
             large.begin(1, values)
             assert large.stream.wants_write, "48 MB fit into no socket"
+            relay.passes.set()
         assert large.done.wait(30)
         assert large.answer is not None
         np.testing.assert_array_equal(large.answer[1][0], values + 1)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,3 +61,61 @@ def tcp_only(client: RpcClient) -> RpcClient:
     other = RpcClient(client.address, dialer._token, dialer._tls)
     other._dialer = _TcpDialer(client.address, dialer._token, dialer._tls)
     return other
+
+
+class Relay:
+    """Passes the bytes of one connection on to a server, those to the server only while ``passes`` is set."""
+
+    def __init__(self, server_port: int) -> None:
+        self.passes = threading.Event()
+        self.passes.set()
+        self._listener = socket.create_server(("localhost", 0))
+        self._server_port = server_port
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._run, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def _run(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return
+        server = socket.create_connection(("localhost", self._server_port))
+        self._sockets += [client, server]
+        back = threading.Thread(target=self._copy, args=(server, client), daemon=True)
+        self._threads.append(back)
+        back.start()
+        self._copy(client, server, self.passes)
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket, passes: threading.Event | None = None) -> None:
+        try:
+            while chunk := source.recv(65536):
+                if passes is not None:
+                    passes.wait()
+                target.sendall(chunk)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self.passes.set()
+        for each in (self._listener, *self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in self._threads:
+            thread.join(10)
+
+
+@contextmanager
+def relaying(server_port: int) -> Iterator[Relay]:
+    relay = Relay(server_port)
+    try:
+        yield relay
+    finally:
+        relay.close()
