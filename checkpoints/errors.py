@@ -11,3 +11,7 @@ class DamagedRecordError(CheckpointError):
 
 class StoreError(CheckpointError):
     """The store could not be asked, or refused: that says nothing about its records, and a later try may succeed."""
+
+
+class NotConditionalError(StoreError):
+    """The store does not know conditional puts, and has written nothing."""

@@ -17,25 +17,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fsspec
-import structlog
 from fsspec import AbstractFileSystem
 from fsspec.implementations.webhdfs import WebHDFS
 
 from elastrec.checkpoints.errors import StoreError
-from elastrec.checkpoints.store import Store, StoreWriter, checked_key
+from elastrec.checkpoints.store import HIDDEN, Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_log = structlog.get_logger(__name__)
-
 BLOCK_BYTES = 16 * 2**20
-_TEMPORARY = ".elastrec-"
 _TIMEOUTS_SECONDS = (10.0, 60.0)
 """To connect, and between two packets."""
-
-_probed: dict[str, bool] = {}
 
 
 @contextmanager
@@ -112,7 +106,7 @@ class _RenamingWriter(StoreWriter):
 
 def _temporary(path: str) -> str:
     folder, _, _ = path.rpartition("/")
-    return f"{folder}/{_TEMPORARY}{uuid.uuid4().hex}.tmp"
+    return f"{folder}/{HIDDEN}{uuid.uuid4().hex}.tmp"
 
 
 def _renamed(fs: WebHDFS, source: str, target: str, **options: str) -> bool:
@@ -272,7 +266,7 @@ class FsspecStore(Store):
                 return []
         # A service that has no folders lists the object itself.
         keys = [str(path).removeprefix(f"{self._root}/") for path in found if str(path) != self._listed(prefix)]
-        return sorted(key for key in keys if not key.rpartition("/")[2].startswith(_TEMPORARY))
+        return sorted(key for key in keys if not key.rpartition("/")[2].startswith(HIDDEN))
 
     def folders(self, prefix: str = "") -> list[str]:
         listed = self._listed(prefix)
@@ -294,15 +288,14 @@ class FsspecStore(Store):
         with self._asking("could not delete", prefix), suppress(FileNotFoundError):
             self._fs.rm(path, recursive=True)
 
-    def put_if_absent(self, key: str, data: Buffer) -> bool:
+    def _create(self, key: str, data: Buffer) -> bool:
         path = self._path(key)
-        if not self.conditional_writes():
-            raise CheckpointError(
-                f"{self.uri}: this store overwrites an object that was to be created, so two writers could take the "
-                "same name; use a service that refuses it"
-            )
         with self._asking("could not write", key):
             return self._service.create(self._fs, path, bytes(data))
+
+    @property
+    def _place(self) -> str:
+        return f"{self._protocol}://{self._root.partition('/')[0]} {self._fs.storage_options}"
 
     def get_if_exists(self, key: str) -> bytes | None:
         path = self._path(key)
@@ -311,23 +304,6 @@ class FsspecStore(Store):
                 return bytes(self._fs.cat_file(path))
             except FileNotFoundError:
                 return None
-
-    def conditional_writes(self) -> bool:
-        place = f"{self._protocol}://{self._root.partition('/')[0]} {self._fs.storage_options}"
-        if place not in _probed:
-            _probed[place] = self._probe()
-            _log.info("store probed", store=self.uri, conditional_writes=_probed[place])
-        return _probed[place]
-
-    def _probe(self) -> bool:
-        key = f"{_TEMPORARY}probe-{uuid.uuid4().hex}"
-        path = self._path(key)
-        with self._asking("could not probe", key):
-            try:
-                return self._service.create(self._fs, path, b"1") and not self._service.create(self._fs, path, b"2")
-            finally:
-                with suppress(FileNotFoundError):
-                    self._fs.rm_file(path)
 
 
 class _Explaining(StoreWriter):

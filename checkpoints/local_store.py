@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from elastrec.checkpoints.errors import StoreError
-from elastrec.checkpoints.store import Store, StoreWriter, checked_key
+from elastrec.checkpoints.store import HIDDEN, Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_TEMPORARY = ".elastrec-"
-MARKER = f"{_TEMPORARY}store"
+MARKER = f"{HIDDEN}store"
 """Lies in the root of every store; no listing shows it."""
 _must_exist = False
 _GATHERED_BYTES = 2**20
@@ -87,7 +86,7 @@ def _make_parents_first(folder: Path) -> None:
 class _LocalWriter(StoreWriter):
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}.tmp"
+        self._temporary = path.parent / f"{HIDDEN}{uuid.uuid4().hex}.tmp"
         with _explained("could not write", path):
             _make_folder(path.parent)
             # Parts consist of thousands of small arrays: those are gathered, larger pieces go straight to the file.
@@ -197,7 +196,7 @@ class LocalStore(Store):
             _check_is_there(start)
         for folder, _, names in os.walk(start):
             relative = Path(folder).relative_to(self._root)
-            found += [(relative / name).as_posix() for name in names if not name.startswith(_TEMPORARY)]
+            found += [(relative / name).as_posix() for name in names if not name.startswith(HIDDEN)]
         return sorted(found)
 
     def folders(self, prefix: str = "") -> list[str]:
@@ -228,7 +227,7 @@ class LocalStore(Store):
                 return
             _synchronise_folder(path.parent)
 
-    def put_if_absent(self, key: str, data: Buffer) -> bool:
+    def _create(self, key: str, data: Buffer) -> bool:
         path = self._path(key)
         writer = _LocalWriter(path)
         try:
@@ -255,4 +254,9 @@ class LocalStore(Store):
                 return None
 
     def conditional_writes(self) -> bool:
+        # What hard links promise is POSIX; a file system without them refuses, and overwrites nothing.
         return True
+
+    @property
+    def _place(self) -> str:
+        return self.uri

@@ -1,13 +1,8 @@
-"""The store under a prefix of an S3 bucket, by boto3, with conditional puts (`If-None-Match: *`).
-
-Some S3-compatible stores answer 501 to conditional puts and some ignore the header silently, so the first
-conditional operation probes the bucket with a small object and the answer is remembered.
-"""
+"""The store under a prefix of an S3 bucket, by boto3, with conditional puts (`If-None-Match: *`)."""
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +12,7 @@ import structlog
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from elastrec.checkpoints.errors import StoreError
+from elastrec.checkpoints.errors import NotConditionalError, StoreError
 from elastrec.checkpoints.store import Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
 
@@ -31,13 +26,12 @@ UPLOAD_PART_BYTES = 16 * 2**20
 """S3 allows 5 MiB to 5 GiB and 10,000 parts: 16 MiB lets one object have 156 GiB with one buffer in memory."""
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
-_NOT_ALLOWED = ("403", "AccessDenied", "501", "NotImplemented")
+_NOT_IMPLEMENTED = ("501", "NotImplemented")
+_NOT_ALLOWED = ("403", "AccessDenied", *_NOT_IMPLEMENTED)
 _LOST_RACE = ("412", "PreconditionFailed")
 _CONFLICT = ("409", "ConditionalRequestConflict")
 """Another request for the object is under way: nobody has won yet, so the same request is to be made again."""
 _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
-
-_probed: dict[tuple[str, str], bool] = {}
 
 
 def _code(error: ClientError) -> str:
@@ -265,23 +259,25 @@ class S3Store(Store):
                     f"could not delete {len(errors)} objects in {self.uri}/{prefix}, first: {errors[0]}"
                 )
 
-    def _put_if_absent(self, key: str, data: Buffer) -> bool:
-        with _explained("could not write", f"s3://{self._bucket}/{key}"):
+    def _create(self, key: str, data: Buffer) -> bool:
+        with _explained("could not write", self.child_uri(key)):
             for pause in (*_CONFLICT_PAUSES_SECONDS, None):
                 try:
-                    self._client.put_object(Bucket=self._bucket, Key=key, Body=bytes(data), IfNoneMatch="*")
+                    self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=bytes(data), IfNoneMatch="*")
                     return True
                 except ClientError as error:
                     if _code(error) in _LOST_RACE:
                         return False
+                    if _code(error) in _NOT_IMPLEMENTED:
+                        raise NotConditionalError(f"{self.child_uri(key)}: {error}") from error
                     if _code(error) not in _CONFLICT or pause is None:
                         raise
                     time.sleep(pause)
             raise AssertionError("the last try returns or raises")
 
-    def put_if_absent(self, key: str, data: Buffer) -> bool:
-        self._require_conditional_writes()
-        return self._put_if_absent(self._key(key), data)
+    @property
+    def _place(self) -> str:
+        return f"{self._client.meta.endpoint_url} {self._bucket}"
 
     def get_if_exists(self, key: str) -> bytes | None:
         with _explained("could not read", self.child_uri(key)):
@@ -291,30 +287,3 @@ class S3Store(Store):
                 if _code(error) in _MISSING:
                     return None
                 raise
-
-    def _require_conditional_writes(self) -> None:
-        if not self.conditional_writes():
-            raise CheckpointError(
-                f"{self.uri}: this store does not honour conditional puts (If-None-Match), so two writers "
-                "could overwrite each other; use a store that does (AWS S3, MinIO, Ceph, R2) or a shared folder"
-            )
-
-    def conditional_writes(self) -> bool:
-        place = (str(self._client.meta.endpoint_url), self._bucket)
-        if place not in _probed:
-            _probed[place] = self._probe()
-            _log.info("store probed", store=self.uri, endpoint=place[0], conditional_writes=_probed[place])
-        return _probed[place]
-
-    def _probe(self) -> bool:
-        key = self._key(f".elastrec-probe-{uuid.uuid4().hex}")
-        with _explained("could not probe", self.uri):
-            try:
-                return self._put_if_absent(key, b"1") and not self._put_if_absent(key, b"2")
-            except (ClientError, CheckpointError) as error:
-                cause = error if isinstance(error, ClientError) else error.__cause__
-                if isinstance(cause, ClientError) and _code(cause) in ("501", "NotImplemented"):
-                    return False
-                raise
-            finally:
-                self._client.delete_object(Bucket=self._bucket, Key=key)

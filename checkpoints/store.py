@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import abc
 import os
+import uuid
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
+import structlog
+
+from elastrec.checkpoints.errors import NotConditionalError
 from elastrec.platform.specs.errors import CheckpointError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+_log = structlog.get_logger(__name__)
+
+HIDDEN = ".elastrec-"
+"""Begins the names of files that a store makes for itself."""
+
+_probed: dict[str, bool] = {}
+"""Answers of this process to `Store.conditional_writes`, by `Store._place`."""
 
 
 class StoreWriter(abc.ABC):
@@ -118,21 +130,58 @@ class Store(abc.ABC):
     def delete_unfinished(self, prefix: str) -> None:  # noqa: B027 (see unfinished)
         """Drops the unfinished objects of a folder: their writers cannot close them any more."""
 
-    @abc.abstractmethod
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         """Writes an object unless one exists; of several racing writers exactly one gets True.
 
         Raises:
             CheckpointError: the store cannot promise that (see `conditional_writes`).
         """
+        checked_key(key)
+        if not self.conditional_writes():
+            raise CheckpointError(
+                f"{self.uri}: this store does not honour conditional puts: it overwrites an object that was to be "
+                "created, so two writers could take the same name; use a store that does (AWS S3, MinIO, Ceph, R2, "
+                "Google Cloud Storage, Azure, HDFS) or a shared folder"
+            )
+        return self._create(key, data)
+
+    @abc.abstractmethod
+    def _create(self, key: str, data: Buffer) -> bool:
+        """Writes an object unless one exists, in one operation of the service; False: one exists.
+
+        Raises:
+            NotConditionalError: the service refused the condition; nothing was written.
+        """
 
     @abc.abstractmethod
     def get_if_exists(self, key: str) -> bytes | None:
         """The object's bytes; None when there is none."""
 
-    @abc.abstractmethod
     def conditional_writes(self) -> bool:
-        """Whether `put_if_absent` holds here; asks the store by trying, once per process and bucket."""
+        """Whether `put_if_absent` holds here; asks the store by trying, once per process and place."""
+        place = self._place
+        if place not in _probed:
+            _probed[place] = self._probe()
+            _log.info("store probed", store=self.uri, conditional_writes=_probed[place])
+        return _probed[place]
+
+    @property
+    @abc.abstractmethod
+    def _place(self) -> str:
+        """What answers for all keys alike: the service's address with its bucket, container or host."""
+
+    def _probe(self) -> bool:
+        # Some services answer that they do not know the condition, and some ignore it silently.
+        key = f"{HIDDEN}probe-{uuid.uuid4().hex}"
+        try:
+            if not self._create(key, b"1"):
+                return False
+            try:
+                return not self._create(key, b"2")
+            finally:
+                self.delete(key)
+        except NotConditionalError:
+            return False
 
     def create(self) -> None:  # noqa: B027 (not every store has to be made)
         """Makes the store where there is none yet; what it holds stays. A bucket must exist.

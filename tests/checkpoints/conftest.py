@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from elastrec.checkpoints import s3_store
+from elastrec.checkpoints import store as store_module
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
 from tools.stores import servers
@@ -36,7 +36,7 @@ def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    s3_store._probed.clear()
+    store_module._probed.clear()
     bucket = f"bucket-{abs(hash(request.node.nodeid))}"
     boto3.client("s3").create_bucket(Bucket=bucket)
     return f"s3://{bucket}/team/checkpoints"

@@ -16,8 +16,8 @@ from elastrec.checkpoints import (
     expect_existing_stores,
     local_store,
     open_record,
-    s3_store,
 )
+from elastrec.checkpoints import store as store_module
 from elastrec.checkpoints.s3_store import UPLOAD_PART_BYTES, S3Store
 from elastrec.checkpoints.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
@@ -155,6 +155,19 @@ def test_a_store_without_conditional_puts_is_found_out_and_refused(s3_uri: str, 
     assert store.keys() == []
 
 
+def test_a_store_that_overwrites_what_was_to_be_created_is_found_out_whatever_its_service(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overwrite(key: str, data: bytes) -> bool:
+        store.put(key, data)
+        return True
+
+    monkeypatch.setattr(store, "_create", overwrite)
+    monkeypatch.setattr(store_module, "_probed", {})
+    assert not Store.conditional_writes(store)
+    assert store.keys() == []
+
+
 def test_a_put_that_meets_another_under_way_is_made_again(s3_uri: str) -> None:
     store = open_store(s3_uri)
     assert isinstance(store, S3Store) and store.conditional_writes()
@@ -177,7 +190,7 @@ def test_the_probe_is_made_once_per_bucket(s3_uri: str) -> None:
     assert isinstance(store, S3Store)
     _refusing_headers(store, "answers 501")
     assert store.conditional_writes()
-    assert len(s3_store._probed) == 1
+    assert len(store_module._probed) == 1
 
 
 def test_a_bucket_that_does_not_exist_is_named_with_what_to_check(s3_uri: str) -> None:
@@ -188,9 +201,17 @@ def test_a_bucket_that_does_not_exist_is_named_with_what_to_check(s3_uri: str) -
 
 def test_a_service_that_does_not_answer_is_named_with_what_to_check() -> None:
     store = open_store("webhdfs://tester@127.0.0.1:1/records")
-    for ask in (lambda: store.get("a"), lambda: store.size("a"), lambda: store.keys(), lambda: store.put("a", b"x")):
+    for ask in (
+        lambda: store.get("a"),
+        lambda: store.size("a"),
+        lambda: store.keys(),
+        lambda: store.put("a", b"x"),
+        lambda: store.put_if_absent("a", b"x"),
+    ):
         with pytest.raises(StoreError, match=r"127\.0\.0\.1:1/records.*check that the name node answers"):
             ask()
+    # A probe that could not be made is no answer: it is made again.
+    assert not [place for place in store_module._probed if "127.0.0.1:1" in place]
 
 
 def test_a_service_whose_library_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

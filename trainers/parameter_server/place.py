@@ -57,4 +57,4 @@ class Frozen:
     def thaw(self) -> None:
         """Gives up what was not copied; may be called at any time, and again."""
         for store, buckets in self.stores:
-            store.thaw(buckets)
+            store.cuts.thaw(buckets)

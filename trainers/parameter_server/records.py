@@ -75,19 +75,19 @@ def save_part(
 
     check()
     for store in server.stores:
-        store.logs = server.spec.checkpoint.deltas > 0
-        store.forget_changes(base)
+        store.cuts.logs = server.spec.checkpoint.deltas > 0
+        store.cuts.forget_changes(base)
     frozen = server.freeze()
     dense = frozen.dense
     try:
         groups = [
-            (store, np.array(buckets, np.int64), store.since(base, np.array(buckets, np.int64)))
+            (store, np.array(buckets, np.int64), store.cuts.since(base, np.array(buckets, np.int64)))
             for store, buckets in frozen.stores
         ]
         held: dict[str, int] = {}
         for store, buckets, _ in groups:
-            store.remember(cut, buckets)
-            held |= dict(zip(_tables(store), store.frozen_rows.sum(axis=0).tolist(), strict=True))
+            store.cuts.remember(cut, buckets)
+            held |= dict(zip(_tables(store), store.cuts.frozen_rows.sum(axis=0).tolist(), strict=True))
         with PartWriter(
             uri,
             server.name,

@@ -222,7 +222,7 @@ class ParameterServer(RequestHandlers):
                 marks=self.pushes.marks.values(),
             )
             for store, buckets in frozen.stores:
-                store.freeze(buckets)
+                store.cuts.freeze(buckets)
             self._frozen = weakref.ref(frozen)
             return frozen
 

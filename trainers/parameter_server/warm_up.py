@@ -37,7 +37,7 @@ def warm_kernels() -> None:
         store.push(merged.counts, merged.ids, merged.sightings, merged.gradients, 0.0)
         store.push(counts, ids, sightings, gradients, 0.0, store.pull(counts, ids, read_only=False)[1])
         buckets = np.arange(plan.virtual_buckets)
-        store.freeze(buckets)
+        store.cuts.freeze(buckets)
         for copied in list(copy_frozen(store, buckets, 1 << 20)):
             load(store, copied.kind, copied.cells, None, keep_versions=False)
         unload(store, np.empty((0, 4), np.uint32), None)

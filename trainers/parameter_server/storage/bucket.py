@@ -87,7 +87,7 @@ class Bucket:
         """
         with self._store.locked(self.number):
             self._require_thawed()
-            self._store.freeze_held(np.array([self.number]))
+            self._store.cuts.freeze_held(np.array([self.number]))
 
     def _require_thawed(self) -> None:
         if self.is_frozen:
@@ -129,7 +129,7 @@ class Bucket:
 
     def thaw(self) -> None:
         """Ends a freeze, copied or not; a bucket that is not frozen stays as it is."""
-        self._store.thaw([self.number])
+        self._store.cuts.thaw([self.number])
 
     def mark(self) -> int:
         """The version that the bucket has had so far. From now on changes are listed at what they cost."""
@@ -144,7 +144,7 @@ class Bucket:
         if not marks[LOGGING] and not self.is_frozen:
             self._store.rows_memory.drop_log(self.number)
             self._store.waiting_memory.drop_log(self.number)
-            self._store.drop_tombs(self.number)
+            self._store.cuts.drop_tombs(self.number)
             marks[LOGGING], marks[LOG_FROM] = 1, before
         return before
 
@@ -164,7 +164,7 @@ class Bucket:
             deleted = np.empty((0, 4), np.uint32) if is_whole else self._deleted(since)
             version = self._mark()
             if is_whole:
-                self._store.begin_copies(np.array([self.number]))
+                self._store.cuts.begin_copies(np.array([self.number]))
         if is_whole:
             rows, candidates = self.copy()
             self.thaw()
@@ -173,9 +173,7 @@ class Bucket:
     def forget_changes(self, version: int) -> None:
         """Frees what only listings since a version before this one need; those become whole."""
         with self._store.locked(self.number):
-            marks = self._store.marks[self.number]
-            marks[LOG_FROM] = max(marks[LOG_FROM], version)
-            self._store.trim(self.number, version)
+            self._store.cuts.trim(self.number, version)
 
     def _changed_of(self, shelf: Shelf, since: int) -> Array:
         entries, held = (int(pool.buckets[self.number, COUNT]) for pool in (shelf.log, shelf.pool))

@@ -202,7 +202,7 @@ def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array 
         yield from _copy(store, store.rows_memory, mine, begins, ROWS, chunk_bytes)
         if store.group.admit_after > 1:
             yield from _copy(store, store.waiting_memory, mine, begins, CANDIDATES, chunk_bytes)
-        store.thaw(mine)
+        store.cuts.thaw(mine)
 
 
 def _deleted(store: RowStore, buckets: Array, since: Array, chunk_bytes: int) -> Iterator[Copied]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,39 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
+from elastrec.platform.specs.errors import IncompatibleError
 from elastrec.platform.transport.job_messages import TableUsage
 from elastrec.trainers.parameter_server.hashing import seed_hash
 from elastrec.trainers.parameter_server.plan import TableGroup, TablePlan
 from elastrec.trainers.parameter_server.prefetch import AHEAD
-from elastrec.trainers.parameter_server.storage import access, serving
-from elastrec.trainers.parameter_server.storage.arrays import (
-    CELL_VERSION,
-    COPIED,
-    COUNT,
-    FROZEN,
-    LOG_FROM,
-    LOGGING,
-    REST,
-    VERSION,
-    Request,
-    Settings,
-)
+from elastrec.trainers.parameter_server.storage import access, eviction, serving
+from elastrec.trainers.parameter_server.storage.arrays import COUNT, FROZEN, Request, Settings
 from elastrec.trainers.parameter_server.storage.bucket import Bucket
+from elastrec.trainers.parameter_server.storage.cuts import Cuts
 from elastrec.trainers.parameter_server.storage.handle import Guarded, make_handle
 from elastrec.trainers.parameter_server.storage.index import RING
 from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout
-from elastrec.trainers.parameter_server.storage.locks import Locks, is_wanted, unlock
+from elastrec.trainers.parameter_server.storage.locks import Locks, unlock
 from elastrec.trainers.parameter_server.storage.memory import (
     PAGE_BYTES,
     PoolMemory,
     ServerMemoryError,
     physical_memory_bytes,
 )
-from elastrec.trainers.parameter_server.storage.pools import cut_first
 from elastrec.trainers.parameter_server.storage.rules import RowRules
 from elastrec.trainers.parameter_server.storage.serving import DROPS, HELD, lay_out, pull_request, push_request
-from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory, detach
+from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory
 
 Array = np.ndarray[Any, Any]
 
@@ -52,12 +40,6 @@ _SMALLEST_RESERVATION_ROWS = 2**20
 _FOREIGN = "the request names ids whose buckets belong to another server"
 _INDEX_BYTES = 64 / 12 / 0.64
 """Per entry right after a run has grown."""
-NEVER = np.iinfo(np.int64).max
-_CUTS = 4
-"""Saves whose versions are remembered: the last one may not have become a record."""
-_EVICTION_STEP_ROWS = 16_384
-"""Looked at under one lock unless somebody waits for it: half a millisecond, some more when all of them go."""
-_NAPS, _NAP_SECONDS = 20, 5e-5
 
 
 @dataclass
@@ -92,6 +74,12 @@ class RowStore:
         owned: [V] bool, the buckets that this server may hold.
         capacity_rows: most rows; default: what the machine's memory could hold at all.
         stripes: locks; a power of two.
+
+    Attributes:
+        marks: [V, 4] int64, versions of the buckets (`arrays`).
+        stripe_of: [V] int64, whose lock guards a bucket.
+        moves: [S] int64, how often places of a stripe became others: a lookup from before is of no use.
+        entries: [S, T, 2] int64, rows and candidates by stripe and table.
     """
 
     def __init__(
@@ -119,15 +107,10 @@ class RowStore:
         # Owners are dealt out in turn: neighbouring buckets are spread by other bits than the number's lowest.
         mixed = (np.arange(buckets, dtype=np.uint64) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
         self.stripe_of: Array = (mixed * np.uint64(stripes) >> np.uint64(32)).astype(np.int64)
-        # What a copy of frozen buckets says beside their cells: since when changes were logged then, rows by table.
-        self.logs = False
-        self.logged_from = np.full(buckets, NEVER, np.int64)
-        self.frozen_rows = np.zeros((stripes, tables), np.int64)
-        self._saved: dict[str, Array] = {}
-        self._locks = Locks(stripes)
+        self.locks = Locks(stripes)
         self.moves = np.zeros(stripes, np.int64)
         self._counters = np.array([0, self.capacity_rows], np.int64)
-        self._usage = np.zeros((stripes, tables, 2), np.int64)
+        self.entries = np.zeros((stripes, tables, 2), np.int64)
         tables_of_group = plan.tables[group.first_table : group.end_table]
         self.salts = np.array([table.salt for table in tables_of_group], np.uint64)
         self.settings = Settings(
@@ -146,15 +129,19 @@ class RowStore:
         )
         self._no_sightings = np.empty(0, np.int32)
         guarded = Guarded(
-            self.marks, self.owned, self.stripe_of, self._locks.words, self.moves, self._usage, self._counters
+            self.marks, self.owned, self.stripe_of, self.locks.words, self.moves, self.entries, self._counters
         )
+        self.cuts = Cuts(
+            (self.rows_memory, self.waiting_memory), self.tombs_memory, self.marks, self.stripe_of, self.locks,
+            self.entries,
+        )  # fmt: skip
         self._handle = make_handle(
             self.rows_memory.shelf, self.waiting_memory.shelf, self.tombs_memory.pool, self.settings, guarded
         )
 
     @property
     def rows(self) -> int:
-        return int(self._usage[:, :, 0].sum())
+        return int(self.entries[:, :, 0].sum())
 
     def bucket(self, number: int) -> Bucket:
         """A handle to one virtual bucket."""
@@ -169,18 +156,18 @@ class RowStore:
     def locked(self, bucket: int) -> Iterator[int]:
         """The stripe of a bucket, with its lock."""
         stripe = int(self.stripe_of[bucket])
-        with self._locks.held(stripe):
+        with self.locks.held(stripe):
             yield stripe
 
     def _visit(self, lookup: Lookup, work: Callable[[int], None]) -> None:
         """Does the work of each stripe of a request with its lock."""
         starts = lookup.request.starts
         for stripe in np.flatnonzero(starts[1:] > starts[:-1]).tolist():
-            with self._locks.held(stripe):
+            with self.locks.held(stripe):
                 work(stripe)
 
     def _new_lookup(self, ids: Array) -> Lookup:
-        size, stripes = len(ids), self._locks.count
+        size, stripes = len(ids), self.locks.count
         # A copy: what frames lend is read-only, for which numba would compile all kernels once more.
         request = Request(
             ids.copy(), np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32),
@@ -190,13 +177,13 @@ class RowStore:
 
     def lookup_of(self, request: Request) -> Lookup:
         """A lookup of a request that is being laid out; no row of it is found yet."""
-        found = np.full((self._locks.count, 2), -1, np.int64)
+        found = np.full((self.locks.count, 2), -1, np.int64)
         return Lookup(request, 0, int(self._counters[DROPS]), np.empty(len(request.ids), np.int64), found)
 
     def look_up(self, counts: Array, ids: Array) -> Lookup:
         """Lays out ids [U] int64, `counts` [T] int32 of them per table, without finding their rows yet."""
         lookup = self._new_lookup(ids)
-        lookup.foreign = lay_out(self._handle, counts.copy(), lookup.request, np.empty(self._locks.count, np.int64))
+        lookup.foreign = lay_out(self._handle, counts.copy(), lookup.request, np.empty(self.locks.count, np.int64))
         return lookup
 
     def pull(self, counts: Array, ids: Array, *, read_only: bool, out: Array | None = None) -> tuple[Array, Lookup]:
@@ -242,7 +229,7 @@ class RowStore:
         if lookup.foreign:
             raise IncompatibleError(_FOREIGN)
         starts = lookup.request.starts
-        left = sum(1 << stripe for stripe in range(self._locks.count) if starts[stripe] != starts[stripe + 1])
+        left = sum(1 << stripe for stripe in range(self.locks.count) if starts[stripe] != starts[stripe + 1])
         state, report = np.array([left, -1, 0, 0], np.int64), np.zeros(4, np.int64)
         sightings = _read_only(sightings if self.group.admit_after > 1 else self._no_sightings)
         gradients = _read_only(gradients)
@@ -263,7 +250,7 @@ class RowStore:
                 else:
                     self.provide(stripe, report)
             except BaseException:
-                unlock(self._locks.words, stripe)
+                unlock(self.locks.words, stripe)
                 raise
 
     def provide(self, stripe: int, report: Array) -> None:
@@ -300,35 +287,7 @@ class RowStore:
 
     def eviction_steps(self, now_seconds: float) -> Iterator[int]:
         """As `evict`, in small steps, each with one lock; how many each has dropped."""
-        if not self.evicts:
-            return
-        for bucket in self.buckets_in_use():
-            for kind, memory, word in ((0, self.rows_memory, self.layout.seen_word), (1, self.waiting_memory, REST)):
-                report = np.array([0, 0, -1, 0], np.int64)
-                while memory.shelf.pool.buckets[bucket, COUNT] and report[2]:
-                    before = int(report[3])
-                    with self.locked(bucket) as stripe:
-                        access.evict(
-                            memory.shelf, self.tombs_memory.pool, self.marks, bucket, stripe, word, int(now_seconds),
-                            int(self.group.evict_after_seconds), _EVICTION_STEP_ROWS, self.salts, kind, self._usage,
-                            self._locks.words, report,
-                        )  # fmt: skip
-                        released = [each.take_released(stripe) for each in (self.rows_memory, self.waiting_memory)]
-                        if report[0] != access.DONE:
-                            self.provide(stripe, report)
-                        if report[3] > before:
-                            self.moves[stripe] += 1
-                    for each, slabs in zip((self.rows_memory, self.waiting_memory), released, strict=True):
-                        each.give_back(slabs)
-                    yield int(report[3]) - before
-                    self._let_pass(stripe)
-
-    def _let_pass(self, stripe: int) -> None:
-        """Gives those who wait for a stripe the time to take its lock: this thread would have it again sooner."""
-        for _ in range(_NAPS):
-            if not is_wanted(self._locks.words, stripe):
-                return
-            time.sleep(_NAP_SECONDS)
+        return eviction.steps(self, now_seconds)
 
     @property
     def memory_bytes(self) -> int:
@@ -341,7 +300,7 @@ class RowStore:
         What a row more costs, for forecasts multiply it by rows: slabs and runs that few rows leave unused are not in
         it (see `memory_bytes`).
         """
-        counts = self._usage.sum(axis=0)
+        counts = self.entries.sum(axis=0)
         entries = counts.sum(axis=1)
         total = int(entries.sum())
         index = min(self.rows_memory.index.bytes + self.waiting_memory.index.bytes, round(_INDEX_BYTES * total))
@@ -360,83 +319,6 @@ class RowStore:
         ]
 
     # Whole buckets
-
-    def freeze(self, buckets: Sequence[int] | Array) -> None:
-        """See Bucket.freeze; of one moment if nothing is pushed or evicted meanwhile.
-
-        Raises:
-            ElastrecError: one of them is frozen; none was changed, if nobody else freezes them now.
-        """
-        chosen = np.asarray(buckets, np.int64)
-        if (self.marks[chosen, FROZEN] >= 0).any():
-            raise ElastrecError("a bucket is frozen already; thaw it, or wait for its copy")
-        stripes = self.stripe_of[chosen]
-        self.frozen_rows[:] = 0
-        for stripe in np.unique(stripes).tolist():
-            with self._locks.held(stripe):
-                mine = chosen[stripes == stripe]
-                self.frozen_rows[stripe] = self._usage[stripe, :, 0]
-                self.logged_from[mine] = np.where(self.marks[mine, LOGGING] > 0, self.marks[mine, LOG_FROM], NEVER)
-                if self.logs:
-                    self._begin_logs(mine[self.marks[mine, LOGGING] == 0])
-                self.freeze_held(mine)
-
-    def freeze_held(self, buckets: Array) -> None:
-        """Freezes buckets [n] of one stripe, whose lock is held."""
-        self.marks[buckets, VERSION] += 1
-        self.begin_copies(buckets)
-
-    def begin_copies(self, buckets: Array) -> None:
-        """Buckets [n] whose version was raised are frozen as they were before. Their stripe's lock is held."""
-        self.marks[buckets, FROZEN] = self.marks[buckets, VERSION] - 1
-        for memory in (self.rows_memory, self.waiting_memory):
-            memory.shelf.pool.buckets[buckets, COPIED] = 0
-
-    def _begin_logs(self, buckets: Array) -> None:
-        """What changes after this version of each bucket is logged. The lock of their stripe is held."""
-        for memory in (self.rows_memory, self.waiting_memory):
-            for bucket in buckets[memory.shelf.log.buckets[buckets, COUNT] > 0].tolist():
-                memory.drop_log(bucket)
-        for bucket in buckets[self.tombs_memory.pool.buckets[buckets, COUNT] > 0].tolist():
-            self.drop_tombs(bucket)
-        self.marks[buckets, LOGGING], self.marks[buckets, LOG_FROM] = 1, self.marks[buckets, VERSION]
-
-    def remember(self, cut: str, buckets: Array) -> None:
-        """Frozen buckets are saved as a whole or in part: from now on changes since then can be asked for."""
-        versions = np.full(len(self.owned), NEVER, np.int64)
-        versions[buckets] = self.marks[buckets, FROZEN]
-        self._saved = {**dict(list(self._saved.items())[1 - _CUTS :]), cut: versions}
-
-    def since(self, cut: str, buckets: Array) -> Array:
-        """[b] versions of frozen buckets at a cut that was remembered; -1: what was deleted since is not known."""
-        versions = self._saved.get(cut)
-        if versions is None:
-            return np.full(len(buckets), -1, np.int64)
-        of_cut = versions[buckets]
-        return np.where((of_cut < NEVER) & (self.logged_from[buckets] <= of_cut), of_cut, -1)
-
-    def forget_changes(self, cut: str) -> None:
-        """Nobody will ask for changes since an earlier cut than this one."""
-        versions = self._saved.get(cut)
-        if versions is None:
-            return
-        pools = self.rows_memory.log.pool, self.waiting_memory.log.pool, self.tombs_memory.pool
-        is_long = np.any([pool.buckets[:, COUNT] > pool.shape.per_slab for pool in pools], axis=0)
-        for bucket in np.flatnonzero(is_long & (versions < NEVER)).tolist():
-            self.bucket(bucket).forget_changes(int(versions[bucket]))
-
-    def thaw(self, buckets: Sequence[int] | Array) -> None:
-        """See Bucket.thaw."""
-        chosen = np.asarray(buckets, np.int64)
-        stripes = self.stripe_of[chosen]
-        for stripe in np.unique(stripes).tolist():
-            mine = chosen[stripes == stripe]
-            with self._locks.held(stripe):
-                mine = mine[self.marks[mine, FROZEN] >= 0]
-                self.marks[mine, FROZEN] = -1
-                for memory in (self.rows_memory, self.waiting_memory):
-                    for bucket in mine[memory.shelf.shadows.buckets[mine, COUNT] > 0].tolist():
-                        memory.drop_shadows(bucket)
 
     def enter(self, lookup: Lookup, cells: Array, *, kind: int) -> None:
         """Enters cells [U, W] uint32 of a lookup's ids in owned buckets: rows (kind 0) or candidates (1)."""
@@ -457,7 +339,7 @@ class RowStore:
             while True:
                 kernel(
                     shelves[kind], shelves[1 - kind], self.tombs_memory.pool, self.settings, self.marks,
-                    lookup.request, stripe, cells, kind, self._usage, report,
+                    lookup.request, stripe, cells, kind, self.entries, report,
                 )  # fmt: skip
                 self.take_back(stripe)
                 if report[0] == access.DONE:
@@ -475,32 +357,12 @@ class RowStore:
             self._counters[DROPS] += 1
             self.moves[stripe] += 1
             parts = [memory.detach(bucket) for memory in (self.rows_memory, self.waiting_memory)]
-            self.marks[bucket] = 0
-            self.marks[bucket, FROZEN] = -1
-            for versions in self._saved.values():
-                versions[bucket] = NEVER
-            self.drop_tombs(bucket)
+            self.cuts.forget_bucket(bucket)
         # Nobody else knows these slabs any more.
         for kind, memory in enumerate((self.rows_memory, self.waiting_memory)):
             slabs, count = parts[kind]
             lost = np.zeros(len(self.salts), np.int64)
             access.count_tables(memory.shelf.pool, slabs, count, lost)
-            with self._locks.held(stripe):
-                self._usage[stripe, :, kind] -= lost
+            with self.locks.held(stripe):
+                self.entries[stripe, :, kind] -= lost
             memory.rows.free(slabs.tolist())
-
-    def trim(self, bucket: int, version: int) -> None:
-        """Frees slabs of logs and tombstones whose entries are all of this version or before. The lock is held."""
-        for memory, word in (
-            (self.rows_memory.log, 1),
-            (self.waiting_memory.log, 1),
-            (self.tombs_memory, CELL_VERSION),
-        ):
-            pool = memory.pool
-            slabs = np.empty(-(-int(pool.buckets[bucket, COUNT]) // pool.shape.per_slab), np.int32)
-            memory.free(slabs[: cut_first(pool, bucket, word, version, slabs)].tolist())
-
-    def drop_tombs(self, bucket: int) -> None:
-        """Frees a bucket's tombstones. The lock is held."""
-        slabs, _ = detach(self.tombs_memory.pool, bucket)
-        self.tombs_memory.free(slabs.tolist())

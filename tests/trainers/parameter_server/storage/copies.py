@@ -15,7 +15,7 @@ from elastrec.trainers.parameter_server.storage.loading import load
 def copied(store: RowStore, buckets: Iterable[int] | None = None, chunk_bytes: int = 1 << 20) -> list[Copied]:
     """Freezes buckets, all by default, and copies them."""
     chosen = np.flatnonzero(store.owned) if buckets is None else np.array(list(buckets), np.int64)
-    store.freeze(chosen)
+    store.cuts.freeze(chosen)
     return list(copy_frozen(store, chosen, chunk_bytes))
 
 

@@ -124,11 +124,11 @@ def test_a_log_that_grew_too_long_is_given_up_and_the_listing_is_whole() -> None
 def test_a_frozen_bucket_cannot_be_frozen_again_and_a_copy_that_was_given_up_says_so() -> None:
     store = store_of()
     push(store, np.arange(1000))
-    store.freeze([0, 1])
+    store.cuts.freeze([0, 1])
     with pytest.raises(ElastrecError, match="frozen already"):
-        store.freeze([1, 2])
+        store.cuts.freeze([1, 2])
     assert not store.bucket(2).is_frozen
-    store.thaw([0, 1])
+    store.cuts.thaw([0, 1])
     with pytest.raises(ThawedError, match="freeze it and copy it again"):
         store.bucket(0).copy()
 

@@ -123,9 +123,9 @@ def test_an_eviction_stops_early_when_a_request_waits_for_its_stripe() -> None:
     push(store, ids)
     whole = next(store.eviction_steps(100.0))
     assert whole > 1000
-    store._locks.words[1::8] = 1  # as if a request waited for each
+    store.locks.words[1::8] = 1  # as if a request waited for each
     steps = store.eviction_steps(100.0)
     early = next(steps)
     assert 0 < early <= 256
-    store._locks.words[1::8] = 0
+    store.locks.words[1::8] = 0
     assert whole + early + sum(steps) == len(ids) and store.rows == 0

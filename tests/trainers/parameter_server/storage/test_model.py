@@ -171,7 +171,7 @@ class Buckets(RuleBasedStateMachine):
     def begin_copy(self, chunk_bytes: int) -> None:
         """Freezes all buckets that are there, to be copied chunk by chunk."""
         buckets = [bucket for bucket in range(BUCKETS) if bucket not in self.frozen and bucket not in self.dropped]
-        self.here.freeze(buckets)
+        self.here.cuts.freeze(buckets)
         whole: Oracle = tuple(
             {key: value for key, value in part.items() if bucket_of(key) in buckets} for part in self.oracle
         )  # type: ignore[assignment]
@@ -183,7 +183,7 @@ class Buckets(RuleBasedStateMachine):
         assert self.copying is not None
         buckets, expected, rest, found = self.copying
         if gives_up:
-            self.here.thaw(sorted(buckets))
+            self.here.cuts.thaw(sorted(buckets))
             self.copying = None
             return
         for _ in range(chunks):

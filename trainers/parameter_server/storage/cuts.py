@@ -1,0 +1,159 @@
+"""Cuts of a store: buckets frozen at one moment for a copy, and since which version of them a save is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.trainers.parameter_server.storage.arrays import (
+    CELL_VERSION,
+    COPIED,
+    COUNT,
+    FROZEN,
+    LOG_FROM,
+    LOGGING,
+    VERSION,
+)
+from elastrec.trainers.parameter_server.storage.locks import Locks
+from elastrec.trainers.parameter_server.storage.memory import PoolMemory
+from elastrec.trainers.parameter_server.storage.pools import cut_first
+from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory, detach
+
+Array = np.ndarray[Any, Any]
+
+_NEVER = np.iinfo(np.int64).max
+_REMEMBERED = 4
+"""Saves whose versions are remembered: the last one may not have become a record."""
+
+
+class Cuts:
+    """Those of one store, of whose memory and marks this is a part; `RowStore` describes the arrays.
+
+    Args:
+        shelves: of rows and of candidates.
+
+    Attributes:
+        logs: whether a freeze begins to log what changes after it, so that a later save need not be whole.
+        frozen_rows: [S, T] int64, rows by stripe and table at the last freeze.
+    """
+
+    def __init__(
+        self,
+        shelves: tuple[ShelfMemory, ShelfMemory],
+        tombs: PoolMemory,
+        marks: Array,
+        stripe_of: Array,
+        locks: Locks,
+        entries: Array,
+    ) -> None:
+        self._shelves, self._tombs, self._marks = shelves, tombs, marks
+        self._stripe_of, self._locks, self._entries = stripe_of, locks, entries
+        self.logs = False
+        self.frozen_rows = np.zeros(entries.shape[:2], np.int64)
+        # [V] int64, since when the changes of a frozen bucket were logged when it was frozen.
+        self._logged_from = np.full(len(marks), _NEVER, np.int64)
+        # By save, [V] int64, the version of each bucket in it.
+        self._saved: dict[str, Array] = {}
+
+    def freeze(self, buckets: Sequence[int] | Array) -> None:
+        """See Bucket.freeze; of one moment if nothing is pushed or evicted meanwhile.
+
+        Raises:
+            ElastrecError: one of them is frozen; none was changed, if nobody else freezes them now.
+        """
+        marks, chosen = self._marks, np.asarray(buckets, np.int64)
+        if (marks[chosen, FROZEN] >= 0).any():
+            raise ElastrecError("a bucket is frozen already; thaw it, or wait for its copy")
+        stripes = self._stripe_of[chosen]
+        self.frozen_rows[:] = 0
+        for stripe in np.unique(stripes).tolist():
+            with self._locks.held(stripe):
+                mine = chosen[stripes == stripe]
+                self.frozen_rows[stripe] = self._entries[stripe, :, 0]
+                self._logged_from[mine] = np.where(marks[mine, LOGGING] > 0, marks[mine, LOG_FROM], _NEVER)
+                if self.logs:
+                    self._begin_logs(mine[marks[mine, LOGGING] == 0])
+                self.freeze_held(mine)
+
+    def freeze_held(self, buckets: Array) -> None:
+        """Freezes buckets [n] of one stripe, whose lock is held."""
+        self._marks[buckets, VERSION] += 1
+        self.begin_copies(buckets)
+
+    def begin_copies(self, buckets: Array) -> None:
+        """Buckets [n] whose version was raised are frozen as they were before. Their stripe's lock is held."""
+        self._marks[buckets, FROZEN] = self._marks[buckets, VERSION] - 1
+        for memory in self._shelves:
+            memory.shelf.pool.buckets[buckets, COPIED] = 0
+
+    def _begin_logs(self, buckets: Array) -> None:
+        """What changes after this version of each bucket is logged. The lock of their stripe is held."""
+        for memory in self._shelves:
+            for bucket in buckets[memory.shelf.log.buckets[buckets, COUNT] > 0].tolist():
+                memory.drop_log(bucket)
+        for bucket in buckets[self._tombs.pool.buckets[buckets, COUNT] > 0].tolist():
+            self.drop_tombs(bucket)
+        self._marks[buckets, LOGGING], self._marks[buckets, LOG_FROM] = 1, self._marks[buckets, VERSION]
+
+    def thaw(self, buckets: Sequence[int] | Array) -> None:
+        """See Bucket.thaw."""
+        chosen = np.asarray(buckets, np.int64)
+        stripes = self._stripe_of[chosen]
+        for stripe in np.unique(stripes).tolist():
+            mine = chosen[stripes == stripe]
+            with self._locks.held(stripe):
+                mine = mine[self._marks[mine, FROZEN] >= 0]
+                self._marks[mine, FROZEN] = -1
+                for memory in self._shelves:
+                    for bucket in mine[memory.shelf.shadows.buckets[mine, COUNT] > 0].tolist():
+                        memory.drop_shadows(bucket)
+
+    def remember(self, cut: str, buckets: Array) -> None:
+        """Frozen buckets are saved as a whole or in part: from now on changes since then can be asked for."""
+        versions = np.full(len(self._marks), _NEVER, np.int64)
+        versions[buckets] = self._marks[buckets, FROZEN]
+        self._saved = {**dict(list(self._saved.items())[1 - _REMEMBERED :]), cut: versions}
+
+    def since(self, cut: str, buckets: Array) -> Array:
+        """[b] versions of frozen buckets at a cut that was remembered; -1: what was deleted since is not known."""
+        versions = self._saved.get(cut)
+        if versions is None:
+            return np.full(len(buckets), -1, np.int64)
+        of_cut = versions[buckets]
+        return np.where((of_cut < _NEVER) & (self._logged_from[buckets] <= of_cut), of_cut, -1)
+
+    def forget_changes(self, cut: str) -> None:
+        """Nobody will ask for changes since an earlier cut than this one."""
+        versions = self._saved.get(cut)
+        if versions is None:
+            return
+        pools = (*(memory.log.pool for memory in self._shelves), self._tombs.pool)
+        is_long = np.any([pool.buckets[:, COUNT] > pool.shape.per_slab for pool in pools], axis=0)
+        for bucket in np.flatnonzero(is_long & (versions < _NEVER)).tolist():
+            with self._locks.held(int(self._stripe_of[bucket])):
+                self.trim(bucket, int(versions[bucket]))
+
+    def trim(self, bucket: int, version: int) -> None:
+        """See Bucket.forget_changes. The lock is held."""
+        self._marks[bucket, LOG_FROM] = max(self._marks[bucket, LOG_FROM], version)
+        # Slabs whose entries are all of this version or before.
+        for memory, word in (*((memory.log, 1) for memory in self._shelves), (self._tombs, CELL_VERSION)):
+            pool = memory.pool
+            slabs = np.empty(-(-int(pool.buckets[bucket, COUNT]) // pool.shape.per_slab), np.int32)
+            memory.free(slabs[: cut_first(pool, bucket, word, version, slabs)].tolist())
+
+    def drop_tombs(self, bucket: int) -> None:
+        """Frees a bucket's tombstones. The lock is held."""
+        slabs, _ = detach(self._tombs.pool, bucket)
+        self._tombs.free(slabs.tolist())
+
+    def forget_bucket(self, bucket: int) -> None:
+        """A bucket is dropped: it has no versions, tombstones or saves any more. The lock is held."""
+        self._marks[bucket] = 0
+        self._marks[bucket, FROZEN] = -1
+        self.drop_tombs(bucket)
+        for versions in self._saved.values():
+            versions[bucket] = _NEVER
