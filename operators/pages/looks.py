@@ -87,8 +87,7 @@ class JobLook:
 
     @property
     def core_hours(self) -> float | None:
-        seconds = self.record.core_seconds if self.record is not None else None
-        return None if seconds is None else seconds / 3600
+        return self.record.core_hours if self.record is not None else None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from elastrec.platform.history.history import Champion, History
 from elastrec.platform.history.points import (
     CostMeter,
     Point,
-    Prices,
     calibration_points,
     final_points,
     window_points,
@@ -23,7 +22,6 @@ __all__ = [
     "JobFilter",
     "JobRecord",
     "Point",
-    "Prices",
     "Reporter",
     "Sizes",
     "calibration_points",

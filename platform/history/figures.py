@@ -15,6 +15,13 @@ Series = Sequence[tuple[int, float]]
 """(step, value), by rising step."""
 
 _SIZE_INCHES = (9.0, 4.8)
+STEP_SERIES = {
+    names.STEP_SECONDS: "whole step, mean over the workers",
+    names.SLOWEST_STEP_SECONDS: "whole step, slowest worker",
+    **{names.named(names.STEP_PART_SECONDS, part=part): part for part in ("wait", "pull", "compute", "push")},
+}
+"""The series of `step_seconds`, and what its legend calls them."""
+_STEP_STYLES = {names.STEP_SECONDS: ("black", "-"), names.SLOWEST_STEP_SECONDS: ("black", "--")}
 _QUALITY = {names.LOSS: "log loss", names.AUC: "AUC", names.NORMALIZED_ENTROPY: "normalised entropy"}
 
 
@@ -51,7 +58,7 @@ def learning_curve(
 
     Args:
         series: by metric name; others than the three are ignored.
-        evaluation: `auc` and `normalized_entropy` on the evaluation rows, drawn as dashed lines.
+        evaluation: AUC and normalised entropy on the evaluation rows, by the same names, drawn as dashed lines.
     """
     drawn = [name for name in _QUALITY if series.get(name)]
     if not drawn:
@@ -93,23 +100,26 @@ def calibration(
     return figure
 
 
-def batch_seconds(series: Mapping[str, Series], title: str = "Seconds per batch, by worker") -> Figure | None:
-    """Mean step duration of each worker over the samples trained; None without workers.
+def step_seconds(series: Mapping[str, Series], title: str = "Where a step's time goes") -> Figure | None:
+    """Parts of a step over the samples trained, means over the workers, and the slowest worker's whole step.
+
+    None without steps.
 
     Args:
-        series: by worker name.
+        series: by metric name, those of STEP_SERIES.
     """
-    drawn = {worker: points for worker, points in sorted(series.items()) if points}
-    if not drawn:
+    drawn = {name: points for name, points in series.items() if points}
+    if not drawn.get(names.STEP_SECONDS):
         return None
     figure, (axis,) = new_figure()
-    for worker, points in drawn.items():
+    for name, points in drawn.items():
         steps, values = zip(*points, strict=True)
-        axis.plot(steps, values, linewidth=1.2, marker="." if len(steps) < 40 else None, label=worker)
+        color, line = _STEP_STYLES.get(name, (None, "-"))
+        marker = "." if len(steps) < 40 else None
+        axis.plot(steps, values, color=color, linestyle=line, linewidth=1.4, marker=marker, label=STEP_SERIES[name])
     axis.set_ylim(bottom=0)
     axis.set_ylabel("seconds")
     _millions(axis, "samples trained")
     axis.set_title(title)
-    if len(drawn) <= 12:
-        axis.legend(frameon=False, fontsize="small")
+    axis.legend(frameon=False, fontsize="small")
     return figure

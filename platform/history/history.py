@@ -18,6 +18,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.connection import Connection
 from elastrec.platform.history.points import CalibrationCurve, Point, calibration_points
 from elastrec.platform.history.records import (
+    TAG_CHAMPION_RUN,
     TAG_DESCRIBED,
     TAG_GATE,
     TAG_GATE_REASON,
@@ -26,6 +27,7 @@ from elastrec.platform.history.records import (
     TAG_REASON,
     JobFilter,
     JobRecord,
+    dataset_name,
     describe,
     note,
     read_record,
@@ -78,7 +80,7 @@ class History(Connection):
     """
 
     def start_run(self, prepared: Prepared, allocation: Allocation) -> str:
-        """The run of a job: asked and granted sizes, similarity tags, `cfg.` numbers, data sets, the job file.
+        """The run of a job: asked and granted sizes, parameters, similarity tags, data sets, the job file.
 
         Idempotent by job id: the same run again while it is open or after it succeeded; a new attempt after it failed
         or was stopped. Of two callers at once the later one gives up its run and describes the earlier one.
@@ -124,17 +126,14 @@ class History(Connection):
             self._client.log_batch(run_id, tags=[RunTag(*pair) for pair in description.tags.items()])
             self._client.set_tag(run_id, "mlflow.note.content", note(prepared))
             self._client.log_text(run_id, json.dumps(json.loads(prepared.job_json), indent=2), "job.json")
-        now = time.time()
-        self.log_series(
-            run_id,
-            [
-                Point(names.named(names.CONFIGURATION, name=name), value, 0, now)
-                for name, value in description.configuration.items()
-            ],
-        )
-        self.log_dataset(run_id, "training", prepared.training_manifest, prepared.training_rows)
-        if prepared.evaluation_manifest:
-            self.log_dataset(run_id, "evaluation", prepared.evaluation_manifest, prepared.evaluation_rows)
+        path = job.spec.data.path
+        for context, manifest, rows in (
+            ("training", prepared.training_manifest, prepared.training_rows),
+            ("evaluation", prepared.evaluation_manifest, prepared.evaluation_rows),
+        ):
+            if manifest:
+                name = dataset_name(path, prepared.interval, context)
+                self.log_dataset(run_id, context, name, path, manifest, rows)
         with self._explained(f"describe job {prepared.job_id}"):
             # Last: a run without it is described again by the next caller.
             self._client.set_tag(run_id, TAG_DESCRIBED, "true")
@@ -176,11 +175,13 @@ class History(Connection):
             for first in range(0, len(metrics), POINTS_PER_CALL):
                 self._client.log_batch(run_id, metrics=metrics[first : first + POINTS_PER_CALL])
 
-    def log_dataset(self, run_id: str, context: str, manifest_uri: str, rows: int) -> None:
-        """Records a data set as the run's input: URI and digest of its manifest and its row count, never its rows.
+    def log_dataset(self, run_id: str, context: str, name: str, path: str, manifest_uri: str, rows: int) -> None:
+        """Records a data set as the run's input: log, URI and digest of its manifest, row count; never its rows.
 
         Args:
             context: `training` or `evaluation`.
+            name: for people.
+            path: of the log.
         """
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -191,10 +192,10 @@ class History(Connection):
         except DataError as error:
             raise HistoryError(f"the manifest of the {context} data cannot be read: {error}") from error
         dataset = Dataset(
-            name=manifest_uri.rstrip("/").rsplit("/", 1)[-1],
+            name=name,
             digest=digest,
             source_type="elastrec_manifest",
-            source=json.dumps({"uri": manifest_uri}),
+            source=json.dumps({"uri": path, "manifest": manifest_uri}),
             profile=json.dumps({"num_rows": rows}),
         )
         with self._explained(f"write the {context} data set of run {run_id}"):
@@ -241,12 +242,9 @@ class History(Connection):
         _log.info("run finished", run_id=run_id, phase=phase.value)
 
     def log_figures(self, run_id: str) -> list[str]:
-        """Learning curve, calibration and batch time per worker, from the run's own series; returns their paths."""
+        """Learning curve, calibration and the parts of a step, from the run's own series; returns their paths."""
         with self._explained(f"read run {run_id}"):
             latest: Mapping[str, float] = self._client.get_run(run_id).data.metrics
-        workers = {
-            name.partition("/")[2]: name for name in latest if name.startswith(names.BATCH_SECONDS.format(pod=""))
-        }
         columns = [
             [value for _, value in self.series(run_id, name)] if name in latest else []
             for name in (names.CALIBRATION_PREDICTED, names.CALIBRATION_OBSERVED, names.CALIBRATION_ROWS)
@@ -259,8 +257,8 @@ class History(Connection):
                 {name: latest[key] for name, key in evaluation.items() if key in latest},
             ),
             "figures/calibration.png": figures.calibration(columns[0], columns[1], columns[2]),
-            "figures/batch_seconds.png": figures.batch_seconds(
-                {worker: self.series(run_id, name) for worker, name in workers.items()}
+            "figures/step_seconds.png": figures.step_seconds(
+                {name: self.series(run_id, name) for name in figures.STEP_SERIES if name in latest}
             ),
         }
         with self._explained(f"write the pictures of run {run_id}"):
@@ -296,10 +294,25 @@ class History(Connection):
             read_record(run),
             run.data.tags,
             run.data.params,
+            self._champion_of(run),
             {name: self.series(run_id, name) for name in SERIES if name in run.data.metrics},
             Decisions(self._tracking_uri, self._experiment).decisions(run_id),
             story,
         )
+
+    def _champion_of(self, run: Any) -> tuple[JobRecord, Mapping[str, str]] | None:
+        """Record and parameters of the champion's run that a job was compared with; None where it is not known."""
+        champion_run = run.data.tags.get(TAG_CHAMPION_RUN)
+        if not champion_run:
+            return None
+        try:
+            with self._explained(f"read run {champion_run}"):
+                found = self._client.get_run(champion_run)
+            return read_record(found), found.data.params
+        except HistoryError as error:
+            # Its run may have been deleted since.
+            _log.warning("champion_not_read", run_id=run.info.run_id, champion_run=champion_run, error=str(error))
+            return None
 
     def series(self, run_id: str, name: str) -> list[tuple[int, float]]:
         """(step, value) of one metric, by step; of a step measured twice the last value."""
@@ -389,29 +402,27 @@ class History(Connection):
             self._client.set_registered_model_alias(model_name, CHAMPION, version)
         _log.info("champion moved", model=model_name, version=version)
 
-    def log_gate(self, run_id: str, decision: GateDecision) -> None:
+    def log_gate(self, run_id: str, decision: GateDecision, champion_run: str = "") -> None:
         """Writes candidate's and champion's scores on the same rows, and the decision.
 
         The candidate's scores become metrics of its logged model as well. Their step is that of the run's last point.
+
+        Args:
+            champion_run: the run that trained the champion; empty where there is none.
         """
         with self._explained(f"read run {run_id}"):
             step = int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
         values = {_evaluation_name(decision.head, name): value for name, value in _figures(decision.candidate).items()}
-        values[names.EVALUATION_SAMPLES] = float(decision.candidate.samples)
         if decision.candidate.log_loss is not None:
             values[_evaluation_name(decision.head, "log_loss")] = decision.candidate.log_loss
         self._log_scores(run_id, values, step, _logged_model(decision.model_uri))
         if decision.champion is not None:
-            known = {
-                "auc": names.CHAMPION_AUC,
-                "normalized_entropy": names.CHAMPION_NORMALIZED_ENTROPY,
-                "normalized_error": names.CHAMPION_NORMALIZED_ERROR,
-            }
-            champion = {known[name]: value for name, value in _figures(decision.champion).items()}
-            self._log_scores(run_id, champion, step, None)
+            self._log_scores(run_id, _beside_champion(decision.candidate, decision.champion), step, None)
         with self._explained(f"write the gate's decision of run {run_id}"):
             self._client.set_tag(run_id, TAG_GATE, "passed" if decision.passed else "refused")
             self._client.set_tag(run_id, TAG_GATE_REASON, decision.reason)
+            if champion_run:
+                self._client.set_tag(run_id, TAG_CHAMPION_RUN, champion_run)
 
     def _log_scores(self, run_id: str, values: Mapping[str, float], step: int, model_id: str | None) -> None:
         for tries_left in reversed(range(_SCORE_TRIES)):
@@ -435,6 +446,16 @@ def _figures(score: ModelScore) -> dict[str, float]:
         "normalized_error": score.normalized_error,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _beside_champion(candidate: ModelScore, champion: ModelScore) -> dict[str, float]:
+    """The champion's figures on the candidate's rows, and how much better the candidate is; higher AUC is better."""
+    old, new = _figures(champion), _figures(candidate)
+    gains = {figure: (new[figure] - old[figure]) * (1 if figure == "auc" else -1) for figure in old if figure in new}
+    return {
+        **{names.named(names.CHAMPION_FIGURE, figure=figure): value for figure, value in old.items()},
+        **{names.named(names.GAIN, figure=figure): gain for figure, gain in gains.items()},
+    }
 
 
 def _evaluation_name(head: str, figure: str) -> str:

@@ -1,65 +1,69 @@
 """Every metric that a job's run has in MLflow, with its unit. The one place where these names are written.
 
+MLflow makes a section of charts of the text before the last slash, and sorts the sections and the charts in them by
+name. `curves/` is therefore the first section of a run's page: AUC, cost, loss, normalised entropy and speed. What does
+not change while a job runs is a parameter or a tag and no metric. What is measured in each pod is summed up over the
+pods of a role, so that a run of a hundred workers has as many names as a run of two.
+
 Series of a running job have the samples trained so far as their step and the time of measurement as their timestamp,
-so that MLflow's charts show them over samples (axis "Step") or over elapsed time (axis "Relative time"). `{pod}` is a
-pod's place in its job (`worker-0`), which is MLflow's node id too.
+so that MLflow's charts show them over samples (axis "Step") or over elapsed time (axis "Relative time").
 """
 
 from __future__ import annotations
 
 import re
 
-SAMPLES_PER_SECOND = "samples_per_second"
-LOSS = "loss"
-AUC = "auc"
-NORMALIZED_ENTROPY = "normalized_entropy"
-NAMED_LOSS = "loss/{name}"
-HEAD = "heads/{head}/{figure}"
-SAMPLES_TRAINED = "samples_trained"
-ELAPSED_SECONDS = "elapsed_seconds"
-WORKERS_RUNNING = "workers_running"
-SERVERS_RUNNING = "parameter_servers_running"
-
-BATCH_SECONDS = "batch_seconds/{pod}"
-PHASE_SECONDS = "phase_seconds/{pod}/{part}"
-MEMORY_BYTES = "system/{pod}/memory_bytes"
-CPU_CORES = "system/{pod}/cpu_cores"
+AUC = "curves/auc"
+CORE_HOURS = "curves/core_hours"
+LOSS = "curves/loss"
+NORMALIZED_ENTROPY = "curves/normalized_entropy"
+SAMPLES_PER_SECOND = "curves/samples_per_second"
+HEAD = "curves/heads/{head}/{figure}"
+NAMED_LOSS = "curves/losses/{name}"
 
 EVALUATION_AUC = "evaluation/auc"
 EVALUATION_NORMALIZED_ENTROPY = "evaluation/normalized_entropy"
-EVALUATION_HEAD = "evaluation/heads/{head}/{figure}"
 EVALUATION_LOG_LOSS = "evaluation/log_loss"
-EVALUATION_SAMPLES = "evaluation/samples"
-CHAMPION_AUC = "evaluation/champion_auc"
-CHAMPION_NORMALIZED_ENTROPY = "evaluation/champion_normalized_entropy"
-CHAMPION_NORMALIZED_ERROR = "evaluation/champion_normalized_error"
+EVALUATION_CALIBRATION = "evaluation/calibration"
+EVALUATION_HEAD = "evaluation/heads/{head}/{figure}"
+CHAMPION_FIGURE = "evaluation/champion_{figure}"
+GAIN = "evaluation/{figure}_gain"
 
-CALIBRATION_PREDICTED = "calibration/predicted"
-CALIBRATION_OBSERVED = "calibration/observed"
-CALIBRATION_ROWS = "calibration/rows"
-CALIBRATION_HEAD = "calibration/heads/{head}/{part}"
+CALIBRATION_PREDICTED = "evaluation/calibration_curve/predicted"
+CALIBRATION_OBSERVED = "evaluation/calibration_curve/observed"
+CALIBRATION_ROWS = "evaluation/calibration_curve/rows"
+CALIBRATION_HEAD = "evaluation/heads/{head}/calibration_curve/{part}"
 
-TOTAL_SECONDS = "total/seconds"
-TOTAL_SAMPLES = "total/samples"
-TOTAL_SAMPLES_TRAINED = "total/samples_trained"
-TOTAL_SAMPLES_PER_SECOND = "total/samples_per_second"
-TOTAL_SHARDS = "total/shards"
-TOTAL_SHARDS_DONE = "total/shards_done"
-TOTAL_RESTARTS = "total/restarts"
-TOTAL_ROLLBACKS = "total/rollbacks"
-TOTAL = "total/{name}"
+SECONDS = "job/seconds"
+SAMPLES_TRAINED = "job/samples_trained"
+SAMPLES_REPEATED = "job/samples_repeated"
+MEAN_SAMPLES_PER_SECOND = "job/samples_per_second"
+SAMPLES_PER_CORE_SECOND = "job/samples_per_core_second"
+GIBIBYTE_HOURS = "job/gibibyte_hours"
+GOODPUT = "job/goodput"
+RESTARTS = "job/restarts"
+ROLLBACKS = "job/rollbacks"
 
-COST_CORE_SECONDS = "cost/core_seconds"
-COST_CORE_HOURS = "cost/core_hours"
-COST_BYTE_SECONDS = "cost/byte_seconds"
-COST_GIBIBYTE_HOURS = "cost/gibibyte_hours"
-COST_PRICE = "cost/price"
-COST_ROLE_CORE_SECONDS = "cost/{role}/core_seconds"
-COST_ROLE_BYTE_SECONDS = "cost/{role}/byte_seconds"
-COST_SAMPLES_PER_CORE_SECOND = "cost/samples_per_core_second"
+WORKERS_RUNNING = "pods/workers"
+SERVERS_RUNNING = "pods/parameter_servers"
+WORKER_START_SECONDS = "pods/worker_start_seconds"
+SERVER_START_SECONDS = "pods/parameter_server_start_seconds"
 
-WORKER_START_SECONDS = "overhead/worker_start_seconds"
-SERVER_START_SECONDS = "overhead/parameter_server_start_seconds"
+SCALING_WORKERS = "scaling/workers"
+SCALING_PREDICTED = "scaling/predicted_samples_per_second"
+SCALING_GAIN = "scaling/predicted_gain"
+SCALING_CHANGED = "scaling/changed"
+SCALING_LAST_PREDICTED_GAIN = "scaling/last_plan_predicted_gain"
+SCALING_LAST_MEASURED_GAIN = "scaling/last_plan_measured_gain"
+
+STEP_SECONDS = "step/seconds"
+SLOWEST_STEP_SECONDS = "step/slowest_worker_seconds"
+STEP_PART_SECONDS = "step/{part}_seconds"
+
+MEMORY_BYTES = "system/{role}_memory_bytes"
+CPU_CORES = "system/{role}_cpu_cores"
+
+TIME_SECONDS = "time/{part}_seconds"
 
 TRAFFIC_PULLED = "traffic/pulled_bytes_per_sample"
 TRAFFIC_PUSHED = "traffic/pushed_bytes_per_sample"
@@ -76,66 +80,56 @@ DATA_RATIO = "data/{what}/ratio"
 DATA_FACTOR = "data/factor/{feature}"
 DATA_FACTOR_PREDICTED = "data/predicted_factor/{feature}"
 
-SCALING_WORKERS = "scaling/workers"
-SCALING_PREDICTED = "scaling/predicted_samples_per_second"
-SCALING_GAIN = "scaling/predicted_gain"
-SCALING_CHANGED = "scaling/changed"
-SCALING_LAST_PREDICTED_GAIN = "scaling/last_plan_predicted_gain"
-SCALING_LAST_MEASURED_GAIN = "scaling/last_plan_measured_gain"
-
-CONFIGURATION = "cfg.{name}"
-
 DESCRIPTIONS = {
-    SAMPLES_PER_SECOND: "samples trained per second in the last window, all workers",
+    AUC: "area under the ROC curve of the last window, measured before the update; of the model's first output",
+    CORE_HOURS: "granted cores times hours of all pods, so far; the last value is what the job cost",
     LOSS: "mean of the trained loss of the last window, before the update; of one binary label the log loss, nats",
-    NAMED_LOSS: "mean of one of several losses that the model names, as loss",
+    NORMALIZED_ENTROPY: "log loss of the last window over that of always predicting its click rate",
+    SAMPLES_PER_SECOND: "samples trained per second in the last window, all workers",
     HEAD: "auc, normalized_entropy, mean_squared_error, normalized_error (over that of always predicting the mean "
     "label) or calibration (mean prediction over mean label) of one of several outputs, in the last window",
-    AUC: "area under the ROC curve of the last window, measured before the update; of the model's first output",
-    NORMALIZED_ENTROPY: "log loss of the last window over that of always predicting its click rate",
-    SAMPLES_TRAINED: "samples whose gradients were applied, repeats counted",
-    ELAPSED_SECONDS: "seconds since the job began",
-    WORKERS_RUNNING: "workers that are up",
-    SERVERS_RUNNING: "parameter servers that are up",
-    BATCH_SECONDS: "mean seconds of a worker's step in the last window",
-    PHASE_SECONDS: "mean seconds per step that a worker spent in wait, pull, compute or push",
-    MEMORY_BYTES: "bytes in use by a pod",
-    CPU_CORES: "cores in use by a pod since the last measurement",
+    NAMED_LOSS: "mean of one of several losses that the model names, as `curves/loss`",
     EVALUATION_AUC: "area under the ROC curve on the evaluation rows, which were never trained on",
     EVALUATION_NORMALIZED_ENTROPY: "normalised entropy on the evaluation rows",
-    EVALUATION_HEAD: "these figures of one of several outputs, or log_loss, on the evaluation rows",
     EVALUATION_LOG_LOSS: "mean log loss on the evaluation rows, nats",
-    EVALUATION_SAMPLES: "evaluation rows",
-    CHAMPION_AUC: "the champion's AUC on the same evaluation rows",
-    CHAMPION_NORMALIZED_ENTROPY: "the champion's normalised entropy on the same evaluation rows",
-    CHAMPION_NORMALIZED_ERROR: "the champion's normalised error on the same evaluation rows",
+    EVALUATION_CALIBRATION: "sum of the predictions over the number of clicks in the evaluation rows; 1 is best",
+    EVALUATION_HEAD: "these figures of one of several outputs on the evaluation rows",
+    CHAMPION_FIGURE: "auc, normalized_entropy or normalized_error of the champion on the same evaluation rows",
+    GAIN: "how much better than the champion this model is by that figure on the same rows; below 0: worse",
     CALIBRATION_PREDICTED: "mean prediction of one group of evaluation rows; step = group, by rising prediction",
     CALIBRATION_OBSERVED: "observed click rate of that group",
     CALIBRATION_ROWS: "rows of that group",
     CALIBRATION_HEAD: "predicted, observed and rows of another output than the first",
-    TOTAL_SECONDS: "seconds from the job's begin to its end",
-    TOTAL_SAMPLES: "samples that the training shards hold, all epochs",
-    TOTAL_SAMPLES_TRAINED: "samples whose gradients were applied; above total/samples by the repeats",
-    TOTAL_SAMPLES_PER_SECOND: "total/samples_trained over total/seconds",
-    TOTAL_SHARDS: "training shards, all epochs",
-    TOTAL_SHARDS_DONE: "training shards done",
-    TOTAL_RESTARTS: "pods that were restarted or replaced",
-    TOTAL_ROLLBACKS: "returns to a checkpoint record",
-    TOTAL: "another total that the master counts (see its `totals`): repeats, losses, records, seconds per phase",
-    COST_CORE_SECONDS: "granted cores times seconds, all pods",
-    COST_CORE_HOURS: "cost/core_seconds in core-hours",
-    COST_BYTE_SECONDS: "granted bytes of memory times seconds, all pods",
-    COST_GIBIBYTE_HOURS: "cost/byte_seconds in GiB-hours",
-    COST_PRICE: "core-hours and GiB-hours at the given prices; absent without prices",
-    COST_ROLE_CORE_SECONDS: "cost/core_seconds of one role",
-    COST_ROLE_BYTE_SECONDS: "cost/byte_seconds of one role",
-    COST_SAMPLES_PER_CORE_SECOND: "total/samples_trained over cost/core_seconds",
+    SECONDS: "seconds from the job's begin to its end",
+    SAMPLES_TRAINED: "samples whose gradients were applied, repeats counted",
+    SAMPLES_REPEATED: "samples trained more than once, after pods were lost",
+    MEAN_SAMPLES_PER_SECOND: "`job/samples_trained` over `job/seconds`",
+    SAMPLES_PER_CORE_SECOND: "`job/samples_trained` over the core-seconds of all pods",
+    GIBIBYTE_HOURS: "granted GiB of memory times hours, all pods",
+    GOODPUT: "share of the wall time in which rows were trained that count, 0 to 1",
+    RESTARTS: "pods that were restarted or replaced",
+    ROLLBACKS: "returns to a checkpoint record",
+    WORKERS_RUNNING: "workers that are up",
+    SERVERS_RUNNING: "parameter servers that are up",
     WORKER_START_SECONDS: "median seconds from asking for a worker to its first step",
     SERVER_START_SECONDS: "median seconds from asking for a parameter server until it has registered",
+    SCALING_WORKERS: "workers that the last round of scaling decided for",
+    SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
+    SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",
+    SCALING_CHANGED: "1 when the round changed the job, 0 when it stayed",
+    SCALING_LAST_PREDICTED_GAIN: "samples per second that the last plan carried out was predicted to bring",
+    SCALING_LAST_MEASURED_GAIN: "samples per second that it brought, as measured before and after it",
+    STEP_SECONDS: "mean seconds of a worker's step in the last window, mean over the workers",
+    SLOWEST_STEP_SECONDS: "the same of the slowest worker; far above `step/seconds`: a straggler",
+    STEP_PART_SECONDS: "seconds of a step that a worker spent in wait, pull, compute or push, mean over the workers",
+    MEMORY_BYTES: "bytes in use by the fullest pod of a role",
+    CPU_CORES: "cores in use by all pods of a role since the last measurement",
+    TIME_SECONDS: "part of the wall time: pending, starting, training, waiting_for_data, checkpointing, recovering, "
+    "redoing_lost_work, evaluating, idle, without_master; a part that took no time is absent",
     TRAFFIC_PULLED: "bytes that workers got from the servers per trained sample",
     TRAFFIC_PUSHED: "bytes of gradients that workers sent per trained sample",
     TRAFFIC_READ: "bytes of a trained sample on the way from the reader to the worker",
-    TRAFFIC_READ_PLAIN: "what traffic/read_bytes_per_sample would be without deduplication",
+    TRAFFIC_READ_PLAIN: "what `traffic/read_bytes_per_sample` would be without deduplication",
     DATA_ROWS: "rows of an inspected log's sample",
     DATA_SESSIONS: "sessions of that sample",
     DATA_SAMPLES_PER_SESSION: "rows per session of that sample",
@@ -145,29 +139,12 @@ DESCRIPTIONS = {
     DATA_RATIO: "how many times fewer that is",
     DATA_FACTOR: "numbers of a feature in clustered batches per number of its distinct rows",
     DATA_FACTOR_PREDICTED: "what the model of sessions predicts for that",
-    SCALING_WORKERS: "workers that the last round of scaling decided for",
-    SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
-    SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",
-    SCALING_CHANGED: "1 when the round changed the job, 0 when it stayed",
-    SCALING_LAST_PREDICTED_GAIN: "samples per second that the last plan carried out was predicted to bring",
-    SCALING_LAST_MEASURED_GAIN: "samples per second that it brought, as measured before and after it",
-    CONFIGURATION: "a number of the job file or of the allocation, as a metric because MLflow compares only those by >",
 }
 """Meaning and unit by name; `{}` stands for the changing part."""
 
-_PLACE = re.compile(r"(?:^|-)((?:master|worker|ps|evaluator)(?:-\d+)?)(?:-r\d+)?$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_\-. :]")
 
 
 def named(template: str, **parts: str) -> str:
     """A name with its changing parts filled in; characters that MLflow refuses become `_`."""
     return template.format(**{key: _UNSAFE.sub("_", value) for key, value in parts.items()})
-
-
-def place(pod: str) -> str:
-    """A pod's place in its job: `worker-0` of `clicks-20260101-worker-0-r1`.
-
-    So the series of two jobs lie side by side, and a replacement goes on with its predecessor's.
-    """
-    found = _PLACE.search(pod)
-    return found.group(1) if found else pod

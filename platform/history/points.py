@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -46,7 +46,6 @@ def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
     values: dict[str, float | None] = {
         names.SAMPLES_PER_SECOND: metrics.samples_per_second,
         names.SAMPLES_TRAINED: float(metrics.samples_trained),
-        names.ELAPSED_SECONDS: metrics.elapsed_seconds,
         names.LOSS: metrics.loss,
         names.WORKERS_RUNNING: float(_running(metrics, Role.WORKER)),
         names.SERVERS_RUNNING: float(_running(metrics, Role.PARAMETER_SERVER)),
@@ -55,11 +54,28 @@ def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
         values |= {names.AUC: metrics.auc, names.NORMALIZED_ENTROPY: metrics.normalized_entropy}
         values |= _head_values(names.HEAD, metrics)
     values |= {names.named(names.NAMED_LOSS, name=name): value for name, value in metrics.losses.items()}
-    for pod in metrics.pods:
-        if pod.role is Role.WORKER and pod.batch_seconds:
-            values[names.named(names.BATCH_SECONDS, pod=names.place(pod.name))] = pod.batch_seconds
-            for part, seconds in pod.phase_seconds.items():
-                values[names.named(names.PHASE_SECONDS, pod=names.place(pod.name), part=part)] = seconds
+    return _points(values | _step_values(metrics), step, unix_seconds)
+
+
+def _step_values(metrics: TrainingMetrics) -> dict[str, float]:
+    """A worker's step and its parts, as means over the workers, and the step of the slowest one."""
+    workers = [pod for pod in metrics.pods if pod.role is Role.WORKER and pod.batch_seconds]
+    if not workers:
+        return {}
+    steps = [pod.batch_seconds for pod in workers]
+    parts = dict.fromkeys(part for pod in workers for part in pod.phase_seconds)
+    return {
+        names.STEP_SECONDS: sum(steps) / len(steps),
+        names.SLOWEST_STEP_SECONDS: max(steps),
+        **{
+            names.named(names.STEP_PART_SECONDS, part=part): sum(pod.phase_seconds.get(part, 0.0) for pod in workers)
+            / len(workers)
+            for part in parts
+        },
+    }
+
+
+def _points(values: Mapping[str, float | None], step: int, unix_seconds: float) -> list[Point]:
     return [Point(name, value, step, unix_seconds) for name, value in values.items() if value is not None]
 
 
@@ -76,32 +92,25 @@ def _running(metrics: TrainingMetrics, role: Role) -> int:
 
 
 def final_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
-    """The totals of a job that has ended, and its evaluation if there was one."""
+    """What a job that has ended did, beside its last window, and its evaluation if there was one."""
     values: dict[str, float | None] = {
-        names.TOTAL_SECONDS: metrics.elapsed_seconds,
-        names.TOTAL_SAMPLES: float(metrics.samples_total),
-        names.TOTAL_SAMPLES_TRAINED: float(metrics.samples_trained),
-        names.TOTAL_SHARDS: float(metrics.shards_total),
-        names.TOTAL_SHARDS_DONE: float(metrics.shards_done),
-        names.TOTAL_RESTARTS: float(sum(pod.restarts for pod in metrics.pods)),
-        names.TOTAL_ROLLBACKS: float(metrics.generation),
+        names.SECONDS: metrics.elapsed_seconds,
+        names.RESTARTS: float(sum(pod.restarts for pod in metrics.pods)),
+        names.ROLLBACKS: float(metrics.generation),
     }
     if metrics.elapsed_seconds > 0:
-        values[names.TOTAL_SAMPLES_PER_SECOND] = metrics.samples_trained / metrics.elapsed_seconds
+        values[names.MEAN_SAMPLES_PER_SECOND] = metrics.samples_trained / metrics.elapsed_seconds
     if metrics.evaluated:
         values |= {
             names.EVALUATION_AUC: metrics.auc,
             names.EVALUATION_NORMALIZED_ENTROPY: metrics.normalized_entropy,
-            names.EVALUATION_SAMPLES: float(metrics.evaluation_samples),
             **_head_values(names.EVALUATION_HEAD, metrics),
         }
-    return [
-        Point(name, value, metrics.samples_trained, unix_seconds) for name, value in values.items() if value is not None
-    ]
+    return _points(values, metrics.samples_trained, unix_seconds)
 
 
 def calibration_points(curve: CalibrationCurve, unix_seconds: float, head: str = "") -> list[Point]:
-    """Predicted against observed click rate, one step per group of rows.
+    """Predicted against observed click rate, one step per group of rows, and of the first output their ratio over all.
 
     Args:
         head: of a model with several outputs, another one than the first.
@@ -118,18 +127,19 @@ def calibration_points(curve: CalibrationCurve, unix_seconds: float, head: str =
             names.named(names.CALIBRATION_HEAD, head=head, part=name.rpartition("/")[2]): column
             for name, column in columns.items()
         }
-    return [
+    points = [
         Point(name, float(value), group, unix_seconds)
         for name, column in columns.items()
         for group, value in enumerate(np.asarray(column, dtype=np.float64))
     ]
-
-
-class Prices(msgspec.Struct, frozen=True):
-    """Currency per core-hour and per GiB-hour; 0: not counted."""
-
-    core_hour: float = 0.0
-    gibibyte_hour: float = 0.0
+    predicted_C, observed_C, rows_C = (
+        np.asarray(column, dtype=np.float64) for column in (curve.predicted, curve.observed, curve.rows)
+    )
+    clicks = float((observed_C * rows_C).sum())
+    if not head and clicks:
+        ratio = float((predicted_C * rows_C).sum()) / clicks
+        points.append(Point(names.EVALUATION_CALIBRATION, ratio, 0, unix_seconds))
+    return points
 
 
 class CostMeter:
@@ -137,14 +147,16 @@ class CostMeter:
 
     Give it the cluster's pods often (`observe`); between two looks a pod counts with its size at the first of them. A
     pod counts from its start to its end.
+
+    Attributes:
+        core_seconds, byte_seconds: of all pods until the last look.
     """
 
-    def __init__(self, prices: Prices | None = None) -> None:
-        self._prices = prices or Prices()
+    def __init__(self) -> None:
         self._counted_until: dict[str, float] = {}
         self._last: dict[str, PodStatus] = {}
-        self._core_seconds: dict[Role, float] = {}
-        self._byte_seconds: dict[Role, float] = {}
+        self.core_seconds = 0.0
+        self.byte_seconds = 0.0
         self._cpu: dict[str, tuple[float, float]] = {}
 
     def observe(self, pods: Iterable[PodStatus], unix_seconds: float) -> None:
@@ -156,61 +168,36 @@ class CostMeter:
             end = unix_seconds if pod.finished_unix_seconds is None else pod.finished_unix_seconds
             size = self._last.get(pod.uid, pod).size
             if end > begin:
-                self._core_seconds[pod.role] = self._core_seconds.get(pod.role, 0.0) + size.cores * (end - begin)
-                self._byte_seconds[pod.role] = self._byte_seconds.get(pod.role, 0.0) + size.memory_bytes * (end - begin)
+                self.core_seconds += size.cores * (end - begin)
+                self.byte_seconds += size.memory_bytes * (end - begin)
                 self._counted_until[pod.uid] = end
             self._last[pod.uid] = pod
 
-    @property
-    def core_seconds(self) -> float:
-        return sum(self._core_seconds.values())
+    def cost_so_far(self, samples_trained: int, unix_seconds: float) -> list[Point]:
+        """One point of the curve of the cost."""
+        return [Point(names.CORE_HOURS, self.core_seconds / 3600, samples_trained, unix_seconds)]
 
-    @property
-    def byte_seconds(self) -> float:
-        return sum(self._byte_seconds.values())
-
-    @property
-    def price(self) -> float:
-        """Currency; 0 without prices."""
-        gibibyte_hours = self.byte_seconds / 2**30 / 3600
-        return self.core_seconds / 3600 * self._prices.core_hour + gibibyte_hours * self._prices.gibibyte_hour
-
-    def points(self, samples_trained: int, unix_seconds: float) -> list[Point]:
-        """The cost so far, by role and together."""
-        values = {
-            names.COST_CORE_SECONDS: self.core_seconds,
-            names.COST_CORE_HOURS: self.core_seconds / 3600,
-            names.COST_BYTE_SECONDS: self.byte_seconds,
-            names.COST_GIBIBYTE_HOURS: self.byte_seconds / 2**30 / 3600,
-        }
-        for role, amount in self._core_seconds.items():
-            values[names.named(names.COST_ROLE_CORE_SECONDS, role=role.value)] = amount
-        for role, amount in self._byte_seconds.items():
-            values[names.named(names.COST_ROLE_BYTE_SECONDS, role=role.value)] = amount
+    def whole_cost(self, samples_trained: int, unix_seconds: float) -> list[Point]:
+        """What a job that has ended cost, beside the last point of that curve."""
+        values = {names.GIBIBYTE_HOURS: self.byte_seconds / 2**30 / 3600}
         if self.core_seconds:
-            values[names.COST_SAMPLES_PER_CORE_SECOND] = samples_trained / self.core_seconds
-        if self._prices != Prices():
-            values[names.COST_PRICE] = self.price
-        return [Point(name, value, samples_trained, unix_seconds) for name, value in values.items()]
+            values[names.SAMPLES_PER_CORE_SECOND] = samples_trained / self.core_seconds
+        return _points(values, samples_trained, unix_seconds)
 
     def usage_points(self, pods: Iterable[PodStatus], samples_trained: int, unix_seconds: float) -> list[Point]:
-        """Cores and memory in use per place, in MLflow's "System metrics" view; cores need two looks.
-
-        A pod that is on its way out and its replacement count together: MLflow refuses a model whose run has two values
-        of one metric at one moment.
-        """
+        """Cores and memory in use by role, in MLflow's "System metrics" view; cores need two looks."""
         values: dict[str, float] = {}
         for pod in pods:
             if pod.phase.is_final:
                 continue
             cpu_seconds, then = self._cpu.get(pod.uid, (pod.cpu_seconds, unix_seconds))
             self._cpu[pod.uid] = (pod.cpu_seconds, unix_seconds)
-            place = names.place(pod.name)
+            role = pod.role.value.replace("-", "_")
             if unix_seconds > then:
-                name = names.named(names.CPU_CORES, pod=place)
+                name = names.named(names.CPU_CORES, role=role)
                 cores = max(0.0, pod.cpu_seconds - cpu_seconds) / (unix_seconds - then)
                 values[name] = values.get(name, 0.0) + cores
             if pod.memory_bytes:
-                name = names.named(names.MEMORY_BYTES, pod=place)
-                values[name] = values.get(name, 0.0) + pod.memory_bytes
-        return [Point(name, value, samples_trained, unix_seconds) for name, value in values.items()]
+                name = names.named(names.MEMORY_BYTES, role=role)
+                values[name] = max(values.get(name, 0.0), float(pod.memory_bytes))
+        return _points(values, samples_trained, unix_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,12 +24,22 @@ TAG_REASON = "elastrec.reason"
 TAG_DESCRIBED = "elastrec.described"
 TAG_GATE = "elastrec.gate"
 TAG_GATE_REASON = "elastrec.gate_reason"
+TAG_CHAMPION_RUN = "elastrec.champion_run"
+"""Run of the champion that the model was compared with on its evaluation rows."""
 TAG_AIRFLOW_URL = "airflow.url"
 """Page of the DAG run that the job belongs to."""
 _LABEL = "elastrec.label."
 # MLflow refuses longer ones; the whole job file is an artifact of the run.
 _LONGEST_TAG = 4000
 _LONGEST_PARAM = 6000
+_FEATURES = {
+    "training_rows": "data.training_rows",
+    "batch_size": "training.batch_size",
+    "embedding_dimension": "model.embedding_dimension",
+    "dense_features": "data.dense_features",
+    "sparse_features": "data.sparse_features",
+}
+"""Parameters that tell which jobs are alike, by the names of `JobRecord.features`."""
 
 
 def run_name(job_name: str, interval: Interval, attempt: int = 1) -> str:
@@ -38,18 +48,38 @@ def run_name(job_name: str, interval: Interval, attempt: int = 1) -> str:
     `clicks 2026-01-03`, `clicks 2026-01-01 to 2026-01-03`, for other intervals start and end with their times; only the
     job's name where the job reads all of its data. A further attempt adds ` (attempt 2)`.
     """
-    name = f"{job_name} {_days(interval)}".rstrip()
+    name = f"{job_name} {days(interval.start, interval.end)}".rstrip()
     return name if attempt == 1 else f"{name} (attempt {attempt})"
 
 
-def _days(interval: Interval) -> str:
-    if not interval.start:
+def dataset_name(data_path: str, interval: Interval, context: str) -> str:
+    """What people read in MLflow's list of data sets: the log's folder and the days, as in `run_name`.
+
+    Args:
+        context: `training`, or `evaluation`, whose days begin where those of the training end.
+    """
+    moments = (interval.end, interval.evaluation_end) if context == "evaluation" else (interval.start, interval.end)
+    return f"{data_path.rstrip('/').rpartition('/')[2]} {days(*moments)}".rstrip()
+
+
+def days(begin: str, until: str) -> str:
+    """The days of an interval, both inclusive; empty where a job reads all of its data, which has no begin.
+
+    Args:
+        begin, until: ISO 8601 text, as of `jobs.types.Interval`.
+    """
+    if not begin:
         return ""
-    start, end, _ = interval.moments()
+    start, end = _moment(begin), _moment(until)
     if any(moment.time() != time.min for moment in (start, end)):
         return f"{start:%Y-%m-%dT%H:%M} to {end:%Y-%m-%dT%H:%M}"
     last = end - timedelta(days=1)
     return f"{start:%Y-%m-%d}" if last <= start else f"{start:%Y-%m-%d} to {last:%Y-%m-%d}"
+
+
+def _moment(text: str) -> datetime:
+    parsed = datetime.fromisoformat(text)
+    return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +117,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         phase: the last one written; a job that was killed with its master may still say Training.
         interval: ISO 8601 start and end of its training data.
-        features: the `cfg.` numbers, without the prefix.
+        features: numbers that tell which jobs are alike: training_rows, batch_size, embedding_dimension,
+            dense_features and sparse_features.
         labels: the job file's own labels.
         metrics: the last value of every metric.
         started_unix_seconds, ended_unix_seconds: of the run; the end is None while it is open.
@@ -123,15 +154,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def samples_trained(self) -> float | None:
-        return self.metrics.get(names.TOTAL_SAMPLES_TRAINED, self.metrics.get(names.SAMPLES_TRAINED))
+        return self.metrics.get(names.SAMPLES_TRAINED)
 
     @property
-    def core_seconds(self) -> float | None:
-        return self.metrics.get(names.COST_CORE_SECONDS)
-
-    @property
-    def byte_seconds(self) -> float | None:
-        return self.metrics.get(names.COST_BYTE_SECONDS)
+    def core_hours(self) -> float | None:
+        """What the job's pods have cost until now."""
+        return self.metrics.get(names.CORE_HOURS)
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,8 +167,6 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         phases: any of these.
-        features: inclusive bounds of `cfg.` numbers, None for no bound, for example
-            `{"training_rows": (1e6, None)}`.
     """
 
     job_name: str | None = None
@@ -148,7 +174,6 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     team: str | None = None
     architecture: str | None = None
     phases: tuple[Phase, ...] = ()
-    features: dict[str, tuple[float | None, float | None]] = {}
     labels: dict[str, str] = {}
 
     def expressions(self) -> list[str]:
@@ -167,10 +192,6 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         # Runs of other tools in the same experiment are no jobs.
         terms = [f"tags.`{TAG_DESCRIBED}` = 'true'"]
         terms += [f"tags.`{key}` = {_quoted(value)}" for key, value in wanted.items() if value is not None]
-        for feature, (low, high) in self.features.items():
-            name = names.named(names.CONFIGURATION, name=feature)
-            terms += [f"metrics.`{name}` >= {low!r}"] if low is not None else []
-            terms += [f"metrics.`{name}` <= {high!r}"] if high is not None else []
         together = " AND ".join(terms)
         if not self.phases:
             return [together]
@@ -189,11 +210,10 @@ class Description(msgspec.Struct, frozen=True):
 
     params: dict[str, str]
     tags: dict[str, str]
-    configuration: dict[str, float]
 
 
 def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> Description:
-    """Parameters, tags and `cfg.` numbers of a job that is about to start."""
+    """Parameters and tags of a job that is about to start."""
     spec = job.spec
     asked, granted = Sizes.asked(job), Sizes.granted(allocation)
     rows, dense, weights = spec.optimizers.rows, spec.optimizers.dense, spec.first_order_rule
@@ -227,6 +247,12 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "optimizers.dense.learning_rate": dense.learning_rate,
         "resources.virtual_buckets": spec.resources.virtual_buckets,
         "data.path": spec.data.path,
+        "data.days": days(prepared.interval.start, prepared.interval.end) or "all",
+        "data.training_rows": prepared.training_rows,
+        "data.evaluation_rows": prepared.evaluation_rows,
+        "data.dense_features": len(spec.data.dense),
+        "data.sparse_features": len(spec.data.sparse),
+        "data.tables": len(spec.data.tables),
         "start_from": prepared.start_record or "nothing",
     }
     tags = {
@@ -247,24 +273,9 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         TAG_PHASE: Phase.STARTING.value,
         **{names.named(_LABEL + "{key}", key=key): value for key, value in job.metadata.labels.items()},
     }
-    configuration = {
-        **{key: float(value) for key, value in msgspec.structs.asdict(granted).items()},
-        "training_rows": float(prepared.training_rows),
-        "evaluation_rows": float(prepared.evaluation_rows),
-        "batch_size": float(spec.training.batch_size),
-        "epochs": float(spec.training.epochs),
-        "embedding_dimension": float(spec.model.embedding_dimension),
-        "dense_features": float(len(spec.data.dense)),
-        "sparse_features": float(len(spec.data.sparse)),
-        "tables": float(len(spec.data.tables)),
-        "rows_learning_rate": rows.learning_rate,
-        "dense_learning_rate": dense.learning_rate,
-        "staleness": float(spec.training.consistency.staleness),
-    }
     return Description(
         params={key: str(value)[:_LONGEST_PARAM] for key, value in params.items()},
         tags={key: value[:_LONGEST_TAG] for key, value in tags.items()},
-        configuration=configuration,
     )
 
 
@@ -291,7 +302,6 @@ def read_record(run: Any) -> JobRecord:
     tags: Mapping[str, str] = run.data.tags
     params: Mapping[str, str] = run.data.params
     metrics: Mapping[str, float] = run.data.metrics
-    prefix = names.CONFIGURATION.format(name="")
     try:
         return JobRecord(
             run_id=run.info.run_id,
@@ -304,9 +314,9 @@ def read_record(run: Any) -> JobRecord:
             interval=(tags["elastrec.interval.start"], tags["elastrec.interval.end"]),
             asked=_sizes(params, "asked."),
             granted=_sizes(params, "granted."),
-            features={key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)},
+            features={name: float(params[param]) for name, param in _FEATURES.items()},
             labels={key.removeprefix(_LABEL): value for key, value in tags.items() if key.startswith(_LABEL)},
-            metrics={key: value for key, value in metrics.items() if not key.startswith(prefix)},
+            metrics=dict(metrics),
             started_unix_seconds=run.info.start_time / 1000,
             ended_unix_seconds=run.info.end_time / 1000 if run.info.end_time else None,
             airflow_url=tags.get(TAG_AIRFLOW_URL, ""),

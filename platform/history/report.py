@@ -6,7 +6,7 @@ what the run holds; nothing is measured here. Pure but for reading the template.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.records import TAG_GATE, TAG_GATE_REASON, JobRecord
 from elastrec.platform.history.scaling_figures import Decision, change
-from elastrec.platform.history.words import Chart, templates_in
+from elastrec.platform.history.words import NOTHING, Chart, count, duration, figure, percent, templates_in
 
 REPORT_FILE = "report.html"
 _CHARTS = (
@@ -25,10 +25,19 @@ _CHARTS = (
 )
 SERIES = tuple(name for name, _ in _CHARTS)
 """The series that a report draws."""
-_COSTS = (
-    (names.COST_CORE_HOURS, "core-hours"),
-    (names.COST_GIBIBYTE_HOURS, "GiB-hours"),
-    (names.COST_PRICE, "price"),
+_COSTS = ((names.CORE_HOURS, "core-hours"), (names.GIBIBYTE_HOURS, "GiB-hours"))
+_TRAINED_ON = (
+    ("days", "data.days"),
+    ("training rows", "data.training_rows"),
+    ("started from", "start_from"),
+)
+_SPENT: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("core-hours", names.CORE_HOURS, figure),
+    ("time", names.SECONDS, duration),
+    ("samples trained", names.SAMPLES_TRAINED, count),
+    ("samples per second, over the whole time", names.MEAN_SAMPLES_PER_SECOND, count),
+    ("samples per core-second", names.SAMPLES_PER_CORE_SECOND, count),
+    ("goodput", names.GOODPUT, percent),
 )
 
 
@@ -76,6 +85,7 @@ def render(
     record: JobRecord,
     tags: Mapping[str, str],
     params: Mapping[str, str],
+    champion: tuple[JobRecord, Mapping[str, str]] | None,
     series: Mapping[str, Sequence[tuple[int, float]]],
     decisions: Sequence[Decision],
     story: Story | None,
@@ -84,6 +94,7 @@ def render(
 
     Args:
         tags, params: of the run.
+        champion: the job whose model the gate compared this one with, and its run's parameters; None: not known.
         series: (samples trained, value) of the metrics of SERIES.
         decisions: of scaling, the oldest first.
         story: None: what happened is not known.
@@ -99,6 +110,7 @@ def render(
             gate_reason=tags.get(TAG_GATE_REASON, ""),
             params=params,
             quality=_quality(record.metrics),
+            beside=_beside((record, params), champion) if champion else [],
             costs=[(words, record.metrics[name]) for name, words in _COSTS if name in record.metrics],
             charts=[chart for chart in charts if chart is not None],
             decisions=[(each, change(each.before, each.after)) for each in decisions],
@@ -107,11 +119,36 @@ def render(
     )
 
 
+class Row(msgspec.Struct, frozen=True):
+    """One line of the comparison with the champion's job, as text."""
+
+    name: str
+    this: str
+    champion: str
+
+
+def _beside(job: tuple[JobRecord, Mapping[str, str]], champion: tuple[JobRecord, Mapping[str, str]]) -> list[Row]:
+    """What the two were trained on, what they cost, and every parameter in which they differ."""
+    (this, params), (other, others) = job, champion
+    rows = [
+        Row("run", this.job_id, other.job_id),
+        *(Row(words, params.get(name, NOTHING), others.get(name, NOTHING)) for words, name in _TRAINED_ON),
+        *(Row(words, show(this.metrics.get(name)), show(other.metrics.get(name))) for words, name, show in _SPENT),
+    ]
+    shown = {name for _, name in _TRAINED_ON}
+    differing = sorted(name for name in {*params, *others} - shown if params.get(name) != others.get(name))
+    return rows + [Row(name, params.get(name, NOTHING), others.get(name, NOTHING)) for name in differing]
+
+
 def _quality(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
     """Figures on the evaluation rows beside those of the champion on the same rows."""
     rows = (
-        ("AUC", names.EVALUATION_AUC, names.CHAMPION_AUC),
-        ("normalised entropy", names.EVALUATION_NORMALIZED_ENTROPY, names.CHAMPION_NORMALIZED_ENTROPY),
+        ("AUC", names.EVALUATION_AUC, names.named(names.CHAMPION_FIGURE, figure="auc")),
+        (
+            "normalised entropy",
+            names.EVALUATION_NORMALIZED_ENTROPY,
+            names.named(names.CHAMPION_FIGURE, figure="normalized_entropy"),
+        ),
         ("log loss", names.EVALUATION_LOG_LOSS, ""),
     )
     return [

@@ -145,7 +145,8 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
         model_uri=exported.model_uri,
         head=exported.head,
     )
-    history.log_gate(with_run(platform, prepared, launched).run_id, decision)
+    judged_against = champion.run_id if champion and exported.champion else ""
+    history.log_gate(with_run(platform, prepared, launched).run_id, decision, judged_against)
     log.info("gate", job_id=prepared.job_id, passed=decision.passed, reason=decision.reason)
     return decision
 

@@ -19,7 +19,7 @@ from elastrec.platform.specs.scaling import ScalingSettings
 
 log = structlog.get_logger(__name__)
 _LATEST_JOBS = 50
-_RECOVERING_SECONDS = names.named(names.TOTAL, name="phase_recovering_seconds")
+_RECOVERING_SECONDS = names.named(names.TIME_SECONDS, part="recovering")
 
 
 def overheads(platform: Platform, settings: ScalingSettings) -> Overheads:
@@ -49,7 +49,7 @@ def overheads_of(records: Iterable[JobRecord]) -> Overheads:
     for record in records:
         workers += _usable(record.metrics.get(names.WORKER_START_SECONDS))
         servers += _usable(record.metrics.get(names.SERVER_START_SECONDS))
-        rollbacks = record.metrics.get(names.TOTAL_ROLLBACKS, 0.0)
+        rollbacks = record.metrics.get(names.ROLLBACKS, 0.0)
         recovering = record.metrics.get(_RECOVERING_SECONDS)
         if recovering is not None and rollbacks >= 1:
             pauses += _usable(recovering / rollbacks)

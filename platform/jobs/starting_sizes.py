@@ -26,7 +26,7 @@ from elastrec.platform.specs.uris import masked
 
 log = structlog.get_logger(__name__)
 _LOOKED_AT = 200
-_NUMBERS = ("training_rows", "batch_size", "embedding_dimension", "dense_features", "sparse_features")
+_MEMORY_OF_SERVERS = names.named(names.MEMORY_BYTES, role="parameter_server")
 
 
 def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
@@ -86,21 +86,17 @@ def past_job(record: JobRecord) -> PastJob:
     granted = msgspec.structs.asdict(record.granted)
     workers = round(record.metrics.get(names.SCALING_WORKERS, record.granted.workers))
     allocation = amounts.Allocation(**{**granted, "workers": max(1, workers)})
-    fullest = max((record.metrics.get(name, 0.0) for name in _memory_of_servers(allocation)), default=0.0)
+    fullest = record.metrics.get(_MEMORY_OF_SERVERS, 0.0)
     return PastJob(
         job_id=record.job_id,
         features=Features(
             categories={"name": record.job_name, "team": record.team, "architecture": record.architecture},
-            numbers={name: record.features[name] for name in _NUMBERS if name in record.features},
+            numbers=record.features,
         ),
         allocation=allocation,
         needed=with_memory_used(allocation, fullest) if fullest > 0 else None,
         ended_unix_seconds=record.ended_unix_seconds or record.started_unix_seconds,
     )
-
-
-def _memory_of_servers(allocation: amounts.Allocation) -> list[str]:
-    return [names.named(names.MEMORY_BYTES, pod=f"ps-{index}") for index in range(allocation.parameter_servers)]
 
 
 def explained(found: WarmStart) -> str:

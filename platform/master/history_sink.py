@@ -14,6 +14,7 @@ import structlog
 from elastrec.platform.clusters.protocol import Fleet, snapshot
 from elastrec.platform.data.head_sketches import HeadSketches
 from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import CostMeter, Point, calibration_points, final_points, window_points
 from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.history.spool import Spool
@@ -26,22 +27,16 @@ log = structlog.get_logger(__name__)
 SPOOL_FILE = "history.spool"
 _WAITING_REPORTS = 64
 _CALIBRATION_GROUPS = 20
-# What history does not derive from TrainingMetrics and from the cluster itself.
-_OWN_TOTALS = frozenset(
-    {
-        "goodput",
-        "samples_repeated",
-        "shards_repeated",
-        "records",
-        "records_failed",
-        "worker_losses",
-        "parameter_server_losses",
-    }
-)
+_STARTS = (names.WORKER_START_SECONDS, names.SERVER_START_SECONDS)
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The job at one moment; `evaluation_sketch` and `totals` are complete once its phase is final."""
+    """The job at one moment.
+
+    Attributes:
+        totals: what history derives neither from `metrics` nor from the cluster, by metric name; complete, like
+            `evaluation_sketch`, once the job's phase is final.
+    """
 
     metrics: TrainingMetrics
     totals: Mapping[str, float]
@@ -62,7 +57,7 @@ class HistorySink:
         self._meter = CostMeter()
         self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
         self._has_ended = False
-        self._overheads: dict[str, float] = {}
+        self._starts: Mapping[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
 
@@ -109,27 +104,22 @@ class HistorySink:
         try:
             pods = snapshot(self._fleet)
             self._meter.observe(pods, now)
+            points += self._meter.cost_so_far(step, now)
             points += self._meter.usage_points(pods, step, now)
         except ClusterError as error:
             log.warning("pods_not_listed", job=self._job_id, reason=str(error))
-        overheads = {name: value for name, value in report.totals.items() if name.startswith("overhead/")}
         # While the job runs, too: the next round of scaling wants to know, and they change with new pods alone.
         points += [
-            Point(name, value, step, now) for name, value in overheads.items() if self._overheads.get(name) != value
+            Point(name, report.totals[name], step, now)
+            for name in _STARTS
+            if name in report.totals and self._starts.get(name) != report.totals[name]
         ]
-        self._overheads = overheads
+        self._starts = report.totals
         if report.metrics.phase.is_final:
             self._has_ended = True
             points += final_points(report.metrics, now)
-            points += self._meter.points(step, now)
-            points += [
-                Point(f"total/{name}", value, step, now)
-                for name, value in report.totals.items()
-                if name in _OWN_TOTALS or name.startswith(("phase_", "time_"))
-            ]
-            points += [
-                Point(name, value, step, now) for name, value in report.totals.items() if name.startswith("traffic/")
-            ]
+            points += self._meter.whole_cost(step, now)
+            points += [Point(name, value, step, now) for name, value in report.totals.items() if name not in _STARTS]
             points += _calibration(report.evaluation_sketch, now)
         self._reporter.log(points)
 

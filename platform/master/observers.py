@@ -84,7 +84,7 @@ class ObserverCalls(abc.ABC):
         return found.model_copy(update={"reason": f"the journal has no room: {stall}"}) if stall else found
 
     def totals(self) -> dict[str, float]:
-        """What the job did and cost until now (see `status.totals`)."""
+        """What the job did until now, by metric name (see `status.totals`)."""
         with self._lock:
             time = self.state.phases.since if self.state.phase.is_final else self.now()
             return totals(self.state, time) | self._seen.starts.medians() | self._seen.monitor.traffic()

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from elastrec.platform.clusters.pods import PodPhase, PodStatus, ResizeState
 from elastrec.platform.data.head_sketches import HeadSketches
+from elastrec.platform.history import metric_names as names
 from elastrec.platform.master import stages
 from elastrec.platform.master.membership import Member, MemberStage
 from elastrec.platform.master.monitor import PodSample, Window
 from elastrec.platform.master.sketches import head_metrics
 from elastrec.platform.master.state import JobState
-from elastrec.platform.specs.metrics import HeadMetrics, Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.specs.metrics import HeadMetrics, Phase, PodMetrics, TrainingMetrics
 
 _CONDITIONS = {MemberStage.RETIRING: "Leaving", MemberStage.STANDBY: "Standby"}
 
@@ -130,32 +131,10 @@ def _waiting_reason(state: JobState, cluster: Mapping[str, PodStatus]) -> str:
 
 
 def totals(state: JobState, time: float) -> dict[str, float]:
-    """What the whole job did and cost, by metric name; units in the names.
-
-    `samples_repeated` counts samples trained more than once (after losses and rollbacks).
-    """
-    trained = state.training.samples
-    result: dict[str, float] = {
-        "samples_total": state.training.splits.total_rows,
-        "samples_trained": trained,
-        "samples_repeated": trained - state.training.covered_rows(),
-        "shards_total": state.training.total,
-        "shards_done": state.training.done,
-        "shards_repeated": state.training.repeats,
-        "rollbacks": state.recovery.rollbacks,
-        "records": state.saves.completed,
-        "records_failed": state.saves.failed,
-    }
-    for role in (Role.WORKER, Role.PARAMETER_SERVER):
-        spent = state.membership.spent(role, time)
-        short = role.replace("-", "_")
-        result[f"{short}_losses"] = state.membership.losses.get(role, 0)
-        result[f"{short}_core_seconds"] = spent.core_seconds
-        result[f"{short}_byte_seconds"] = spent.byte_seconds
+    """What the whole job did beside what TrainingMetrics say, by metric name."""
     times = state.times.at(state, time)
-    result["goodput"] = times.goodput
-    for part, seconds in times.seconds.items():
-        result[f"time_{part}_seconds"] = seconds
-    for phase, seconds in state.phases.time_in_phases(time).items():
-        result[f"phase_{phase.lower()}_seconds"] = seconds
-    return result
+    return {
+        names.SAMPLES_REPEATED: float(state.training.samples - state.training.covered_rows()),
+        names.GOODPUT: times.goodput,
+        **{names.named(names.TIME_SECONDS, part=part): seconds for part, seconds in times.seconds.items()},
+    }

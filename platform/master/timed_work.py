@@ -66,7 +66,7 @@ class TimedWork(abc.ABC):
 
     @abc.abstractmethod
     def totals(self) -> dict[str, float]:
-        """What the job did and cost until now."""
+        """What the job did until now, by metric name."""
 
     def _run_timer(self) -> None:
         last = self._clock()

@@ -51,7 +51,7 @@ def test_a_job_of_two_workers_and_two_servers_trains_every_sample_and_registers_
 
     told = elastrec.json("explain", outcome["job_id"])
     assert sum(told["parts"].values()) == pytest.approx(told["wall_seconds"], rel=0.01)
-    assert run.data.metrics["total/goodput"] == pytest.approx(told["goodput"], abs=0.01) and told["goodput"] > 0
+    assert run.data.metrics["job/goodput"] == pytest.approx(told["goodput"], abs=0.01) and told["goodput"] > 0
     assert "explanation.txt" in [file.path for file in mlflow.MlflowClient().list_artifacts(outcome["run_id"])]
     ledger = elastrec.json("ledger", outcome["job_id"])
     assert ledger["totals"]["train"]["kept"] == ROWS_PER_DAY and ledger["totals"]["train"]["repeated"] == 0
@@ -147,7 +147,7 @@ def test_what_another_policy_would_have_made_of_the_jobs_that_have_run(elastrec:
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
     trained = {
-        run.data.tags["elastrec.job_id"]: run.data.metrics["total/phase_training_seconds"]
+        run.data.tags["elastrec.job_id"]: run.data.metrics["time/training_seconds"]
         for run in runs
         if run.info.status == "FINISHED"
     }

@@ -24,6 +24,9 @@ from elastrec.platform.specs.errors import ScalingError
 from elastrec.platform.specs.metrics import Phase
 
 _DENSE_BYTES = 10_000_000
+_STEPPING_SECONDS = tuple(
+    names.named(names.TIME_SECONDS, part=part) for part in ("training", "waiting_for_data", "redoing_lost_work")
+)
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -87,10 +90,10 @@ def _run(record: JobRecord) -> tuple[_Run | None, str]:
     """(what can be used of a run, why nothing can)."""
     if record.phase is not Phase.SUCCEEDED:
         return None, f"it ended as {record.phase.value}"
-    batch, dimension = record.features.get("batch_size", 0.0), record.features.get("embedding_dimension", 0.0)
+    batch, dimension = record.features["batch_size"], record.features["embedding_dimension"]
     samples, seconds = record.samples_trained or 0.0, _training_seconds(record)
     for what, value in (
-        ("cfg.batch_size", batch), ("cfg.embedding_dimension", dimension), ("samples trained", samples),
+        ("batch size", batch), ("embedding dimension", dimension), ("samples trained", samples),
         ("training time", seconds),
     ):  # fmt: skip
         if not value > 0:
@@ -106,20 +109,18 @@ def _run(record: JobRecord) -> tuple[_Run | None, str]:
 
 
 def _training_seconds(record: JobRecord) -> float:
-    """From its first to its last step where its master has counted that, else from begin to end."""
-    counted = record.metrics.get(names.named(names.TOTAL, name="phase_training_seconds"), 0.0)
-    return counted or record.metrics.get(names.TOTAL_SECONDS, 0.0)
+    """Time in which its workers did steps where its master has counted that, else from begin to end."""
+    counted = sum(record.metrics.get(name, 0.0) for name in _STEPPING_SECONDS)
+    return counted or record.metrics.get(names.SECONDS, 0.0)
 
 
 def _compute(record: JobRecord, step: float) -> float | None:
     """Share of a step in which workers compute, times the step; None where it was not measured."""
-    parts: dict[str, list[float]] = defaultdict(list)
-    for name, value in record.metrics.items():
-        if name.startswith("phase_seconds/"):
-            parts[name.rsplit("/", 1)[-1]].append(value)
-    means = {part: sum(values) / len(values) for part, values in parts.items()}
-    busy = sum(means.get(part, 0.0) for part in ("pull", "compute", "push"))
-    return step * means["compute"] / busy if means.get("compute", 0.0) > 0 and busy > 0 else None
+    parts = {
+        part: record.metrics.get(names.named(names.STEP_PART_SECONDS, part=part), 0.0)
+        for part in ("pull", "compute", "push")
+    }
+    return step * parts["compute"] / sum(parts.values()) if parts["compute"] > 0 else None
 
 
 def _job(run: _Run, coefficients: Coefficients, begin: float, growth: int) -> JobToRun:

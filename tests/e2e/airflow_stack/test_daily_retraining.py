@@ -130,7 +130,7 @@ def test_who_starts_a_run_by_the_form_finds_the_models_metrics_behind_the_link(
         assert airflow.xcom(DAG_ID, good_run, "launch")["run_id"] in run.url
         assert shown_metric(run, "evaluation/auc") == pytest.approx(metrics["auc"])
         assert shown_metric(run, "evaluation/normalized_entropy") == pytest.approx(metrics["normalized_entropy"])
-        assert 0 < shown_metric(run, "total/goodput") <= 1
+        assert 0 < shown_metric(run, "job/goodput") <= 1
         story = shown_artifact(run, "explanation.txt")
         assert f"succeeded after {metrics['samples_trained']:,} samples" in story
 

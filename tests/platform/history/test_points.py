@@ -13,7 +13,6 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import (
     CostMeter,
     Point,
-    Prices,
     calibration_points,
     final_points,
     window_points,
@@ -30,23 +29,27 @@ def metrics_of(**changes: object) -> TrainingMetrics:
         name="w-0", role=Role.WORKER, state="Running", batch_seconds=0.02, phase_seconds={"pull": 0.01}, memory_bytes=7,
         restarts=2,
     )  # fmt: skip
+    slower = PodMetrics(
+        name="w-1", role=Role.WORKER, state="Running", batch_seconds=0.06, phase_seconds={"pull": 0.05},
+    )  # fmt: skip
     server = PodMetrics(name="ps-0", role=Role.PARAMETER_SERVER, state="Running")
     fields = {
         "job": "clicks", "phase": Phase.TRAINING, "elapsed_seconds": 10.0, "samples_total": 900, "samples_trained": 500,
         "samples_per_second": 50.0, "loss": 0.5, "auc": 0.7, "normalized_entropy": 0.9, "generation": 1,
-        "pods": (worker, server),
+        "pods": (worker, slower, server),
     }  # fmt: skip
     return TrainingMetrics.model_validate(fields | changes)
 
 
-def test_a_window_becomes_points_over_samples_with_a_series_per_worker() -> None:
+def test_a_window_becomes_points_over_samples_whose_names_do_not_grow_with_the_workers() -> None:
     points = window_points(metrics_of(), 1000.0)
     assert {(point.step, point.unix_seconds) for point in points} == {(500, 1000.0)}
     found = values(points)
     assert found[names.LOSS] == 0.5 and found[names.AUC] == 0.7 and found[names.SAMPLES_PER_SECOND] == 50
-    assert found["batch_seconds/w-0"] == 0.02 and found["phase_seconds/w-0/pull"] == 0.01
-    assert found[names.WORKERS_RUNNING] == found[names.SERVERS_RUNNING] == 1
-    assert "batch_seconds/ps-0" not in found
+    assert found["step/seconds"] == pytest.approx(0.04) and found["step/slowest_worker_seconds"] == 0.06
+    assert found["step/pull_seconds"] == pytest.approx(0.03)
+    assert (found[names.WORKERS_RUNNING], found[names.SERVERS_RUNNING]) == (2, 1)
+    assert not any("w-" in name for name in found)
 
 
 def test_what_was_not_measured_makes_no_point_and_nan_does() -> None:
@@ -58,32 +61,29 @@ def test_evaluation_figures_do_not_mix_with_those_of_training_windows() -> None:
     evaluated = metrics_of(evaluated=True, evaluation_samples=90)
     assert names.AUC not in values(window_points(evaluated, 0.0))
     found = values(final_points(evaluated, 0.0))
-    assert found[names.EVALUATION_AUC] == 0.7 and found[names.EVALUATION_SAMPLES] == 90
+    assert found[names.EVALUATION_AUC] == 0.7
     assert names.EVALUATION_AUC not in values(final_points(metrics_of(), 0.0))
 
 
 def test_totals_tell_what_a_job_did() -> None:
     found = values(final_points(metrics_of(), 0.0))
-    assert found[names.TOTAL_SAMPLES_PER_SECOND] == 50
-    assert found[names.TOTAL_RESTARTS] == 2 and found[names.TOTAL_ROLLBACKS] == 1
+    assert found[names.MEAN_SAMPLES_PER_SECOND] == 50
+    assert found[names.RESTARTS] == 2 and found[names.ROLLBACKS] == 1
 
 
 def test_names_hold_only_what_mlflow_takes() -> None:
-    assert names.named(names.BATCH_SECONDS, pod="a/b#c d") == "batch_seconds/a_b_c d"
+    assert names.named(names.NAMED_LOSS, name="a/b#c d") == "curves/losses/a_b_c d"
 
 
-@pytest.mark.parametrize(
-    ("pod_name", "place"),
-    [
-        ("clicks-20260101-worker-0", "worker-0"),
-        ("clicks-20260101-ps-3-r1", "ps-3"),
-        ("worker-bee-20260101-worker-12", "worker-12"),
-        ("clicks-master", "master"),
-        ("something-else", "something-else"),
-    ],
-)
-def test_series_of_two_jobs_have_the_same_names(pod_name: str, place: str) -> None:
-    assert names.place(pod_name) == place
+def test_the_first_section_of_charts_is_auc_cost_loss_entropy_and_speed() -> None:
+    """MLflow: a section is what stands before the last slash; sections and their charts are sorted by name."""
+    of_jobs = [name for name in names.DESCRIPTIONS if not name.startswith(("data/", "system/"))]
+    sections = sorted({name.rpartition("/")[0] for name in of_jobs})
+    assert "" not in sections, "charts without a section come last"
+    assert sections[0] == "curves"
+    assert sorted(name for name in of_jobs if name.rpartition("/")[0] == "curves") == [
+        "curves/auc", "curves/core_hours", "curves/loss", "curves/normalized_entropy", "curves/samples_per_second",
+    ]  # fmt: skip
 
 
 def test_every_name_has_a_description() -> None:
@@ -96,6 +96,8 @@ def test_a_calibration_curve_has_one_step_per_group() -> None:
     sketch.update(np.linspace(0.1, 0.9, 100), np.arange(100) % 2)
     points = calibration_points(sketch.calibration(5), 1.0)
     assert [point.step for point in points if point.name == names.CALIBRATION_OBSERVED] == [0, 1, 2, 3, 4]
+    assert values(points)[names.EVALUATION_CALIBRATION] == pytest.approx(1.0, abs=0.01)
+    assert names.EVALUATION_CALIBRATION not in values(calibration_points(sketch.calibration(5), 1.0, head="second"))
 
 
 def pod(uid: str, *, cores: float = 2.0, memory: int = 2**30, started: float | None = 0.0, **more: object) -> PodStatus:
@@ -106,17 +108,16 @@ def pod(uid: str, *, cores: float = 2.0, memory: int = 2**30, started: float | N
 
 
 def test_a_pod_costs_from_its_start_to_its_end_even_when_it_is_gone() -> None:
-    meter = CostMeter(Prices(core_hour=3600.0))
+    meter = CostMeter()
     meter.observe([pod("a"), pod("pending", started=None)], 10.0)
     meter.observe([pod("a", finished_unix_seconds=15.0), pod("b", started=12.0)], 20.0)
     meter.observe([], 100.0)
     assert meter.core_seconds == 2 * 15 + 2 * 8
     assert meter.byte_seconds == 2**30 * 23
-    assert meter.price == pytest.approx(46.0)
-    found = values(meter.points(460, 0.0))
-    assert found["cost/worker/core_seconds"] == 46 and found[names.COST_SAMPLES_PER_CORE_SECOND] == 10
-    assert found[names.COST_PRICE] == pytest.approx(46.0)
-    assert names.COST_PRICE not in values(CostMeter().points(1, 0.0))
+    assert values(meter.cost_so_far(460, 0.0)) == {names.CORE_HOURS: 46 / 3600}
+    assert values(meter.whole_cost(460, 0.0)) == {
+        names.GIBIBYTE_HOURS: pytest.approx(23 / 3600), names.SAMPLES_PER_CORE_SECOND: 10.0
+    }  # fmt: skip
 
 
 def test_a_resized_pod_costs_its_old_size_until_the_look_that_saw_the_new_one() -> None:
@@ -140,14 +141,14 @@ def test_cores_in_use_are_those_since_the_last_look() -> None:
     meter = CostMeter()
     meter.usage_points([pod("a", cpu_seconds=1.0)], 0, 10.0)
     found = values(meter.usage_points([pod("a", cpu_seconds=4.0, memory_bytes=9)], 0, 12.0))
-    assert found == {"system/a/cpu_cores": 1.5, "system/a/memory_bytes": 9.0}
+    assert found == {"system/worker_cpu_cores": 1.5, "system/worker_memory_bytes": 9.0}
 
 
-def test_a_pod_and_its_replacement_have_one_value_together() -> None:
+def test_the_pods_of_a_role_have_the_cores_of_all_and_the_memory_of_the_fullest() -> None:
     meter = CostMeter()
-    names = ("clicks-1-worker-0", "clicks-1-worker-0-r1")
-    meter.usage_points([pod(name, cpu_seconds=1.0) for name in names], 0, 10.0)
-    found = meter.usage_points([pod(name, cpu_seconds=2.0, memory_bytes=5) for name in names], 0, 11.0)
+    meter.usage_points([pod(name, cpu_seconds=1.0) for name in "ab"], 0, 10.0)
+    used = [pod("a", cpu_seconds=2.0, memory_bytes=5), pod("b", cpu_seconds=2.0, memory_bytes=3)]
+    found = meter.usage_points(used, 0, 11.0)
     assert sorted((point.name, point.value) for point in found) == [
-        ("system/worker-0/cpu_cores", 2.0), ("system/worker-0/memory_bytes", 10.0),
+        ("system/worker_cpu_cores", 2.0), ("system/worker_memory_bytes", 5.0),
     ]  # fmt: skip

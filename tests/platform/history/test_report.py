@@ -69,7 +69,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
     history: History, client: MlflowClient, run_id: str, tmp_path: Path
 ) -> None:
     for step in (100, 200, 300):
-        values = {names.LOSS: 0.7 - step / 1000, names.SAMPLES_PER_SECOND: 50.0 * step, names.COST_CORE_HOURS: 1.25}
+        values = {names.LOSS: 0.7 - step / 1000, names.SAMPLES_PER_SECOND: 50.0 * step, names.CORE_HOURS: 1.25}
         history.log_series(run_id, [Point(name, value, step, time.time()) for name, value in values.items()])
     gate = GateDecision(
         passed=True, reason="better by 0.01", candidate=ModelScore(0.7512, 0.9034, 200),
@@ -101,6 +101,39 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
     ):  # fmt: skip
         assert words in text, words
     assert "began from nothing" not in text, "a beginning is no fault"
+
+
+def test_the_report_says_how_the_champion_was_trained_and_what_that_cost(
+    history: History, make_prepared: Callable[..., Prepared], allocation: Allocation
+) -> None:
+    runs = [
+        history.start_run(make_prepared(job_id, batch_size=size, rows=rows), allocation)
+        for job_id, size, rows in (("clicks-old", 512, 1000), ("clicks-new", 256, 2000))
+    ]
+    for run_id, core_hours in zip(runs, (1.25, 2.5), strict=True):
+        history.log_series(run_id, [Point(names.CORE_HOURS, core_hours, 100, time.time())])
+    gate = GateDecision(
+        passed=True, reason="better by 0.01", candidate=ModelScore(0.7512, 0.9034, 200),
+        champion=ModelScore(0.7412, 0.9134, 200), champion_version="1",
+    )  # fmt: skip
+    history.log_gate(runs[1], gate, champion_run=runs[0])
+    text = text_of(history.report(runs[1]))
+    for name, this, champion in (
+        ("run", "clicks-new", "clicks-old"),
+        ("training rows", "2000", "1000"),
+        ("core-hours", "2.5000", "1.2500"),
+        ("training.batch_size", "256", "512"),
+    ):
+        assert f"<tr><td>{name}</td><td>{this}</td><td>{champion}</td></tr>" in text, name
+    assert "<td>training.epochs</td>" not in text, "equal parameters say nothing"
+    assert "Beside the champion" not in text_of(history.report(runs[0]))
+
+
+def test_a_champion_whose_run_is_gone_costs_the_report_only_its_comparison(
+    history: History, client: MlflowClient, run_id: str
+) -> None:
+    client.set_tag(run_id, "elastrec.champion_run", "0" * 32)
+    assert "Beside the champion" not in text_of(history.report(run_id))
 
 
 def test_the_report_of_a_job_that_failed_at_once_says_what_is_unknown(

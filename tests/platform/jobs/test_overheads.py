@@ -32,9 +32,9 @@ def record(**metrics: float) -> JobRecord:
 def test_medians_over_the_jobs_count_and_every_recovery_is_a_pause() -> None:
     found = overheads_of(
         [
-            record(overhead__worker_start_seconds=4.0, overhead__parameter_server_start_seconds=2.0),
-            record(overhead__worker_start_seconds=6.0, total__rollbacks=2.0, total__phase_recovering_seconds=30.0),
-            record(overhead__worker_start_seconds=50.0, total__rollbacks=0.0, total__phase_recovering_seconds=0.0),
+            record(pods__worker_start_seconds=4.0, pods__parameter_server_start_seconds=2.0),
+            record(pods__worker_start_seconds=6.0, job__rollbacks=2.0, time__recovering_seconds=30.0),
+            record(pods__worker_start_seconds=50.0, job__rollbacks=0.0, time__recovering_seconds=0.0),
         ]
     )
     assert (found.worker_start_seconds, found.server_start_seconds, found.migration_pause_seconds) == (6.0, 2.0, 15.0)
@@ -43,7 +43,7 @@ def test_medians_over_the_jobs_count_and_every_recovery_is_a_pause() -> None:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
 def test_a_number_that_means_nothing_is_left_out(wrong: float) -> None:
-    found = overheads_of([record(overhead__worker_start_seconds=wrong), record(overhead__worker_start_seconds=3.0)])
+    found = overheads_of([record(pods__worker_start_seconds=wrong), record(pods__worker_start_seconds=3.0)])
     assert (found.worker_start_seconds, found.measured) == (3.0, 1)
 
 

@@ -219,7 +219,7 @@ def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Call
         "succeeded",
     ):
         assert words in timeline_text
-    assert s.service.totals()["goodput"] == live.goodput
+    assert s.service.totals()["job/goodput"] == live.goodput
     faults = [entry.what for entry in live.timeline if entry.is_fault]
     assert "the master went on" in faults and any(what.startswith("lost clicks-1-ps-0") for what in faults)
     assert not any(what.startswith(("began", "started", "saved", "succeeded")) for what in faults)

@@ -78,13 +78,13 @@ def test_the_logged_model_predicts_what_the_trainer_predicted(finished, tracking
 def test_logging_a_model_leaves_the_series_of_its_run_alone(finished, tracking, tmp_path: Path) -> None:
     uri, run_id = tracking
     client = mlflow.MlflowClient(uri)
-    client.log_metric(run_id, "cfg.workers", 3.0, step=0)
-    client.log_metric(run_id, "auc", 0.5, step=100)
+    client.log_metric(run_id, "pods/workers", 3.0, step=0)
+    client.log_metric(run_id, "curves/auc", 0.5, step=100)
     exported = export(msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id), tmp_path)
     model = client.get_logged_model(exported.model_uri.removeprefix("models:/"))
-    assert {metric.key for metric in model.metrics or []}.isdisjoint({"cfg.workers", "auc"})
-    assert set(client.get_run(run_id).data.metrics) == {"cfg.workers", "auc"}
-    assert [(metric.step, metric.value) for metric in client.get_metric_history(run_id, "auc")] == [(100, 0.5)]
+    assert {metric.key for metric in model.metrics or []}.isdisjoint({"pods/workers", "curves/auc"})
+    assert set(client.get_run(run_id).data.metrics) == {"pods/workers", "curves/auc"}
+    assert [(metric.step, metric.value) for metric in client.get_metric_history(run_id, "curves/auc")] == [(100, 0.5)]
     assert model.model_id in {output.model_id for output in client.get_run(run_id).outputs.model_outputs}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.records import JobRecord, Sizes
 from elastrec.platform.jobs.what_if.past_jobs import jobs_of
 from elastrec.platform.specs.metrics import Phase
@@ -23,8 +24,9 @@ def record(job_id: str = "clicks-1", workers: int = 4, **changed: Any) -> JobRec
         granted=Sizes(**msgspec.structs.asdict(allocation)),
         features={"batch_size": 512.0, "embedding_dimension": 16.0}, labels={},
         metrics={
-            "total/samples_trained": TRUE.samples, "total/seconds": seconds + 100.0,
-            "total/phase_training_seconds": seconds,
+            names.SAMPLES_TRAINED: TRUE.samples, names.SECONDS: seconds + 100.0,
+            "time/training_seconds": 0.9 * seconds, "time/waiting_for_data_seconds": 0.1 * seconds,
+            "time/pending_seconds": 100.0,
         },
         started_unix_seconds=1_700_000_000.0, ended_unix_seconds=1_700_000_000.0 + seconds,
     )  # fmt: skip
@@ -55,7 +57,7 @@ def test_one_configuration_says_that_shares_are_assumed() -> None:
 
 
 def test_what_its_workers_measured_decides_how_much_of_a_step_computes() -> None:
-    phases = {f"phase_seconds/worker-0/{part}": value for part, value in
+    phases = {names.named(names.STEP_PART_SECONDS, part=part): value for part, value in
               {"compute": 0.08, "pull": 0.01, "push": 0.01, "wait": 0.5}.items()}  # fmt: skip
     computing = record(metrics={**record().metrics, **phases})
     by_phases, assumed = jobs_of([computing]).jobs[0], jobs_of([record()]).jobs[0]
@@ -67,9 +69,9 @@ def test_what_its_workers_measured_decides_how_much_of_a_step_computes() -> None
     "changed, reason",
     [
         ({"phase": Phase.FAILED}, "it ended as Failed"),
-        ({"features": {}}, "its run has no cfg.batch_size"),
+        ({"features": {"batch_size": 0.0, "embedding_dimension": 16.0}}, "its run has no batch size"),
         ({"metrics": {}}, "its run has no samples trained"),
-        ({"metrics": {"total/samples_trained": 1e6}}, "its run has no training time"),
+        ({"metrics": {names.SAMPLES_TRAINED: 1e6}}, "its run has no training time"),
     ],
 )
 def test_half_written_and_failed_runs_are_left_out_with_the_reason(changed: dict[str, Any], reason: str) -> None:
