@@ -8,7 +8,7 @@ import click
 import pytest
 
 from elastrec.platform.cli.app import root
-from tests.docs import command_line_page, job_file_page
+from tests.docs import command_line_page, job_file_page, mlflow_page
 
 
 def test_the_reference_of_the_job_file_is_current() -> None:
@@ -19,6 +19,11 @@ def test_the_reference_of_the_job_file_is_current() -> None:
 def test_the_reference_of_the_command_line_is_current() -> None:
     current = command_line_page.PAGE.read_text() == command_line_page.render()
     assert current, "write it anew: python -m tests.docs.command_line_page"
+
+
+def test_the_metrics_on_the_page_about_mlflow_are_current() -> None:
+    current = mlflow_page.PAGE.read_text() == mlflow_page.render()
+    assert current, "write it anew: python -m tests.docs.mlflow_page"
 
 
 def test_every_field_of_a_job_file_has_a_meaning() -> None:

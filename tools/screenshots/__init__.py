@@ -1,0 +1,1 @@
+"""Screenshots for the documentation, taken in Chromium from a running stack."""
