@@ -18,7 +18,7 @@ from elastrec.platform.cli.progress import PLAIN_LINE_EVERY_SECONDS, progress_li
 from elastrec.platform.cli.tables import Columns
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import IDLE, Phase, Role
 from elastrec.platform.specs.quantities import format_bytes
 
 _LOOK_SECONDS = 1.0
@@ -89,11 +89,16 @@ class Look:
         return Group(self.columns.render(width), *map(Text, reasons))
 
     def reasons(self) -> list[str]:
-        """Why a job failed or its master does not answer; of the one job that is looked at, also where it began."""
+        """Why a job failed or its master does not answer; of the one job that is looked at, also where it began.
+
+        And which of its pods do something otherwise than the others.
+        """
         begun = [one.metrics for one in self._observations if self._job and one.metrics.started_from]
         troubled = [one for one in self._observations if one.metrics.phase is Phase.FAILED or not one.reachable]
+        idle = [pod for one in self._observations if self._job for pod in one.metrics.pods if pod.state == IDLE]
         return [
             *(f"{metrics.job}: started from {metrics.started_from}" for metrics in begun),
+            *(f"{pod.name}: {pod.reason}" for pod in idle),
             *(f"{one.metrics.job}: {one.metrics.reason}" for one in troubled if one.metrics.reason),
         ]
 

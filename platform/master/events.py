@@ -70,6 +70,7 @@ class PodReported(_Event, frozen=True, kw_only=True):
     writing: str = ""
     transfers: int = 0
     orders_version: int = 0
+    let_go_version: int = 0
 
 
 class PodOrdered(_Event, frozen=True, kw_only=True):
@@ -81,7 +82,7 @@ class PodOrdered(_Event, frozen=True, kw_only=True):
     pod: str
     batch_size: int | None = None
     learning_rate_scale: float = 1.0
-    is_dropped: bool = False
+    is_idle: bool = False
 
 
 class ShardsAsked(_Event, frozen=True, kw_only=True):

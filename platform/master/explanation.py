@@ -86,8 +86,9 @@ def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
             away = of["away_seconds"]
             return "the master went on", f"it was gone for {away:.1f} s" if away else "it stood still or was restarted"
         case "pod_ordered":
-            wanted = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in of.items() if name != "pod")
-            return f"{of['pod']} has orders of its own: {wanted}", ""
+            names = [name for name in of if name not in ("pod", "reason")]
+            wanted = ", ".join(f"{name.replace('_', ' ')} {of[name]}" for name in names)
+            return f"{of['pod']} has orders of its own: {wanted}", of.get("reason", "")
         case "job_failed":
             return "failed", of["reason"]
         case "job_stopped":

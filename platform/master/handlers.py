@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elastrec.platform.master import leasing, losses, rollback, saving, shape, stages
+from elastrec.platform.master import leasing, losses, orders, rollback, saving, shape, stages
 from elastrec.platform.master.effects import Decided, Effect
 from elastrec.platform.master.events import (
     Begun,
@@ -36,7 +36,6 @@ from elastrec.platform.master.events import (
 from elastrec.platform.master.saves import COMMITTING
 from elastrec.platform.master.time_book import WITHOUT_MASTER
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import PodOrders
 
 if TYPE_CHECKING:
     from elastrec.platform.master.state import JobState
@@ -148,6 +147,7 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
     state.take_progress(event.pod, event.generation, event.progress, effects)
     member.reached_version = max(member.reached_version, event.reached_version)
     member.orders_version = max(member.orders_version, event.orders_version)
+    orders.let_go(state, member, event.let_go_version, effects)
     stages.take_report(state, member, event)
     if state.recovery.would_restore(event.pod, event.restored_order_id):
         state.recovery.restored(event.pod, event.restored_order_id)
@@ -155,30 +155,6 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
         state.saves.take(event.pod, event.saved)
     if event.damaged is not None:
         rollback.record_damaged(state, member, event.damaged, effects)
-
-
-def _ordered(state: JobState, event: PodOrdered, effects: list[Effect]) -> None:
-    member = state.membership.members.get(event.pod)
-    if member is None or member.role is not Role.WORKER or state.phase.is_final:
-        return
-    orders = PodOrders(
-        version=0,
-        batch_size=event.batch_size,
-        learning_rate_scale=event.learning_rate_scale,
-        is_dropped=event.is_dropped,
-    )
-    if state.membership.order(member, orders):
-        effects.append(
-            Decided(
-                decision="pod_ordered",
-                inputs={
-                    "pod": event.pod,
-                    "batch_size": event.batch_size,
-                    "learning_rate_scale": event.learning_rate_scale,
-                    "is_dropped": event.is_dropped,
-                },
-            )
-        )
 
 
 def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:
@@ -223,7 +199,7 @@ HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     Restarted: _restarted,
     PodRegistered: _registered,
     PodReported: _reported,
-    PodOrdered: _ordered,
+    PodOrdered: orders.ordered,
     ShardsAsked: leasing.shards_asked,
     PodFailed: losses.pod_failed,
     PodSilent: losses.pod_silent,

@@ -23,18 +23,18 @@ def _worker_of(state: JobState, event: ShardsAsked) -> Member | None:
     return member if known and event.generation == state.phases.generation else None
 
 
-def _may_lease(state: JobState, event: ShardsAsked) -> bool:
-    """Whether shards of that kind are handed out now."""
+def _may_lease(state: JobState, member: Member, event: ShardsAsked) -> bool:
+    """Whether a worker gets shards of that kind now."""
     wanted = Phase.TRAINING if event.kind == "train" else Phase.EVALUATING
-    return state.phase is wanted and state.saves.quiescing is None and event.count > 0
+    return state.phase is wanted and state.saves.quiescing is None and event.count > 0 and not member.is_idle
 
 
-def _shards_for(state: JobState, queue: ShardQueue, event: ShardsAsked) -> list[Shard]:
+def _shards_for(state: JobState, member: Member, queue: ShardQueue, event: ShardsAsked) -> list[Shard]:
     """What a request gets.
 
     One whose answer was lost gets its shards at any time: the pod holds them, and would never learn of them otherwise.
     """
-    if not _may_lease(state, event) and not queue.is_repeated(event.pod, event.request_id):
+    if not _may_lease(state, member, event) and not queue.is_repeated(event.pod, event.request_id):
         return []
     return queue.lease(event.pod, event.request_id, event.count, state.time)
 
@@ -50,10 +50,10 @@ def answer_unchanged(state: JobState, event: ShardsAsked) -> AnswerLease | None:
     queue = state.queue_of_kind(event.kind)
     if any(state.queue(report.stream).is_news(event.pod, report) for report in event.progress):
         return None
-    may_lease = _may_lease(state, event)
+    may_lease = _may_lease(state, member, event)
     if may_lease and queue.would_change(event.pod, event.request_id):
         return None
-    shards = _shards_for(state, queue, event)
+    shards = _shards_for(state, member, queue, event)
     starved = may_lease and not shards and event.pod not in queue.held
     return None if starved != member.starved else _lease_answer(queue, shards)
 
@@ -65,8 +65,8 @@ def shards_asked(state: JobState, event: ShardsAsked, effects: list[Effect]) -> 
         return
     state.take_progress(event.pod, event.generation, event.progress, effects)
     queue = state.queue_of_kind(event.kind)
-    shards = _shards_for(state, queue, event)
-    starved = _may_lease(state, event) and not shards and event.pod not in queue.held
+    shards = _shards_for(state, member, queue, event)
+    starved = _may_lease(state, member, event) and not shards and event.pod not in queue.held
     if starved != member.starved:
         state.membership.starve(member, starved, is_synchronous=state.plan.is_synchronous)
     effects.append(_lease_answer(queue, shards))

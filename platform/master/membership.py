@@ -49,7 +49,8 @@ class Member(msgspec.Struct, kw_only=True):
             pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
         superseded: incarnations of processes that another has taken the place of; none of them counts again.
-        orders: of this pod alone; None: it never had any. `orders_version`: of those that its process has.
+        orders: of this pod alone; None: it never had any. `orders_version`: of those that its process has;
+            `let_go_version`: of the last ones under which it has let go of its shards.
         transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
             grow, or its process registered.
     """
@@ -76,6 +77,7 @@ class Member(msgspec.Struct, kw_only=True):
     superseded: list[str] = []
     orders: PodOrders | None = None
     orders_version: int = 0
+    let_go_version: int = 0
     transfers: int = 0
     active: float = 0.0
 
@@ -83,6 +85,11 @@ class Member(msgspec.Struct, kw_only=True):
     def retiring(self) -> bool:
         """Whether it was told to leave for good."""
         return self.stage is MemberStage.RETIRING
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it was ordered to take no minibatch."""
+        return self.orders is not None and self.orders.is_idle
 
     @property
     def is_registered(self) -> bool:
@@ -201,7 +208,8 @@ class Membership(msgspec.Struct, kw_only=True):
     def registered(self, member: Member, incarnation: str, address: str, node: str, time: float) -> None:
         """A process of the pod has registered, perhaps not for the first time."""
         if member.incarnation != incarnation:
-            member.reached_version, member.orders_version, member.starved = 0, 0, False
+            member.reached_version, member.orders_version, member.let_go_version = 0, 0, 0
+            member.starved = False
             member.transfers, member.active = 0, time
             self.edition += 1
         elif member.address != address:

@@ -207,6 +207,7 @@ class ObserverCalls(abc.ABC):
                 pod=message.pod,
                 batch_size=message.batch_size,
                 learning_rate_scale=message.learning_rate_scale,
+                is_idle=message.is_idle,
             )
         )
         return Done()

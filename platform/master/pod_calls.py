@@ -121,6 +121,7 @@ class PodCalls(abc.ABC):
                     writing=message.writing,
                     transfers=message.transfers,
                     orders_version=message.orders_version,
+                    let_go_version=message.let_go_version,
                 )
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)

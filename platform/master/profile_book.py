@@ -51,7 +51,9 @@ def is_settled(state: JobState) -> bool:
         and state.saves.quiescing is None
         and state.has_wanted_servers
         and all(
-            member.is_registered and not member.retiring and not (member.role is Role.WORKER and member.starved)
+            member.is_registered
+            and not member.retiring
+            and not (member.role is Role.WORKER and (member.starved or member.is_idle))
             for member in members
         )
     )

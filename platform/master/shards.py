@@ -57,7 +57,7 @@ class Ended(msgspec.Struct, frozen=True):
     pod: str
     begin: int
     end: int
-    outcome: str  # done | lost | rolled back
+    outcome: str  # done | lost | given back | rolled back
     granted: float = 0.0
 
 

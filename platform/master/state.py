@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.master import handlers, losses, rollback, saving, shape, stages
+from elastrec.platform.master import handlers, losses, orders, rollback, saving, shape, stages
 from elastrec.platform.master.effects import (
     Decided,
     Effect,
@@ -147,6 +147,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         if told != before:
             self.phases.version += 1
             self._settle_servers()
+            orders.keep_one_at_work(self, effects)
             told = self._directives_depend_on()
         self.__dict__["told"] = told
         return effects
@@ -249,6 +250,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         if member is None or member.incarnation != report.incarnation:
             return False
         if report.reached_version > member.reached_version or report.orders_version > member.orders_version:
+            return True
+        if orders.lets_go(member, report.let_go_version):
             return True
         if member.role is Role.WORKER:
             return report.generation == self.phases.generation and any(

@@ -12,7 +12,7 @@ from elastrec.platform.master.membership import Member, MemberStage
 from elastrec.platform.master.monitor import PodSample, Window
 from elastrec.platform.master.sketches import head_metrics
 from elastrec.platform.master.state import JobState
-from elastrec.platform.specs.metrics import HeadMetrics, Phase, PodMetrics, TrainingMetrics
+from elastrec.platform.specs.metrics import IDLE, HeadMetrics, Phase, PodMetrics, TrainingMetrics
 
 _CONDITIONS = {MemberStage.RETIRING: "Leaving", MemberStage.STANDBY: "Standby"}
 
@@ -80,10 +80,12 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
     if is_gone:
         condition = "Gone"
     elif member.is_registered:
-        condition = _CONDITIONS.get(member.stage, "Running")
+        condition = _CONDITIONS.get(member.stage, IDLE if _is_at_rest(member) else "Running")
     else:
         condition = "Starting" if status and status.phase is PodPhase.RUNNING else "Pending"
     reason = member.reason
+    if member.is_idle and not is_gone:
+        reason = "was ordered to be idle"
     if status and status.phase is PodPhase.PENDING:
         reason = ": ".join(part for part in (status.reason, status.message) if part)
     elif status and status.resize in (ResizeState.DEFERRED, ResizeState.IN_PROGRESS):
@@ -100,6 +102,11 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
         restarts=member.restart,
         reason=reason,
     )
+
+
+def _is_at_rest(member: Member) -> bool:
+    """Whether it was ordered to be idle and has obeyed."""
+    return member.orders is not None and member.orders.is_idle and member.let_go_version == member.orders.version
 
 
 def _reason(state: JobState, time: float, samples: Mapping[str, PodSample], cluster: Mapping[str, PodStatus]) -> str:

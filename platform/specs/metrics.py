@@ -36,12 +36,17 @@ class Role(StrEnum):
     EVALUATOR = "evaluator"
 
 
+IDLE = "Idle"
+"""State of a worker that was ordered to take no minibatch, and takes none."""
+
+
 class PodMetrics(Spec):
     """One pod as its master sees it."""
 
     name: str
     role: Role
     state: str
+    """`Pending`, `Starting`, `Running`, `Standby`, `Idle`, `Leaving` or `Gone`."""
     samples: int = 0
     batch_seconds: float = 0.0
     """Mean duration of a step in the last window."""

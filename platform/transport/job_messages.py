@@ -117,13 +117,13 @@ class PodOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         version: of the orders of this pod, whatever they say; rises with every change.
         batch_size: samples per step; None: as the job file says.
         learning_rate_scale: factor of both learning rates.
-        is_dropped: others do not wait for its gradients.
+        is_idle: it takes no minibatch, others do not wait for it, and its shards are for them.
     """
 
     version: int
     batch_size: int | None = None
     learning_rate_scale: float = 1.0
-    is_dropped: bool = False
+    is_idle: bool = False
 
 
 class Register(Message, frozen=True):
@@ -285,6 +285,7 @@ class Heartbeat(Message, frozen=True):
         transfers: of a server, sections of records that its process has written or read, and errors by which the
             checkpoint store has answered; while it rises, the store does not hang.
         orders_version: of the orders of its own that the process has; 0: none.
+        let_go_version: of the last orders to be idle under which it has let go of all its shards; 0: none.
     """
 
     pod: str
@@ -300,6 +301,7 @@ class Heartbeat(Message, frozen=True):
     writing: str = ""
     transfers: int = 0
     orders_version: int = 0
+    let_go_version: int = 0
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0  # of this server's share of the dense parameters

@@ -20,8 +20,8 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         stream, number: of the split.
-        outcome: `done`, `lost`, `rolled back`; `running` while the pod still has the shard, `unfinished`
-            when the job ended before the attempt did.
+        outcome: `done`, `lost`, `given back` (by a worker that was ordered to be idle), `rolled back`; `running` while
+            the pod still has the shard, `unfinished` when the job ended before the attempt did.
         began, ended: on the job's clock; `unix_seconds` is when the end was written down.
     """
 

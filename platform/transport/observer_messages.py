@@ -72,6 +72,7 @@ class OrderWorker(Message, frozen=True):
     pod: str
     batch_size: int | None = None
     learning_rate_scale: float = 1.0
+    is_idle: bool = False
 
 
 class FinishJob(Message, frozen=True):

@@ -47,7 +47,10 @@ def run(worker: Worker) -> None:
     while (directive := session.directive).mode is not Mode.EXIT:
         try:
             if directive.mode in (Mode.TRAIN, Mode.EVALUATE):
-                _work(worker, directive)
+                if session.is_idle:
+                    _idle(worker, directive)
+                else:
+                    _work(worker, directive)
             else:
                 if _settle(worker, directive):
                     session.reached(directive.version)
@@ -73,12 +76,12 @@ def run(worker: Worker) -> None:
 
 
 def _work(worker: Worker, directive: Directive) -> None:
-    """Trains or evaluates until the directive is another one."""
+    """Trains or evaluates until the directive is another one, or this worker is ordered to be idle."""
     session = worker.session
     worker.follow(directive)
     session.reached(directive.version)
     ahead: Started | None = None
-    while session.directive == directive:
+    while session.directive == directive and not session.is_idle:
         entry = worker.next(0.0 if ahead else _PATIENCE_SECONDS)
         if isinstance(entry, Item):
             started = worker.start(entry)
@@ -97,11 +100,24 @@ def _work(worker: Worker, directive: Directive) -> None:
             # Others must not wait for a worker that has nothing to do.
             worker.rest(directive)
         if isinstance(entry, Finished):
-            session.wait_for_change(directive, float("inf"))
+            session.wait_for_change(directive, float("inf"), is_idle=False)
     if session.directive.generation == directive.generation:
         worker.trainer.release()
         if ahead:
             worker.finish(ahead)
+
+
+def _idle(worker: Worker, directive: Directive) -> None:
+    """Takes no minibatch, as ordered: others do not wait for this worker, and get its shards once nothing is left."""
+    session = worker.session
+    orders = session.orders
+    if not _settle(worker, directive):
+        session.wait_for_change(directive, _SETTLE_PAUSE_SECONDS, is_idle=True)
+        return
+    if orders is not None and orders.is_idle:
+        worker.let_go(orders)
+    session.reached(directive.version)
+    session.wait_for_change(directive, 1.0, is_idle=True)
 
 
 def _settle(worker: Worker, directive: Directive) -> bool:

@@ -59,6 +59,8 @@ class Session:
         self._changed = threading.Condition()
         self._directive: Directive | None = None
         self._orders: PodOrders | None = None
+        # The orders to be idle under which all shards were let go, and those of which the master has heard that.
+        self._let_go_version = self._let_go_heard = 0
         self._reached_version = 0
         self._progress: dict[tuple[int, str, int], ShardProgress] = {}
         self._stopped = False
@@ -90,6 +92,24 @@ class Session:
         """What the master wants of this pod alone; None: nothing."""
         return self._orders
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether this worker takes no minibatch: as ordered, or as its master has to hear first what it has let go of.
+
+        Else shards that it leases then would be taken for those that it had before.
+        """
+        with self._changed:
+            ordered = self._orders is not None and self._orders.is_idle
+            return ordered or self._let_go_version > self._let_go_heard
+
+    def let_go(self, orders: PodOrders) -> None:
+        """All shards are let go of, as these orders say; the master learns it at once."""
+        with self._changed:
+            if orders.version <= self._let_go_version:
+                return
+            self._let_go_version = orders.version
+        self._beat_now.set()
+
     def _current(self) -> Directive:
         if self._failure is not None:
             raise self._failure
@@ -104,11 +124,15 @@ class Session:
             )
         return self._directive
 
-    def wait_for_change(self, seen: Directive, timeout_seconds: float) -> Directive:
-        """Returns as soon as the directive is another one than `seen`, or when the time is over."""
+    def wait_for_change(self, seen: Directive, timeout_seconds: float, *, is_idle: bool | None = None) -> Directive:
+        """Returns as soon as the directive is another one than `seen`, or when the time is over.
+
+        Args:
+            is_idle: where it matters, what `is_idle` was; returns as well once that has changed.
+        """
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
-            while (current := self._current()) == seen:
+            while (current := self._current()) == seen and is_idle in (None, self.is_idle):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -218,6 +242,9 @@ class Session:
                     log.warning("master_unreachable", master=self._client.address, reason=str(error))
                 quiet = True
                 continue
+            with self._changed:
+                # Another master may count its orders anew, and knows of no shard in these hands.
+                self._let_go_version = self._let_go_heard = 0
             self._take(registered.directive)
             self._take_orders(registered.orders)
             log.info("registered", pod=identity.pod, rank=registered.rank, generation=registered.directive.generation)
@@ -249,6 +276,7 @@ class Session:
         with self._changed:
             assert self._directive is not None
             directive, reached, orders = self._directive, self._reached_version, self._orders
+            let_go = self._let_go_version
             sent = {key: value for key, value in self._progress.items() if key[0] == directive.generation}
             self._progress = sent.copy()  # of an older generation: void
         metrics = self.window.take()
@@ -263,6 +291,7 @@ class Session:
             memory_bytes=self._memory_bytes(),
             cpu_seconds=usage.ru_utime + usage.ru_stime,
             orders_version=orders.version if orders is not None else 0,
+            let_go_version=let_go,
         )
         answer = self._client.call(message, Answer, timeout_seconds=timeout_seconds)
         if not answer.known:
@@ -271,6 +300,9 @@ class Session:
         self.window.delivered(metrics)
         self._beat_seconds = answer.heartbeat_seconds or self._beat_seconds
         self._delivered(sent)
+        with self._changed:
+            self._let_go_heard = max(self._let_go_heard, let_go)
+            self._changed.notify_all()
         if answer.directive is not None:
             self._take(answer.directive)
         self._take_orders(answer.orders)

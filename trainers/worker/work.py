@@ -15,6 +15,7 @@ from elastrec.platform.transport.job_messages import (
     Directive,
     Leased,
     Mode,
+    PodOrders,
     Registered,
     Shard,
     ShardProgress,
@@ -205,6 +206,11 @@ class Worker:
         self._unacknowledged.clear()
         self._started.clear()
         self._takes_part = False
+
+    def let_go(self, orders: PodOrders) -> None:
+        """Lets go of all shards, as ordered; `rest` has left nothing to acknowledge."""
+        self._forget_feed()
+        self.session.let_go(orders)
 
     def close(self) -> None:
         """Ends threads and connections."""

@@ -85,7 +85,10 @@ def check(state: JobState) -> None:
         else:
             assert member.stage is MemberStage.RETIRING or not is_owner, f"{member.name} is {member.stage}"
         version = member.orders.version if member.orders is not None else 0
-        assert member.orders_version <= version, f"{member.name} has orders that nobody gave"
+        assert member.let_go_version <= member.orders_version <= version, f"{member.name} has orders that nobody gave"
+    at_hand = [m for m in members.values() if m.role is Role.WORKER and m.is_registered and not m.retiring]
+    has_one_at_work = not all(member.is_idle for member in at_hand)
+    assert has_one_at_work or not at_hand or state.phase.is_final, "all workers are idle"
     serving = [(m.role, m.index) for m in members.values() if m.stage is MemberStage.SERVING]
     assert len(set(serving)) == len(serving), f"two pods serve in one place: {serving}"
     for queue in state.queues:
@@ -246,7 +249,12 @@ def torment(world: JournalledWorld, chance: random.Random) -> None:
     elif what < 0.96:
         pod = chance.choice(sorted(world.state.membership.members) or ["nobody"])
         batch_size, scale = chance.choice([None, 1, 64]), chance.choice([0.5, 1.0])
-        world.tell(events.PodOrdered(time=world.time, pod=pod, batch_size=batch_size, learning_rate_scale=scale))
+        is_idle = chance.random() < 0.4
+        world.tell(
+            events.PodOrdered(
+                time=world.time, pod=pod, batch_size=batch_size, learning_rate_scale=scale, is_idle=is_idle
+            )
+        )
     elif what < 0.97:
         world.tell(events.OwnerChanged(time=world.time, owner=chance.choice(["", "a", "b"])))
     elif what < 0.99:

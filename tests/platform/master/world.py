@@ -206,6 +206,10 @@ class World:
         saved, damaged, progress = None, None, []
         if pod["role"] is Role.PARAMETER_SERVER:
             saved, damaged = self._obey(name, pod, directive)
+        elif not late and self.lets_go(name):
+            progress = [self.progress(shard, offset) for shard, offset in pod["shards"] if offset > shard.offset]
+            pod["shards"], pod["let_go"] = [], self._orders_version(name, pod["incarnation"])
+            pod.pop("unanswered", None)
         elif directive.mode in (Mode.TRAIN, Mode.EVALUATE):
             kind = "train" if directive.mode is Mode.TRAIN else "evaluate"
             pod["shards"] = [entry for entry in pod["shards"] if entry[0].kind == kind]
@@ -243,6 +247,7 @@ class World:
                 writing=pod["writing"],
                 transfers=pod["transfers"],
                 orders_version=self._orders_version(name, pod["incarnation"]),
+                let_go_version=pod.get("let_go", 0),
             )
         )
 
@@ -268,6 +273,11 @@ class World:
             pod["unanswered"] = asked
         else:
             pod["shards"] = [[shard, shard.offset] for shard in answer.shards]
+
+    def lets_go(self, name: str) -> bool:
+        """Whether a worker is ordered to be idle."""
+        orders = self.state.orders_of(name, self.up[name]["incarnation"])
+        return orders is not None and orders.is_idle
 
     def _orders_version(self, name: str, incarnation: str) -> int:
         orders = self.state.orders_of(name, incarnation)

@@ -154,6 +154,7 @@ class ScriptedMaster:
         self.granted: dict[str, Leased] = {}
         self.forget: set[str] = set()
         self.orders: dict[str, PodOrders] = {}
+        self.let_go: dict[str, int] = {}
         self.finished = True
         self.heartbeat_seconds = 0.0
         self.server = self._serve(0)
@@ -239,6 +240,9 @@ class ScriptedMaster:
             if message.generation == self.generation:
                 for progress in message.progress:
                     self._take(progress)
+            if message.let_go_version > self.let_go.get(message.pod, 0):
+                self.let_go[message.pod] = message.let_go_version
+                self.give_back(message.pod)
             self.changed.notify_all()
             return Answer(
                 directive=self.directive(role),
@@ -268,7 +272,8 @@ class ScriptedMaster:
             for progress in message.progress:
                 self._take(progress)
             fitting = [shard for shard in self.todo if shard.kind == message.kind][: message.count]
-            if not fitting:
+            is_idle = message.pod in self.orders and self.orders[message.pod].is_idle
+            if not fitting or is_idle:
                 over = self.finished and not any(shard.kind == message.kind for _, shard in self.doing.values())
                 return Leased(state=LeaseState.DONE if over else LeaseState.WAIT, wait_seconds=0.05)
             for shard in fitting:

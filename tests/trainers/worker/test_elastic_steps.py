@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,6 +162,59 @@ def test_an_order_for_the_learning_rate_holds_for_the_same_steps_of_all_servers(
     elastic.pause()
     assert elastic.scales[0] == elastic.scales[1]
     assert elastic.scales[0] == sorted(elastic.scales[0], reverse=True) and elastic.scales[0][:3] == [1.0] * 3
+    check_steps(elastic)
+
+
+def test_a_worker_that_is_ordered_to_be_idle_and_back_is_in_the_same_steps_of_all_servers(elastic: Elastic) -> None:
+    for number in range(2):
+        elastic.start_worker(f"worker-{number}")
+    for version in (1, 3):
+        elastic.master.wait_for(elastic.step_workers(2))
+        elastic.master.orders["worker-1"] = PodOrders(version=version, is_idle=True)
+        elastic.master.wait_for(elastic.step_workers(1))
+        elastic.master.wait_for(lambda: elastic.master.let_go.get("worker-1") == version)  # noqa: B023
+        elastic.master.orders["worker-1"] = PodOrders(version=version + 1)
+    elastic.master.wait_for(elastic.step_workers(2))
+    elastic.pause()
+    check_steps(elastic)
+
+
+def test_an_idle_worker_lets_go_of_its_shards_only_after_what_it_pushed_is_applied_everywhere(elastic: Elastic) -> None:
+    """Steps have three rounds; it leaves after the second of one, and the other worker holds the third back."""
+    server, held, go_on = elastic.servers[0], threading.Event(), threading.Event()
+    names = ("worker-0", "worker-1")
+    elastic.master.orders |= {name: PodOrders(version=1, batch_size=2) for name in names}
+    other, leaving = (elastic.start_worker(name) for name in names)
+    train_other, train_leaving = other.trainer.train, leaving.trainer.train
+    elastic.master.wait_for(lambda: sizes_of_pushes(elastic.steps[0][-1:]) == [2] * 6)
+
+    def order_and_train(*arguments: Any, **options: Any) -> None:
+        # Its own push of the first round is still to come, so the round is open.
+        if server.pushes._batch._planned == 0:
+            leaving.trainer.train = train_leaving  # type: ignore[method-assign]
+            elastic.master.orders["worker-1"] = PodOrders(version=2, batch_size=2, is_idle=True)
+            elastic.master.wait_for(lambda: leaving.session.is_idle)
+        train_leaving(*arguments, **options)
+
+    def hold_and_train(*arguments: Any, **options: Any) -> None:
+        if "worker-1" not in [worker.pod for worker in server.pushes.consistency.members]:
+            held.set()
+            go_on.wait(20)
+        train_other(*arguments, **options)
+
+    other.trainer.train = hold_and_train  # type: ignore[method-assign]
+    leaving.trainer.train = order_and_train  # type: ignore[method-assign]
+    try:
+        assert held.wait(20)
+        time.sleep(0.3)
+        assert server.pushes._batch._planned == 8
+        assert "worker-1" in [pod for pod, _ in elastic.master.doing.values()] and not elastic.master.let_go
+    finally:
+        go_on.set()
+    elastic.master.wait_for(lambda: elastic.master.let_go.get("worker-1") == 2)
+    assert "worker-1" not in [pod for pod, _ in elastic.master.doing.values()]
+    elastic.master.wait_for(lambda: len(elastic.steps[0]) > 60)
+    elastic.pause()
     check_steps(elastic)
 
 

@@ -14,7 +14,7 @@ from elastrec.platform.data.sketch import COARSE_BINS
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 from elastrec.platform.specs.errors import AuthenticationError
 from elastrec.platform.specs.job import FaultTolerance, JobSpec, Metadata, ModelSpec, TrainingJob
-from elastrec.platform.transport.job_messages import LeaseState, Mode, ShardProgress
+from elastrec.platform.transport.job_messages import LeaseState, Mode, PodOrders, ShardProgress
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.window import Window
@@ -124,6 +124,33 @@ def test_a_cancelled_lease_returns_although_the_master_is_away(pair) -> None:
     threading.Timer(0.1, cancelled.set).start()
     assert session.lease(0, "train", 1, cancelled.is_set) is None
     master.restart_after_shutdown()
+
+
+def test_a_worker_that_was_ordered_back_stays_idle_until_its_master_knows_what_it_let_go_of(pair) -> None:
+    master, session = pair
+    idle = PodOrders(version=1, is_idle=True)
+    master.orders["worker-0"] = idle
+    master.wait_for(lambda: session.is_idle, 10)
+    master.orders["worker-0"] = PodOrders(version=2)
+    master.wait_for(lambda: session.orders == PodOrders(version=2), 10)
+    assert not session.is_idle
+    master.server.shutdown()
+    session.let_go(idle)
+    assert session.is_idle
+    master.restart_after_shutdown()
+    master.wait_for(lambda: master.let_go == {"worker-0": 1} and not session.is_idle, 20)
+
+
+def test_a_master_that_forgot_the_worker_is_told_nothing_of_orders_that_it_did_not_give(pair) -> None:
+    master, session = pair
+    session.let_go(PodOrders(version=7, is_idle=True))
+    master.wait_for(lambda: master.let_go == {"worker-0": 7}, 10)
+    with master.changed:
+        master.forget.add("worker-0")
+    master.wait_for(lambda: len(master.registrations) == 2, 10)
+    beats = len(master.heartbeats)
+    master.wait_for(lambda: len(master.heartbeats) > beats + 1, 10)
+    assert master.heartbeats[-1].let_go_version == 0
 
 
 def test_sigterm_overrules_the_master(pair) -> None:
