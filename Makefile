@@ -37,7 +37,7 @@ spikes: setup
 	$(BIN)/python -m tools.yarn fetch
 	$(BIN)/python -m tools.stores fetch
 	$(BIN)/python -m tools.kubernetes build $(if $(PROCESSES),--processes $(PROCESSES))
-	ELASTREC_SPIKES=1 $(BIN)/python -m pytest tests/spikes tests/checkpoints/test_store.py
+	ELASTREC_SPIKES=1 $(BIN)/python -m pytest tests/spikes tests/checkpoints/stores/test_store.py
 
 # Breaks the product's promises one by one, in a copy, and looks for a red test; `make mutants ONLY="M4 W1"`.
 mutants: setup
@@ -57,7 +57,7 @@ types: setup
 	--cache-dir $(CURDIR)/.mypy_cache --explicit-package-bases --namespace-packages -p elastrec
 
 demo: setup
-	$(BIN)/python -m elastrec.operators.demo $(if $(filter 0,$(WAIT)),--no-wait)
+	$(BIN)/python -m tools.stack.demo $(if $(filter 0,$(WAIT)),--no-wait)
 
 # A benchmark that cannot measure here (no TensorFlow, no control groups) says why; the others still run.
 bench: setup

@@ -17,13 +17,13 @@ import numpy as np
 
 from benchmarks.figures import Figure, run_benchmark
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Capacity, PriceList, Resources
-from elastrec.platform.scaling.columns import TERMS, Columns, features
-from elastrec.platform.scaling.genetic import genetic_front
-from elastrec.platform.scaling.objectives import Situation
-from elastrec.platform.scaling.pareto import hypervolume
-from elastrec.platform.scaling.search import Front, SearchSettings, exhaustive_front
-from elastrec.platform.scaling.space import space_of
-from elastrec.platform.scaling.throughput import fit
+from elastrec.platform.scaling.model.columns import TERMS, Columns, features
+from elastrec.platform.scaling.model.throughput import fit
+from elastrec.platform.scaling.search.front import Front, SearchSettings, exhaustive_front
+from elastrec.platform.scaling.search.genetic import genetic_front
+from elastrec.platform.scaling.search.objectives import Situation
+from elastrec.platform.scaling.search.pareto import hypervolume
+from elastrec.platform.scaling.search.space import space_of
 from elastrec.platform.scaling.types import JobProfile, Limits, MemoryNeed, ModelShape, Observation
 
 _LIMITS = Limits(workers=(1, 24), parameter_servers=(1, 8), worker_cores=(0.5, 8), parameter_server_cores=(0.5, 8))

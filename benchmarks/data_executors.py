@@ -18,8 +18,8 @@ import statistics
 import numpy as np
 
 from benchmarks.figures import Figure, run_benchmark
-from elastrec.platform.scaling.horizontal import HorizontalSettings, Load, scale_horizontally
-from elastrec.platform.scaling.vertical import scale_vertically
+from elastrec.platform.scaling.executors.horizontal import HorizontalSettings, Load, scale_horizontally
+from elastrec.platform.scaling.executors.vertical import scale_vertically
 
 _PREFIX = "data_executors"
 _BASELINE, _FIRST, _NEEDED, _CORES = 900, 450, 690, 8

@@ -23,9 +23,9 @@ import pyarrow.csv as pc_csv
 from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, run_benchmark
-from elastrec.platform.data.dedupe_factor import FeatureSample, feature_factor
-from elastrec.platform.data.deduplication import jagged_parts, row_codes
-from elastrec.platform.data.partial import deduplicate_partially
+from elastrec.platform.data.deduplicating.dedupe_factor import FeatureSample, feature_factor
+from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
+from elastrec.platform.data.deduplicating.partial import deduplicate_partially
 
 _BATCH_ROWS, _MEAN_SESSION = 4_096, 16.2
 Longs = NDArray[np.int64]

@@ -26,10 +26,10 @@ from benchmarks.dedup_storage import clustered
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.processes.session_log import LogShape, session_log
 from elastrec.platform.data import ShardReader, build_manifest, ids_of
-from elastrec.platform.data.deduplicated_batch import groups_of, plain_part
-from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
+from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of, plain_part
+from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.preprocessing import HashIds, Step, Truncate, preprocess
-from elastrec.platform.data.raw import RawRows
+from elastrec.platform.data.reading.raw import RawRows
 from elastrec.platform.specs.data import TrainingData
 
 _BATCH_ROWS = 4_096

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.session_log import LogShape, session_log
-from elastrec.platform.data.clustering import ClusterReport, ClusterWriter, cluster
-from elastrec.platform.data.sorting import ClusterKeys
-from elastrec.platform.data.stored_groups import Groups
+from elastrec.platform.data.clustering.clustering import ClusterReport, ClusterWriter, cluster
+from elastrec.platform.data.clustering.sorting import ClusterKeys
+from elastrec.platform.data.deduplicating.stored_groups import Groups
+from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, parquet_writer
 from elastrec.platform.data.stream.messages import MessageForm
 from elastrec.platform.data.stream.partitioning import partitions_of, session_keys
-from elastrec.platform.data.writers import ROW_GROUP_ROWS, parquet_writer
 from elastrec.platform.specs.data import TrainingData
 
 GOALS = {0.19: 3.7, 0.40: 2.1}

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.dedupe_factor import WORTH_ABOVE
+from elastrec.platform.data.deduplicating.dedupe_factor import WORTH_ABOVE
 from elastrec.trainers.deduplication import (
     AttentionPooling,
     InverseKeyedJaggedTensor,

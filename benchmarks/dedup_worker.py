@@ -32,11 +32,11 @@ import structlog
 from benchmarks.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.processes.child import Child, one_core
 from benchmarks.processes.session_log import LogShape, session_log
-from elastrec.platform.data.clustering import cluster
+from elastrec.platform.data.clustering.clustering import cluster
 from elastrec.platform.data.manifest import build_manifest
-from elastrec.platform.jobs.deduplication import with_groups
+from elastrec.platform.jobs.starting.deduplication import with_groups
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.loading import job_to_json
+from elastrec.platform.specs.text.loading import job_to_json
 
 SINGLE, DENSE, IDS, DIMENSION = 26, 13, 10_000, 32
 GOAL, UNCLUSTERED_GOAL = 6.0, 0.97

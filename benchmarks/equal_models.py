@@ -24,7 +24,7 @@ import pyarrow as pa
 from benchmarks.figures import Figure, interleave, run_benchmark
 from benchmarks.processes.child import Child, one_core
 from benchmarks.processes.jobs import private_platform, run_job
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 
 BATCH, WORKERS, SERVERS = 512, 4, 2
 MODES: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.figures import Figure, mean_difference, run_benchmark
 from benchmarks.processes.child import Child, one_core
 from benchmarks.processes.ratings_log import RatingsShape, ratings_data, write_ratings
-from elastrec.platform.data.generator import GenerateSpec, generate, training_data_for
+from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.job import BUILT_IN_MODELS, ModelSpec
 
 BATCH, STEPS, DIMENSION = 256, 160, 16

@@ -193,7 +193,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
             described(jobs, arguments.nodes, TROUBLED, arrivals=where, headroom=1.0, workload_seed=arguments.seed),
         )
         if arguments.picture:
-            from elastrec.platform.cli.simulate_picture import draw
+            from elastrec.platform.cli.commands.simulate_picture import draw
 
             draw(list(reports.values()), arguments.picture)
     if "sensitivity" in parts:

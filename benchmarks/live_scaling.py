@@ -29,9 +29,10 @@ from benchmarks.processes.configurations import Shape, measure_shapes
 from benchmarks.processes.jobs import launched, private_platform
 from elastrec.platform import jobs
 from elastrec.platform.clusters.nodes import limits_enforced
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.history.scaling_figures import Decision, Timed, throughput
-from elastrec.platform.jobs import scaling, scaling_story
+from elastrec.platform.jobs.scaling import rounds as scaling
+from elastrec.platform.jobs.scaling import story as scaling_story
 from elastrec.platform.scaling.amounts import Allocation, Change
 from elastrec.platform.scaling.policy import View, decide, load_policy
 from elastrec.platform.scaling.types import JobProfile, Limits, Observation

@@ -19,7 +19,6 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.figures import Figure, run_benchmark
-from elastrec.platform.scaling.columns import Floats
 from elastrec.platform.scaling.memory import (
     Action,
     Growth,
@@ -29,6 +28,7 @@ from elastrec.platform.scaling.memory import (
     fit_growth,
     forecast,
 )
+from elastrec.platform.scaling.model.columns import Floats
 
 _WINDOWS = 100
 _FIRST = 8

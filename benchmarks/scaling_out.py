@@ -30,7 +30,7 @@ from benchmarks.processes.groups import Throttling, pod_groups, throttling
 from benchmarks.processes.jobs import private_platform, run_job
 from elastrec.platform import jobs
 from elastrec.platform.clusters.nodes import limits_enforced
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 
 COUNTS = (1, 2, 4)

@@ -15,9 +15,9 @@ import time
 import numpy as np
 
 from benchmarks.figures import Figure, run_benchmark
+from elastrec.platform.scaling.across_jobs.selection import Weights, choose, exact, greedy, items_of
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Resources
 from elastrec.platform.scaling.explain import plans_of
-from elastrec.platform.scaling.selection import Weights, choose, exact, greedy, items_of
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
 
 _ALLOCATION = Allocation(

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.figures import Figure, mean_difference, run_benchmark
 from benchmarks.processes.child import Child, one_core
 from benchmarks.processes.jobs import private_platform, run_job
-from elastrec.platform.data.generator import GenerateSpec, generate, training_data_for
+from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
 
 BATCH, STEPS = 512, (16, 53)
 _FIRST_SEED, _CHOOSING_SEEDS = 101, (1, 2, 3)

@@ -25,8 +25,8 @@ from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.recorded_runs import BATCH, CASES, RecordedRun, record
 from benchmarks.processes.simulated_jobs import PRICES
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Resources
+from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.policies.static import Static
-from elastrec.platform.scaling.throughput import fit
 from elastrec.platform.scaling.types import Coefficients, ModelShape, Observation
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.settings import Settings

@@ -28,13 +28,13 @@ import structlog
 from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.groups import pod_groups, throttling
 from elastrec.operators import settings
-from elastrec.operators.rest import AirflowClient
-from elastrec.operators.services import ServiceStack
 from elastrec.platform import jobs
 from elastrec.platform.clusters.local import find_agent
-from elastrec.platform.data.generator import GenerateSpec, generate
+from elastrec.platform.data.generating.generator import GenerateSpec, generate
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
-from elastrec.platform.transport.ledger_messages import Explanation
+from elastrec.platform.transport.messages.ledger import Explanation
+from tools.stack.rest import AirflowClient
+from tools.stack.services import ServiceStack
 
 JOB_FILE = "demo.yaml"
 _LOOK_SECONDS, _PATIENCE_SECONDS = 0.1, 300.0
@@ -152,7 +152,7 @@ def figures_of(runs: list[tuple[dict[str, float], dict[str, float]]]) -> list[Fi
 
 def measure_demo(home: Path) -> list[Figure]:
     """The demo's command until its job has trained a batch; then it is interrupted, as by Ctrl-C."""
-    command = [sys.executable, "-m", "elastrec.operators.demo", "--home", str(home), "--no-wait"]
+    command = [sys.executable, "-m", "tools.stack.demo", "--home", str(home), "--no-wait"]
     began = time.monotonic()
     with (home.parent / "demo.log").open("w") as output:
         demo = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=dict(os.environ))

@@ -29,10 +29,10 @@ import structlog
 from benchmarks.figures import Figure, run_benchmark
 from elastrec.checkpoints import commit_record
 from elastrec.platform.specs.job import JobSpec, Metadata, TrainingJob
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.parameter_server.messages import Origin, Pull, Push, Stamp
-from elastrec.trainers.parameter_server.records import restore, save_part
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.records.share import restore, save_part
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
 _DIMENSION, _AT_ONCE, _REQUEST = 16, 200_000, 8192

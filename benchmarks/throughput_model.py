@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.figures import Figure, run_benchmark
 from elastrec.platform.scaling.amounts import Allocation
-from elastrec.platform.scaling.columns import TERMS, Columns, Floats, features
-from elastrec.platform.scaling.least_squares import fit_plain, fit_relative, rmsle
-from elastrec.platform.scaling.throughput import ThroughputModel, fit
+from elastrec.platform.scaling.model.columns import TERMS, Columns, Floats, features
+from elastrec.platform.scaling.model.least_squares import fit_plain, fit_relative, rmsle
+from elastrec.platform.scaling.model.throughput import ThroughputModel, fit
 from elastrec.platform.scaling.types import ModelShape, Observation
 
 PUBLISHED = {"gradient": 3.48, "update": 2.36, "synchronise": 0.68, "embedding": 2.45, "fixed": 2.45}

@@ -29,12 +29,12 @@ from benchmarks.figures import Figure, run_benchmark
 from benchmarks.processes.configurations import Shape, measure_shapes
 from benchmarks.processes.jobs import private_platform
 from elastrec.platform.clusters.nodes import limits_enforced
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
-from elastrec.platform.jobs.scaling import observation_of
-from elastrec.platform.scaling.columns import Columns
-from elastrec.platform.scaling.throughput import fit
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.jobs.scaling.rounds import observation_of
+from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.types import ModelShape, Observation
-from elastrec.platform.transport.profile_messages import Measured
+from elastrec.platform.transport.messages.profile import Measured
 
 MODELS: dict[str, dict[str, Any]] = {
     "wide_and_deep": {"embedding_dimension": 16, "options": {"layer_sizes": [128, 64]}},

@@ -8,14 +8,14 @@ from elastrec.checkpoints.answers import GroupPart, answer
 from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune, prune_final
 from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.errors import DamagedRecordError, StoreError
-from elastrec.checkpoints.local_store import expect_existing_stores
 from elastrec.checkpoints.manifest import RecordKind, RecordManifest
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
 from elastrec.checkpoints.parts import CHUNK_BYTES, PartManifest, PartWriter
 from elastrec.checkpoints.record import Record, chain_shares, open_record
 from elastrec.checkpoints.rows import BucketRows
 from elastrec.checkpoints.sections import SectionKind
-from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.stores.local_store import expect_existing_stores
+from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
 from elastrec.checkpoints.terms import (
     SupersededError,

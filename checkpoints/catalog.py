@@ -12,7 +12,7 @@ from elastrec.checkpoints.commit import job_digits, records_folder, utc
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import MANIFEST, RecordKind, RecordManifest
 from elastrec.checkpoints.record import Record, read_manifest
-from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.checkpoints.terms import list_terms
 from elastrec.platform.specs.errors import CheckpointError
 

@@ -27,7 +27,7 @@ from elastrec.checkpoints.manifest import (
 )
 from elastrec.checkpoints.parts import PartManifest
 from elastrec.checkpoints.record import read_manifest
-from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.checkpoints.summary import summarize
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob

@@ -32,7 +32,7 @@ from elastrec.checkpoints.sections import (
     stored_dtype,
 )
 from elastrec.checkpoints.sections import read_index as _read_index
-from elastrec.checkpoints.store import Store, checked_key, open_store
+from elastrec.checkpoints.stores.store import Store, checked_key, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
 MAGIC = b"ELRPART2"

@@ -15,7 +15,7 @@ from elastrec.checkpoints.manifest import MANIFEST, RecordManifest, decode_manif
 from elastrec.checkpoints.parts import PartManifest, read_index
 from elastrec.checkpoints.rows import Arrays, BucketRows, chunk, of_first_format
 from elastrec.checkpoints.sections import ArrayEntry, SectionEntry, SectionKind
-from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
 READ_AHEAD_BYTES = 16 * 2**20

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from elastrec.checkpoints.errors import DamagedRecordError
-from elastrec.checkpoints.store import Store
+from elastrec.checkpoints.stores.store import Store
 from elastrec.platform.specs.errors import CheckpointError
 
 Array = np.ndarray[Any, Any]

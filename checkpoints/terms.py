@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints.errors import StoreError
-from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
 _log = structlog.get_logger(__name__)

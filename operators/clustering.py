@@ -54,7 +54,7 @@ class ClusterPartitionOperator(_LogOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Clusters; bad data fails without a retry."""
-        from elastrec.platform.jobs.clustering import cluster_partition
+        from elastrec.platform.jobs.starting.clustering import cluster_partition
 
         with no_retry_for_bad_input():
             if not self.path:
@@ -85,7 +85,7 @@ class InspectPartitionOperator(_LogOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Inspects; bad data fails without a retry."""
-        from elastrec.platform.jobs.clustering import inspect_partition
+        from elastrec.platform.jobs.starting.clustering import inspect_partition
 
         with no_retry_for_bad_input():
             found = inspect_partition(self.platform, self._job(), self.path, self.partition)

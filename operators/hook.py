@@ -14,7 +14,7 @@ from airflow.sdk.log import mask_secret
 from elastrec.operators import settings
 from elastrec.platform.specs.environment import CA_FILE
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
-from elastrec.platform.specs.uris import credentials
+from elastrec.platform.specs.text.uris import credentials
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Param
 
 from elastrec.operators import settings
-from elastrec.platform.specs.crd import job_json_schema
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.loading import load_job
+from elastrec.platform.specs.text.crd import job_json_schema
+from elastrec.platform.specs.text.loading import load_job
 
 if TYPE_CHECKING:
     from elastrec.platform.jobs import Interval

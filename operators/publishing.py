@@ -24,7 +24,7 @@ from elastrec.operators.base import (
 from elastrec.operators.links import push_link
 from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, TrackingTrigger
 from elastrec.platform.specs.errors import JobNotFoundError
-from elastrec.platform.specs.uris import masked
+from elastrec.platform.specs.text.uris import masked
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

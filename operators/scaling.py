@@ -53,8 +53,8 @@ class RunningJobsOperator(_ScalingOperator):
         """Skips the rest of the round when no job trains that could be changed."""
         from airflow.sdk.exceptions import AirflowSkipException
 
-        from elastrec.platform.jobs import scaling
-        from elastrec.platform.jobs.scaling import NotNow
+        from elastrec.platform.jobs.scaling import rounds as scaling
+        from elastrec.platform.jobs.scaling.rounds import NotNow
 
         with no_retry_for_bad_input():
             settings = self._settings()
@@ -88,10 +88,10 @@ class ProposeOperator(_ScalingOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Fits the job's model and asks the policy; what goes wrong is told and costs only this job its plan."""
-        from elastrec.platform.jobs import scaling
-        from elastrec.platform.jobs.standing import standing
+        from elastrec.platform.jobs.scaling import rounds as scaling
+        from elastrec.platform.jobs.scaling.standing import standing
+        from elastrec.platform.scaling.across_jobs.shared_round import view_of
         from elastrec.platform.scaling.policy import load_policy, propose_safely
-        from elastrec.platform.scaling.shared_round import view_of
         from elastrec.platform.scaling.types import JobProfile
 
         settings = self._settings()
@@ -123,11 +123,11 @@ class SelectOperator(_ScalingOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Jobs that the policy has no sound plan for stay as they are; who must give workers back comes first."""
-        from elastrec.platform.jobs import scaling
-        from elastrec.platform.jobs.scaling import NotNow
-        from elastrec.platform.jobs.standing import standing
+        from elastrec.platform.jobs.scaling import rounds as scaling
+        from elastrec.platform.jobs.scaling.rounds import NotNow
+        from elastrec.platform.jobs.scaling.standing import standing
+        from elastrec.platform.scaling.across_jobs.shared_round import select_shared
         from elastrec.platform.scaling.policy import load_policy
-        from elastrec.platform.scaling.shared_round import select_shared
         from elastrec.platform.scaling.types import JobProfile, Proposal
 
         settings = self._settings()
@@ -170,7 +170,8 @@ class ApplyPlanOperator(ElastrecOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """A plan that the master refuses, or that is stale, is said so and changes nothing."""
         from elastrec.operators.links import push_link
-        from elastrec.platform.jobs import scaling, scaling_story
+        from elastrec.platform.jobs.scaling import rounds as scaling
+        from elastrec.platform.jobs.scaling import story as scaling_story
         from elastrec.platform.scaling.types import Plan
 
         plan = msgspec.convert(self.plan, Plan)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from elastrec.platform.data.head_sketches import HeadSketches, Predicted
-from elastrec.platform.data.sketch import COARSE_BINS, EVALUATION_BINS
+from elastrec.platform.data.metrics.binary import COARSE_BINS, EVALUATION_BINS
+from elastrec.platform.data.metrics.heads import HeadSketches, Predicted
 
 
 def predicted(predictions: ArrayLike, labels: ArrayLike) -> tuple[Predicted, ...]:

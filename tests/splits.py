@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, RowRange, Split
-from elastrec.platform.transport.job_messages import Shard, ShardProgress
+from elastrec.platform.transport.messages.job import Shard, ShardProgress
 from elastrec.trainers.parameter_server.messages import Origin
 
 _STREAMS = {"train": TRAINING_STREAM, "evaluate": EVALUATION_STREAM}

@@ -22,7 +22,7 @@ with without_collector():
 
 from elastrec.platform.specs.errors import FieldProblem, JobFailedError, SpecError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.trainers.models.heads import JobHeads
 from elastrec.trainers.models.registry import build_model
 from elastrec.trainers.models.schema import FeatureSchema, embedding_tables

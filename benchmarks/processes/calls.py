@@ -18,7 +18,7 @@ import pyarrow.flight as flight
 
 from benchmarks.processes.child import serve
 from elastrec.platform.transport import RpcClient, RpcServer
-from elastrec.platform.transport.job_messages import Answer, Directive, Heartbeat, Mode, RoutingTable, ShardProgress
+from elastrec.platform.transport.messages.job import Answer, Directive, Heartbeat, Mode, RoutingTable, ShardProgress
 from elastrec.platform.transport.server import end_process
 
 _TOKEN = "benchmark"

@@ -18,10 +18,10 @@ from benchmarks.processes.child import serve
 from benchmarks.processes.parameter_server import FEATURES, ROW, job_of
 from elastrec.checkpoints import commit_record, new_record_uri, open_store
 from elastrec.platform.specs.job import Metadata, TrainingJob
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.platform.transport.server import end_process
-from elastrec.trainers.parameter_server.records import restore, save_part
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.records.share import restore, save_part
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
 _CHUNK_BYTES = 8 * 2**20

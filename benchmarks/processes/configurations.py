@@ -14,13 +14,13 @@ from typing import Any
 
 from benchmarks.processes.jobs import launched
 from elastrec.platform import jobs
-from elastrec.platform.jobs.masters import wait_for_master
+from elastrec.platform.jobs.watching.masters import wait_for_master
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.specs.shape import Shape as JobShape
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.observer_messages import ChangeShape, ShapeAnswer
-from elastrec.platform.transport.profile_messages import GetProfile, Profile
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 _POLL_SECONDS = 0.25
 _START_SECONDS = 240.0

@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks.processes.child import serve
 from benchmarks.processes.row_shards import row_shard
 from elastrec.platform.data.manifest import build_manifest
-from elastrec.platform.data.source import ManifestSource, reader_of
+from elastrec.platform.data.reading.source import ManifestSource, reader_of
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.loading import job_from_json
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.transport.messages.job import RoutingTable
 
 TOKEN = "benchmark"
 _COUNTED = ("samples", "steps", "loss_sum", "bytes_read", "bytes_read_plain", "bytes_pulled", "bytes_pushed")
@@ -31,7 +31,7 @@ def run_server(job: TrainingJob) -> None:
 
     from elastrec.platform.transport import RpcServer
     from elastrec.platform.transport.server import end_process
-    from elastrec.trainers.parameter_server.server import ParameterServer
+    from elastrec.trainers.parameter_server.serving.server import ParameterServer
     from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

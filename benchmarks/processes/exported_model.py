@@ -22,7 +22,7 @@ from torchrec import EmbeddingBagCollection
 from benchmarks.processes.child import serve
 from elastrec.checkpoints import PartWriter, SectionKind, answer, commit_record, new_record_uri
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.export_messages import ExportRequest
+from elastrec.platform.transport.messages.export import ExportRequest
 from elastrec.trainers.export import logged_model
 from elastrec.trainers.export.process import export
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables

@@ -27,7 +27,7 @@ from elastrec.platform import jobs
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
-from elastrec.platform.transport.ledger_messages import Explanation
+from elastrec.platform.transport.messages.ledger import Explanation
 
 _POLL_SECONDS = 0.2
 

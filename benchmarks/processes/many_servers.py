@@ -21,7 +21,7 @@ _BATCHES = 16
 
 def routing_of(addresses: list[str]) -> Any:
     """Buckets dealt out in turn."""
-    from elastrec.platform.transport.job_messages import RoutingTable
+    from elastrec.platform.transport.messages.job import RoutingTable
 
     count = len(addresses)
     return RoutingTable(
@@ -43,7 +43,7 @@ def run_server(number: int, is_local: bool, sides: list[int]) -> None:
 
     from elastrec.platform.transport import RpcServer
     from elastrec.platform.transport.server import end_process
-    from elastrec.trainers.parameter_server.server import ParameterServer
+    from elastrec.trainers.parameter_server.serving.server import ParameterServer
     from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

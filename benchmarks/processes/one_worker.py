@@ -18,15 +18,15 @@ import torch
 from benchmarks.processes.child import serve
 from benchmarks.processes.row_shards import row_shards
 from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.data.partitions import existing_partitions
-from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.data.source import ManifestSource, reader_of
+from elastrec.platform.data.reading.source import ManifestSource, reader_of
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.memory import ResidentMemory
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity

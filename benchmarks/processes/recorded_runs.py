@@ -21,12 +21,12 @@ import psutil
 
 from benchmarks.processes.jobs import Ended, private_platform, run_job
 from elastrec.platform import jobs
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
-from elastrec.platform.jobs.masters import wait_for_master
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.jobs.watching.masters import wait_for_master
 from elastrec.platform.specs.environment import POD
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport.observer_messages import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
 
 BATCH = 512
 _SHARD_BATCHES = 4

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.splits import TRAINING_STREAM, RowRange, Split
-from elastrec.platform.transport.job_messages import Shard
+from elastrec.platform.transport.messages.job import Shard
 
 
 def row_shard(rows: int, *, seed: int, shuffle: bool, kind: str = "train", number: int = 0) -> Shard:

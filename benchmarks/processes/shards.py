@@ -25,13 +25,13 @@ import structlog
 from benchmarks.processes.child import serve
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
-from elastrec.platform.data.sketch import BinaryMetricsSketch
-from elastrec.platform.master.launch import LaunchRequest
-from elastrec.platform.master.service import JobService
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient, RpcServer
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.messages.job import (
     Answer,
     Directive,
     Heartbeat,

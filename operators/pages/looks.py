@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastrec.platform.history import History
     from elastrec.platform.history.records import JobRecord
     from elastrec.platform.jobs import Platform
-    from elastrec.platform.transport.ledger_messages import Explanation
+    from elastrec.platform.transport.messages.ledger import Explanation
 
 Look = TypeVar("Look")
 KEPT_SECONDS = 2.0
@@ -198,7 +198,7 @@ def _all_jobs(connection: str) -> AllJobs:
 
 def _one_job(connection: str, job_id: str) -> OneJob:
     from elastrec.platform import jobs
-    from elastrec.platform.master.time_book import PARTS
+    from elastrec.platform.master.measuring.time_book import PARTS
 
     away: list[str] = []
     try:

@@ -11,28 +11,28 @@ import click
 import structlog
 
 from elastrec.platform.specs.errors import DataError, ElastrecError, OtherJobError, SpecError
-from elastrec.platform.specs.uris import mask_event
+from elastrec.platform.specs.text.uris import mask_event
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 _LAZY = {
-    "validate": "job_commands",
-    "render": "job_commands",
-    "run": "run_command",
-    "resume": "resume_command",
-    "status": "status_command",
-    "logs": "cluster_commands",
-    "stop": "cluster_commands",
-    "explain": "past_commands",
-    "report": "past_commands",
-    "ledger": "past_commands",
-    "inspect": "inspect_command",
-    "plan": "plan_command",
-    "simulate": "simulate_command",
-    "agent": "cluster_commands",
-    "schema": "job_commands",
-    "data": "data_commands",
+    "validate": "job",
+    "render": "job",
+    "run": "run",
+    "resume": "resume",
+    "status": "status",
+    "logs": "cluster",
+    "stop": "cluster",
+    "explain": "past",
+    "report": "past",
+    "ledger": "past",
+    "inspect": "inspect_record",
+    "plan": "plan",
+    "simulate": "simulate",
+    "agent": "cluster",
+    "schema": "job",
+    "data": "data",
 }
 
 
@@ -49,7 +49,7 @@ class _Root(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _LAZY:
             return None
-        module = __import__(f"elastrec.platform.cli.{_LAZY[name]}", fromlist=[name])
+        module = __import__(f"elastrec.platform.cli.commands.{_LAZY[name]}", fromlist=[name])
         command: click.Command = getattr(module, name)
         return command
 

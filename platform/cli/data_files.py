@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.loading import parse_mapping, validate
+from elastrec.platform.specs.text.loading import parse_mapping, validate
 
 JOB_FILE = "job.yaml"
 

@@ -15,7 +15,7 @@ from elastrec.platform.cli.run_claim import RunClaim
 from elastrec.platform.jobs.surroundings import work_folder
 from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError, JobFailedError, OtherJobError
 from elastrec.platform.specs.metrics import Phase
-from elastrec.platform.specs.uris import masked
+from elastrec.platform.specs.text.uris import masked
 
 log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.5

@@ -16,7 +16,7 @@ from elastrec.platform.clusters.local.absent import AbsentLauncher
 from elastrec.platform.jobs.surroundings import Platform, home_folder
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.loading import parse_value
+from elastrec.platform.specs.text.loading import parse_value
 
 _WIDE_COLUMNS = 500
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -4,16 +4,8 @@ Numpy and pyarrow, with the loops of `kernels` compiled where a window is read. 
 decisions or a model.
 """
 
-from elastrec.platform.data.batches import (
-    JaggedIds,
-    dense_of,
-    ids_of,
-    label_of,
-    targets_of,
-)
 from elastrec.platform.data.convert import ByFractions, ByRows, ByTime, ConvertReport, convert
-from elastrec.platform.data.encode import MISSING_ID, RowEncoder
-from elastrec.platform.data.generator import (
+from elastrec.platform.data.generating.generator import (
     DayTruth,
     GenerateReport,
     GenerateSpec,
@@ -29,9 +21,17 @@ from elastrec.platform.data.manifest import (
     write_manifest,
     write_new_manifest,
 )
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch, Calibration
 from elastrec.platform.data.partitions import Partition, existing_partitions, partitions_between
-from elastrec.platform.data.reader import ShardReader
-from elastrec.platform.data.sketch import BinaryMetricsSketch, Calibration
+from elastrec.platform.data.reading.batches import (
+    JaggedIds,
+    dense_of,
+    ids_of,
+    label_of,
+    targets_of,
+)
+from elastrec.platform.data.reading.encode import MISSING_ID, RowEncoder
+from elastrec.platform.data.reading.reader import ShardReader
 
 __all__ = [
     "MISSING_ID",

@@ -24,15 +24,15 @@ import pyarrow.fs as pafs
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from elastrec.platform.data.batches import targets_of
-from elastrec.platform.data.encode import DENSE, MISSING_ID, RowEncoder
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
+from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.data.manifest import DataManifest, build_manifest
-from elastrec.platform.data.numbers import as_float64, combined
 from elastrec.platform.data.partitions import Partition
-from elastrec.platform.data.raw import RawReader, RawRows
-from elastrec.platform.data.reader import BadRowLedger
-from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
+from elastrec.platform.data.reading.batches import targets_of
+from elastrec.platform.data.reading.encode import DENSE, MISSING_ID, RowEncoder
+from elastrec.platform.data.reading.numbers import as_float64, combined
+from elastrec.platform.data.reading.raw import RawReader, RawRows
+from elastrec.platform.data.reading.reader import BadRowLedger
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError

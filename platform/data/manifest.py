@@ -16,14 +16,14 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
-from elastrec.platform.data.compressed_text import codec_of
-from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.data.deduplicating.stored_groups import plain_schema, stored_groups
 from elastrec.platform.data.entries import MANIFEST_VERSION, DataFile, DataManifest
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
 from elastrec.platform.data.partitions import Partition, existing_partitions
-from elastrec.platform.data.raw import RawReader
-from elastrec.platform.data.stored_groups import plain_schema, stored_groups
-from elastrec.platform.data.text import scan_text
+from elastrec.platform.data.reading.compressed_text import codec_of
+from elastrec.platform.data.reading.encode import RowEncoder
+from elastrec.platform.data.reading.raw import RawReader
+from elastrec.platform.data.reading.text import scan_text
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
 

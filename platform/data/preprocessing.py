@@ -14,8 +14,8 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from elastrec.platform.data.batches import JaggedIds
-from elastrec.platform.data.deduplication import InverseJagged, Longs, Values
+from elastrec.platform.data.deduplicating.deduplication import InverseJagged, Longs, Values
+from elastrec.platform.data.reading.batches import JaggedIds
 from elastrec.platform.specs.errors import DataError
 
 Features = TypeVar("Features", JaggedIds, InverseJagged)

@@ -20,7 +20,7 @@ from elastrec.platform.history.database import (
 )
 from elastrec.platform.history.records import TAG_JOB_ID
 from elastrec.platform.specs.errors import HistoryError
-from elastrec.platform.specs.uris import without_credentials
+from elastrec.platform.specs.text.uris import without_credentials
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

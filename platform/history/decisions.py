@@ -20,7 +20,7 @@ from elastrec.platform.specs.errors import HistoryError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from elastrec.platform.scaling.throughput import ThroughputModel
+    from elastrec.platform.scaling.model.throughput import ThroughputModel
     from elastrec.platform.scaling.types import Considered
 
 EXPLAIN_FILE = "scaling/explain.json"

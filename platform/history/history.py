@@ -36,8 +36,8 @@ from elastrec.platform.history.records import (
 from elastrec.platform.history.sink import POINTS_PER_CALL
 from elastrec.platform.specs.errors import DataError, HistoryError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.text.loading import job_from_json
 
 if TYPE_CHECKING:
     # At run time jobs import history.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.data.dedupe_factor import WORTH_ABOVE
+from elastrec.platform.data.deduplicating.dedupe_factor import WORTH_ABOVE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from elastrec.platform.data.inspection import DataFacts
+    from elastrec.platform.data.clustering.inspection import DataFacts
 
 _SHOWN_FEATURES = 40
 

@@ -13,7 +13,7 @@ from elastrec.platform.history.inspection_picture import inspection_picture
 from elastrec.platform.history.sink import POINTS_PER_CALL
 
 if TYPE_CHECKING:
-    from elastrec.platform.data.inspection import DataFacts
+    from elastrec.platform.data.clustering.inspection import DataFacts
 
 TAG_PATH, TAG_PARTITION = "elastrec.data.path", "elastrec.data.partition"
 _PICTURE, _FACTS = "inspection.png", "inspection.json"

@@ -13,14 +13,14 @@ import msgspec
 
 from elastrec.platform.history.figures import new_figure
 from elastrec.platform.scaling.amounts import Allocation
-from elastrec.platform.scaling.columns import Columns
+from elastrec.platform.scaling.model.columns import Columns
 from elastrec.platform.scaling.types import CandidateKind, Considered, Observation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from elastrec.platform.scaling.throughput import ThroughputModel
+    from elastrec.platform.scaling.model.throughput import ThroughputModel
 
 _TOLD = 6
 _LINE = 118

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from elastrec.platform.history.points import Point
 from elastrec.platform.specs.errors import HistoryError
-from elastrec.platform.specs.uris import credentials, without_credentials
+from elastrec.platform.specs.text.uris import credentials, without_credentials
 
 POINTS_PER_CALL = 1000
 """MLflow's limit of metrics per request."""

@@ -4,7 +4,7 @@ prepare → warm_start → launch → observe … → evaluate_and_gate → regi
 Every step can be repeated; what passes between them is in `types`. No step trains anything itself.
 """
 
-from elastrec.platform.jobs.evaluation import (
+from elastrec.platform.jobs.ending.evaluation import (
     EvaluatorState,
     evaluate_and_gate,
     evaluator_pod,
@@ -14,21 +14,7 @@ from elastrec.platform.jobs.evaluation import (
     result,
     start_evaluator,
 )
-from elastrec.platform.jobs.job_pods import pods_of_job
-from elastrec.platform.jobs.kept_launch import KeptLaunch
-from elastrec.platform.jobs.launching import (
-    finish,
-    job_page,
-    launch,
-    launch_request,
-    stop,
-    take_over,
-)
-from elastrec.platform.jobs.masters import wait_for_master
-from elastrec.platform.jobs.observation import Observation, failure_report, jobs, observe
-from elastrec.platform.jobs.past import DEFAULT_STORE, explanation, is_trained, ledger, report, result_of
-from elastrec.platform.jobs.preparation import job_id_for, prepare
-from elastrec.platform.jobs.publishing import (
+from elastrec.platform.jobs.ending.publishing import (
     away_message,
     finish_job,
     forget,
@@ -36,11 +22,25 @@ from elastrec.platform.jobs.publishing import (
     with_run,
     with_tracking,
 )
-from elastrec.platform.jobs.resuming import prepare_again, remove_unsuccessful, resumable
-from elastrec.platform.jobs.starting_sizes import warm_start
+from elastrec.platform.jobs.ending.tracking import tracking_answers
+from elastrec.platform.jobs.starting.kept_launch import KeptLaunch
+from elastrec.platform.jobs.starting.launching import (
+    finish,
+    job_page,
+    launch,
+    launch_request,
+    stop,
+    take_over,
+)
+from elastrec.platform.jobs.starting.preparation import job_id_for, prepare
+from elastrec.platform.jobs.starting.resuming import prepare_again, remove_unsuccessful, resumable
+from elastrec.platform.jobs.starting.starting_sizes import warm_start
 from elastrec.platform.jobs.surroundings import Platform, checked_tls_folder, home_folder, tls_folder
-from elastrec.platform.jobs.tracking import tracking_answers
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
+from elastrec.platform.jobs.watching.job_pods import pods_of_job
+from elastrec.platform.jobs.watching.masters import wait_for_master
+from elastrec.platform.jobs.watching.observation import Observation, failure_report, jobs, observe
+from elastrec.platform.jobs.watching.past import DEFAULT_STORE, explanation, is_trained, ledger, report, result_of
 
 __all__ = [
     "DEFAULT_STORE",

@@ -21,10 +21,10 @@ import structlog
 from elastrec.checkpoints import expect_existing_stores
 from elastrec.platform.clusters import connect_fleet, decode_config
 from elastrec.platform.clusters.pods import BAD_INPUT_EXIT_CODE
-from elastrec.platform.master.history_sink import leave_points, open_history_sink
-from elastrec.platform.master.journal import JournalError
-from elastrec.platform.master.launch import decode_launch
-from elastrec.platform.master.service import JobService
+from elastrec.platform.master.pods.launch import decode_launch
+from elastrec.platform.master.service.history_sink import leave_points, open_history_sink
+from elastrec.platform.master.service.journal import JournalError
+from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ClusterError, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elastrec.platform.scaling.across_jobs.selection import STAY, Choice, Weights, value_of
 from elastrec.platform.scaling.amounts import Resources
-from elastrec.platform.scaling.selection import STAY, Choice, Weights, value_of
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Considered, Plan, Proposal
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import require
-from elastrec.platform.scaling.columns import Floats
+from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.specs.errors import ScalingError
 
 _MEMORY_STEP = 256 * 2**20

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
 
+from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import Capacity, PriceList, Resources
-from elastrec.platform.scaling.objectives import Rules
-from elastrec.platform.scaling.search import SearchSettings
-from elastrec.platform.scaling.selection import Weights
+from elastrec.platform.scaling.search.front import SearchSettings
+from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import JobProfile, Overheads, Plan, Proposal
 from elastrec.platform.specs.errors import ScalingError
 

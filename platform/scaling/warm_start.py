@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity, require
-from elastrec.platform.scaling.columns import Columns, Floats
+from elastrec.platform.scaling.model.columns import Columns, Floats
 from elastrec.platform.scaling.types import Coefficients, Prior
 
 _CORES_STEP = 0.25

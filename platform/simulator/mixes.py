@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Change, require
-from elastrec.platform.scaling.columns import TERMS, Columns, features
+from elastrec.platform.scaling.model.columns import TERMS, Columns, features
 from elastrec.platform.scaling.types import Coefficients, Limits, ModelShape
 from elastrec.platform.scaling.warm_start import Features
 from elastrec.platform.simulator.memory import MemoryTruth

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 import simpy
 
+from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import PriceList, require
 from elastrec.platform.scaling.memory import Action, MemoryRules
-from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
-from elastrec.platform.scaling.search import SearchSettings
-from elastrec.platform.scaling.selection import Weights
+from elastrec.platform.scaling.search.front import SearchSettings
+from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import Overheads, Plan
 from elastrec.platform.scaling.warm_start import WarmStartSettings
 from elastrec.platform.simulator.memory import provided_for

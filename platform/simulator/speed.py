@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Allocation
-from elastrec.platform.scaling.columns import TERMS, Columns, features
-from elastrec.platform.scaling.step_form import together
+from elastrec.platform.scaling.model.columns import TERMS, Columns, features
+from elastrec.platform.scaling.model.step_form import together
 from elastrec.platform.scaling.types import Coefficients, ModelShape
 
 

@@ -7,7 +7,7 @@ from collections import deque
 import msgspec
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity
-from elastrec.platform.scaling.throughput import fit_job
+from elastrec.platform.scaling.model.throughput import fit_job
 from elastrec.platform.scaling.types import Prior
 from elastrec.platform.scaling.warm_start import PastJob, WarmStartSettings, warm_start, with_memory_used
 from elastrec.platform.simulator.running import Running

@@ -6,8 +6,8 @@ opens a socket, starts a process or knows a cluster.
 
 from elastrec.platform.specs.data import DenseFeature, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.loading import dump_job, job_from_json, job_to_json, load_job
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.specs.text.loading import dump_job, job_from_json, job_to_json, load_job
 
 __all__ = [
     "DenseFeature",

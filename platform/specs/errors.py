@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrec.platform.specs.uris import masked
+from elastrec.platform.specs.text.uris import masked
 
 
 class ElastrecError(Exception):

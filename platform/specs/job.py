@@ -13,7 +13,7 @@ from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, ColumnName, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
 from elastrec.platform.specs.elasticity import Elasticity
-from elastrec.platform.specs.quantities import Cores, CoresOrNone, Memory, Seconds
+from elastrec.platform.specs.text.quantities import Cores, CoresOrNone, Memory, Seconds
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm", "din", "bst", "mmoe", "two_tower")

@@ -5,9 +5,9 @@ what a message means, and nothing is ever unpickled.
 """
 
 from elastrec.platform.transport.client import ArrayStream, RpcClient
-from elastrec.platform.transport.loop import StreamLoop
 from elastrec.platform.transport.security import TlsConfig, new_token
 from elastrec.platform.transport.server import ArrayHandler, Handler, RpcServer, connections_for, end_process
+from elastrec.platform.transport.wire.loop import StreamLoop
 
 __all__ = [
     "ArrayHandler",

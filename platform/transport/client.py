@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, IncompatibleError, TransportError
-from elastrec.platform.transport.channel import Channel, Dialer, LostError
-from elastrec.platform.transport.frames import Array, Joined, Layout, encode_frame, kind_of
-from elastrec.platform.transport.problems import Problem, error_of
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.versions import code_version
+from elastrec.platform.transport.wire.channel import Channel, Dialer, LostError
+from elastrec.platform.transport.wire.frames import Array, Joined, Layout, encode_frame, kind_of
+from elastrec.platform.transport.wire.problems import Problem, error_of
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _OPEN_SECONDS = 5.0

@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-from elastrec.platform.specs.uris import mask_event
+from elastrec.platform.specs.text.uris import mask_event
 
 
 def configure_logging() -> None:

@@ -13,11 +13,11 @@ import msgspec
 import structlog
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
-from elastrec.platform.transport.frames import Array, encode_frame, kind_of, read_layout
-from elastrec.platform.transport.port import Answer, Port, PortClosedError
-from elastrec.platform.transport.problems import problem_of
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.versions import code_version
+from elastrec.platform.transport.wire.frames import Array, encode_frame, kind_of, read_layout
+from elastrec.platform.transport.wire.port import Answer, Port, PortClosedError
+from elastrec.platform.transport.wire.problems import problem_of
 
 Handler = Callable[[Any], msgspec.Struct]
 ArrayHandler = Callable[[Any, list[Array]], tuple[msgspec.Struct, Sequence[Array]]]

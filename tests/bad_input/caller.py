@@ -77,7 +77,7 @@ def refuse(case: Case, folder: Path, home: Path) -> Refusal:
     logging = structlog.get_config()
     with (
         mock.patch.dict(os.environ, environment | place.environment),
-        mock.patch("elastrec.platform.jobs.preparation.ModelCheck", CheckHere),
+        mock.patch("elastrec.platform.jobs.starting.preparation.ModelCheck", CheckHere),
         mock.patch("elastrec.platform.jobs.launch", _accepted),
         mock.patch.object(sys, "path", [str(folder), *sys.path]),
         mock.patch.object(sys, "dont_write_bytecode", True),

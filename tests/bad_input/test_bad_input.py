@@ -9,7 +9,7 @@ import pytest
 
 from elastrec.platform.cli.app import EXIT_BAD_INPUT
 from elastrec.platform.clusters.local import LocalCluster
-from elastrec.platform.jobs.model_check import ModelCheck
+from elastrec.platform.jobs.starting.model_check import ModelCheck
 from elastrec.platform.specs import load_job
 from elastrec.platform.specs.errors import SpecError
 from tests.bad_input.caller import platform_at, refuse

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import dedup_factor, dedup_reader, dedup_storage, dedup_worker
 from benchmarks.processes.session_log import LogShape, session_log
-from elastrec.platform.data.clustering import cluster
+from elastrec.platform.data.clustering.clustering import cluster
 
 SHAPE = LogShape(rows=400, open_sessions=25, length=20, user_lists=2)
 

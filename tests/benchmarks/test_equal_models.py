@@ -16,7 +16,7 @@ from benchmarks.equal_models import (
     rows_before_the_last_worker,
 )
 from benchmarks.processes.torchrec_alone import read, train_and_score
-from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.row_ranges import shard_order
 

@@ -12,14 +12,14 @@ import pytest
 from benchmarks import live_scaling, throughput_model_real
 from benchmarks.live_scaling import Story, best_count, figures_of
 from benchmarks.throughput_model_real import MODELS, SERVERS, Run, left_out_errors, shapes
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
 from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import JobProfile, Limits
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
-from elastrec.platform.transport.profile_messages import Measured
+from elastrec.platform.transport.messages.profile import Measured
 from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, allocation, coefficients, measure, spread, step_seconds
 from tests.shapes import shape as job_shape
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.processes.groups import throttling
 from benchmarks.scaling_out import CASES, COUNTS, job_content, steady_speed
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
 from elastrec.platform.specs.job import TrainingJob
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.startup import figures_of, parts_of
-from elastrec.platform.transport.ledger_messages import Explanation, TimelineEntry
+from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 
 
 def at(seconds: float) -> str:

@@ -10,8 +10,8 @@ import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from elastrec.checkpoints import store as store_module
-from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.stores import store as store_module
+from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
 from tools.stores import servers
 from tools.stores.fetching import missing

@@ -17,7 +17,7 @@ from elastrec.checkpoints.catalog import prune
 from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.manifest import MANIFEST
 from elastrec.checkpoints.parts import PartWriter
-from elastrec.checkpoints.store import open_store
+from elastrec.checkpoints.stores.store import open_store
 from elastrec.platform.specs.job import TrainingJob
 
 

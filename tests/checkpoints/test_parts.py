@@ -13,7 +13,7 @@ from elastrec.checkpoints.answers import BucketRun, answer
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.parts import ALIGNMENT_BYTES, PartManifest, PartWriter, read_index
 from elastrec.checkpoints.sections import SectionKey, SectionKind
-from elastrec.checkpoints.store import open_store
+from elastrec.checkpoints.stores.store import open_store
 from elastrec.platform.specs.errors import CheckpointError
 from tests.checkpoints.writing import write_bucket
 

@@ -22,9 +22,9 @@ from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import RecordManifest, encode_manifest
 from elastrec.checkpoints.parts import PartManifest, PartWriter
 from elastrec.checkpoints.record import Record, open_record
-from elastrec.checkpoints.s3_store import UPLOAD_PART_BYTES, S3Store
 from elastrec.checkpoints.sections import SectionEntry, SectionKind
-from elastrec.checkpoints.store import Store, open_store
+from elastrec.checkpoints.stores.s3_store import UPLOAD_PART_BYTES, S3Store
+from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.checkpoints.terms import SupersededError, take_term
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from elastrec.checkpoints import StoreError, expect_existing_stores, local_store, open_store, prune
-from elastrec.checkpoints.store import Store
+from elastrec.checkpoints import StoreError, expect_existing_stores, open_store, prune
+from elastrec.checkpoints.stores import local_store
+from elastrec.checkpoints.stores.store import Store
 from elastrec.checkpoints.terms import (
     SupersededError,
     Term,

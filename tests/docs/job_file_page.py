@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from elastrec.platform.specs.crd import job_json_schema
+from elastrec.platform.specs.text.crd import job_json_schema
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "job_file.md"
 INTRODUCTION = """# The job file

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
-from elastrec.platform.specs.loading import parse_mapping, validate
 from elastrec.platform.specs.scaling import ScalingSettings
+from elastrec.platform.specs.text.loading import parse_mapping, validate
 from tests.platform.scaling.jobs import PLENTY, PRICES, profile
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 
 ROWS_PER_DAY = 60_000
 

@@ -14,9 +14,9 @@ import yaml
 
 from elastrec.checkpoints import latest_record, open_record
 from elastrec.checkpoints.manifest import RecordKind
-from elastrec.operators.services import default_dags_folder
 from elastrec.platform.history import metric_names as names
 from tests.processes import Elastrec, elastrec_at
+from tools.stack.services import default_dags_folder
 
 BATCH, STEPS = 64, 200
 ROWS = BATCH * STEPS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.data.generating.generator import GenerateReport
 from tests.e2e.conftest import write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.processes.groups import limit_cores, pod_groups
-from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
 from tests.e2e.conftest import ROWS_PER_DAY, write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for

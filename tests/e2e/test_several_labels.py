@@ -8,7 +8,7 @@ import mlflow
 import pytest
 
 from elastrec.platform.data import GenerateSpec, ShardReader, build_manifest, generate, targets_of
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from tests.e2e.conftest import write_job
 from tests.processes import elastrec_at
 

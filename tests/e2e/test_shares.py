@@ -9,9 +9,9 @@ import pytest
 from elastrec.platform import jobs
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodPhase, PodStatus
-from elastrec.platform.data.generator import GenerateReport
-from elastrec.platform.jobs import scaling
-from elastrec.platform.scaling.quota import POLICY
+from elastrec.platform.data.generating.generator import GenerateReport
+from elastrec.platform.jobs.scaling import rounds as scaling
+from elastrec.platform.scaling.across_jobs.quota import POLICY
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.scaling import ScalingSettings, Team

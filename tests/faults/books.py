@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastrec.checkpoints import Term, open_record
-from elastrec.platform.master.phases import NUMBERS_PER_TERM
+from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.row_ranges import shard_order
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions, StreamPositions
-from elastrec.platform.transport.ledger_messages import Explanation
+from elastrec.platform.transport.messages.ledger import Explanation
 
 _ROLLED_BACK = re.compile(r"rolled back to (.*), generation (\d+)")
 _RESTORED = re.compile(r"event=restored uri=(\S+) rows=(\d+) .*generation=(\d+)")

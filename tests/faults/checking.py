@@ -7,11 +7,11 @@ from pathlib import Path
 
 from elastrec.checkpoints import list_terms
 from elastrec.platform.jobs.types import Prepared
-from elastrec.platform.master.explanation import read_explanation
-from elastrec.platform.master.launch import pod_name
-from elastrec.platform.master.ledger import read_ledger
+from elastrec.platform.master.pods.launch import pod_name
+from elastrec.platform.master.reporting.explanation import read_explanation
+from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
-from elastrec.platform.transport.export_messages import ExportRequest, predictions_folder
+from elastrec.platform.transport.messages.export import ExportRequest, predictions_folder
 from tests.faults.books import Size, check_books, check_restores, journals, rows_told
 from tests.faults.job import EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
 from tests.faults.keeping import Keeper

@@ -16,11 +16,11 @@ import msgspec
 from elastrec.platform import jobs
 from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.jobs.identity import secret_of
-from elastrec.platform.jobs.launching import launch_request
-from elastrec.platform.jobs.masters import pod_of_master, wait_for_master
+from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.jobs.types import Prepared
-from elastrec.platform.master.launch import master_pod
-from elastrec.platform.master.phases import NUMBERS_PER_TERM
+from elastrec.platform.jobs.watching.masters import pod_of_master, wait_for_master
+from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
+from elastrec.platform.master.pods.launch import master_pod
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient, new_token

@@ -7,9 +7,9 @@ import math
 import shutil
 from pathlib import Path
 
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.text.loading import job_from_json
 from tests.faults.plan import Shape
 
 ROWS = 40_000

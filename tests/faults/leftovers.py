@@ -10,7 +10,7 @@ import psutil
 
 from elastrec.checkpoints.manifest import MANIFEST
 from elastrec.platform.clusters.local.client import LocalCluster
-from elastrec.platform.master.launch import evaluator_job
+from elastrec.platform.master.pods.launch import evaluator_job
 from elastrec.platform.specs import environment
 from tests.processes import wait_for
 

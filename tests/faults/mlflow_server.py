@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from elastrec.operators.processes import Service, kill_session, start_service, wait_until
-from elastrec.operators.services import answers, free_ports
+from tools.stack.processes import Service, kill_session, start_service, wait_until
+from tools.stack.services import answers, free_ports
 
 
 class MlflowServer:

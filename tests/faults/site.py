@@ -16,7 +16,7 @@ import msgspec
 from elastrec.platform import jobs
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.local.client import LocalCluster
-from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.specs import environment
 from tests.faults.injury import AGENT_CORES

@@ -19,14 +19,14 @@ from elastrec.checkpoints import open_record
 from elastrec.platform import jobs
 from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodStatus
-from elastrec.platform.data.generator import GenerateSpec, generate, training_data_for
-from elastrec.platform.master.explanation import as_text
-from elastrec.platform.master.launch import master_pod, pod_name
+from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
+from elastrec.platform.master.pods.launch import master_pod, pod_name
+from elastrec.platform.master.reporting.explanation import as_text
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import new_token
-from elastrec.platform.transport.ledger_messages import Explanation
+from elastrec.platform.transport.messages.ledger import Explanation
 from tests.processes import wait_for
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from elastrec.checkpoints import list_records
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
-from elastrec.platform.master.explanation import read_explanation
-from elastrec.platform.master.ledger import read_ledger
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
+from elastrec.platform.master.reporting.explanation import read_explanation
+from elastrec.platform.master.reporting.ledger import read_ledger
 from tests.e2e.conftest import write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 

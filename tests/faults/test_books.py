@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from elastrec.checkpoints import Term
-from elastrec.platform.master.phases import NUMBERS_PER_TERM
+from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.splits import Begun, StreamPositions
-from elastrec.platform.transport.ledger_messages import Explanation, TimelineEntry
+from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 from tests.faults.books import Books, Size, check_books, check_restores, journals
 from tests.faults.watching import Hit, Sample, recovery_seconds
 

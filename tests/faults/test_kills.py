@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
 from tests.e2e.conftest import write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 

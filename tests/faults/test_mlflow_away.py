@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from elastrec.platform.data.generator import GenerateReport, GenerateSpec, generate
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
 from elastrec.platform.history import metric_names
 from tests.e2e.conftest import write_job
 from tests.faults.mlflow_server import MlflowServer

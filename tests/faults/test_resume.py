@@ -14,9 +14,9 @@ import pytest
 from elastrec.checkpoints import list_records, list_terms
 from elastrec.platform import jobs
 from elastrec.platform.clusters.pods import PodPhase
-from elastrec.platform.master.ledger import read_ledger
-from elastrec.platform.specs.loading import job_from_json, job_to_json
+from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json, job_to_json
 from tests.faults.surroundings import ROWS, SHARDS, Run, Site, kept, renamed, small_job, write_model
 from tests.faults.test_surroundings import AUC_TOLERANCE, python_path
 from tests.processes import elastrec_at, wait_for

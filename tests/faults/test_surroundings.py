@@ -19,10 +19,10 @@ from mlflow import MlflowClient
 from elastrec.checkpoints import list_records, open_record
 from elastrec.platform import jobs
 from elastrec.platform.history import metric_names
-from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.observer_messages import GetStatus, Status
+from elastrec.platform.transport.messages.observer import GetStatus, Status
 from tests.disks import SmallDisk, small_disk
 from tests.faults.jumping_clock import JumpingClock
 from tests.faults.mlflow_server import MlflowServer

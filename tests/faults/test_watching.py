@@ -7,7 +7,7 @@ from typing import cast
 
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.observer_messages import Status
+from elastrec.platform.transport.messages.observer import Status
 from tests.faults.watching import Hit, Sample, Watch, recovery_seconds
 
 

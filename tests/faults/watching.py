@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.observer_messages import GetStatus, Status
+from elastrec.platform.transport.messages.observer import GetStatus, Status
 
 _PERIOD_SECONDS = 0.1
 _ANSWER_SECONDS = 0.7

@@ -17,11 +17,11 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from elastrec.operators.base import ElastrecOperator
 from elastrec.operators.clustering import ClusterPartitionOperator, InspectPartitionOperator
 from elastrec.operators.links import RUN_URL_KEY
-from elastrec.operators.services import default_dags_folder
 from elastrec.operators.settings import CLUSTERED_CLICK_LOG_ASSET
-from elastrec.platform.data.clustering import RECORD_NAME
-from elastrec.platform.data.generator import GenerateSpec, generate, training_data_for
+from elastrec.platform.data.clustering.clustering import RECORD_NAME
+from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
 from tests.operators.steps import context
+from tools.stack.services import default_dags_folder
 
 DAY, ROWS = "2026-01-01", 3_000
 CLUSTERED = Asset(CLUSTERED_CLICK_LOG_ASSET)

@@ -17,7 +17,6 @@ from elastrec.operators.doubt import Doubt
 from elastrec.operators.links import RUN_URL_KEY
 from elastrec.operators.params import training_params
 from elastrec.operators.publishing import EvaluateAndGateOperator, FinishJobOperator, RegisterModelOperator
-from elastrec.operators.services import default_dags_folder
 from elastrec.operators.training import (
     LaunchJobOperator,
     OfflinePhaseOperator,
@@ -41,6 +40,7 @@ from tests.operators.steps import (
     context,
     plain,
 )
+from tools.stack.services import default_dags_folder
 
 JOBS = default_dags_folder() / "jobs"
 OWNER = "daily_retraining/scheduled__2026-01-03/task"

@@ -9,8 +9,8 @@ import pytest
 from airflow.sdk.exceptions import ParamValidationError
 
 from elastrec.operators.params import read_interval, read_job, refuse_unknown, training_params
-from elastrec.operators.services import default_dags_folder
 from elastrec.platform.specs.errors import SpecError
+from tools.stack.services import default_dags_folder
 
 JOBS = default_dags_folder() / "jobs"
 INLINE = {

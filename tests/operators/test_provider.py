@@ -26,10 +26,10 @@ from elastrec.operators import settings
 from elastrec.operators.hook import ElastrecHook
 from elastrec.operators.params import read_interval
 from elastrec.operators.provider_info import get_provider_info
-from elastrec.operators.services import default_dags_folder
 from elastrec.platform.clusters.local.life_cycle import start_agent, stop_agent
 from elastrec.platform.specs.errors import ClusterError, SpecError
 from tests.remote_cluster import FarConfig, install
+from tools.stack.services import default_dags_folder
 
 
 @pytest.fixture(scope="module")

@@ -18,15 +18,16 @@ from elastrec.operators.scaling import (
     RunningJobsOperator,
     SelectOperator,
 )
-from elastrec.operators.services import default_dags_folder
-from elastrec.platform.jobs import scaling, scaling_story
-from elastrec.platform.jobs.scaling import Applied, NotNow
+from elastrec.platform.jobs.scaling import rounds as scaling
+from elastrec.platform.jobs.scaling import story as scaling_story
+from elastrec.platform.jobs.scaling.rounds import Applied, NotNow
+from elastrec.platform.scaling.across_jobs.quota import Holder, Shares
+from elastrec.platform.scaling.across_jobs.shared_round import Standing
 from elastrec.platform.scaling.amounts import Allocation, Capacity, PriceList, Resources
 from elastrec.platform.scaling.policy import View
-from elastrec.platform.scaling.quota import Holder, Shares
-from elastrec.platform.scaling.shared_round import Standing
 from elastrec.platform.scaling.types import JobProfile, ModelShape, Observation, Plan
 from tests.operators.steps import context
+from tools.stack.services import default_dags_folder
 
 CLUSTER = "the cluster"
 SETTINGS = default_dags_folder() / "scaling.yaml"
@@ -66,7 +67,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(scaling, "view", lambda platform, settings: VIEW)
     answers_of_the_cluster = {"shares": Shares(total=TOTAL, entitled={}, held={}), "waiting": {}}
     monkeypatch.setattr(
-        "elastrec.platform.jobs.standing.standing",
+        "elastrec.platform.jobs.scaling.standing.standing",
         lambda platform, settings, holders=(): Standing(holders=holders, **answers_of_the_cluster),
     )
     answers[CLUSTER] = answers_of_the_cluster

@@ -10,14 +10,14 @@ import msgspec
 
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.clusters.protocol import Launcher
-from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Done
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
-from elastrec.platform.transport.observer_messages import ChangeShape, GetStatus, ShapeAnswer, ShapeOutcome, Status
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
+from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, ShapeAnswer, ShapeOutcome, Status
 
 TOKEN = "secret"
 JOB = "clicks-1"

@@ -14,7 +14,7 @@ from typing import Protocol
 from elastrec.platform.clusters.local import LocalCluster
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.clusters.protocol import Fleet
-from elastrec.platform.master.observed import Observed
+from elastrec.platform.master.pods.observed import Observed
 from elastrec.platform.specs.metrics import Role
 from tests.platform.clusters.fake_kubernetes import FakeKubernetes
 from tests.platform.clusters.fake_local import FakeLocal

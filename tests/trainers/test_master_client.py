@@ -10,7 +10,7 @@ import pytest
 from elastrec.checkpoints import open_store, take_term
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import Answer, Directive, Heartbeat, Mode, RoutingTable
+from elastrec.platform.transport.messages.job import Answer, Directive, Heartbeat, Mode, RoutingTable
 from elastrec.trainers.master_client import MasterClient, MasterGoneError, TermPlace
 
 BEAT = Heartbeat(pod="worker-0", incarnation="1", generation=0, reached_version=0)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.batches import ids_of
-from elastrec.platform.data.deduplicated_batch import groups_of, plain_part
-from elastrec.platform.data.encode import DENSE, LABEL
+from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of, plain_part
+from elastrec.platform.data.reading.batches import ids_of
+from elastrec.platform.data.reading.encode import DENSE, LABEL
 from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.deduplication import InverseJagged, deduplicate_jagged
+from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate_jagged
 from elastrec.trainers.deduplication.jagged import jagged_index_select
 
 

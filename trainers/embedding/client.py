@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.transport import StreamLoop, TlsConfig
-from elastrec.platform.transport.frames import Joined
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.wire.frames import Joined
 from elastrec.trainers.embedding.lane import Lane, Request, RoutingChangedError
 from elastrec.trainers.embedding.pulled import Pulled
 from elastrec.trainers.embedding.replies import results, wait_for

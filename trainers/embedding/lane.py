@@ -1,7 +1,7 @@
 """One server as a worker sees it: requests that are answered in the order they were made, over a stream that may break.
 
 A lane has no thread. Requests are sent by the thread that makes them, as far as the socket takes them at once;
-everything else, of all lanes of a worker, is done by the thread of one loop (`platform.transport.loop`).
+everything else, of all lanes of a worker, is done by the thread of one loop (`platform.transport.wire.loop`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, StreamLoop, TlsConfig
-from elastrec.platform.transport.frames import Encoded, Joined
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.wire.frames import Encoded, Joined
 from elastrec.trainers.embedding.replies import Answer, Reply
 from elastrec.trainers.parameter_server.messages import ANSWERS, Blocked, Missing, Stale, Stamp
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.transport.frames import Joined
+from elastrec.platform.transport.wire.frames import Joined
 from elastrec.trainers.embedding.lane import Request
 from elastrec.trainers.embedding.replies import Reply
 from elastrec.trainers.embedding.routing import RoutedIds, Router

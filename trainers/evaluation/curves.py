@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrec.platform.data.head_sketches import Sketch, figures_of
+from elastrec.platform.data.metrics.heads import Sketch, figures_of
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.transport.export_messages import EvaluationResult
+from elastrec.platform.transport.messages.export import EvaluationResult
 
 
 def evaluation_result(sketch: Sketch) -> EvaluationResult:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from elastrec.platform.data.encode import DENSE
-from elastrec.platform.data.reader import ShardReader
+from elastrec.platform.data.reading.encode import DENSE
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import JobFailedError
 from elastrec.trainers.export.scorer import Scored, Scorer, together
 from elastrec.trainers.export.signature import prediction_columns, raw_frame

@@ -10,12 +10,12 @@ import pandas as pd
 import pyarrow as pa
 import structlog
 
-from elastrec.platform.data.batches import targets_of
-from elastrec.platform.data.head_sketches import HeadSketches, Predicted
 from elastrec.platform.data.manifest import DataManifest
-from elastrec.platform.data.raw import RawReader
+from elastrec.platform.data.metrics.heads import HeadSketches, Predicted
+from elastrec.platform.data.reading.batches import targets_of
+from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.transport.export_messages import EvaluationResult
+from elastrec.platform.transport.messages.export import EvaluationResult
 from elastrec.trainers.evaluation.figures import evaluation_result
 from elastrec.trainers.export.scorer import Scored, Scorer, together
 from elastrec.trainers.export.signature import PROBABILITY, raw_frame

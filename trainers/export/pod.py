@@ -11,8 +11,8 @@ import torch
 
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import DataError, ElastrecError, HistoryError, JobFailedError, SpecError
-from elastrec.platform.transport.export_messages import EXIT_HISTORY, EXPORT_FILE, decode_request, result_line
 from elastrec.platform.transport.logs import configure_logging
+from elastrec.platform.transport.messages.export import EXIT_HISTORY, EXPORT_FILE, decode_request, result_line
 from elastrec.trainers.export.process import export
 from elastrec.trainers.threads import granted_threads
 

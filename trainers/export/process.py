@@ -10,10 +10,10 @@ import structlog
 
 from elastrec.checkpoints import open_record
 from elastrec.platform.data.manifest import DataManifest, read_manifest
-from elastrec.platform.data.reader import ShardReader
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.export_messages import ExportRequest, ExportResult
+from elastrec.platform.transport.messages.export import ExportRequest, ExportResult
 from elastrec.trainers.export import logged_model
 from elastrec.trainers.export.artifact import Artifact, write_artifact
 from elastrec.trainers.export.check import Checked, check_against_trainer

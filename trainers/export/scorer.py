@@ -17,8 +17,8 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from elastrec.platform.data.encode import BadRow, RowEncoder
-from elastrec.platform.data.raw import apply_transform, load_transform
+from elastrec.platform.data.reading.encode import BadRow, RowEncoder
+from elastrec.platform.data.reading.raw import apply_transform, load_transform
 from elastrec.platform.specs.errors import CheckpointError, DataError
 from elastrec.trainers.export.artifact import Artifact
 from elastrec.trainers.export.embeddings import ArtifactEmbeddings

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from mlflow.models import ModelSignature
 from mlflow.types.schema import ColSpec, DataType, Schema
 
-from elastrec.platform.data.encode import MISSING_ID, encoding_of
+from elastrec.platform.data.reading.encode import MISSING_ID, encoding_of
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 from elastrec.trainers.models.heads import IS_BAD, REASON, JobHeads
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elastrec.platform.data.head_sketches import Kind, Predicted
+from elastrec.platform.data.metrics.heads import Kind, Predicted
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, JobFailedError, SpecError
 

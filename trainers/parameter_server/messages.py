@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.transport.job_messages import Message, RoutingTable, TableUsage
+from elastrec.platform.transport.messages.job import Message, RoutingTable, TableUsage
 
 SplitKey = tuple[str, int]
 """Stream and number of a split."""

@@ -15,13 +15,13 @@ import structlog
 
 from elastrec.platform.specs.errors import IncompatibleError, TransportError
 from elastrec.platform.specs.job import JobSpec
-from elastrec.platform.transport.job_messages import TableUsage
+from elastrec.platform.transport.messages.job import TableUsage
 from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
 from elastrec.trainers.parameter_server.dense.store import DenseStore
-from elastrec.trainers.parameter_server.gradients import Gradient, select
 from elastrec.trainers.parameter_server.messages import InitDense, Initialised
-from elastrec.trainers.parameter_server.place import Place
 from elastrec.trainers.parameter_server.plan import TablePlan
+from elastrec.trainers.parameter_server.serving.gradients import Gradient, select
+from elastrec.trainers.parameter_server.serving.place import Place
 from elastrec.trainers.parameter_server.storage import Lookup, RowStore
 from elastrec.trainers.parameter_server.storage.store import MOST_STRIPES
 

@@ -21,7 +21,7 @@ from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, T
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcServer, TlsConfig, connections_for
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.messages.job import (
     Answer,
     Directive,
     Done,
@@ -40,9 +40,9 @@ from elastrec.platform.transport.readiness import announce_ready
 from elastrec.trainers.master_client import MasterClient, MasterGoneError, TermPlace
 from elastrec.trainers.memory import resident_bytes
 from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
-from elastrec.trainers.parameter_server.records import restore
-from elastrec.trainers.parameter_server.saver import Saver
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.records.saver import Saver
+from elastrec.trainers.parameter_server.records.share import restore
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
 log = structlog.get_logger(__name__)

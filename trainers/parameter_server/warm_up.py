@@ -8,9 +8,9 @@ from elastrec.platform.specs.job import OptimizerSpec, TableSpec
 from elastrec.trainers.imports import without_collector
 from elastrec.trainers.parameter_server.dense.rules import STATE_NAMES
 from elastrec.trainers.parameter_server.dense.store import DenseStore
-from elastrec.trainers.parameter_server.gradients import Gradient, GroupGradient, average
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import make_plan
+from elastrec.trainers.parameter_server.serving.gradients import Gradient, GroupGradient, average
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.copying import copy_frozen
 from elastrec.trainers.parameter_server.storage.loading import load, unload

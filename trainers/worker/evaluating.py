@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from elastrec.platform.data.deduplicated_batch import expand_batch
-from elastrec.platform.data.head_sketches import HeadSketches
-from elastrec.platform.transport.job_messages import Shard, ShardProgress
+from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch
+from elastrec.platform.data.metrics.heads import HeadSketches
+from elastrec.platform.transport.messages.job import Shard, ShardProgress
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
 from elastrec.trainers.worker.trainer import Prediction
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from elastrec.platform.data.source import Minibatch
-from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard, ShardProgress
+from elastrec.platform.data.reading.source import Minibatch
+from elastrec.platform.transport.messages.job import Leased, LeaseState, Shard, ShardProgress
 
 _READ_AHEAD = 4
 _TICK_SECONDS = 0.1

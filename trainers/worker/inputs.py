@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.batches import dense_of, ids_of, targets_of
-from elastrec.platform.data.deduplicated_batch import PREFIX
-from elastrec.platform.data.encode import LABEL
+from elastrec.platform.data.deduplicating.deduplicated_batch import PREFIX
+from elastrec.platform.data.reading.batches import dense_of, ids_of, targets_of
+from elastrec.platform.data.reading.encode import LABEL
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 
 

@@ -18,7 +18,7 @@ import structlog
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.messages.job import (
     Answer,
     Directive,
     Done,

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from elastrec.platform.data.head_sketches import Predicted
+from elastrec.platform.data.metrics.heads import Predicted
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.job_messages import Directive, Mode
+from elastrec.platform.transport.messages.job import Directive, Mode
 from elastrec.trainers.worker.feed import Item
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastrec.platform.data import kernels
+from elastrec.platform.data.reading import kernels
 from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.embedding.kernels import pool_rows, spread_gradient
 from elastrec.trainers.embedding.routing import Router

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from elastrec.platform.data.head_sketches import HeadSketches, Predicted
-from elastrec.platform.data.sketch import COARSE_BINS
-from elastrec.platform.transport.job_messages import WindowMetrics
+from elastrec.platform.data.metrics.binary import COARSE_BINS
+from elastrec.platform.data.metrics.heads import HeadSketches, Predicted
+from elastrec.platform.transport.messages.job import WindowMetrics
 
 _COUNTERS = tuple(name for name in WindowMetrics.__struct_fields__ if name not in ("sketch", "number", "losses"))
 

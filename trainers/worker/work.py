@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from elastrec.platform.data.source import Minibatch, Source, open_source
+from elastrec.platform.data.reading.source import Minibatch, Source, open_source
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.export_messages import predictions_folder
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.messages.export import predictions_folder
+from elastrec.platform.transport.messages.job import (
     Directive,
     Leased,
     Mode,

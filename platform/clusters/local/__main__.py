@@ -27,7 +27,7 @@ from elastrec.platform.clusters.local.rights import JobRights
 from elastrec.platform.clusters.local.sizes import keep_size
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.specs.errors import ClusterError
-from elastrec.platform.specs.quantities import parse_bytes
+from elastrec.platform.specs.text.quantities import parse_bytes
 from elastrec.platform.transport.security import TlsConfig, new_token, write_secret
 from elastrec.platform.transport.server import Handler, RpcServer
 

@@ -20,7 +20,7 @@ from elastrec.platform.specs.environment import CLUSTER_FILE
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import Handler
-from elastrec.platform.transport.callers import caller
+from elastrec.platform.transport.wire.callers import caller
 
 _MEMBERS = (Role.WORKER, Role.PARAMETER_SERVER)
 

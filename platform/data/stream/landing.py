@@ -24,12 +24,12 @@ from pydantic import ValidationError
 
 from elastrec.platform.data.convert import ByTime, converted_data
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
-from elastrec.platform.data.numbers import combined
+from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.data.partitions import Partition
+from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.stream.broker import Topic, describe_topic
 from elastrec.platform.data.stream.consuming import PartitionLog
 from elastrec.platform.data.stream.messages import MessageForm, Row
-from elastrec.platform.data.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError

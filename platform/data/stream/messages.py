@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from elastrec.platform.data.numbers import combined
+from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 

@@ -12,9 +12,9 @@ from elastrec.platform.jobs.what_if.job_table import read_arrivals, read_jobs
 from elastrec.platform.jobs.what_if.past_jobs import jobs_of
 from elastrec.platform.jobs.what_if.simulation_file import BY_HAND_NAME, SimulationFile
 from elastrec.platform.scaling.amounts import Change, PriceList, Resources
-from elastrec.platform.scaling.objectives import Rules
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import ScalingPolicy, load_policy
+from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import Overheads
 from elastrec.platform.scaling.warm_start import WarmStartSettings
 from elastrec.platform.simulator.mixes import Habits, recurring

@@ -15,8 +15,8 @@ import msgspec
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.records import JobRecord
 from elastrec.platform.scaling.amounts import Allocation
-from elastrec.platform.scaling.columns import Columns
-from elastrec.platform.scaling.throughput import fit
+from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.types import Coefficients, Limits, ModelShape, Observation
 from elastrec.platform.simulator.mixes import features_of
 from elastrec.platform.simulator.workload import JobToRun

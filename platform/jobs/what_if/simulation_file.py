@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.loading import parse_mapping, validate
-from elastrec.platform.specs.quantities import Bytes, Cores, Seconds
 from elastrec.platform.specs.scaling import Prices
+from elastrec.platform.specs.text.loading import parse_mapping, validate
+from elastrec.platform.specs.text.quantities import Bytes, Cores, Seconds
 
 BY_HAND_NAME = "by-hand"
 """Beside the policies: jobs keep what their owners asked for, and the platform does nothing about trouble."""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from elastrec.platform.scaling.across_jobs.selection import STAY, Choice
 from elastrec.platform.scaling.amounts import Allocation, Change
-from elastrec.platform.scaling.candidates import stay
-from elastrec.platform.scaling.columns import Columns
 from elastrec.platform.scaling.explain import plans_of
-from elastrec.platform.scaling.objectives import Situation
+from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.model.throughput import fit_job
 from elastrec.platform.scaling.policy import View
-from elastrec.platform.scaling.selection import STAY, Choice
-from elastrec.platform.scaling.throughput import fit_job
+from elastrec.platform.scaling.search.candidates import stay
+from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.types import CandidateKind, JobProfile, Plan, Proposal
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastrec.platform.scaling.candidates import propose
+from elastrec.platform.scaling.across_jobs.selection import Knapsack, choose
+from elastrec.platform.scaling.across_jobs.selection import exact as exact_knapsack
+from elastrec.platform.scaling.across_jobs.selection import greedy as greedy_knapsack
 from elastrec.platform.scaling.explain import plans_of
-from elastrec.platform.scaling.objectives import Situation
+from elastrec.platform.scaling.model.throughput import fit_job
 from elastrec.platform.scaling.policy import View
-from elastrec.platform.scaling.selection import Knapsack, choose
-from elastrec.platform.scaling.selection import exact as exact_knapsack
-from elastrec.platform.scaling.selection import greedy as greedy_knapsack
-from elastrec.platform.scaling.throughput import fit_job
+from elastrec.platform.scaling.search.candidates import propose
+from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.types import JobProfile, Plan, Proposal
 
 

@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 
 from playwright.sync_api import FrameLocator, Page, expect, sync_playwright
 
-from elastrec.operators.services import ServiceStack
 from elastrec.operators.settings import DAG_ID
+from tools.stack.services import ServiceStack
 
 _LOOK_MILLISECONDS = 90_000
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elastrec.operators.rest import AirflowClient
-from elastrec.operators.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder
 from elastrec.operators.settings import DAG_ID
 from elastrec.platform.clusters import connect_launcher
 from elastrec.platform.clusters.protocol import Launcher
 from elastrec.platform.jobs import Platform, stop
 from tests.e2e.airflow_stack.waiting import wait
 from tests.processes import processes_of
+from tools.stack.rest import AirflowClient
+from tools.stack.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder
 
 # More cores than this machine may have: these tests are about who starts what, not about speed.
 CORES, MEMORY_BYTES = 8.0, 24 * 2**30

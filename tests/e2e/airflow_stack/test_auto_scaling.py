@@ -10,17 +10,17 @@ import pyarrow.compute as pc
 import pytest
 from mlflow import MlflowClient
 
-from elastrec.operators.rest import AirflowClient
-from elastrec.operators.services import ServiceStack
 from elastrec.platform import jobs
-from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.jobs.scaling import ask_profile
+from elastrec.platform.jobs.scaling.rounds import ask_profile
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from tests.e2e.airflow_stack.conftest import LEAST_STEPS
 from tests.e2e.airflow_stack.waiting import finished, wait
 from tests.e2e.conftest import job_content
+from tools.stack.rest import AirflowClient
+from tools.stack.services import ServiceStack
 
 DAG = "auto_scaling"
 BATCH = 256

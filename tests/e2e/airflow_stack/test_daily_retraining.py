@@ -18,12 +18,10 @@ from mlflow import MlflowClient
 from playwright.sync_api import expect
 
 from elastrec.checkpoints import list_records
-from elastrec.operators.rest import AirflowApiError, AirflowClient
-from elastrec.operators.services import ServiceStack, answers
 from elastrec.operators.settings import DAG_ID, JOB_FILE_VARIABLE
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.clusters.protocol import Launcher
-from elastrec.platform.data.generator import GenerateReport
+from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
 from tests.e2e.airflow_stack.browser import (
     has_chromium,
@@ -37,6 +35,8 @@ from tests.e2e.airflow_stack.browser import (
 from tests.e2e.airflow_stack.conftest import BARE_DAG
 from tests.e2e.airflow_stack.waiting import finished, run_states, wait
 from tests.e2e.conftest import job_content
+from tools.stack.rest import AirflowApiError, AirflowClient
+from tools.stack.services import ServiceStack, answers
 
 STOPPED_SECONDS = 35.0
 pytestmark = pytest.mark.timeout(1800)

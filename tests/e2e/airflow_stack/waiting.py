@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from elastrec.operators.rest import AirflowApiError, AirflowClient
 from elastrec.platform.specs.errors import ClusterError
+from tools.stack.rest import AirflowApiError, AirflowClient
 
 Seen = TypeVar("Seen")
 _LONGEST_SHOWN = 4000

@@ -17,7 +17,7 @@ from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs import Observation
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
-from elastrec.platform.transport.ledger_messages import Explanation, TimelineEntry
+from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 
 CONNECTION = "elastrec_default"
 METRICS = TrainingMetrics(

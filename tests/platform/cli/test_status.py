@@ -20,8 +20,8 @@ import pytest
 from rich.console import Console
 
 from elastrec.platform import jobs
-from elastrec.platform.cli import status_command
-from elastrec.platform.cli.status_command import NO_JOBS, Look
+from elastrec.platform.cli.commands import status as status_command
+from elastrec.platform.cli.commands.status import NO_JOBS, Look
 from elastrec.platform.cli.tables import Columns
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus

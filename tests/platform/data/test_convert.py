@@ -20,10 +20,9 @@ from elastrec.platform.data import (
     build_manifest,
     convert,
     generate,
-    raw,
-    text,
     training_data_for,
 )
+from elastrec.platform.data.reading import raw, text
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import write_lines

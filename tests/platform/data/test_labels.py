@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastrec.platform.data import ByRows, ShardReader, build_manifest, convert, generate, ids_of, targets_of
-from elastrec.platform.data.batches import label_of
-from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
-from elastrec.platform.data.encode import RowEncoder
-from elastrec.platform.data.generator import GenerateSpec, training_data_for
+from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
+from elastrec.platform.data.generating.generator import GenerateSpec, training_data_for
+from elastrec.platform.data.reading.batches import label_of
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.stream.messages import MessageForm
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError

@@ -18,7 +18,7 @@ from elastrec.platform.data import (
     read_manifest,
     write_manifest,
 )
-from elastrec.platform.data.encode import RowEncoder
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data, table, write_lines, write_parquet

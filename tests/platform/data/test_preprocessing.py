@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data import ids_of
-from elastrec.platform.data.deduplication import InverseJagged, deduplicate
+from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate
 from elastrec.platform.data.preprocessing import Bucketize, Clip, HashIds, LogNormalize, Step, Truncate, preprocess
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.jagged import list_column, repeated_lists, rows_of

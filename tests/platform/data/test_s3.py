@@ -14,14 +14,14 @@ from elastrec.platform.data import (
     GenerateSpec,
     ShardReader,
     build_manifest,
-    clustering,
     convert,
     generate,
     read_manifest,
     training_data_for,
     write_manifest,
 )
-from elastrec.platform.data.clustering import cluster, clustered_data
+from elastrec.platform.data.clustering import clustering
+from elastrec.platform.data.clustering.clustering import cluster, clustered_data
 from elastrec.platform.specs.errors import DataError
 
 

@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 from elastrec.platform.history import History
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.loading import job_to_json
+from elastrec.platform.specs.text.loading import job_to_json
 
 
 class TrackingServer:

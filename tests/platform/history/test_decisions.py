@@ -17,9 +17,9 @@ from elastrec.platform.history import decisions as kept
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import DECISIONS_FILE, EXPLAIN_FILE, Decisions
 from elastrec.platform.jobs.types import Allocation, Prepared
+from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import View, decide
-from elastrec.platform.scaling.throughput import fit
 from elastrec.platform.specs.errors import HistoryError
 from tests.platform.history.test_scaling_figures import GREW, ONE, THREE
 from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, coefficients, measure, profile

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.history import History, JobFilter, Point, Reporter, Sizes, final_points, window_points
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import (
     CostMeter,

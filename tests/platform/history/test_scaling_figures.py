@@ -8,9 +8,9 @@ import pytest
 
 from elastrec.platform.history import scaling_figures as figures
 from elastrec.platform.history.scaling_figures import Decision, Kept, Timed
+from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import View, decide
-from elastrec.platform.scaling.throughput import fit
 from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, allocation, coefficients, measure, profile
 
 ONE, THREE = allocation(1), allocation(3)

@@ -10,7 +10,7 @@ import pytest
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.jobs import Allocation, Platform, observe
 from elastrec.platform.jobs.identity import new_job_secret
-from elastrec.platform.master.launch import master_pod
+from elastrec.platform.master.pods.launch import master_pod
 from tests.platform.master.fakes import job, launch
 from tests.processes import wait_for
 

@@ -13,8 +13,9 @@ import pytest
 
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodSpec, PodStatus
-from elastrec.platform.jobs import Observation, Platform, failure_report, launching, observe, stop
-from elastrec.platform.jobs.masters import pod_of_master
+from elastrec.platform.jobs import Observation, Platform, failure_report, observe, stop
+from elastrec.platform.jobs.starting import launching
+from elastrec.platform.jobs.watching.masters import pod_of_master
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, Role
 from tests.platform.jobs.conftest import JOB

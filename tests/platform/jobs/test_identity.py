@@ -14,13 +14,13 @@ from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.jobs import Platform, Prepared, launch, observe
 from elastrec.platform.jobs.identity import new_job_secret, new_job_tls, secret_of
-from elastrec.platform.jobs.masters import pod_of_master
+from elastrec.platform.jobs.watching.masters import pod_of_master
 from elastrec.platform.specs.errors import ClusterError, TransportError
-from elastrec.platform.specs.loading import job_to_json
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.text.loading import job_to_json
 from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig
-from elastrec.platform.transport.job_messages import Done
-from elastrec.platform.transport.observer_messages import GetStatus, TakeOver
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.observer import GetStatus, TakeOver
 from elastrec.platform.transport.security import job_server_name
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.jobs.conftest import JOB

@@ -9,9 +9,9 @@ import pytest
 
 from elastrec.platform.clusters.nodes import Capacity, Node, NodeCondition
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.jobs.preparation import _check_capacity
-from elastrec.platform.jobs.scaling import _largest_server_bytes
-from elastrec.platform.jobs.standing import room_of
+from elastrec.platform.jobs.scaling.rounds import _largest_server_bytes
+from elastrec.platform.jobs.scaling.standing import room_of
+from elastrec.platform.jobs.starting.preparation import _check_capacity
 from elastrec.platform.scaling.amounts import Allocation, Resources
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.metrics import Role

@@ -8,7 +8,7 @@ from unittest.mock import sentinel
 import numpy as np
 
 from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri
-from elastrec.platform.jobs.preparation import _find_start, _Rows
+from elastrec.platform.jobs.starting.preparation import _find_start, _Rows
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.job import TrainingJob
 from tests.platform.master.fakes import job

@@ -15,12 +15,12 @@ import numpy as np
 from elastrec.checkpoints import PartWriter, answer, newest_term, open_store
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import EndReason, PodEvent, PodSize, PodSpec, PodStatus
-from elastrec.platform.master.launch import LaunchRequest
+from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.messages.job import (
     Answer,
     Done,
     Failed,

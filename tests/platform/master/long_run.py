@@ -33,14 +33,14 @@ from typing import Any
 import msgspec
 import xxhash
 
-from elastrec.platform.master import events, stages
-from elastrec.platform.master.effects import Decided, Effect, RecordAttempt
-from elastrec.platform.master.journal import Journal, decode_state, encode_state
-from elastrec.platform.master.ledger import ledger_table, running_attempts, streams_now
-from elastrec.platform.master.membership import MemberStage
-from elastrec.platform.master.plan import JobPlan
-from elastrec.platform.master.shards import ShardQueue
-from elastrec.platform.master.state import JobState
+from elastrec.platform.master.machine import events, stages
+from elastrec.platform.master.machine.effects import Decided, Effect, RecordAttempt
+from elastrec.platform.master.machine.plan import JobPlan
+from elastrec.platform.master.machine.shards import ShardQueue
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.pods.membership import MemberStage
+from elastrec.platform.master.reporting.ledger import ledger_table, running_attempts, streams_now
+from elastrec.platform.master.service.journal import Journal, decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
 from tests.platform.master.world import World, disturb, plan

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.clusters.pods import PodSpec
-from elastrec.platform.master.service import JobService
+from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient, RpcServer
-from elastrec.platform.transport.job_messages import Done
-from elastrec.platform.transport.observer_messages import GetStatus, Status
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.observer import GetStatus, Status
 from tests.platform.master.fakes import FakeCluster, ScriptedPod, launch
 
 PATIENCE_SECONDS = 120.0

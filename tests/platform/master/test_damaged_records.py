@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from elastrec.platform.master import events
-from elastrec.platform.master.effects import CommitRecord, Decided
-from elastrec.platform.master.explanation import timeline_entry
-from elastrec.platform.master.monitor import PodSample
-from elastrec.platform.master.status import training_metrics
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import CommitRecord, Decided
+from elastrec.platform.master.measuring.monitor import PodSample
+from elastrec.platform.master.reporting.explanation import timeline_entry
+from elastrec.platform.master.reporting.status import training_metrics
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import RestoreProblem, SavedPart
+from elastrec.platform.transport.messages.job import RestoreProblem, SavedPart
 from tests.platform.master.world import World, plan, running
 
 pytestmark = pytest.mark.usefixtures("fleet")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.master import events
-from elastrec.platform.master.journal import Journal, JournalError, encode_state
-from elastrec.platform.master.state import JobState
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.service.journal import Journal, JournalError, encode_state
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Done
-from elastrec.platform.transport.observer_messages import SaveNow
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.observer import SaveNow
 from tests.disks import SmallDisk, small_disk
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrec.platform.master import events
+from elastrec.platform.master.machine import events
 from tests.platform.master.long_run import long_run
 
 pytestmark = pytest.mark.usefixtures("fleet")

@@ -18,12 +18,12 @@ import pytest
 from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodSize, PodSpec
-from elastrec.platform.master.launch import LaunchRequest, encode_launch
+from elastrec.platform.master.pods.launch import LaunchRequest, encode_launch
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Done
-from elastrec.platform.transport.observer_messages import FinishJob, GetStatus, Status, StopJob
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.observer import FinishJob, GetStatus, Status, StopJob
 from tests.platform.master.fakes import job, launch
 
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from elastrec.platform.master import events
-from elastrec.platform.master.membership import ALLOWED, Member, Membership, MemberStage
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.pods.membership import ALLOWED, Member, Membership, MemberStage
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PodSize

@@ -12,13 +12,13 @@ from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import Point
 from elastrec.platform.history.reporter import Reporter
-from elastrec.platform.master.history_sink import HistorySink, Report
-from elastrec.platform.master.monitor import FIRST_WINDOW_SECONDS, Monitor
-from elastrec.platform.master.state import JobState
-from elastrec.platform.master.status import totals, training_metrics
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.measuring.monitor import FIRST_WINDOW_SECONDS, Monitor
+from elastrec.platform.master.reporting.status import totals, training_metrics
+from elastrec.platform.master.service.history_sink import HistorySink, Report
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
-from elastrec.platform.transport.job_messages import Heartbeat, WindowMetrics
+from elastrec.platform.transport.messages.job import Heartbeat, WindowMetrics
 from tests.heads import encoded
 from tests.platform.master.fakes import FakeCluster
 from tests.platform.master.world import World, plan, running

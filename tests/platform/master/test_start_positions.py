@@ -12,20 +12,20 @@ import pytest
 
 from elastrec.checkpoints import Record, list_terms, open_record
 from elastrec.platform.data import DataManifest
-from elastrec.platform.jobs.preparation import _find_start, _Rows
+from elastrec.platform.jobs.starting.preparation import _find_start, _Rows
 from elastrec.platform.jobs.types import Interval
-from elastrec.platform.master import events
-from elastrec.platform.master.launch import LaunchRequest, decode_launch, encode_launch
-from elastrec.platform.master.ledger import read_ledger
-from elastrec.platform.master.plan import JobPlan
-from elastrec.platform.master.resumption import start_positions
-from elastrec.platform.master.rollback import recover
-from elastrec.platform.master.state import JobState
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.plan import JobPlan
+from elastrec.platform.master.machine.rollback import recover
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.pods.launch import LaunchRequest, decode_launch, encode_launch
+from elastrec.platform.master.reporting.ledger import read_ledger
+from elastrec.platform.master.service.resumption import start_positions
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Begun, Positions, StreamPositions
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 from tests.platform.master.test_terms import saved, trained

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.job_messages import Answer, Heartbeat, Leased, LeaseShards, Mode, Register, Registered
+from elastrec.platform.transport.messages.job import Answer, Heartbeat, Leased, LeaseShards, Mode, Register, Registered
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from tests.platform.master import world
 from tests.platform.master.fakes import job
+from tests.platform.master.service.test_service import stage  # noqa: F401
 from tests.platform.master.stage import Stage
-from tests.platform.master.test_service import stage  # noqa: F401
 from tests.splits import progress_of
 
 pytestmark = pytest.mark.usefixtures("fleet")

@@ -20,18 +20,18 @@ from elastrec.checkpoints import (
     newest_term,
     take_term,
 )
-from elastrec.platform.jobs.past import _pages
-from elastrec.platform.master import observers, term_watch
-from elastrec.platform.master.explanation import read_explanation
-from elastrec.platform.master.ledger import ledger_table, read_ledger
-from elastrec.platform.master.phases import NUMBERS_PER_TERM
-from elastrec.platform.master.service import JobService
+from elastrec.platform.jobs.watching.past import _pages
+from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
+from elastrec.platform.master.reporting.explanation import read_explanation
+from elastrec.platform.master.reporting.ledger import ledger_table, read_ledger
+from elastrec.platform.master.service import observers, term_watch
+from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs.errors import SpecError, TransportError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation, StreamNow
-from elastrec.platform.transport.observer_messages import GetStatus, SaveNow, Status, StopJob
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, StreamNow
+from elastrec.platform.transport.messages.observer import GetStatus, SaveNow, Status, StopJob
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.master import events
-from elastrec.platform.master.effects import Effect
-from elastrec.platform.master.journal import decode_state, encode_state
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import Effect
+from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Role
 from tests.platform.master.world import World, disturb, plan, running
 

@@ -10,19 +10,19 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSpec
-from elastrec.platform.master import events
-from elastrec.platform.master.effects import AnswerLease, CommitRecord, DiscardRecord, Effect
-from elastrec.platform.master.journal import encode_state
-from elastrec.platform.master.leasing import answer_unchanged
-from elastrec.platform.master.observed import Observed
-from elastrec.platform.master.plan import JobPlan
-from elastrec.platform.master.pod_operations import PodOperations
-from elastrec.platform.master.state import JobState
-from elastrec.platform.master.wanted import MEMBER_ROLES, WantedPod, compare, wanted
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import AnswerLease, CommitRecord, DiscardRecord, Effect
+from elastrec.platform.master.machine.leasing import answer_unchanged
+from elastrec.platform.master.machine.plan import JobPlan
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.pods.observed import Observed
+from elastrec.platform.master.pods.operations import PodOperations
+from elastrec.platform.master.pods.wanted import MEMBER_ROLES, WantedPod, compare, wanted
+from elastrec.platform.master.service.journal import encode_state
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.row_ranges import RowRanges
-from elastrec.platform.transport.job_messages import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
+from elastrec.platform.transport.messages.job import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
 from tests.platform.clusters.fleets import new_fleet
 from tests.shapes import change, shape
 from tests.splits import length_of, progress_of

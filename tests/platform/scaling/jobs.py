@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity, PriceList, Resources
-from elastrec.platform.scaling.columns import TERMS, Columns, features
-from elastrec.platform.scaling.objectives import Situation
-from elastrec.platform.scaling.throughput import ThroughputModel, fit
+from elastrec.platform.scaling.model.columns import TERMS, Columns, features
+from elastrec.platform.scaling.model.throughput import ThroughputModel, fit
+from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape, Observation
 
 GIB = 2**30

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastrec.platform.scaling.pareto import hypervolume
-from elastrec.platform.scaling.search import SearchSettings, exhaustive_front, pareto_front
-from elastrec.platform.scaling.space import space_of
+from elastrec.platform.scaling.search.front import SearchSettings, exhaustive_front, pareto_front
+from elastrec.platform.scaling.search.pareto import hypervolume
+from elastrec.platform.scaling.search.space import space_of
 from elastrec.platform.scaling.types import Limits
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.scaling.jobs import PLENTY, situation

@@ -34,7 +34,7 @@ def test_nothing_here_touches_a_cluster_a_file_or_a_clock(room: str) -> None:
 def test_the_default_policy_never_loads_torch_or_mlflow() -> None:
     code = (
         "import sys; from elastrec.platform.scaling.policy import load_policy; load_policy('three-stage');"
-        "import elastrec.platform.scaling.genetic;"
+        "import elastrec.platform.scaling.search.genetic;"
         "print(sorted(m for m in ('torch', 'mlflow', 'airflow', 'matplotlib') if m in sys.modules))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

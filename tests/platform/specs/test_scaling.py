@@ -9,8 +9,8 @@ import pytest
 import elastrec.dags
 from elastrec.platform.specs.elasticity import Elasticity
 from elastrec.platform.specs.errors import SpecError
-from elastrec.platform.specs.loading import validate
 from elastrec.platform.specs.scaling import ScalingSettings, load_scaling
+from elastrec.platform.specs.text.loading import validate
 
 
 def test_the_shipped_settings_are_the_documented_defaults() -> None:

@@ -14,7 +14,7 @@ import pytest
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
 from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig
 from tests.platform.transport.messages import TOKEN, Ask, Told
-from tests.platform.transport.wire import frame, greeting, read_reply
+from tests.platform.transport.raw_wire import frame, greeting, read_reply
 from tests.processes import wait_for
 
 

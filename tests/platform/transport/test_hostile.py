@@ -24,9 +24,10 @@ from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.jobs import home_folder
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport import RpcClient, RpcServer, connection, new_token, port
-from elastrec.platform.transport.frames import MAXIMUM_CALL_BYTES, MAXIMUM_FRAME_BYTES, encode_frame
-from tests.platform.transport.wire import frame, greeting, header, read_reply
+from elastrec.platform.transport import RpcClient, RpcServer, new_token
+from elastrec.platform.transport.wire import connection, port
+from elastrec.platform.transport.wire.frames import MAXIMUM_CALL_BYTES, MAXIMUM_FRAME_BYTES, encode_frame
+from tests.platform.transport.raw_wire import frame, greeting, header, read_reply
 
 TOKEN = new_token()
 HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"

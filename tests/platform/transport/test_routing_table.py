@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
 
 
 def test_a_table_that_names_no_owners_of_dense_buckets_gives_each_server_neighbouring_ones() -> None:

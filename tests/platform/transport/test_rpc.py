@@ -20,11 +20,11 @@ from hypothesis.extra import numpy as hnp
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig
-from elastrec.platform.transport.frames import Encoded, Joined, empty_body, encode_frame, read_layout
-from elastrec.platform.transport.greeting import Welcome
 from elastrec.platform.transport.versions import code_version
+from elastrec.platform.transport.wire.frames import Encoded, Joined, empty_body, encode_frame, read_layout
+from elastrec.platform.transport.wire.greeting import Welcome
 from tests.platform.transport.messages import TOKEN, Ask, AskArrays, Told
-from tests.platform.transport.wire import greeting, tcp_only
+from tests.platform.transport.raw_wire import greeting, tcp_only
 
 
 class Counter:

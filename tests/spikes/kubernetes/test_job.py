@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform.clusters.pods import PodPhase
-from elastrec.platform.master.launch import LaunchRequest, master_pod
+from elastrec.platform.master.pods.launch import LaunchRequest, master_pod
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport.observer_messages import FinishJob, ShapeOutcome
+from elastrec.platform.transport.messages.observer import FinishJob, ShapeOutcome
 from tests.platform.master.fakes import job, launch
 from tests.spikes.kubernetes.backend import KubernetesConfig, KubernetesLauncher, entry_point
 from tests.spikes.kubernetes.lab import TOLERATED_SECONDS, Lab, Namespace

@@ -13,8 +13,8 @@ import pytest
 
 from elastrec.checkpoints import newest_term
 from elastrec.platform.clusters.pods import PodPhase, PodStatus
-from elastrec.platform.master.launch import LaunchRequest, master_pod
-from elastrec.platform.transport.observer_messages import FinishJob, ShapeOutcome
+from elastrec.platform.master.pods.launch import LaunchRequest, master_pod
+from elastrec.platform.transport.messages.observer import FinishJob, ShapeOutcome
 from tests.platform.master.fakes import job, launch
 from tests.spikes.running_job import JOB, MASTER, TOKEN, RunningJob
 from tests.spikes.yarn.backend import YarnConfig

@@ -11,7 +11,7 @@ import pytest
 
 from elastrec.platform.clusters.nodes import NodeCondition
 from elastrec.platform.clusters.pods import PodPhase, PodSpec
-from elastrec.platform.master.launch import master_pod
+from elastrec.platform.master.pods.launch import master_pod
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PodSize

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.deduplicated_batch import deduplicate_batch
-from elastrec.platform.data.deduplication import deduplicate
+from elastrec.platform.data.deduplicating.deduplicated_batch import deduplicate_batch
+from elastrec.platform.data.deduplicating.deduplication import deduplicate
 from elastrec.trainers.deduplication import DeduplicatedFeatures, InverseKeyedJaggedTensor, jagged_index_select
 from elastrec.trainers.worker.inputs import inputs_of
 

@@ -16,11 +16,11 @@ import pytest
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import RoutingTable, WorkerProcess
+from elastrec.platform.transport.messages.job import RoutingTable, WorkerProcess
 from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
 from elastrec.trainers.parameter_server.messages import WHOLE, GetStats, Parameter
 from elastrec.trainers.parameter_server.plan import plan_of_job
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.splits import origin_of
 from tests.trainers.parameter_server.moving import hand_over

@@ -15,13 +15,13 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from elastrec.platform.specs.job import Consistency, JobSpec, OptimizerKind, OptimizerSpec
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.embedding.dense import FlatParameters
 from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from tests.splits import origin_of
 
 VOCABULARY, DIMENSION, BATCH, DENSE = 50, 8, 32, 4

@@ -15,8 +15,8 @@ import pytest
 
 from elastrec.checkpoints import commit_record
 from elastrec.platform.specs.job import Metadata, TrainingJob
-from elastrec.trainers.parameter_server.records import restore, save_part
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.records.share import restore, save_part
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.trainers.embedding.test_cut_connections import (
     MESSAGES,

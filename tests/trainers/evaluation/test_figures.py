@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.data.sketch import BinaryMetricsSketch
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.specs.errors import DataError
 from elastrec.trainers.evaluation.curves import TrainingWindow, learning_curve
 from elastrec.trainers.evaluation.figures import compare, evaluation_result

@@ -21,7 +21,7 @@ from elastrec.checkpoints import open_record
 from elastrec.platform.data import ByRows, convert
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import CheckpointError, DataError, HistoryError, JobFailedError
-from elastrec.platform.transport.export_messages import parse_result, result_line
+from elastrec.platform.transport.messages.export import parse_result, result_line
 from elastrec.trainers.export.artifact import INDEX_FILE, Artifact, write_artifact
 from elastrec.trainers.export.process import export
 from elastrec.trainers.export.scorer import PyfuncModel, Scorer

@@ -17,7 +17,7 @@ from elastrec.trainers.parameter_server.messages import (
     PushPull,
     Stamp,
 )
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from elastrec.checkpoints import commit_record
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.trainers.parameter_server.records import save_part
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.records.share import save_part
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS
 from tests.trainers.parameter_server.running import DIMENSION, routing_of, training_job
 from tests.trainers.parameter_server.storage.copies import columns_of

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elastrec.checkpoints import local_store
+from elastrec.checkpoints.stores import local_store
 from elastrec.trainers.parameter_server.__main__ import main
 
 

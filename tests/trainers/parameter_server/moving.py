@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.parameter_server.dense.store import DenseStore
-from elastrec.trainers.parameter_server.place import Place
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.place import Place
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from tests.trainers.parameter_server.storage.copies import copied, take
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.messages.job import (
     Answer,
     Directive,
     Done,
@@ -24,7 +24,7 @@ from elastrec.platform.transport.job_messages import (
     WorkerProcess,
 )
 from elastrec.trainers.parameter_server.messages import GetStats
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 
 TOKEN = "token-of-the-tests"
 WORKER = WorkerProcess("w-0", "a")

@@ -17,9 +17,9 @@ from elastrec.checkpoints.inspection import find_row
 from elastrec.checkpoints.manifest import Contents
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.trainers.parameter_server import records
-from elastrec.trainers.parameter_server.records import restore, save_part
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.records import share as records
+from elastrec.trainers.parameter_server.records.share import restore, save_part
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage import copying
 from tests.trainers.parameter_server.filled import Contents as Rows
 from tests.trainers.parameter_server.filled import contents, push, servers_of

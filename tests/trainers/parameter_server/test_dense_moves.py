@@ -11,13 +11,13 @@ import pytest
 
 from elastrec.checkpoints import commit_record, open_record
 from elastrec.platform.specs.buckets import balanced_owners
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import InitDense, Parameter
 from elastrec.trainers.parameter_server.plan import plan_of_job
-from elastrec.trainers.parameter_server.records import restore, save_part
-from elastrec.trainers.parameter_server.server import ParameterServer, Place
+from elastrec.trainers.parameter_server.records.share import restore, save_part
+from elastrec.trainers.parameter_server.serving.server import ParameterServer, Place
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.splits import origin_of
 from tests.trainers.parameter_server.calls import applied, push, server_of, stamp

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from elastrec.checkpoints import commit_record, new_record_uri, open_store
-from elastrec.platform.transport.job_messages import WorkerProcess
-from elastrec.trainers.parameter_server import handlers
+from elastrec.platform.transport.messages.job import WorkerProcess
 from elastrec.trainers.parameter_server.messages import Applied, Blocked, GetStats, Push, Rows, Stale
-from elastrec.trainers.parameter_server.records import restore, save_part
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.records.share import restore, save_part
+from elastrec.trainers.parameter_server.serving import handlers
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from tests.trainers.parameter_server.calls import (
     BATCH,
     SGD,

@@ -10,12 +10,12 @@ import pytest
 
 from elastrec.checkpoints import commit_record, open_record
 from elastrec.platform.specs.job import FIRST_ORDER_MODELS, JobSpec
-from elastrec.platform.transport.job_messages import RoutingTable
+from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient, Pulled
 from elastrec.trainers.export.artifact import Artifact, write_artifact
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job
-from elastrec.trainers.parameter_server.records import restore, save_part
+from elastrec.trainers.parameter_server.records.share import restore, save_part
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, job_spec, running_servers, training_job
 

@@ -15,8 +15,8 @@ from elastrec.checkpoints import open_store
 from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.ledger_messages import Explanation, GetExplanation
-from elastrec.platform.transport.observer_messages import SaveNow
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
+from elastrec.platform.transport.messages.observer import SaveNow
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 

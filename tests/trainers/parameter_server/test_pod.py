@@ -16,7 +16,7 @@ from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, op
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.job_messages import Directive, Mode, RestoreOrder, RestoreProblem, SaveOrder
+from elastrec.platform.transport.messages.job import Directive, Mode, RestoreOrder, RestoreProblem, SaveOrder
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
 from elastrec.trainers.parameter_server.plan import plan_of_job

@@ -22,9 +22,9 @@ from elastrec.checkpoints import (
 )
 from elastrec.checkpoints import record as record_module
 from elastrec.checkpoints.parts import read_index
-from elastrec.trainers.parameter_server import records
 from elastrec.trainers.parameter_server.hashing import buckets_of
-from elastrec.trainers.parameter_server.records import restore, save_part
+from elastrec.trainers.parameter_server.records import share as records
+from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES
 from tests.trainers.parameter_server.filled import contents, job_with, push, save, servers_of
 from tests.trainers.parameter_server.running import DIMENSION, routing_of

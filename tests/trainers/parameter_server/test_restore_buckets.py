@@ -19,12 +19,12 @@ from elastrec.checkpoints import DamagedRecordError, commit_record, open_record
 from elastrec.checkpoints import record as record_module
 from elastrec.platform.specs.errors import CheckpointError, ElastrecError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.trainers.parameter_server import records
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.messages import InitDense, Stale
 from elastrec.trainers.parameter_server.model import Model
-from elastrec.trainers.parameter_server.records import restore, restore_buckets, save_part
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.records import share as records
+from elastrec.trainers.parameter_server.records.share import restore, restore_buckets, save_part
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from tests.trainers.parameter_server import calls
 from tests.trainers.parameter_server.calls import BATCH, LAYOUT, SGD, applied, leave, origin, stamp
 from tests.trainers.parameter_server.filled import Contents, contents, job_with, push, save, servers_of

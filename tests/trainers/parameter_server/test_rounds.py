@@ -8,8 +8,8 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.transport.job_messages import WorkerProcess
-from elastrec.trainers.parameter_server.consistency import Consistency, Round
+from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.trainers.parameter_server.serving.consistency import Consistency, Round
 
 A, B, C = WORKERS = [WorkerProcess(pod, "first") for pod in "abc"]
 Action = Callable[[], None]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastrec.checkpoints import open_store
-from elastrec.platform.data.head_sketches import HeadSketches
+from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.specs.data import DenseFeature, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.job import (
     CheckpointSpec,
@@ -35,7 +35,7 @@ from elastrec.platform.specs.job import (
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, ManifestStream
 from elastrec.platform.transport import RpcServer, new_token
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.messages.job import (
     Answer,
     Directive,
     Done,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.job_messages import (
+from elastrec.platform.transport.messages.job import (
     Directive,
     Leased,
     LeaseState,

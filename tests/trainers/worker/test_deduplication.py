@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.deduplicating_reader import DeduplicatingReader
-from elastrec.platform.transport.job_messages import Mode
+from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
+from elastrec.platform.transport.messages.job import Mode
 from elastrec.trainers.parameter_server.messages import GetStats
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS
 from elastrec.trainers.worker.predictions import read_predictions

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.job_messages import Mode, PodOrders
-from elastrec.trainers.parameter_server.global_batch import Pushed
-from elastrec.trainers.parameter_server.gradients import average
+from elastrec.platform.transport.messages.job import Mode, PodOrders
 from elastrec.trainers.parameter_server.messages import Origin
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.global_batch import Pushed
+from elastrec.trainers.parameter_server.serving.gradients import average
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from elastrec.trainers.worker.warm_up import warm_up
 from tests.trainers.worker.test_worker import Setting

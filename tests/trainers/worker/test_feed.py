@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data.source import Minibatch
+from elastrec.platform.data.reading.source import Minibatch
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard, ShardProgress
+from elastrec.platform.transport.messages.job import Leased, LeaseState, Shard, ShardProgress
 from elastrec.trainers.worker.feed import Feed, FeedError, Finished, Item, Waiting
 from tests.splits import length_of, row_shard
 

@@ -14,11 +14,11 @@ import msgspec
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 
-from elastrec.platform.data.source import Minibatch
-from elastrec.platform.master.shards import ShardQueue
+from elastrec.platform.data.reading.source import Minibatch
+from elastrec.platform.master.machine.shards import ShardQueue
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.splits import Positions, Split
-from elastrec.platform.transport.job_messages import Leased, LeaseState, Shard, ShardProgress
+from elastrec.platform.transport.messages.job import Leased, LeaseState, Shard, ShardProgress
 from elastrec.trainers.worker.feed import Feed, Finished, Item
 
 BATCH = 3

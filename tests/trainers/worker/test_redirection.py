@@ -15,10 +15,10 @@ from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import Directive, Mode, RoutingTable, WorkerProcess
+from elastrec.platform.transport.messages.job import Directive, Mode, RoutingTable, WorkerProcess
 from elastrec.trainers.embedding.lane import RoutingChangedError
 from elastrec.trainers.parameter_server.messages import GetStats, Push
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.loop import run
 from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTrainer

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastrec.platform.data.head_sketches import HeadSketches
-from elastrec.platform.data.sketch import COARSE_BINS
+from elastrec.platform.data.metrics.binary import COARSE_BINS
+from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 from elastrec.platform.specs.errors import AuthenticationError
 from elastrec.platform.specs.job import FaultTolerance, JobSpec, Metadata, ModelSpec, TrainingJob
-from elastrec.platform.transport.job_messages import LeaseState, Mode, PodOrders, ShardProgress
+from elastrec.platform.transport.messages.job import LeaseState, Mode, PodOrders, ShardProgress
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.window import Window

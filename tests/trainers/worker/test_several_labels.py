@@ -13,8 +13,8 @@ from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.data import targets_of
-from elastrec.platform.data.head_sketches import HeadSketches
-from elastrec.platform.transport.job_messages import Mode
+from elastrec.platform.data.metrics.heads import HeadSketches
+from elastrec.platform.transport.messages.job import Mode
 from elastrec.trainers.models import FeatureSchema, Head, Losses, Targets
 from elastrec.trainers.models.parts import pooled_rows
 from elastrec.trainers.worker.predictions import read_predictions

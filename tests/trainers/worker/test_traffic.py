@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from elastrec.platform.data.deduplicated_batch import deduplicate_batch
+from elastrec.platform.data.deduplicating.deduplicated_batch import deduplicate_batch
 from elastrec.trainers.worker.inputs import inputs_of
 from elastrec.trainers.worker.traffic import read_bytes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform.data.manifest import build_manifest, write_manifest
-from elastrec.platform.transport.job_messages import Mode, Register, Registered
+from elastrec.platform.transport.messages.job import Mode, Register, Registered
 from tests.trainers.worker.conftest import ROWS, Pods, ScriptedMaster
 
 WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"

@@ -14,19 +14,19 @@ import pytest
 import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from elastrec.platform.data.head_sketches import HeadSketches
 from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
-from elastrec.platform.data.reader import ShardReader
+from elastrec.platform.data.metrics.heads import HeadSketches
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.splits import TRAINING_STREAM
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.job_messages import Mode, ShardProgress, WorkerProcess
+from elastrec.platform.transport.messages.job import Mode, ShardProgress, WorkerProcess
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.messages import GetStats
 from elastrec.trainers.parameter_server.plan import plan_of_job
-from elastrec.trainers.parameter_server.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.inputs import inputs_of
 from elastrec.trainers.worker.loop import run

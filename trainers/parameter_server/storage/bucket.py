@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastrec.platform.specs.errors import CheckpointError, ElastrecError
-from elastrec.trainers.parameter_server.storage.arrays import (
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     COPIED,
     COUNT,
     FROZEN,
@@ -17,7 +17,7 @@ from elastrec.trainers.parameter_server.storage.arrays import (
     VERSION,
     Shelf,
 )
-from elastrec.trainers.parameter_server.storage.changes import changed_places, copy_cells, copy_frozen, gather
+from elastrec.trainers.parameter_server.storage.kernels.changes import changed_places, copy_cells, copy_frozen, gather
 from elastrec.trainers.parameter_server.storage.layout import ids_of, tables_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.trainers.parameter_server.storage.arrays import CELL_VERSION, ID, REST, TABLE
+from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, ID, REST, TABLE
 from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout, ids_of
 
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastrec.trainers.parameter_server.storage.arrays import (
+from elastrec.trainers.parameter_server.storage.bucket import COPY_STEP_CELLS, ThawedError
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     CELL_VERSION,
     COPIED,
     COUNT,
@@ -19,11 +20,10 @@ from elastrec.trainers.parameter_server.storage.arrays import (
     FROZEN,
     PREVIOUS,
 )
-from elastrec.trainers.parameter_server.storage.bits import trailing_zeros
-from elastrec.trainers.parameter_server.storage.bucket import COPY_STEP_CELLS, ThawedError
-from elastrec.trainers.parameter_server.storage.changes import copy_cells
-from elastrec.trainers.parameter_server.storage.kernel import inlined, kernel
-from elastrec.trainers.parameter_server.storage.pools import number_of, offset_of, owner_of, slab_at
+from elastrec.trainers.parameter_server.storage.kernels.bits import trailing_zeros
+from elastrec.trainers.parameter_server.storage.kernels.changes import copy_cells
+from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
+from elastrec.trainers.parameter_server.storage.kernels.pools import number_of, offset_of, owner_of, slab_at
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory

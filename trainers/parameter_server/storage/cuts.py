@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError
-from elastrec.trainers.parameter_server.storage.arrays import (
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     CELL_VERSION,
     COPIED,
     COUNT,
@@ -17,9 +17,9 @@ from elastrec.trainers.parameter_server.storage.arrays import (
     LOGGING,
     VERSION,
 )
-from elastrec.trainers.parameter_server.storage.locks import Locks
+from elastrec.trainers.parameter_server.storage.kernels.locks import Locks
+from elastrec.trainers.parameter_server.storage.kernels.pools import cut_first
 from elastrec.trainers.parameter_server.storage.memory import PoolMemory
-from elastrec.trainers.parameter_server.storage.pools import cut_first
 from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory, detach
 
 Array = np.ndarray[Any, Any]

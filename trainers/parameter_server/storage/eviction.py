@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastrec.trainers.parameter_server.storage import access
-from elastrec.trainers.parameter_server.storage.arrays import COUNT, REST
-from elastrec.trainers.parameter_server.storage.locks import is_wanted
+from elastrec.trainers.parameter_server.storage.kernels import access
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, REST
+from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import RowStore

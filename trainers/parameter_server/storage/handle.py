@@ -14,8 +14,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from elastrec.trainers.parameter_server.storage.arrays import Index, Pool, Settings, Shape, Shelf
-from elastrec.trainers.parameter_server.storage.kernel import inlined
+from elastrec.trainers.parameter_server.storage.kernels.arrays import Index, Pool, Settings, Shape, Shelf
+from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined
 
 Array = np.ndarray[Any, Any]
 

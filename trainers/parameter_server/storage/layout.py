@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.trainers.parameter_server.storage.arrays import ID, REST, TABLE
+from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, REST, TABLE
 
 Array = np.ndarray[Any, Any]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastrec.trainers.parameter_server.hashing import splitmix64
-from elastrec.trainers.parameter_server.storage.arrays import CELL_VERSION, ID, TABLE, VERSION, Request
-from elastrec.trainers.parameter_server.storage.kernel import kernel
+from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, ID, TABLE, VERSION, Request
+from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import Lookup, RowStore

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError
-from elastrec.trainers.parameter_server.storage.arrays import OWNER, Index, Pool, Shape
+from elastrec.trainers.parameter_server.storage.kernels.arrays import OWNER, Index, Pool, Shape
 
 Array = np.ndarray[Any, Any]
 

@@ -27,10 +27,10 @@ import numpy as np
 
 from elastrec.platform.specs.job import OptimizerKind, RowSegment, row_state
 from elastrec.trainers.parameter_server.prefetch import AHEAD
-from elastrec.trainers.parameter_server.storage.arrays import CELL_VERSION, OWNER, VERSION
-from elastrec.trainers.parameter_server.storage.changes import may_change, note_change
-from elastrec.trainers.parameter_server.storage.kernel import inlined, kernel, kernel_with
-from elastrec.trainers.parameter_server.storage.pools import offset_of, owner_of, prefetch_cell
+from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, OWNER, VERSION
+from elastrec.trainers.parameter_server.storage.kernels.changes import may_change, note_change
+from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel, kernel_with
+from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, owner_of, prefetch_cell
 
 Array = np.ndarray[Any, Any]
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from elastrec.trainers.parameter_server.prefetch import AHEAD
-from elastrec.trainers.parameter_server.storage import index as index_kernels
-from elastrec.trainers.parameter_server.storage.arrays import COUNT, FIRST, LAST, LINES, START, Pool, Shelf
+from elastrec.trainers.parameter_server.storage.kernels import index as index_kernels
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FIRST, LAST, LINES, START, Pool, Shelf
+from elastrec.trainers.parameter_server.storage.kernels.pools import list_slabs
 from elastrec.trainers.parameter_server.storage.memory import LINES_PER_PAGE, PAGE_BYTES, IndexMemory, PoolMemory
-from elastrec.trainers.parameter_server.storage.pools import list_slabs
 
 Array = np.ndarray[Any, Any]
 

@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import IncompatibleError
-from elastrec.platform.transport.job_messages import TableUsage
+from elastrec.platform.transport.messages.job import TableUsage
 from elastrec.trainers.parameter_server.hashing import seed_hash
 from elastrec.trainers.parameter_server.plan import TableGroup, TablePlan
 from elastrec.trainers.parameter_server.prefetch import AHEAD
-from elastrec.trainers.parameter_server.storage import access, eviction, serving
-from elastrec.trainers.parameter_server.storage.arrays import COUNT, FROZEN, Request, Settings
+from elastrec.trainers.parameter_server.storage import eviction
 from elastrec.trainers.parameter_server.storage.bucket import Bucket
 from elastrec.trainers.parameter_server.storage.cuts import Cuts
 from elastrec.trainers.parameter_server.storage.handle import Guarded, make_handle
-from elastrec.trainers.parameter_server.storage.index import RING
+from elastrec.trainers.parameter_server.storage.kernels import access, serving
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FROZEN, Request, Settings
+from elastrec.trainers.parameter_server.storage.kernels.index import RING
+from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, unlock
+from elastrec.trainers.parameter_server.storage.kernels.serving import DROPS, HELD, lay_out, pull_request, push_request
 from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout
-from elastrec.trainers.parameter_server.storage.locks import Locks, unlock
 from elastrec.trainers.parameter_server.storage.memory import (
     PAGE_BYTES,
     PoolMemory,
@@ -29,7 +31,6 @@ from elastrec.trainers.parameter_server.storage.memory import (
     physical_memory_bytes,
 )
 from elastrec.trainers.parameter_server.storage.rules import RowRules
-from elastrec.trainers.parameter_server.storage.serving import DROPS, HELD, lay_out, pull_request, push_request
 from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from elastrec.platform.clusters.local.launcher import LocalLauncher
 from elastrec.platform.clusters.pods import BackendOptions, Placement, PodGroup, PodPhase
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport.channel import Channel, LostError
+from elastrec.platform.transport.wire.channel import Channel, LostError
 
 LONG = "import time; time.sleep(600)"
 

@@ -11,7 +11,7 @@ from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.types import Overheads
 from elastrec.platform.simulator.settings import Handling
 from elastrec.platform.specs.errors import ScalingError, SpecError
-from elastrec.platform.specs.loading import validate
+from elastrec.platform.specs.text.loading import validate
 from tests.platform.jobs.what_if.test_past_jobs import record
 
 HERE = Path()

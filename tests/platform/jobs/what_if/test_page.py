@@ -13,7 +13,7 @@ from elastrec.platform.jobs.what_if.job_table import read_jobs
 from elastrec.platform.jobs.what_if.simulation_file import SimulationFile
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.simulation import Simulation
-from elastrec.platform.specs.loading import validate
+from elastrec.platform.specs.text.loading import validate
 from tests.platform.simulator.cluster import NODE, PRICES, QUIET, asked, job, run
 
 PAGE = (Path(__file__).parents[4] / "docs" / "simulator.md").read_text()

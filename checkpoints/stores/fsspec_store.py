@@ -1,0 +1,325 @@
+"""Stores by fsspec: Google Cloud Storage, Azure, HDFS (WebHDFS). A service more is one entry of `SERVICES`.
+
+fsspec has no operation on which two writers may race and one wins, so each service says how it creates an object unless
+one exists: object stores by a condition of the request, HDFS by a rename, which refuses a target that exists.
+
+Endpoints and credentials come from where each library looks for them, or from fsspec's configuration, such as
+`FSSPEC_GS_TOKEN`.
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.implementations.webhdfs import WebHDFS
+
+from elastrec.checkpoints.errors import StoreError
+from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key
+from elastrec.platform.specs.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+BLOCK_BYTES = 16 * 2**20
+_TIMEOUTS_SECONDS = (10.0, 60.0)
+"""To connect, and between two packets."""
+
+
+@contextmanager
+def _explained(what: str, where: str, hint: str) -> Iterator[None]:
+    """Errors of a service become StoreError; each library has classes of its own, so all but ours are taken for one."""
+    try:
+        yield
+    except (CheckpointError, FileNotFoundError):
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise StoreError(f"{what} {where}: {reason}; check {hint}") from error
+
+
+class _ObjectWriter(StoreWriter):
+    """An object that its service shows when the upload is completed, not before."""
+
+    def __init__(self, fs: AbstractFileSystem, path: str) -> None:
+        self._file = fs.open(path, "wb", block_size=BLOCK_BYTES)
+
+    def write(self, data: Buffer) -> None:
+        self._file.write(data)
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        if self._file.closed:
+            return
+        # A file that counts as closed sends nothing more, not even when it is collected.
+        self._file.closed = True
+        # What was sent is invisible, and the service drops it in days when it cannot be dropped now.
+        with suppress(Exception):
+            self._file.discard()
+
+
+class _RenamingWriter(StoreWriter):
+    """A file that is written under another name, because its service shows files while they are written."""
+
+    def __init__(self, fs: WebHDFS, path: str) -> None:
+        self._fs, self._path, self.temporary = fs, path, _temporary(path)
+        self._file = fs.open(self.temporary, "wb", block_size=BLOCK_BYTES)
+        self._open = True
+
+    def write(self, data: Buffer) -> None:
+        self._file.write(data)
+
+    def finish(self) -> None:
+        """Ends the temporary file, which is durable then."""
+        self._file.close()
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        try:
+            self.finish()
+            _renamed(self._fs, self.temporary, self._path, renameoptions="OVERWRITE")
+            self._open = False
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        if not self._open:
+            return
+        self._open, self._file.closed = False, True
+        with suppress(FileNotFoundError):
+            self._fs.rm(self.temporary)
+
+
+def _temporary(path: str) -> str:
+    folder, _, _ = path.rpartition("/")
+    return f"{folder}/{HIDDEN}{uuid.uuid4().hex}.tmp"
+
+
+def _renamed(fs: WebHDFS, source: str, target: str, **options: str) -> bool:
+    answer = fs._call("RENAME", method="put", path=source, destination=target, **options)
+    # A rename with options answers nothing, and an error when it fails.
+    return bool(answer.json()["boolean"]) if answer.content else True
+
+
+def _create_object(fs: AbstractFileSystem, path: str, data: bytes) -> bool:
+    try:
+        fs.pipe_file(path, data, mode="create")
+    except FileExistsError:
+        return False
+    return True
+
+
+def _create_by_rename(fs: AbstractFileSystem, path: str, data: bytes) -> bool:
+    assert isinstance(fs, WebHDFS)
+    writer = _RenamingWriter(fs, path)
+    try:
+        writer.write(data)
+        writer.finish()
+        # The name node renames atomically, and not over a file.
+        return _renamed(fs, writer.temporary, path)
+    finally:
+        writer.abort()
+
+
+def _with_timeouts(fs: AbstractFileSystem) -> None:
+    """requests waits for ever by default."""
+    fs.session.request = functools.partial(fs.session.request, timeout=_TIMEOUTS_SECONDS)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What fsspec does not know of a service.
+
+    Attributes:
+        extra: of elastrec, that installs its library; empty: nothing is needed.
+        hint: what to check when it cannot be asked.
+        create: writes an object unless one exists, atomically; False: one exists.
+        writer: opens a streamed object.
+        made_folders: folders exist by themselves, so the root can be made.
+        prepare: of a new file system.
+    """
+
+    extra: str
+    hint: str
+    create: Callable[[AbstractFileSystem, str, bytes], bool] = _create_object
+    writer: Callable[[Any, str], StoreWriter] = _ObjectWriter
+    made_folders: bool = False
+    prepare: Callable[[AbstractFileSystem], None] = lambda fs: None
+
+
+_HDFS = Service(
+    "", "that the name node answers at this host and port, and the user's rights",
+    _create_by_rename, _RenamingWriter, made_folders=True, prepare=_with_timeouts,
+)  # fmt: skip
+_AZURE = Service("azure", "the container, and AZURE_STORAGE_CONNECTION_STRING or the account's credentials")
+SERVICES: dict[str, Service] = {
+    "gs": Service("gcs", "the bucket, and the credentials that GOOGLE_APPLICATION_CREDENTIALS names"),
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "webhdfs": _HDFS,
+    "swebhdfs": _HDFS,
+}
+"""By the scheme of a URI."""
+
+
+class FsspecStore(Store):
+    """Objects below a URI of one of `SERVICES`, such as `gs://bucket/folder` or `webhdfs://user@host:9870/folder`.
+
+    Args:
+        uri: its bucket or container must exist.
+
+    Raises:
+        CheckpointError: the service's library is not installed, or the URI is not one of its.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self._protocol = uri.partition("://")[0]
+        self._service = SERVICES[self._protocol]
+        try:
+            # Listings that are kept would hide what other processes write.
+            self._fs, root = fsspec.core.url_to_fs(self.uri, use_listings_cache=False, skip_instance_cache=True)
+        except ImportError as error:
+            raise CheckpointError(
+                f"store: {uri!r} needs a library that is not installed: pip install 'elastrec[{self._service.extra}]'"
+            ) from error
+        except Exception as error:
+            raise CheckpointError(f"store: {uri!r} cannot be opened: {error}; check {self._service.hint}") from error
+        self._root = str(root).rstrip("/")
+        self._service.prepare(self._fs)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{checked_key(key)}"
+
+    @contextmanager
+    def _asking(self, what: str, key: str) -> Iterator[None]:
+        with _explained(what, f"{self.uri}/{key}", self._service.hint):
+            yield
+
+    @contextmanager
+    def _existing(self, what: str, key: str) -> Iterator[None]:
+        try:
+            with self._asking(what, key):
+                yield
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.uri}/{key}: there is no such object in the checkpoint store") from None
+
+    def create(self) -> None:
+        if self._service.made_folders:
+            with self._asking("could not make", ""):
+                self._fs.makedirs(self._root, exist_ok=True)
+
+    def open_write(self, key: str) -> StoreWriter:
+        path = self._path(key)
+        with self._existing("could not write", key):
+            return _Explaining(self._service.writer(self._fs, path), f"{self.uri}/{key}", self._service.hint)
+
+    def get(self, key: str) -> bytes:
+        path = self._path(key)
+        with self._existing("could not read", key):
+            return bytes(self._fs.cat_file(path))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        path = self._path(key)
+        if length == 0:
+            return b""
+        with self._existing("could not read", key), self._fs.open(path, "rb", cache_type="none") as file:
+            size = file.size
+            if start + length <= size:
+                file.seek(start)
+                return bytes(file.read(length))
+        raise CheckpointError(f"{self.uri}/{key}: asked for {length} bytes from {start}, the object has {size} in all")
+
+    def size(self, key: str) -> int | None:
+        path = self._path(key)
+        with self._asking("could not look at", key):
+            try:
+                found = self._fs.info(path)
+            except FileNotFoundError:
+                return None
+        return int(found["size"]) if found["type"] == "file" else None
+
+    def _listed(self, prefix: str) -> str:
+        return self._path(prefix) if prefix else self._root
+
+    def keys(self, prefix: str = "") -> list[str]:
+        with self._asking("could not list", prefix):
+            try:
+                # Where fsspec walks folders itself, it takes one that cannot be listed for an empty one.
+                how = {} if self._fs.async_impl else {"on_error": "raise"}
+                found = self._fs.find(self._listed(prefix), **how)
+            except FileNotFoundError:
+                return []
+        # A service that has no folders lists the object itself.
+        keys = [str(path).removeprefix(f"{self._root}/") for path in found if str(path) != self._listed(prefix)]
+        return sorted(key for key in keys if not key.rpartition("/")[2].startswith(HIDDEN))
+
+    def folders(self, prefix: str = "") -> list[str]:
+        listed = self._listed(prefix)
+        with self._asking("could not list", prefix):
+            try:
+                found = self._fs.ls(listed, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        folders = [str(entry["name"]).rstrip("/") for entry in found if entry["type"] == "directory"]
+        return sorted(folder.rpartition("/")[2] for folder in folders if folder != listed)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with self._asking("could not delete", key), suppress(FileNotFoundError):
+            self._fs.rm_file(path)
+
+    def delete_tree(self, prefix: str) -> None:
+        path = self._path(prefix)
+        with self._asking("could not delete", prefix), suppress(FileNotFoundError):
+            self._fs.rm(path, recursive=True)
+
+    def _create(self, key: str, data: Buffer) -> bool:
+        path = self._path(key)
+        with self._asking("could not write", key):
+            return self._service.create(self._fs, path, bytes(data))
+
+    @property
+    def _place(self) -> str:
+        return f"{self._protocol}://{self._root.partition('/')[0]} {self._fs.storage_options}"
+
+    def get_if_exists(self, key: str) -> bytes | None:
+        path = self._path(key)
+        with self._asking("could not read", key):
+            try:
+                return bytes(self._fs.cat_file(path))
+            except FileNotFoundError:
+                return None
+
+
+class _Explaining(StoreWriter):
+    """A writer whose errors say what could not be written, and what to check."""
+
+    def __init__(self, writer: StoreWriter, where: str, hint: str) -> None:
+        self._writer, self._where, self._hint = writer, where, hint
+
+    def write(self, data: Buffer) -> None:
+        with _explained("could not write", self._where, self._hint):
+            self._writer.write(data)
+
+    def close(self) -> None:
+        with _explained("could not write", self._where, self._hint):
+            self._writer.close()
+
+    def abort(self) -> None:
+        with _explained("could not give up", self._where, self._hint):
+            self._writer.abort()

@@ -1,0 +1,262 @@
+"""The store in a folder of a local or shared POSIX file system.
+
+Durable means: file synchronised, renamed into place, directory synchronised. A crash leaves at most a hidden
+temporary file, which no listing shows.
+
+A folder whose file system is not mounted looks like an empty one. So a store's root holds the file MARKER, and pods,
+which `expect_existing_stores`, take a store without it for one that cannot be asked: they do not make its folders anew
+under the mount point, and do not believe that a record is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from elastrec.checkpoints.errors import StoreError
+from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key
+from elastrec.platform.specs.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MARKER = f"{HIDDEN}store"
+"""Lies in the root of every store; no listing shows it."""
+_must_exist = False
+_GATHERED_BYTES = 2**20
+
+
+@contextmanager
+def _explained(what: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StoreError(f"{what} {path}: {reason}; check that the disk has room and the folder's rights") from error
+
+
+def _synchronise_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def expect_existing_stores() -> None:
+    """From now on this process makes no store: one without a marker cannot be asked. For pods, before they do anything.
+
+    Whoever launches a job has made its store (`Store.create`).
+    """
+    global _must_exist
+    _must_exist = True
+
+
+def _check_is_there(path: Path) -> None:
+    """Raises StoreError where a store was to exist around a path and does not."""
+    if _must_exist and not any((folder / MARKER).exists() for folder in (path, *path.parents)):
+        raise StoreError(
+            f"{path}: no checkpoint store is there: the file {MARKER} is missing in every folder above; mount the "
+            "store's file system again"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    """Creates a folder of a store, and its parents, so that they survive a power loss."""
+    _check_is_there(folder)
+    _make_parents_first(folder)
+
+
+def _make_parents_first(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_parents_first(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _synchronise_folder(folder.parent)
+
+
+class _LocalWriter(StoreWriter):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.parent / f"{HIDDEN}{uuid.uuid4().hex}.tmp"
+        with _explained("could not write", path):
+            _make_folder(path.parent)
+            # Parts consist of thousands of small arrays: those are gathered, larger pieces go straight to the file.
+            self._file = self._temporary.open("xb", buffering=_GATHERED_BYTES)
+        self._open = True
+
+    def write(self, data: Buffer) -> None:
+        with _explained("could not write", self._path):
+            self._file.write(data)
+
+    def synchronise(self) -> Path:
+        """Makes the temporary file durable and returns its path; the caller moves it into place."""
+        with _explained("could not write", self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        self._open = False
+        return self._temporary
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        try:
+            temporary = self.synchronise()
+            with _explained("could not write", self._path):
+                temporary.replace(self._path)
+                _synchronise_folder(self._path.parent)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        self._open = False
+        # What is gathered may find no room; it is dropped anyway, and the file is closed all the same.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+class LocalStore(Store):
+    """A folder. Two processes may use it at once, also over a file system with POSIX locks and hard links.
+
+    Args:
+        root: absolute path; created by the first write.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = Path(os.path.normpath(root))
+        self.uri = f"file://{quote(str(self._root))}"
+
+    def create(self) -> None:
+        with _explained("could not make the checkpoint store", self._root):
+            _make_parents_first(self._root)
+            marker = self._root / MARKER
+            if not marker.exists():
+                marker.touch()
+                _synchronise_folder(self._root)
+
+    def child_uri(self, key: str) -> str:
+        return f"file://{quote(str(self._path(key)))}"
+
+    def _path(self, key: str) -> Path:
+        return self._root / checked_key(key)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._path(key)
+
+    def open_write(self, key: str) -> StoreWriter:
+        return _LocalWriter(self._path(key))
+
+    def get(self, key: str) -> bytes:
+        path = self._path(key)
+        with _explained("could not read", path), self._existing(path):
+            return path.read_bytes()
+
+    @contextmanager
+    def _existing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            _check_is_there(path)
+            raise CheckpointError(f"{path}: there is no such file in the checkpoint store") from None
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        path = self._path(key)
+        with _explained("could not read", path), self._existing(path), path.open("rb") as file:
+            file.seek(start)
+            data = file.read(length)
+        if len(data) != length:
+            raise CheckpointError(f"{path}: asked for {length} bytes from {start}, the file has only {len(data)} there")
+        return data
+
+    def size(self, key: str) -> int | None:
+        path = self._path(key)
+        with _explained("could not look at", path):
+            try:
+                found = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                _check_is_there(path)
+                return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def keys(self, prefix: str = "") -> list[str]:
+        start = self._path(prefix) if prefix else self._root
+        found = []
+        if not start.is_dir():
+            _check_is_there(start)
+        for folder, _, names in os.walk(start):
+            relative = Path(folder).relative_to(self._root)
+            found += [(relative / name).as_posix() for name in names if not name.startswith(HIDDEN)]
+        return sorted(found)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        start = self._path(prefix) if prefix else self._root
+        with _explained("could not list", start):
+            try:
+                with os.scandir(start) as entries:
+                    return sorted(entry.name for entry in entries if entry.is_dir())
+            except (FileNotFoundError, NotADirectoryError):
+                _check_is_there(start)
+                return []
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with _explained("could not delete", path):
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return
+            _synchronise_folder(path.parent)
+
+    def delete_tree(self, prefix: str) -> None:
+        path = self._path(prefix)
+        with _explained("could not delete", path):
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                return
+            _synchronise_folder(path.parent)
+
+    def _create(self, key: str, data: Buffer) -> bool:
+        path = self._path(key)
+        writer = _LocalWriter(path)
+        try:
+            writer.write(data)
+            temporary = writer.synchronise()
+            with _explained("could not write", path):
+                try:
+                    # A hard link is the one atomic "create with this content, unless it exists".
+                    os.link(temporary, path)
+                except FileExistsError:
+                    return False
+                _synchronise_folder(path.parent)
+                return True
+        finally:
+            writer.abort()
+
+    def get_if_exists(self, key: str) -> bytes | None:
+        path = self._path(key)
+        with _explained("could not read", path):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                _check_is_there(path)
+                return None
+
+    def conditional_writes(self) -> bool:
+        # What hard links promise is POSIX; a file system without them refuses, and overwrites nothing.
+        return True
+
+    @property
+    def _place(self) -> str:
+        return self.uri

@@ -1,0 +1,289 @@
+"""The store under a prefix of an S3 bucket, by boto3, with conditional puts (`If-None-Match: *`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import structlog
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from elastrec.checkpoints.errors import NotConditionalError, StoreError
+from elastrec.checkpoints.stores.store import Store, StoreWriter, checked_key
+from elastrec.platform.specs.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from typing_extensions import Buffer
+
+_log = structlog.get_logger(__name__)
+
+UPLOAD_PART_BYTES = 16 * 2**20
+"""S3 allows 5 MiB to 5 GiB and 10,000 parts: 16 MiB lets one object have 156 GiB with one buffer in memory."""
+
+_MISSING = ("404", "NoSuchKey", "NotFound")
+_NOT_IMPLEMENTED = ("501", "NotImplemented")
+_NOT_ALLOWED = ("403", "AccessDenied", *_NOT_IMPLEMENTED)
+_LOST_RACE = ("412", "PreconditionFailed")
+_CONFLICT = ("409", "ConditionalRequestConflict")
+"""Another request for the object is under way: nobody has won yet, so the same request is to be made again."""
+_CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+@contextmanager
+def _explained(what: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (ClientError, BotoCoreError) as error:
+        if isinstance(error, ClientError) and _code(error) == "NoSuchKey":
+            raise CheckpointError(f"{where}: there is no such object in the checkpoint store") from error
+        raise StoreError(
+            f"{what} {where}: {error}; check bucket, AWS_ENDPOINT_URL_S3 and the credentials in the environment"
+        ) from error
+
+
+class _S3Writer(StoreWriter):
+    def __init__(self, client: S3Client, bucket: str, key: str) -> None:
+        self._client, self._bucket, self._key = client, bucket, key
+        self._buffer = bytearray()
+        self._upload_id: str | None = None
+        self._parts: list[dict[str, Any]] = []
+        self._open = True
+
+    @property
+    def _where(self) -> str:
+        return f"s3://{self._bucket}/{self._key}"
+
+    def write(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            room = UPLOAD_PART_BYTES - len(self._buffer)
+            self._buffer += view[:room]
+            view = view[room:]
+            if len(self._buffer) >= UPLOAD_PART_BYTES:
+                self._send_part()
+
+    def _send_part(self) -> None:
+        with _explained("could not write", self._where):
+            if self._upload_id is None:
+                answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=self._key)
+                self._upload_id = answer["UploadId"]
+            number = len(self._parts) + 1
+            part = self._client.upload_part(
+                Bucket=self._bucket,
+                Key=self._key,
+                UploadId=self._upload_id,
+                PartNumber=number,
+                Body=bytes(self._buffer),
+            )
+        self._parts.append({"PartNumber": number, "ETag": part["ETag"]})
+        self._buffer.clear()
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        try:
+            if self._upload_id is None:
+                with _explained("could not write", self._where):
+                    self._client.put_object(Bucket=self._bucket, Key=self._key, Body=bytes(self._buffer))
+            else:
+                if self._buffer:
+                    self._send_part()
+                with _explained("could not write", self._where):
+                    self._client.complete_multipart_upload(
+                        Bucket=self._bucket,
+                        Key=self._key,
+                        UploadId=self._upload_id,
+                        MultipartUpload={"Parts": self._parts},  # type: ignore[typeddict-item]
+                    )
+            self._open = False
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        if self._open and self._upload_id is not None:
+            try:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._key, UploadId=self._upload_id)
+            except (ClientError, BotoCoreError) as error:
+                # The caller is already failing; an unfinished upload is invisible and ends with its record.
+                _log.warning("upload not aborted", object=self._where, error=str(error))
+        self._open = False
+        self._buffer.clear()
+
+
+class S3Store(Store):
+    """Objects under `s3://bucket/prefix`.
+
+    Args:
+        bucket: must exist.
+        prefix: without slashes at its ends; empty for the whole bucket.
+        client: for tests; else made from boto3's environment.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "", client: S3Client | None = None) -> None:
+        self._bucket, self._prefix = bucket, prefix
+        self.uri = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+        if client is None:
+            with _explained("could not make a client for", self.uri):
+                client = boto3.client(
+                    "s3",
+                    config=Config(
+                        retries={"mode": "standard", "max_attempts": 5},
+                        connect_timeout=10,
+                        read_timeout=60,
+                        # Newer checksums in trailers are refused by many S3-compatible stores.
+                        request_checksum_calculation="when_required",
+                        response_checksum_validation="when_required",
+                    ),
+                )
+        self._client = client
+
+    def _key(self, key: str) -> str:
+        checked_key(key)
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def _folder(self, prefix: str) -> str:
+        if prefix:
+            return self._key(prefix) + "/"
+        return f"{self._prefix}/" if self._prefix else ""
+
+    def open_write(self, key: str) -> StoreWriter:
+        return _S3Writer(self._client, self._bucket, self._key(key))
+
+    def get(self, key: str) -> bytes:
+        with _explained("could not read", self.child_uri(key)):
+            return self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        with _explained("could not read", self.child_uri(key)):
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=self._key(key), Range=f"bytes={start}-{start + length - 1}"
+            )
+            data = answer["Body"].read()
+        if len(data) != length:
+            raise CheckpointError(
+                f"{self.child_uri(key)}: asked for {length} bytes from {start}, the store gave {len(data)}"
+            )
+        return data
+
+    def size(self, key: str) -> int | None:
+        with _explained("could not look at", self.child_uri(key)):
+            try:
+                return int(self._client.head_object(Bucket=self._bucket, Key=self._key(key))["ContentLength"])
+            except ClientError as error:
+                if _code(error) in _MISSING:
+                    return None
+                raise
+
+    def keys(self, prefix: str = "") -> list[str]:
+        skip = len(f"{self._prefix}/") if self._prefix else 0
+        found: list[str] = []
+        with _explained("could not list", f"{self.uri}/{prefix}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._folder(prefix)
+            )
+            for page in pages:
+                found += [item["Key"][skip:] for item in page.get("Contents", [])]
+        return sorted(found)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        start = self._folder(prefix)
+        found: list[str] = []
+        with _explained("could not list", f"{self.uri}/{prefix}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=start, Delimiter="/"
+            )
+            for page in pages:
+                found += [item["Prefix"][len(start) : -1] for item in page.get("CommonPrefixes", [])]
+        return sorted(found)
+
+    def delete(self, key: str) -> None:
+        with _explained("could not delete", self.child_uri(key)):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
+
+    def _uploads(self, prefix: str) -> list[tuple[str, str]]:
+        """(full key, upload id) of the multipart uploads below a prefix that were not completed."""
+        found: list[tuple[str, str]] = []
+        try:
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=self._folder(prefix)
+            )
+            for page in pages:
+                found += [(item["Key"], item["UploadId"]) for item in page.get("Uploads", [])]
+        except ClientError as error:
+            if _code(error) not in _NOT_ALLOWED:
+                raise
+            # What is complete must be prunable all the same. Said, not hidden.
+            _log.warning(
+                "unfinished uploads not listed", store=self.uri, reason=str(error),
+                consequence="what killed writers have uploaded stays until a rule of the bucket removes it; allow "
+                "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload",
+            )  # fmt: skip
+        return found
+
+    def unfinished(self, prefix: str = "") -> list[str]:
+        skip = len(f"{self._prefix}/") if self._prefix else 0
+        with _explained("could not list", f"{self.uri}/{prefix}"):
+            return sorted({key[skip:] for key, _ in self._uploads(prefix)})
+
+    def delete_unfinished(self, prefix: str) -> None:
+        with _explained("could not delete", f"{self.uri}/{prefix}"):
+            for key, upload in self._uploads(prefix):
+                try:
+                    self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
+                except ClientError as error:
+                    if _code(error) != "NoSuchUpload":
+                        raise
+
+    def delete_tree(self, prefix: str) -> None:
+        self.delete_unfinished(prefix)
+        keys = [self._key(key) for key in self.keys(prefix)]
+        for first in range(0, len(keys), 1000):
+            with _explained("could not delete", f"{self.uri}/{prefix}"):
+                answer = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in keys[first : first + 1000]]}
+                )
+            if errors := answer.get("Errors"):
+                raise CheckpointError(
+                    f"could not delete {len(errors)} objects in {self.uri}/{prefix}, first: {errors[0]}"
+                )
+
+    def _create(self, key: str, data: Buffer) -> bool:
+        with _explained("could not write", self.child_uri(key)):
+            for pause in (*_CONFLICT_PAUSES_SECONDS, None):
+                try:
+                    self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=bytes(data), IfNoneMatch="*")
+                    return True
+                except ClientError as error:
+                    if _code(error) in _LOST_RACE:
+                        return False
+                    if _code(error) in _NOT_IMPLEMENTED:
+                        raise NotConditionalError(f"{self.child_uri(key)}: {error}") from error
+                    if _code(error) not in _CONFLICT or pause is None:
+                        raise
+                    time.sleep(pause)
+            raise AssertionError("the last try returns or raises")
+
+    @property
+    def _place(self) -> str:
+        return f"{self._client.meta.endpoint_url} {self._bucket}"
+
+    def get_if_exists(self, key: str) -> bytes | None:
+        with _explained("could not read", self.child_uri(key)):
+            try:
+                return self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read()
+            except ClientError as error:
+                if _code(error) in _MISSING:
+                    return None
+                raise

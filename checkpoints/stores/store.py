@@ -1,0 +1,260 @@
+"""One interface over the places where bytes survive a machine: a folder, a bucket, HDFS.
+
+A store is rooted at a URI and addresses objects by relative keys such as `parts/server-0.bin`. An object appears
+whole or not at all. `put_if_absent` is the one operation on which two writers may race.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import uuid
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote, urlsplit
+
+import structlog
+
+from elastrec.checkpoints.errors import NotConditionalError
+from elastrec.platform.specs.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_log = structlog.get_logger(__name__)
+
+HIDDEN = ".elastrec-"
+"""Begins the names of files that a store makes for itself."""
+
+_probed: dict[str, bool] = {}
+"""Answers of this process to `Store.conditional_writes`, by `Store._place`."""
+
+
+class StoreWriter(abc.ABC):
+    """A streamed object: visible under its key once `close` returned, never before; gone after `abort`.
+
+    As a context manager it closes, or aborts when the block raised.
+    """
+
+    @abc.abstractmethod
+    def write(self, data: Buffer) -> None:
+        """Appends bytes. The buffer may be reused when this returns."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Makes the object durable and visible.
+
+        Raises:
+            CheckpointError: the store refused; nothing is visible then.
+        """
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Drops what was written. No error when already closed or aborted."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class Store(abc.ABC):
+    """Objects by key under one root. Every method raises StoreError with key and root when the store fails."""
+
+    uri: str
+    """Canonical root, absolute, without a trailing slash: `file:///a/b`, `s3://bucket/a/b` or `gs://bucket/a/b`."""
+
+    @abc.abstractmethod
+    def open_write(self, key: str) -> StoreWriter:
+        """Starts a streamed object; memory in use stays below about 32 MiB. Replaces an object of the same key."""
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Writes an object whole, durably; replaces one of the same key."""
+        with self.open_write(key) as writer:
+            writer.write(data)
+
+    @abc.abstractmethod
+    def get(self, key: str) -> bytes:
+        """The object's bytes.
+
+        Raises:
+            CheckpointError: there is none, or the store failed.
+        """
+
+    @abc.abstractmethod
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start`.
+
+        Raises:
+            CheckpointError: there is no such object, or it is shorter.
+        """
+
+    @abc.abstractmethod
+    def size(self, key: str) -> int | None:
+        """Bytes of an object; None when it does not exist."""
+
+    def exists(self, key: str) -> bool:
+        return self.size(key) is not None
+
+    @abc.abstractmethod
+    def keys(self, prefix: str = "") -> list[str]:
+        """Keys of all objects in the folder `prefix` and below it, sorted."""
+
+    @abc.abstractmethod
+    def folders(self, prefix: str = "") -> list[str]:
+        """Names (not keys) of the folders directly below `prefix`, sorted."""
+
+    @abc.abstractmethod
+    def delete(self, key: str) -> None:
+        """Deletes one object; no error when there is none."""
+
+    @abc.abstractmethod
+    def delete_tree(self, prefix: str) -> None:
+        """Deletes every object in a folder, unfinished ones included; no error when there is none."""
+
+    def unfinished(self, prefix: str = "") -> list[str]:
+        """Keys in a folder of streamed objects that were begun and neither closed nor aborted, sorted.
+
+        They may still be written, or their writers were killed. Where they take no room apart from the folder's objects
+        there are none.
+        """
+        return []
+
+    def delete_unfinished(self, prefix: str) -> None:  # noqa: B027 (see unfinished)
+        """Drops the unfinished objects of a folder: their writers cannot close them any more."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        """Writes an object unless one exists; of several racing writers exactly one gets True.
+
+        Raises:
+            CheckpointError: the store cannot promise that (see `conditional_writes`).
+        """
+        checked_key(key)
+        if not self.conditional_writes():
+            raise CheckpointError(
+                f"{self.uri}: this store does not honour conditional puts: it overwrites an object that was to be "
+                "created, so two writers could take the same name; use a store that does (AWS S3, MinIO, Ceph, R2, "
+                "Google Cloud Storage, Azure, HDFS) or a shared folder"
+            )
+        return self._create(key, data)
+
+    @abc.abstractmethod
+    def _create(self, key: str, data: Buffer) -> bool:
+        """Writes an object unless one exists, in one operation of the service; False: one exists.
+
+        Raises:
+            NotConditionalError: the service refused the condition; nothing was written.
+        """
+
+    @abc.abstractmethod
+    def get_if_exists(self, key: str) -> bytes | None:
+        """The object's bytes; None when there is none."""
+
+    def conditional_writes(self) -> bool:
+        """Whether `put_if_absent` holds here; asks the store by trying, once per process and place."""
+        place = self._place
+        if place not in _probed:
+            _probed[place] = self._probe()
+            _log.info("store probed", store=self.uri, conditional_writes=_probed[place])
+        return _probed[place]
+
+    @property
+    @abc.abstractmethod
+    def _place(self) -> str:
+        """What answers for all keys alike: the service's address with its bucket, container or host."""
+
+    def _probe(self) -> bool:
+        # Some services answer that they do not know the condition, and some ignore it silently.
+        key = f"{HIDDEN}probe-{uuid.uuid4().hex}"
+        try:
+            if not self._create(key, b"1"):
+                return False
+            try:
+                return not self._create(key, b"2")
+            finally:
+                self.delete(key)
+        except NotConditionalError:
+            return False
+
+    def create(self) -> None:  # noqa: B027 (not every store has to be made)
+        """Makes the store where there is none yet; what it holds stays. A bucket must exist.
+
+        Raises:
+            CheckpointError: the place refused.
+        """
+
+    def local_path(self, key: str) -> Path | None:
+        """Path for memory mapping where objects are local files, else None."""
+        return None
+
+    def child_uri(self, key: str) -> str:
+        """URI of a folder or object in this store; `open_store` of it gives a store rooted there."""
+        return f"{self.uri}/{checked_key(key)}"
+
+
+ALLOWED = (
+    "a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, abfs://container/prefix or "
+    "webhdfs://user@host:port/folder"
+)
+"""What names a store."""
+
+
+def checked_key(key: str) -> str:
+    """The key itself if it is relative, clean and inside the root.
+
+    Raises:
+        CheckpointError: it is empty, absolute, or has `.`, `..` or empty components.
+    """
+    if not key or key.startswith("/") or any(part in ("", ".", "..") for part in key.split("/")):
+        raise CheckpointError(
+            f"key: {key!r} is not allowed; allowed: a relative path without empty, '.' or '..' components"
+        )
+    return key
+
+
+def open_store(uri: str | os.PathLike[str]) -> Store:
+    """The store rooted at a URI: a path (relative ones from the working folder), or one of ALLOWED.
+
+    S3 endpoint, region and credentials come from boto3's usual environment (`AWS_ENDPOINT_URL_S3`,
+    `AWS_ACCESS_KEY_ID`, ...), those of others from their libraries' (`fsspec_store`). Nothing is created or asked until
+    the first operation.
+
+    Raises:
+        CheckpointError: another scheme, no bucket, or a library that is not installed.
+    """
+    text = os.fspath(uri)
+    if "://" not in text:
+        if not text:
+            raise CheckpointError(f"store: '' is not allowed; allowed: {ALLOWED}")
+        from elastrec.checkpoints.stores.local_store import LocalStore
+
+        return LocalStore(Path(text).absolute())
+    parts = urlsplit(text)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not PurePosixPath(unquote(parts.path)).is_absolute():
+            raise CheckpointError(f"store: {text!r} is not allowed; allowed: file:///absolute/path, with three slashes")
+        from elastrec.checkpoints.stores.local_store import LocalStore
+
+        return LocalStore(Path(unquote(parts.path)))
+    if parts.scheme == "s3":
+        if not parts.netloc:
+            raise CheckpointError(f"store: {text!r} names no bucket; allowed: s3://bucket or s3://bucket/prefix")
+        # boto3 costs 0.3 s and 30 MB at import, which a job on local files should not pay.
+        from elastrec.checkpoints.stores.s3_store import S3Store
+
+        return S3Store(parts.netloc, text.removeprefix(f"s3://{parts.netloc}").strip("/"))
+    # fsspec and what it loads cost a job on local files nothing.
+    from elastrec.checkpoints.stores.fsspec_store import SERVICES, FsspecStore
+
+    if parts.scheme in SERVICES:
+        if not parts.netloc:
+            raise CheckpointError(f"store: {text!r} names no bucket, container or host; allowed: {ALLOWED}")
+        return FsspecStore(text)
+    raise CheckpointError(f"store: {text!r} has the scheme {parts.scheme!r}; allowed: {ALLOWED}")

@@ -1,0 +1,96 @@
+"""`logs`, `stop` and `agent`: what pods say, the end of a job, and the local cluster."""
+
+from __future__ import annotations
+
+import click
+
+from elastrec.platform import jobs
+from elastrec.platform.cli.commands.status import pods_of
+from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.clusters.nodes import Capacity, limits_enforced
+from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+
+
+@click.command()
+@click.argument("pod")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the pod ends.")
+@click.option("--tail", type=click.IntRange(min=1), help="Only the last lines.")
+def logs(pod: str, follow: bool, tail: int | None) -> None:
+    """Print the log of a POD; the name of a job stands for its master."""
+    platform = jobs.Platform.from_environment(start=False)
+    names = {status.name for status in platform.launcher.pods()}
+    if pod not in names:
+        first = platform.launcher.find(pod)
+        if first is None:
+            known = ", ".join(sorted(names)) or "none: the cluster has no pods"
+            raise SpecError([FieldProblem("POD", repr(pod), known)], "the command line")
+        pod = first.name
+    for line in platform.launcher.logs(pod, tail_lines=tail, follow=follow):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("job")
+@output_option
+def stop(job: str, output: str) -> None:
+    """Stop a JOB and remove its pods."""
+    platform = jobs.Platform.from_environment()
+    pods = [pod.name for pod in pods_of(platform, job)]
+    if not jobs.stop(platform, job, "stopped from the command line"):
+        raise ClusterError(f"job {job}: was not stopped")
+    if output == "json":
+        echo_json({"job": job, "stopped": True, "pods": pods})
+    else:
+        click.echo(f"{job}: stopped, {len(pods)} pods removed")
+
+
+@click.group()
+def agent() -> None:
+    """The local cluster: one node agent that runs pods on this machine."""
+
+
+@agent.command("start")
+@click.option(
+    "--cores",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Capacity to offer; default: as last time, at first what the machine has.",
+)
+@click.option("--memory", help="Capacity to offer, for example 8Gi; default: as with --cores.")
+def agent_start(cores: float | None, memory: str | None) -> None:
+    """Start the node agent in the background; does nothing when it runs."""
+    from elastrec.platform.clusters.local import start_agent
+    from elastrec.platform.specs.text.quantities import parse_bytes
+
+    try:
+        memory_bytes = None if memory is None else parse_bytes(memory)
+        if memory_bytes == 0:
+            raise ValueError("more than 0, for example 8Gi")
+    except ValueError as error:
+        raise SpecError([FieldProblem("--memory", repr(memory), str(error))], "the command line") from None
+    state = jobs.home_folder() / "agent"
+    start_agent(state, cores=cores, memory_bytes=memory_bytes, tls_folder=jobs.tls_folder())
+    _show_capacity()
+
+
+@agent.command("stop")
+def agent_stop() -> None:
+    """Stop the node agent and every pod it runs."""
+    from elastrec.platform.clusters.local import stop_agent
+
+    stop_agent(jobs.home_folder() / "agent", tls_folder=jobs.tls_folder())
+    click.echo("stopped")
+
+
+@agent.command("capacity")
+def agent_capacity() -> None:
+    """Show what the cluster has and what is free."""
+    _show_capacity()
+
+
+def _show_capacity() -> None:
+    nodes = jobs.Platform.from_environment(start=False).launcher.nodes()
+    capacity = Capacity.of(nodes)
+    for name, size in (("total", capacity.total), ("free", capacity.free)):
+        click.echo(f"{name}: {size.cores:g} cores, {size.memory_bytes / 2**30:.1f}Gi memory")
+    if not limits_enforced(nodes):
+        click.echo("limits are not enforced: cgroups cannot be written; pods only get thread counts")

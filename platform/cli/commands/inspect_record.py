@@ -1,0 +1,191 @@
+"""`inspect`: what a checkpoint record holds, down to one row."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich.table import Table
+
+from elastrec.platform.cli.options import echo_json, output_option, wide_console
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+
+if TYPE_CHECKING:
+    from elastrec.checkpoints import Record
+    from elastrec.checkpoints.inspection import RecordFacts, RowFacts
+
+_ENCODINGS = ("integer", "hexadecimal", "string")
+_SHOWN_NUMBERS = 8
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option("--job", "job_name", metavar="NAME", help="CHECKPOINT is a store: take the newest record of this job.")
+@click.option("--table", "-t", help="Show one row of this embedding table ...")
+@click.option("--key", "-k", help="... by its raw key, as it stands in the data. An empty one is the missing category.")
+@click.option("--encoding", type=click.Choice(_ENCODINGS), help="Of the key; default: as the record's job file says.")
+@output_option
+def inspect(
+    checkpoint: str, job_name: str | None, table: str | None, key: str | None, encoding: str | None, output: str
+) -> None:
+    """Show what a CHECKPOINT holds: tables, rows, bytes, optimiser, dense parameters, positions.
+
+    CHECKPOINT is the folder or URI of one record, or with --job that of a store.
+    """
+    from elastrec.checkpoints.inspection import find_row, record_facts
+
+    if (table is None) != (key is None):
+        name, other = ("--key", "--table") if key is None else ("--table", "--key")
+        raise SpecError([FieldProblem(name, "absent", f"given together with {other}")], "the command line")
+    record = _record(checkpoint, job_name)
+    if table is None or key is None:
+        facts, positions = record_facts(record), _positions(record)
+        if output == "json":
+            echo_json(msgspec.to_builtins(facts) | {"positions": positions})
+        else:
+            _show_record(facts, positions)
+        return
+    row = find_row(record, table, _row_id(record, table, key, encoding))
+    if output == "json":
+        echo_json(msgspec.to_builtins(row) | {"key": key})
+    else:
+        _show_row(row, key)
+
+
+def _record(checkpoint: str, job_name: str | None) -> Record:
+    from elastrec.checkpoints import latest_record, open_record, open_store
+
+    if job_name is None:
+        return open_record(checkpoint)
+    record = latest_record(checkpoint, job_name)
+    if record is None:
+        store = open_store(checkpoint)
+        known = ", ".join(name for name in store.folders() if store.folders(f"{name}/records"))
+        raise SpecError(
+            [FieldProblem("--job", repr(job_name), known or f"none: {store.uri} has no records")], "the store"
+        )
+    return record
+
+
+def _positions(record: Record) -> dict[str, int]:
+    """How far the shards were: those handed out, and rows of those that were not done."""
+    from elastrec.platform.specs.splits import Positions
+
+    try:
+        found = Positions.decode(record.positions()).streams.values()
+    except msgspec.MsgspecError as error:
+        raise SpecError([FieldProblem("positions", str(error), "shard states of a master")], record.uri) from None
+    handed_out, begun = sum(one.cursor for one in found), [begun for one in found for begun in one.begun]
+    return {
+        "shards_handed_out": handed_out,
+        "shards_begun": len(begun),
+        "shards_done": handed_out - len(begun),
+        "rows_of_begun_shards": sum(one.offset for one in begun),
+    }
+
+
+def _row_id(record: Record, table: str, key: str, encoding: str | None) -> int:
+    """The id under which the key is trained."""
+    import pyarrow as pa
+
+    from elastrec.platform.data.reading.encode import MISSING_ID
+    from elastrec.platform.data.reading.ids import encode_ids
+
+    summary = record.manifest.model.table(table)
+    if summary is None:
+        known = ", ".join(one.name for one in record.manifest.model.tables)
+        raise SpecError([FieldProblem("--table", repr(table), known)], record.uri)
+    if key == "":
+        row_id = MISSING_ID
+    else:
+        chosen = encoding or _recorded_encoding(record, table, summary.features)
+        ids, missing, wrong = encode_ids(pa.array([key], pa.string()), chosen, table)
+        if wrong[0] or missing[0]:
+            allowed = {"integer": "a 64-bit integer", "hexadecimal": "1 to 16 hexadecimal digits", "string": "any text"}
+            raise SpecError([FieldProblem("--key", repr(key), allowed[chosen])], f"table {table}")
+        row_id = int(ids[0])
+    return row_id if summary.hash_size is None else row_id % summary.hash_size
+
+
+def _recorded_encoding(record: Record, table: str, features: list[str]) -> str:
+    recorded = msgspec.json.decode(record.manifest.attributes.get("encodings", "{}"), type=dict[str, str])
+    found = sorted({recorded[feature] for feature in features if feature in recorded})
+    if len(found) != 1:
+        what = "not recorded" if not found else f"{' and '.join(found)}, by feature"
+        problem = FieldProblem("--encoding", "absent", ", ".join(_ENCODINGS), f"in this record it is {what}")
+        raise SpecError([problem], f"table {table}")
+    return found[0]
+
+
+def _size(size_bytes: int) -> str:
+    for unit, size in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f}{unit}"
+    return f"{size_bytes}"
+
+
+def _moment(unix_seconds: float) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _show_record(facts: RecordFacts, positions: dict[str, int]) -> None:
+    click.echo(facts.uri)
+    click.echo(f"  {facts.kind} record of job {facts.job_id}, made {_moment(facts.created_unix_seconds)}")
+    if any(facts.interval):
+        click.echo(f"  data from {facts.interval[0]} to {facts.interval[1]}")
+    click.echo(f"  step {facts.step:,}, generation {facts.generation}")
+    click.echo(
+        f"  positions: {positions['shards_done']:,} shards done, {positions['shards_begun']:,} begun "
+        f"({positions['rows_of_begun_shards']:,} of their rows trained)"
+    )
+    click.echo(
+        f"  {facts.architecture}; {facts.rows:,} rows, {facts.dense_elements:,} dense elements, "
+        f"{_size(facts.size_bytes)} in {facts.parts} parts, {facts.virtual_buckets} buckets\n"
+    )
+    console = wide_console()
+    tables = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("TABLE", "ROWS", "BYTES", "DIMENSION", "OPTIMISER", "HASH SIZE", "FEATURES"):
+        tables.add_column(column)
+    for table in facts.tables:
+        tables.add_row(
+            table.name, f"{table.rows:,}", _size(table.size_bytes), str(table.dimension),
+            " + ".join(segment.optimizer for segment in table.segments),
+            "-" if table.hash_size is None else f"{table.hash_size:,}", ", ".join(table.features),
+        )  # fmt: skip
+    console.print(tables)
+    dense = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("DENSE PARAMETER", "SHAPE", "ELEMENTS", "OPTIMISER"):
+        dense.add_column(column)
+    for one in facts.dense:
+        dense.add_row(one.name, " x ".join(map(str, one.shape)), f"{one.elements:,}", str(facts.dense_optimizer))
+    click.echo()
+    console.print(dense)
+
+
+def _show_row(row: RowFacts, key: str) -> None:
+    found = {
+        "row": "a row",
+        "candidate": "a candidate: seen, but not often enough to have a row",
+        "absent": "absent: never trained, or evicted",
+    }[row.found]
+    click.echo(f"{row.table}[{key!r}]: {found}")
+    click.echo(f"  id {row.id}, bucket {row.bucket}")
+    if row.values:
+        click.echo(f"  values ({len(row.values)}): {_numbers(row.values)}")
+    for name, numbers in row.optimizer_state.items():
+        click.echo(f"  {name}: {_numbers(numbers)}")
+    if row.found != "absent":
+        counted = "not recorded for rows" if row.sightings is None else f"{row.sightings} sightings"
+        seen = row.last_seen_unix_seconds
+        click.echo(f"  frequency: {counted}")
+        click.echo(f"  last seen: {'not recorded (no evict_after)' if seen is None else _moment(seen)}")
+
+
+def _numbers(values: list[float]) -> str:
+    lines = [
+        "  ".join(f"{value:+.6g}" for value in values[start : start + _SHOWN_NUMBERS])
+        for start in range(0, len(values), _SHOWN_NUMBERS)
+    ]
+    return lines[0] if len(lines) == 1 else "\n    " + "\n    ".join(lines)

@@ -1,0 +1,160 @@
+"""`explain`, `report` and `ledger`: what a job did, while it runs and after it is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.table import Table
+
+from elastrec.platform import jobs
+from elastrec.platform.cli.options import echo_json, output_option, platform_to_look, wide_console
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.job import HistorySpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+store_option = click.option(
+    "--store", metavar="URI", default=jobs.DEFAULT_STORE, show_default=True,
+    help="Checkpoint store of a job that is gone, as its job file names it.",
+)  # fmt: skip
+_SHOWN_LINES = 1000
+
+
+@click.command()
+@click.argument("job")
+@store_option
+@output_option
+def explain(job: str, store: str, output: str) -> None:
+    """Tell what happened to a JOB, why, and where its time went.
+
+    The parts sum to the wall time; goodput is the share of it in which rows were trained that count.
+    """
+    from elastrec.platform.master.reporting.explanation import as_text
+
+    told = jobs.explanation(platform_to_look(), job, store)
+    if output == "json":
+        echo_json({name: value for name, value in msgspec.to_builtins(told).items() if name != "type"})
+    else:
+        click.echo(as_text(told))
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--experiment",
+    metavar="NAME",
+    default=HistorySpec().experiment,
+    show_default=True,
+    help="The job's experiment in MLflow, as its job file names it.",
+)
+@click.option("--file", "to", type=click.Path(dir_okay=False), help="Write into this file instead.")
+@store_option
+def report(job: str, experiment: str, to: str | None, store: str) -> None:
+    """Print the report of a JOB: what was trained, what came out, where time and money went, every decision and fault.
+
+    The page is HTML and needs nothing else; a job that is over has it as the artifact `report.html` of its MLflow run.
+    """
+    page = jobs.report(platform_to_look(), job, experiment, store)
+    if to is None:
+        click.echo(page)
+        return
+    try:
+        Path(to).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ElastrecError(f"{to}: the report cannot be written: {error}") from error
+    click.echo(f"written: {to}")
+
+
+@click.command()
+@click.argument("job")
+@click.option("--parquet", type=click.Path(dir_okay=False), help="Also write the whole ledger into this file.")
+@click.option("--kind", type=click.Choice(["train", "evaluate"]), help="Only shards of this kind.")
+@store_option
+@output_option
+def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: str) -> None:
+    """Show every shard of a JOB: who trained which rows when, and what was repeated.
+
+    FROM and TO are places in the shard's order: that of its rows, or the shuffled one where `shuffle_seed` is set.
+    KEPT are the rows that the model has seen from an attempt; the others were thrown away and trained again.
+    """
+    import pyarrow.compute as pc
+
+    table = jobs.ledger(platform_to_look(), job, store)
+    if kind:
+        table = table.filter(pc.equal(table.column("kind").cast("string"), kind))
+    if parquet:
+        _write(table, Path(parquet))
+    if output == "json":
+        lines = table.to_pylist()
+        for line in lines:
+            line["ended_at"] = line["ended_at"].isoformat() if line["ended_at"] else None
+        echo_json({"job": job, "totals": _totals(table), "attempts": lines})
+        return
+    wide_console().print(_shown(table))
+    if table.num_rows > _SHOWN_LINES:
+        click.echo(f"... {table.num_rows - _SHOWN_LINES:,} more; --parquet FILE or --output json has them all")
+    for name, facts in _totals(table).items():
+        click.echo(
+            f"{name}: {facts['attempts']:,} attempts at {facts['shards']:,} shards; {facts['rows']:,} rows, "
+            f"{facts['repeated']:,} of them repeated; the model has seen {facts['kept']:,}"
+        )
+    if parquet:
+        click.echo(f"written: {parquet}")
+
+
+def _write(table: pa.Table, file: Path) -> None:
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(table, file, compression="zstd")
+    except OSError as error:
+        raise ElastrecError(f"{file}: the ledger cannot be written: {error}") from error
+
+
+def _totals(table: pa.Table) -> dict[str, dict[str, int]]:
+    import pyarrow.compute as pc
+
+    totals = {}
+    for kind in ("train", "evaluate"):
+        found = table.filter(pc.equal(table.column("kind").cast("string"), kind))
+        if not found.num_rows:
+            continue
+        sums = {name: pc.sum(found.column(name)).as_py() for name in ("from", "to", "repeated", "kept")}
+        totals[kind] = {
+            "attempts": found.num_rows,
+            "shards": found.group_by(["epoch", "shard"]).aggregate([]).num_rows,
+            "rows": sums["to"] - sums["from"],
+            "repeated": sums["repeated"],
+            "kept": sums["kept"],
+        }
+    return totals
+
+
+def _shown(table: pa.Table) -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("KIND", "EPOCH", "SHARD", "ROWS", "TRY", "POD", "FROM", "TO", "REPEATED", "KEPT", "OUTCOME", "ENDED"):
+        shown.add_column(name)
+    for line in table.slice(0, _SHOWN_LINES).to_pylist():
+        shown.add_row(*(str(value) for value in _line(line)))
+    return shown
+
+
+def _line(line: dict[str, Any]) -> list[Any]:
+    return [
+        line["kind"],
+        line["epoch"],
+        line["shard"],
+        f"{line['first_row']}-{line['first_row'] + line['rows'] - 1}",
+        line["attempt"],
+        line["pod"],
+        line["from"],
+        line["to"],
+        line["repeated"],
+        line["kept"],
+        line["outcome"],
+        line["ended_at"].strftime("%Y-%m-%d %H:%M:%S") if line["ended_at"] else "-",
+    ]

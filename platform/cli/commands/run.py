@@ -1,0 +1,76 @@
+"""`run`: a job from start to end without Airflow, by the same steps."""
+
+from __future__ import annotations
+
+import shlex
+import uuid
+
+import click
+
+from elastrec.platform import jobs
+from elastrec.platform.cli.job_course import Course, show_outcome, train_and_publish
+from elastrec.platform.cli.options import job_options, output_option, parse_interval, parse_overrides
+from elastrec.platform.cli.progress import JobProgress
+from elastrec.platform.cli.run_claim import interrupted_by_signals
+from elastrec.platform.specs.text.loading import load_job
+
+
+@click.command()
+@output_option
+@click.option("--run-key", help="Identity of this run; the same key finds a running job again instead of a second one.")
+@click.option("--keep", is_flag=True, help="Leave the pods of a failed job in the cluster, to look at them.")
+@job_options
+def run(
+    file: str,
+    overrides: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    evaluate_until: str | None,
+    run_key: str | None,
+    keep: bool,
+    output: str,
+) -> None:
+    """Train, evaluate, gate and register the model of a job file.
+
+    Progress goes to standard error. With --output json the last line of standard output is one object with run_id,
+    model_uri, auc, normalized_entropy, samples_total, samples_trained, shards_total, shards_done, seconds and pods.
+    Ctrl-C, SIGTERM and a closed terminal (SIGHUP) stop the job and remove its pods, unless another `run` with the same
+    key goes on with it. The first line names the key. With it a job is found again whose `run` was killed, or gave up
+    waiting for MLflow: what is trained is not trained again.
+    """
+    job = load_job(file, parse_overrides(overrides))
+    interval = parse_interval(since, until, evaluate_until)
+    platform = jobs.Platform.from_environment()
+    key = run_key or uuid.uuid4().hex[:12]
+    job_id = jobs.job_id_for(job.metadata.name, key)
+    with interrupted_by_signals(), JobProgress() as progress:
+        progress.say(f"To take it up again: {_command(file, overrides, since, until, evaluate_until, key)}")
+        progress.say("Checking job, data and model")
+        prepared = jobs.prepare(platform, job, job_id, interval)
+        if prepared.adaptation:
+            progress.say(f"Continues from {prepared.start_record}\n{prepared.adaptation}")
+        if prepared.start_note:
+            progress.say(f"It {prepared.start_note}")
+        progress.say(
+            f"Job {job_id}: {prepared.training_rows:,} training rows, {prepared.evaluation_rows:,} to evaluate"
+        )
+        again = f"run the same command with --run-key {key}"
+        outcome = train_and_publish(platform, Course(prepared, again, keep), progress)
+    show_outcome(outcome, output)
+
+
+def _command(
+    file: str,
+    overrides: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    evaluate_until: str | None,
+    key: str,
+) -> str:
+    """The command line that finds the same job again."""
+    words = ["elastrec", "run", file]
+    for option, value in (("--from", since), ("--until", until), ("--evaluate-until", evaluate_until)):
+        words += [option, value] if value else []
+    for override in overrides:
+        words += ["--set", override]
+    return shlex.join([*words, "--run-key", key])

@@ -1,0 +1,216 @@
+"""`data inspect` and `data cluster`: what sessions repeat, and a log in which they stand side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from elastrec.platform.cli.data_files import described_data, progress_bar, write_job
+from elastrec.platform.cli.options import echo_json, output_option, wide_console
+from elastrec.platform.specs.data import Partitioning, TrainingData
+
+if TYPE_CHECKING:
+    from elastrec.platform.data import Partition
+    from elastrec.platform.data.clustering.clustering import Engine
+    from elastrec.platform.data.clustering.inspection import DataFacts, Saving
+    from elastrec.platform.data.deduplicating.stored_groups import Groups
+
+_SAMPLE_ROWS, _AUTO_BATCH_ROWS = 200_000, 4_096
+_description_option = click.option(
+    "--description", "-d", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+    help="Job file or TrainingData in YAML; default: PATH itself, or PATH/job.yaml.",
+)  # fmt: skip
+_session_option = click.option("--session", metavar="COLUMN", help="Session column; default: as described.")
+_partition_option = click.option("--partition", metavar="DATE", help="Such as 2026-01-31 or 2026-01-31T07.")
+
+
+@click.command()
+@click.argument("path")
+@_description_option
+@_session_option
+@_partition_option
+@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Size of the sample.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=4_096, show_default=True, help="Of training.")
+@click.option("--computed-pooling", metavar="FEATURE,...", help="Features that attention or a transformer pools.")
+@click.option("--picture", type=click.Path(dir_okay=False, writable=True), help="Write a PNG picture to this file.")
+@output_option
+def inspect(
+    path: str,
+    description: str | None,
+    session: str | None,
+    partition: str | None,
+    rows: int,
+    batch_size: int,
+    computed_pooling: str | None,
+    picture: str | None,
+    output: str,
+) -> None:
+    """Show what sessions repeat in the log at PATH, and what clustering and deduplication would save.
+
+    Reads the first rows of the newest partition (or --partition). Nothing is changed.
+    """
+    from elastrec.platform.data import Partition, build_manifest, existing_partitions
+    from elastrec.platform.data.clustering.inspection import inspect_data
+
+    data = _with_session(described_data(path, description), session)
+    chosen = None
+    if partition is not None:
+        chosen = [Partition.parse(partition)]
+    elif data.partitioning is not Partitioning.NONE:
+        chosen = existing_partitions(data)[-1:]
+    facts = inspect_data(
+        data,
+        build_manifest(data, chosen, try_rows=False),
+        sample_rows=rows,
+        batch_rows=batch_size,
+        computed_pooling=frozenset(computed_pooling.split(",")) if computed_pooling else frozenset(),
+    )
+    if picture is not None:
+        from elastrec.platform.history.inspection_picture import inspection_picture
+
+        inspection_picture(facts).savefig(picture, format="png")
+    if output == "json":
+        echo_json(_document(facts))
+        return
+    _show(facts)
+
+
+@click.command()
+@click.argument("source")
+@click.argument("destination")
+@_description_option
+@_session_option
+@click.option("--partition", "partitions", multiple=True, metavar="DATE", help="Only this one. Repeatable.")
+@click.option("--row-group-rows", type=int, default=16_384, show_default=True, help="Rows that a group has at most.")
+@click.option("--memory-mib", type=click.IntRange(min=1), default=1_024, show_default=True, help="For decoded rows.")
+@click.option(
+    "--engine", type=click.Choice(["local", "spark"]), default="local", show_default=True,
+    help="Who sorts; the files are the same. spark needs the extra elastrec[spark].",
+)  # fmt: skip
+@click.option("--spark-master", default="", metavar="URL", help="Default: as Spark's environment says.")
+@click.option(
+    "--deduplicate", metavar="auto|F,F;F",
+    help="Store each distinct row of these features once: groups split by ';', or auto for those of inspect.",
+)  # fmt: skip
+@output_option
+def cluster(
+    source: str,
+    destination: str,
+    description: str | None,
+    session: str | None,
+    partitions: tuple[str, ...],
+    row_group_rows: int,
+    memory_mib: int,
+    engine: Engine,
+    spark_master: str,
+    deduplicate: str | None,
+    output: str,
+) -> None:
+    """Write the Parquet log at SOURCE to DESTINATION with each session's rows side by side, in order of time.
+
+    SOURCE is a folder with a job.yaml (or a job file itself). Row groups end where a session ends. Partitions that lie
+    there already are left as they are; one that is interrupted leaves nothing. Writes DESTINATION/job.yaml as well.
+
+    With --deduplicate, jobs read the same rows from fewer bytes and in less time; other readers of Parquet see columns
+    by other names.
+    """
+    from elastrec.platform.data import Partition
+    from elastrec.platform.data.clustering.clustering import cluster as make
+    from elastrec.platform.data.clustering.clustering import clustered_data
+
+    data = _with_session(described_data(source, description), session)
+    chosen = [Partition.parse(text) for text in partitions] or None
+    groups = _groups(deduplicate, data, chosen)
+    progress, advance = progress_bar("clustering")
+    with progress:
+        reports = make(
+            data,
+            destination,
+            partitions=chosen,
+            row_group_rows=row_group_rows,
+            memory_bytes=memory_mib * 2**20,
+            engine=engine,
+            spark_master=spark_master,
+            groups=groups,
+            progress=advance,
+        )
+    job_file = write_job(destination, clustered_data(data, destination))
+    if output == "json":
+        echo_json({"partitions": [report.model_dump(mode="json") for report in reports], "job_file": job_file})
+        return
+    for report in reports:
+        smaller = report.source_bytes / report.bytes
+        click.echo(
+            f"{report.partition or destination}: {report.rows:,} rows, {report.sessions:,} sessions, "
+            f"{report.samples_per_session:.1f} rows each; {report.bytes:,} bytes, {smaller:.2f} times smaller"
+        )
+        for group in report.deduplicated:
+            click.echo(f"  each distinct row of {', '.join(group)} is stored once")
+        if report.rows_without_session:
+            click.echo(f"  {report.rows_without_session:,} rows have no session and stand last")
+    if job_file:
+        click.echo(f"train on it: elastrec run {job_file}")
+
+
+def _groups(text: str | None, data: TrainingData, partitions: list[Partition] | None) -> Groups:
+    """The groups that `--deduplicate` asks for; `auto` measures a sample of the first partition."""
+    if text is None:
+        return ()
+    if text != "auto":
+        return tuple(tuple(name.strip() for name in group.split(",")) for group in text.split(";"))
+    from elastrec.platform.data import build_manifest, existing_partitions
+    from elastrec.platform.data.clustering.clustering import without_keys
+    from elastrec.platform.data.clustering.inspection import inspect_data
+    from elastrec.platform.data.clustering.sorting import ClusterKeys
+
+    if partitions is None and data.partitioning is not Partitioning.NONE:
+        partitions = existing_partitions(data)
+    manifest = build_manifest(data, partitions[:1] if partitions else None, try_rows=False)
+    proposal = inspect_data(data, manifest, sample_rows=_SAMPLE_ROWS, batch_rows=_AUTO_BATCH_ROWS).proposal
+    return without_keys(proposal.groups, ClusterKeys(data.session or "", data.timestamp))
+
+
+def _with_session(data: TrainingData, session: str | None) -> TrainingData:
+    return data if session is None else data.model_copy(update={"session": session})
+
+
+def _document(facts: DataFacts) -> dict[str, Any]:
+    document = asdict(facts)
+    document["samples_per_session"] = facts.samples_per_session
+    for name in ("storage", "stored_once", "sent", "pooled"):
+        document[name]["ratio"] = getattr(facts, name).ratio
+    return document
+
+
+def _show(facts: DataFacts) -> None:
+    click.echo(
+        f"{facts.rows:,} rows, {facts.sessions:,} sessions, {facts.samples_per_session:.2f} rows per session"
+        + (f", {facts.rows_without_session:,} rows without a session" if facts.rows_without_session else "")
+    )
+    table = Table(
+        "feature", "mean length", "same as before", "factor", "in log order", "predicted", "group", "why", box=None
+    )
+    for factor, choice in zip(facts.features, facts.proposal.choices, strict=True):
+        why = choice.why + (f"; prediction off: {factor.why}" if factor.why else "")
+        table.add_row(
+            factor.name,
+            f"{factor.mean_length:.1f}",
+            f"{100 * factor.same_share:.1f} %",
+            f"{factor.measured:.2f}",
+            f"{factor.unclustered:.2f}",
+            f"{factor.predicted:.2f}",
+            str(choice.group) if choice.group >= 0 else "-",
+            why,
+        )
+    wide_console().print(table)
+    click.echo(_saving("stored, clustered by session", facts.storage, "bytes"))
+    click.echo(_saving("stored with --deduplicate, clustered as before", facts.stored_once, "bytes"))
+    click.echo(_saving(f"sent to workers, batches of {facts.batch_rows:,}", facts.sent, "bytes"))
+    click.echo(_saving("looked up and pooled", facts.pooled, "ids"))
+
+
+def _saving(what: str, saving: Saving, unit: str) -> str:
+    return f"{what}: {saving.before:,} {unit} become {saving.after:,}, {saving.ratio:.2f} times fewer"

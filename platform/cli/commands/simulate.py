@@ -1,0 +1,191 @@
+"""`simulate`: what policies would do with a workload, side by side, before one of them meets a real cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from elastrec.platform.cli.options import echo_json, output_option, wide_console
+from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
+
+if TYPE_CHECKING:
+    from elastrec.platform.jobs.what_if.comparison import Gathered
+    from elastrec.platform.jobs.what_if.simulation_file import SimulationFile
+    from elastrec.platform.simulator.report import Report
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--policy", "-p", "policies", multiple=True, metavar="NAME", help="Only this one; repeatable.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes of the cluster, instead of the file's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's; equal seeds give equal results.")
+@click.option("--picture", type=click.Path(dir_okay=False), help="Draw the comparison into this PNG file.")
+@output_option
+def simulate(
+    file: str, policies: tuple[str, ...], nodes: int | None, seed: int | None, picture: str | None, output: str
+) -> None:
+    """Compare scaling policies on the jobs of FILE in a simulated cluster.
+
+    FILE is a YAML file (see the page on the simulator), or a CSV file with one job per line: job_id, arrival_seconds,
+    seconds, and what its owner asks for. A cluster's trace with submit_time, duration and num_gpu is read too.
+
+    \b
+    The first policy is what the others are compared with:
+      by-hand             what owners asked for, and nothing is done about trouble
+      static              the same, on a platform that replaces what is slow and warns of full memory
+      elastic-scheduler   workers more or fewer, one per round
+      optimus             workers or servers more or fewer, one per round
+      three-stage         the default of the platform
+      NAME                any that a package registers as elastrec.scaling_policies
+
+    Everything shown is simulated: ratios between policies mean more than hours.
+    """
+    from elastrec.platform.jobs.what_if.comparison import compare, gather
+    from elastrec.platform.jobs.what_if.simulation_file import load_simulation
+
+    asked = load_simulation(Path(file))
+    changed: dict[str, Any] = {}
+    if policies:
+        if len(set(policies)) < len(policies):
+            raise SpecError([FieldProblem("--policy", ", ".join(policies), "every name once")], "the command line")
+        changed["policies"] = policies
+    if nodes is not None:
+        changed["cluster"] = asked.cluster.model_copy(update={"nodes": nodes})
+    if seed is not None:
+        changed["seed"] = seed
+    asked = asked.model_copy(update=changed)
+    gathered = _from_history(asked, Path(file)) if asked.workload.history else gather(asked, Path(file).parent)
+    for note in gathered.notes:
+        click.echo(f"note: {note}", err=True)
+    with _Bars(asked.policies) as bars:
+        reports = compare(asked, gathered, bars.show)
+    if picture:
+        from elastrec.platform.cli.commands.simulate_picture import draw
+
+        try:
+            draw(reports, picture)
+        except OSError as error:
+            raise ElastrecError(f"{picture}: the picture cannot be written: {error}") from error
+    if output == "json":
+        echo_json(_plain(asked, gathered, reports))
+        return
+    wide_console().print(_table(reports, len(gathered.jobs), asked))
+    for each in reports:
+        if each.problems:
+            cases, jobs = sum(each.problems.values()), len(each.problems)
+            click.echo(f"{each.policy}: {jobs} jobs kept what they had, {cases} times without a sound plan", err=True)
+        if each.unfinished:
+            shown = ", ".join(each.unfinished[:3]) + (", ..." if len(each.unfinished) > 3 else "")
+            click.echo(f"{each.policy}: {len(each.unfinished)} jobs did not end: {shown}", err=True)
+    if picture:
+        click.echo(f"written: {picture}")
+
+
+def _from_history(asked: SimulationFile, file: Path) -> Gathered:
+    from elastrec.platform.history.history import History
+    from elastrec.platform.jobs.scaling.overheads import overheads_of
+    from elastrec.platform.jobs.surroundings import tracking_uri
+    from elastrec.platform.jobs.what_if.comparison import gather
+
+    wanted = asked.workload.history
+    assert wanted is not None
+    records = History(tracking_uri(), wanted.experiment).job_records(limit=wanted.most)
+    return gather(asked, file.parent, records, overheads_of(records))
+
+
+class _Bars:
+    """One bar per policy on a terminal; elsewhere one line when a policy is done. Standard error."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        console = Console(file=sys.stderr, highlight=False)
+        self._live = console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("jobs"),
+            TimeElapsedColumn(), console=console, disable=not self._live,
+        )  # fmt: skip
+        width = max(map(len, names))
+        self._tasks = {name: self._progress.add_task(name.ljust(width), total=None, start=False) for name in names}
+        self._begun: set[str] = set()
+
+    def show(self, name: str, ended: int, jobs: int) -> None:
+        """A policy's jobs so far."""
+        if name not in self._begun:
+            self._begun.add(name)
+            self._progress.start_task(self._tasks[name])
+        self._progress.update(self._tasks[name], completed=ended, total=jobs)
+        if ended == jobs and not self._live:
+            click.echo(f"{name}: {jobs} jobs simulated", err=True)
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+
+
+def _table(reports: list[Report], jobs: int, asked: SimulationFile) -> Table:
+    cluster = asked.cluster
+    title = f"simulated: {jobs} jobs on {cluster.nodes} nodes of {cluster.cores:g} cores, changes of {asked.changes}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("POLICY")
+    for heading in (
+        "MEDIAN", "", "P90", "", "MEAN", "WAITED", "CORE-HOURS", "COST", "CHANGES", "LOST PODS", "MADE WAY",
+        "OUT OF MEMORY", "CPU W/S", "MEMORY W/S", "UNFINISHED",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    base = reports[0].figures()
+    for each in reports:
+        found = each.figures()
+
+        def against(name: str, found: dict[str, float] = found) -> str:
+            return f"{100 * (found[name] / base[name] - 1):+.1f} %" if base[name] and found is not base else ""
+
+        table.add_row(
+            each.policy,
+            _hours(found["completion_seconds_median"]),
+            "" if each is reports[0] else against("completion_seconds_median"),
+            _hours(found["completion_seconds_p90"]),
+            "" if each is reports[0] else against("completion_seconds_p90"),
+            _hours(found["completion_seconds_mean"]),
+            _hours(found["waiting_seconds_mean"]),
+            f"{found['core_hours']:,.0f}",
+            f"{found['cost']:,.0f}",
+            f"{found['changes']:,.0f}",
+            f"{found['failures']:,.0f}",
+            f"{found['evictions']:,.0f}",
+            f"{found['out_of_memory_share']:.1%}",
+            f"{found['worker_cpu_share']:.0%}/{found['server_cpu_share']:.0%}",
+            f"{found['worker_memory_share']:.0%}/{found['server_memory_share']:.0%}",
+            f"{found['unfinished']:.0f}",
+        )
+    return table
+
+
+def _plain(asked: SimulationFile, gathered: Gathered, reports: list[Report]) -> dict[str, Any]:
+    return {
+        "simulated": True,
+        "asked": asked.model_dump(mode="json"),
+        "jobs": len(gathered.jobs),
+        "notes": list(gathered.notes),
+        "policies": [
+            {
+                "policy": each.policy,
+                "figures": each.figures(),
+                "problems": each.problems,
+                "unfinished": list(each.unfinished),
+                "completion_seconds": {job.job_id: round(job.completion_seconds, 3) for job in each.jobs},
+            }
+            for each in reports
+        ],
+    }

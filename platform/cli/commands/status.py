@@ -1,0 +1,212 @@
+"""`status`: the jobs of the cluster, or the pods of one job; once, or again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from elastrec.platform import jobs
+from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.cli.progress import PLAIN_LINE_EVERY_SECONDS, progress_line
+from elastrec.platform.cli.tables import Columns
+from elastrec.platform.clusters.pods import PodStatus
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.metrics import IDLE, Phase, Role
+from elastrec.platform.specs.text.quantities import format_bytes
+
+_LOOK_SECONDS = 1.0
+NO_JOBS = "no jobs"
+_JOB_COLUMNS = ("JOB", "PHASE", "SHARDS", "SAMPLES", "SAMPLES/S", "LOSS", "AUC", "WORKERS", "SERVERS", "AGE")
+_JOB_EXPENDABLE = ("SERVERS", "WORKERS", "SAMPLES", "AGE", "SAMPLES/S", "LOSS", "AUC", "SHARDS")
+_POD_COLUMNS = ("POD", "ROLE", "STATUS", "RESTARTS", "CORES", "MEMORY", "USED", "NODE", "AGE")
+_POD_EXPENDABLE = ("NODE", "ROLE", "CORES", "MEMORY", "AGE", "RESTARTS", "USED")
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--watch", "-w", is_flag=True, help="Go on until Ctrl-C, or until JOB is gone.")
+@output_option
+def status(job: str | None, watch: bool, output: str) -> None:
+    """Show the jobs of the cluster, or the pods of one JOB.
+
+    With --watch a terminal shows the table anew every second; without a terminal there are plain lines, one for each
+    job when its phase changes and else every few seconds; with --output json one object a second.
+    """
+    platform = jobs.Platform.from_environment(start=False)
+    looks = _looks(platform, job, watch)
+    try:
+        if output == "json":
+            for look in looks:
+                echo_json(look.as_json())
+                sys.stdout.flush()
+        elif sys.stdout.isatty():
+            _show_on_terminal(looks, watch)
+        elif watch:
+            _print_lines(looks)
+        else:
+            # A pipe has no width of its own: a script must get whole names.
+            for look in looks:
+                Console(width=look.columns.width(look.columns.headings) + 1).print(look.table(None))
+                for reason in look.reasons():
+                    click.echo(reason)
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+
+
+class Look:
+    """The cluster at one moment: all jobs, or the pods of one."""
+
+    def __init__(self, platform: jobs.Platform, job: str | None) -> None:
+        self._job = job
+        self._pods = pods_of(platform, job) if job else platform.launcher.jobs()
+        self._observations = [jobs.observe(platform, job)] if job else jobs.jobs(platform)
+        self.columns = _pods_columns(self._pods) if job else _jobs_columns(self._observations, self._pods)
+
+    def as_json(self) -> Any:
+        """One object (of a job) or a list of the jobs' metrics."""
+        if self._job is None:
+            return [observation.metrics.model_dump(mode="json") for observation in self._observations]
+        observation = self._observations[0]
+        return {
+            "metrics": observation.metrics.model_dump(mode="json"),
+            "failure": observation.failure,
+            "pods": self._pods,
+        }
+
+    def table(self, width: int | None) -> RenderableType:
+        """A table that fits into a width (None: any); on a terminal with the reasons below it."""
+        if not self.columns.rows:
+            return Text(NO_JOBS)
+        reasons = self.reasons() if width is not None else []
+        return Group(self.columns.render(width), *map(Text, reasons))
+
+    def reasons(self) -> list[str]:
+        """Why a job failed or its master does not answer; of the one job that is looked at, also where it began.
+
+        And which of its pods do something otherwise than the others.
+        """
+        begun = [one.metrics for one in self._observations if self._job and one.metrics.started_from]
+        troubled = [one for one in self._observations if one.metrics.phase is Phase.FAILED or not one.reachable]
+        idle = [pod for one in self._observations if self._job for pod in one.metrics.pods if pod.state == IDLE]
+        return [
+            *(f"{metrics.job}: started from {metrics.started_from}" for metrics in begun),
+            *(f"{pod.name}: {pod.reason}" for pod in idle),
+            *(f"{one.metrics.job}: {one.metrics.reason}" for one in troubled if one.metrics.reason),
+        ]
+
+    def lines(self) -> dict[str, tuple[str, str]]:
+        """(phase, line) of each job."""
+        found = (observation.metrics for observation in self._observations)
+        return {metrics.job: (metrics.phase.value, f"{metrics.job}  {progress_line(metrics)}") for metrics in found}
+
+
+def _looks(platform: jobs.Platform, job: str | None, watch: bool) -> Iterator[Look]:
+    """One look, or one a second; ends when the one job that is watched is gone."""
+    yield Look(platform, job)
+    while watch:
+        time.sleep(_LOOK_SECONDS)
+        if job and not jobs.pods_of_job(platform, job):
+            click.echo(f"{job} is gone; what it did: elastrec explain {job}", err=True)
+            return
+        yield Look(platform, job)
+
+
+def _show_on_terminal(looks: Iterator[Look], watch: bool) -> None:
+    console = Console()
+    if not watch:
+        console.print(next(looks).table(console.width))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for look in looks:
+            live.update(look.table(console.width), refresh=True)
+
+
+def _print_lines(looks: Iterator[Look], clock: Callable[[], float] = time.monotonic) -> None:
+    """A line for each job when its phase changed or it is time again."""
+    said: dict[str, tuple[str, str, float]] = {}
+    told = False
+    for look in looks:
+        lines = look.lines()
+        for gone in set(said) - set(lines):
+            click.echo(f"{gone}  gone")
+            del said[gone]
+        if not lines and not told:
+            click.echo(NO_JOBS)
+        told = True
+        for name, (phase, line) in lines.items():
+            before = said.get(name)
+            quiet = before is not None and clock() - before[2] < PLAIN_LINE_EVERY_SECONDS
+            if before is None or before[0] != phase or (before[1] != line and not quiet):
+                click.echo(line)
+                said[name] = (phase, line, clock())
+        sys.stdout.flush()
+
+
+def pods_of(platform: jobs.Platform, job: str) -> list[PodStatus]:
+    """The pods of a job.
+
+    Raises:
+        SpecError: the cluster has no such job; names those that it has.
+    """
+    pods = jobs.pods_of_job(platform, job)
+    if not pods:
+        known = sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER)
+        allowed = ", ".join(known) if known else "none: the cluster has no jobs"
+        raise SpecError([FieldProblem("JOB", repr(job), allowed)], "the command line")
+    return pods
+
+
+def _age(pod: PodStatus) -> str:
+    seconds = int(max(0.0, (pod.finished_unix_seconds or time.time()) - pod.created_unix_seconds))
+    if seconds < 120:
+        return f"{seconds}s"
+    return f"{seconds // 60}m" if seconds < 7200 else f"{seconds // 3600}h"
+
+
+def _jobs_columns(observations: list[jobs.Observation], pods: list[PodStatus]) -> Columns:
+    columns = Columns(_JOB_COLUMNS, _JOB_EXPENDABLE)
+    ages = {pod.job: _age(pod) for pod in pods if pod.role is Role.MASTER}
+    for observation in observations:
+        metrics = observation.metrics
+        up = {Role.WORKER: 0, Role.PARAMETER_SERVER: 0}
+        for pod in metrics.pods:
+            if pod.role in up and pod.state.lower() in ("ready", "running"):
+                up[pod.role] += 1
+        columns.add(
+            metrics.job,
+            metrics.phase.value,
+            f"{metrics.shards_done}/{metrics.shards_total}",
+            f"{metrics.samples_trained:,}",
+            f"{metrics.samples_per_second:,.0f}",
+            "-" if metrics.loss is None else f"{metrics.loss:.4f}",
+            "-" if metrics.auc is None else f"{metrics.auc:.4f}",
+            str(up[Role.WORKER]),
+            str(up[Role.PARAMETER_SERVER]),
+            ages.get(metrics.job, "-"),
+        )
+    return columns
+
+
+def _pods_columns(pods: list[PodStatus]) -> Columns:
+    columns = Columns(_POD_COLUMNS, _POD_EXPENDABLE)
+    for pod in pods:
+        columns.add(
+            pod.name,
+            pod.role.value,
+            f"{pod.phase.value} ({pod.reason})" if pod.reason else pod.phase.value,
+            str(pod.restarts),
+            f"{pod.size.cores:g}",
+            format_bytes(pod.size.memory_bytes),
+            f"{pod.memory_bytes / 2**20:.0f}Mi",
+            pod.node,
+            _age(pod),
+        )
+    return columns

@@ -1,0 +1,409 @@
+"""cluster: Parquet partitions with each session's rows side by side, in order of time (RecD's O2, §4.1).
+
+A partition appears as a whole or not at all on a local file system; elsewhere `_clustered.json` is written last. Row
+groups and files end where a session ends, so that whoever reads one has whole sessions. Equal input gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import xxhash
+from pydantic import ValidationError
+
+from elastrec.platform.data.clustering.sorting import (
+    ClusterKeys,
+    Progress,
+    SortSource,
+    open_source,
+    session_starts,
+    sorted_by_session,
+)
+from elastrec.platform.data.deduplicating.stored_groups import Groups, stored_schema, without_repeats
+from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
+from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile
+from elastrec.platform.data.partitions import Partition, existing_partitions
+from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
+from elastrec.platform.specs.errors import DataError
+
+RECORD_NAME = "_clustered.json"
+_BEGUN_NAME = "_clustering"
+_ROWS_PER_FILE = 4_194_304
+_ZSTD_LEVEL = 3
+
+
+Engine = Literal["local", "spark"]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """How a partition is sorted and cut: see `cluster`."""
+
+    row_group_rows: int
+    memory_bytes: int
+    engine: Engine
+    spark_master: str
+    groups: Groups
+
+
+class ClusterReport(Spec):
+    """One clustered partition; the content of `_clustered.json`."""
+
+    partition: str
+    """`day=2026-01-31`, or empty for unpartitioned data."""
+    source: str
+    source_digest: str
+    session: str
+    timestamp: str | None
+    row_group_rows: int
+    rows: int
+    sessions: int
+    rows_without_session: int
+    source_bytes: int
+    bytes: int
+    dictionary_columns: tuple[str, ...]
+    """Parquet paths of the columns whose dictionary encoding was smaller than none on the first row group."""
+    deduplicated: tuple[tuple[str, ...], ...] = ()
+    """Groups of features of which each distinct row of a row group is stored once."""
+
+    @property
+    def samples_per_session(self) -> float:
+        """Rows with a session per session; 0 where there is none."""
+        return (self.rows - self.rows_without_session) / self.sessions if self.sessions else 0.0
+
+
+def cluster(
+    data: TrainingData,
+    destination: str,
+    *,
+    partitions: Sequence[Partition] | None = None,
+    row_group_rows: int = ROW_GROUP_ROWS,
+    memory_bytes: int = 2**30,
+    engine: Engine = "local",
+    spark_master: str = "",
+    groups: Groups = (),
+    progress: Progress | None = None,
+) -> list[ClusterReport]:
+    """Cluster partitions (default: all) of a Parquet click log; those that lie there already are left as they are.
+
+    Args:
+        row_group_rows: a row group has at most so many rows, or one session that is longer.
+        memory_bytes: for decoded rows; what does not fit is spilled to the folder of temporary files.
+        engine: who sorts; the files are the same. `spark` needs the extra of that name, and spills beside the
+            destination.
+        spark_master: Spark's address; empty: that of the environment, or else this machine.
+        groups: features that change together, of which each distinct row of a row group is stored once: see
+            `elastrec.platform.data.deduplicating.stored_groups`. A job reads the same rows, sooner.
+
+    Raises:
+        DataError: the data is no Parquet or names no session column, a file or column is unusable, or the destination
+            holds something else.
+    """
+    keys = _checked(data, destination, row_group_rows, memory_bytes)
+    key_names = sorted(name for group in groups for name in group if name in (keys.session, keys.timestamp))
+    if key_names:
+        raise DataError(f"groups: {key_names} is not allowed; allowed: features, not the columns of the order")
+    if data.partitioning is Partitioning.NONE:
+        if partitions is not None:
+            raise DataError("partitions: the data has data.partitioning none; allowed: no choice of partitions")
+        folders = [""]
+    else:
+        chosen = sorted(set(existing_partitions(data) if partitions is None else partitions))
+        if not chosen:
+            raise DataError(f"{data.path}: holds no partition; expected folders such as day=2026-01-31")
+        folders = [partition.folder for partition in chosen]
+    limits = _Limits(row_group_rows, memory_bytes, engine, spark_master, groups)
+    return [_one(data, keys, destination, folder, limits, progress) for folder in folders]
+
+
+def clustered_data(data: TrainingData, destination: str) -> TrainingData:
+    """The data section of a job that reads what `cluster` wrote."""
+    return data.model_copy(update={"path": join(destination)})
+
+
+def without_keys(groups: Groups, keys: ClusterKeys) -> Groups:
+    """Groups as `cluster` takes them: a feature that is the session or the timestamp, too, is left out."""
+    kept = (tuple(name for name in group if name not in (keys.session, keys.timestamp)) for group in groups)
+    return tuple(group for group in kept if group)
+
+
+class ClusterWriter:
+    """Writes rows that come sorted by session into `part-00000.parquet`, ...; groups and files end with a session.
+
+    Args:
+        keys: recorded in each file's metadata; only their columns get statistics.
+        groups: features of which each distinct row is written once.
+
+    Raises:
+        DataError: the groups are no groups of the schema's columns.
+    """
+
+    def __init__(
+        self, folder: str, schema: pa.Schema, keys: ClusterKeys, row_group_rows: int, groups: Groups = ()
+    ) -> None:
+        self._folder = folder
+        self._keys = keys
+        self._groups = groups
+        self._schema = schema.with_metadata({"elastrec.clustered_by": keys.session})
+        if groups:
+            self._schema = stored_schema(self._schema, groups)
+        self._group_rows = row_group_rows
+        self._held: list[pa.Table] = []
+        self._file: AtomicFile | None = None
+        self._parquet: pq.ParquetWriter | None = None
+        self._file_rows = 0
+        self._parts = 0
+        self.bytes = self.rows = self.sessions = self.rows_without_session = 0
+        self.dictionary_columns: tuple[str, ...] | None = None
+
+    def write(self, table: pa.Table) -> None:
+        """Whole sessions, in order, none of which was written before."""
+        null_rows = table[self._keys.session].null_count
+        self.rows += table.num_rows
+        self.rows_without_session += null_rows
+        self.sessions += int(session_starts(table[self._keys.session]).sum()) - null_rows
+        self._held.append(table)
+        if sum(held.num_rows for held in self._held) <= self._group_rows:
+            return
+        rows = pa.concat_tables(self._held)
+        done = 0
+        for begin, end in row_groups(rows[self._keys.session], self._group_rows):
+            # The last group may still grow with the next table.
+            if end < rows.num_rows or end - begin >= self._group_rows:
+                self._group(rows.slice(begin, end - begin))
+                done = end
+        self._held = [rows.slice(done)] if done < rows.num_rows else []
+
+    def finish(self) -> None:
+        """Write what is held and show the last file."""
+        if self._held:
+            self._group(pa.concat_tables(self._held))
+            self._held = []
+        self._close()
+
+    def discard(self) -> None:
+        """Remove the file that was being written."""
+        if self._parquet is not None:
+            self._parquet.close()
+        if self._file is not None:
+            self._file.discard()
+        self._file = self._parquet = None
+
+    def _group(self, table: pa.Table) -> None:
+        if self._groups:
+            table = without_repeats(table, self._groups)
+        if self.dictionary_columns is None:
+            self.dictionary_columns = dictionary_columns(table)
+        if self._parquet is None:
+            self._file = AtomicFile(join(self._folder, f"part-{self._parts:05d}.parquet"))
+            self._parquet = clustered_writer(self._file.stream, self._schema, self.dictionary_columns, self._keys)
+            self._file_rows = 0
+        table = table.replace_schema_metadata(self._schema.metadata)
+        self._parquet.write_table(table, row_group_size=table.num_rows)
+        self._file_rows += table.num_rows
+        if self._file_rows >= _ROWS_PER_FILE:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is None or self._parquet is None:
+            return
+        self._parquet.close()
+        self.bytes += self._file.commit()
+        self._parts += 1
+        self._file = self._parquet = None
+
+
+def clustered_writer(
+    stream: pa.NativeFile, schema: pa.Schema, dictionaries: Sequence[str], keys: ClusterKeys
+) -> pq.ParquetWriter:
+    """zstd, dictionary encoding for the named columns only, statistics of the keys."""
+    ordered = [keys.session, *([keys.timestamp] if keys.timestamp else [])]
+    return pq.ParquetWriter(
+        stream,
+        schema,
+        compression="zstd",
+        compression_level=_ZSTD_LEVEL,
+        use_dictionary=list(dictionaries),
+        write_statistics=ordered,
+    )
+
+
+def row_groups(sessions: pa.ChunkedArray | pa.Array, target: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of groups of whole sessions with at most `target` rows each, or one session that is longer."""
+    rows = len(sessions)
+    ends = np.append(np.flatnonzero(session_starts(sessions))[1:], rows)
+    begin = 0
+    while begin < rows:
+        fitting = int(np.searchsorted(ends, begin + target, side="right"))
+        end = int(ends[fitting - 1]) if fitting and ends[fitting - 1] > begin else int(ends[fitting])
+        yield begin, end
+        begin = end
+
+
+def dictionary_columns(sample: pa.Table) -> tuple[str, ...]:
+    """Parquet paths of the columns that become smaller by dictionary encoding, tried one by one on a sample.
+
+    Lists that repeat from row to row do not: zstd finds the repeat in plain ids, but not in packed indices.
+    """
+    chosen: list[str] = []
+    for name in sample.column_names:
+        column = sample.select([name])
+        sizes = []
+        for use in (False, True):
+            sink = io.BytesIO()
+            pq.write_table(
+                column, sink, compression="zstd", compression_level=_ZSTD_LEVEL, use_dictionary=use,
+                write_statistics=False, row_group_size=max(1, column.num_rows),
+            )  # fmt: skip
+            sizes.append(sink.tell())
+        if sizes[1] < sizes[0]:
+            leaves = pq.ParquetFile(sink).schema
+            chosen += [leaves.column(i).path for i in range(len(leaves))]
+    return tuple(chosen)
+
+
+def _checked(data: TrainingData, destination: str, row_group_rows: int, memory_bytes: int) -> ClusterKeys:
+    if data.format is not FileFormat.PARQUET:
+        raise DataError(
+            f"data.format: {data.format} is not allowed; allowed: parquet; turn the log into Parquet with "
+            "`elastrec data convert`"
+        )
+    if data.session is None:
+        raise DataError("data.session: is absent; allowed: the name of the column that holds the session; name it")
+    if row_group_rows < 1:
+        raise DataError(f"row_group_rows: {row_group_rows} is not allowed; allowed: 1 and above")
+    if memory_bytes < 2**20:
+        raise DataError(f"memory_bytes: {memory_bytes} is not allowed; allowed: {2**20} (1Mi) and above")
+    source, target = join(data.path), join(destination)
+    if f"{target}/".startswith(f"{source}/") or f"{source}/".startswith(f"{target}/"):
+        raise DataError(f"destination: {destination} lies within {data.path} or around it; choose another folder")
+    return ClusterKeys(data.session, data.timestamp)
+
+
+def _one(
+    data: TrainingData,
+    keys: ClusterKeys,
+    destination: str,
+    folder: str,
+    limits: _Limits,
+    progress: Progress | None,
+) -> ClusterReport:
+    root = join(data.path, folder) if folder else join(data.path)
+    target = join(destination, folder) if folder else join(destination)
+    found = list_files(root)
+    if not found:
+        raise DataError(f"{root}: the folder holds no files; expected Parquet files")
+    digest = xxhash.xxh3_128()
+    for uri, info in found:
+        digest.update(f"{uri[len(root) :]}\0{info.size}\0{info.mtime_ns}\n".encode())
+    same = {
+        "source_digest": digest.hexdigest(),
+        "session": keys.session,
+        "timestamp": keys.timestamp,
+        "row_group_rows": limits.row_group_rows,
+        "deduplicated": limits.groups,
+    }
+    existing = _existing(target)
+    if existing is not None:
+        differing = [name for name, value in same.items() if getattr(existing, name) != value]
+        if differing:
+            raise DataError(
+                f"{target}: holds rows clustered with another {', '.join(differing)}; remove it or choose another "
+                "destination"
+            )
+        return existing
+    source = open_source([uri for uri, _ in found], keys)
+    if not source.rows:
+        raise DataError(f"{root}: its files hold no rows; write them or remove the folder")
+    if limits.groups:
+        stored_schema(source.schema, limits.groups)
+    staging = _staging(target)
+    writer = ClusterWriter(staging, source.schema, keys, limits.row_group_rows, limits.groups)
+    try:
+        for table in _in_order(source, keys, f"{target.rstrip('/')}.sorting", limits, progress):
+            writer.write(table)
+        writer.finish()
+        report = ClusterReport(
+            partition=folder,
+            source=root,
+            source_bytes=sum(info.size for _, info in found),
+            rows=writer.rows,
+            sessions=writer.sessions,
+            rows_without_session=writer.rows_without_session,
+            bytes=writer.bytes,
+            dictionary_columns=writer.dictionary_columns or (),
+            **same,
+        )
+        write_bytes(join(staging, RECORD_NAME), report.model_dump_json(indent=1).encode())
+        if staging == target:
+            _delete(join(target, _BEGUN_NAME))
+    except BaseException:
+        writer.discard()
+        if staging != target:
+            shutil.rmtree(staging, ignore_errors=True)
+        raise
+    if staging != target:
+        final = Path(locate(target)[1])
+        if final.is_dir():
+            final.rmdir()  # seen to be empty; a rename must not meet it
+        Path(staging).rename(final)
+    return report
+
+
+def _in_order(
+    source: SortSource, keys: ClusterKeys, scratch: str, limits: _Limits, progress: Progress | None
+) -> Iterator[pa.Table]:
+    if limits.engine == "local":
+        return sorted_by_session(source, keys, memory_bytes=limits.memory_bytes, progress=progress)
+    from elastrec.platform.data.clustering.spark_sorting import sorted_by_spark
+
+    return sorted_by_spark(
+        source, keys, scratch, master=limits.spark_master, memory_bytes=limits.memory_bytes, progress=progress
+    )
+
+
+def _existing(target: str) -> ClusterReport | None:
+    filesystem, path = locate(target)
+    info = filesystem.get_file_info(path)
+    if info.type == pafs.FileType.NotFound:
+        return None
+    if info.type == pafs.FileType.File:
+        raise DataError(f"{target}: is a file; choose a folder")
+    record = join(target, RECORD_NAME)
+    if filesystem.get_file_info(locate(record)[1]).type == pafs.FileType.File:
+        try:
+            return ClusterReport.model_validate_json(read_bytes(record))
+        except ValidationError as error:
+            raise DataError(f"{record}: cannot be read ({error}); remove the folder and cluster again") from error
+    # Where a folder cannot be renamed, an interrupted run leaves parts of its own, which are written anew.
+    begun = filesystem.get_file_info(locate(join(target, _BEGUN_NAME))[1]).type == pafs.FileType.File
+    if not begun and filesystem.get_file_info(pafs.FileSelector(path)):
+        raise DataError(f"{target}: holds files that were not clustered; choose another folder or remove it")
+    return None
+
+
+def _staging(target: str) -> str:
+    filesystem, path = locate(target)
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        filesystem.delete_dir_contents(path, missing_dir_ok=True)
+        write_bytes(join(target, _BEGUN_NAME), b"")
+        return target
+    staging = Path(path).with_name(f".{Path(path).name}.clustering")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    return str(staging)
+
+
+def _delete(uri: str) -> None:
+    filesystem, path = locate(uri)
+    filesystem.delete_file(path)

@@ -1,0 +1,214 @@
+"""sorted_by_session: a partition's rows in the order session, time, source row, within a bounded memory.
+
+An external range sort: where the rows do not fit, sampled quantiles of the sessions cut them into ranges, each is
+spilled to its own file and sorted alone. The order does not depend on the memory that was allowed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from elastrec.platform.data.deduplicating.stored_groups import stored_groups
+from elastrec.platform.data.files import locate
+from elastrec.platform.specs.errors import DataError
+
+_ROW = "__elastrec_source_row"
+_BATCH_ROWS = 65_536
+_SAMPLED_PER_GROUP = 256
+_SPREAD = 3
+"""Decoded and sorted copies that live at once: a range is chosen so that so many of it fit."""
+
+Progress = Callable[[int, int], None]
+"""Called with (rows read so far, rows in all)."""
+
+
+@dataclass(frozen=True)
+class ClusterKeys:
+    """The columns that decide the order: `session`, then `timestamp` where there is one."""
+
+    session: str
+    timestamp: str | None
+
+
+@dataclass(frozen=True)
+class SortSource:
+    """Parquet files with one schema.
+
+    Attributes:
+        schema: to which each file's columns are cast.
+        decoded_bytes: of all rows together, before compression.
+    """
+
+    uris: tuple[str, ...]
+    schema: pa.Schema
+    rows: int
+    decoded_bytes: int
+
+
+def open_source(uris: Sequence[str], keys: ClusterKeys) -> SortSource:
+    """Look at the files' footers.
+
+    Raises:
+        DataError: a file is unreadable or no Parquet, the files' schemas do not fit together, or a key column is
+            missing or of a type that has no order.
+    """
+    schemas, rows, size = [], 0, 0
+    for uri in uris:
+        parquet = _opened(uri)
+        metadata = parquet.metadata
+        if stored_groups(parquet.schema_arrow.metadata):
+            raise DataError(
+                f"{uri}: holds deduplicated features, whose rows cannot be moved; cluster the log that it was made from"
+            )
+        schemas.append(parquet.schema_arrow.remove_metadata())
+        rows += metadata.num_rows
+        size += sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+        parquet.close()
+    try:
+        schema = pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(f"{uris[0]}: its columns do not fit those of the other files ({error})") from error
+    for field, column in (("data.session", keys.session), ("data.timestamp", keys.timestamp)):
+        if column is None:
+            continue
+        if column not in schema.names:
+            raise DataError(f"{field}: {column!r} is not allowed; allowed: {', '.join(schema.names)}")
+        kind = schema.field(column).type
+        if pa.types.is_nested(kind):
+            raise DataError(f"{field}: column {column!r} is a {kind}; allowed: numbers, text or times")
+    return SortSource(tuple(uris), schema, rows, size)
+
+
+def sorted_by_session(
+    source: SortSource, keys: ClusterKeys, *, memory_bytes: int, progress: Progress | None = None
+) -> Iterator[pa.Table]:
+    """All rows in order; no session lies in two tables. Rows without a session come last.
+
+    Args:
+        memory_bytes: for decoded rows. One session is never cut, however large it is.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    ranges = range_count(source, memory_bytes)
+    if ranges == 1:
+        tables = list(_numbered(source, progress))
+        if tables:
+            yield _in_order(pa.concat_tables(tables), keys)
+        return
+    bounds = _quantiles(source, keys.session, ranges)
+    with tempfile.TemporaryDirectory(prefix="elastrec-cluster-") as folder:
+        paths = [Path(folder) / f"range-{index}.arrow" for index in range(len(bounds) + 1)]
+        _spill(source, keys.session, bounds, paths, progress)
+        for path in paths:
+            with pa.memory_map(str(path)) as stream:
+                table = pa.ipc.open_stream(stream).read_all()
+                if table.num_rows:
+                    yield _in_order(table, keys)
+                del table
+            path.unlink()
+
+
+def range_count(source: SortSource, memory_bytes: int) -> int:
+    """Into how many ranges of sessions the rows are cut, so that each can be sorted within the memory."""
+    return max(1, -(-source.decoded_bytes * _SPREAD // memory_bytes))
+
+
+def session_starts(sessions: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
+    """bool [B]: this row's session is another than the row's before. A row without a session is one of its own."""
+    column = sessions.combine_chunks() if isinstance(sessions, pa.ChunkedArray) else sessions
+    starts_B = np.ones(len(column), np.bool_)
+    if len(column) > 1:
+        differs = pc.fill_null(pc.not_equal(column[1:], column[:-1]), True)
+        starts_B[1:] = np.asarray(differs)
+    return starts_B
+
+
+def _opened(uri: str) -> pq.ParquetFile:
+    filesystem, path = locate(uri)
+    try:
+        return pq.ParquetFile(filesystem.open_input_file(path))
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{uri}: is no readable Parquet file ({error}); write it again") from error
+
+
+def _numbered(source: SortSource, progress: Progress | None) -> Iterator[pa.Table]:
+    """Pieces of all files in order, with their row numbers."""
+    done = 0
+    for uri in source.uris:
+        with _opened(uri) as parquet:
+            try:
+                for batch in parquet.iter_batches(_BATCH_ROWS):
+                    table = as_schema(pa.Table.from_batches([batch]), source.schema)
+                    yield table.append_column(_ROW, pa.array(np.arange(done, done + table.num_rows)))
+                    done += table.num_rows
+                    if progress is not None:
+                        progress(done, source.rows)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{uri}: cannot be read ({error}); write it again") from error
+
+
+def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A file's rows with the columns and types of all files together."""
+    columns = [
+        table[field.name].cast(field.type)
+        if field.name in table.schema.names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]  # fmt: skip
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _in_order(table: pa.Table, keys: ClusterKeys) -> pa.Table:
+    names = [keys.session, *([keys.timestamp] if keys.timestamp else []), _ROW]
+    index = pc.sort_indices(table, sort_keys=[(name, "ascending", "at_end") for name in names])
+    # Picking from one chunk is several times as fast as from many.
+    return table.drop_columns([_ROW]).combine_chunks().take(index)
+
+
+def _quantiles(source: SortSource, session: str, ranges: int) -> list[pa.Scalar]:
+    """Sessions at which the ranges but the first begin."""
+    samples = []
+    for uri in source.uris:
+        with _opened(uri) as parquet:
+            for index in range(parquet.metadata.num_row_groups):
+                column = parquet.read_row_group(index, columns=[session])[session].cast(
+                    source.schema.field(session).type
+                )
+                step = max(1, len(column) // _SAMPLED_PER_GROUP)
+                samples.append(column.take(pa.array(np.arange(0, len(column), step))).combine_chunks())
+    sample = pc.drop_null(pa.concat_arrays(samples))
+    if not len(sample):
+        return []
+    ordered = sample.take(pc.sort_indices(sample))
+    places = (np.arange(1, ranges) * len(ordered)) // ranges
+    return list(ordered.take(pa.array(np.unique(places))).unique())
+
+
+def _spill(
+    source: SortSource, session: str, bounds: list[pa.Scalar], paths: list[Path], progress: Progress | None
+) -> None:
+    schema = source.schema.append(pa.field(_ROW, pa.int64()))
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with ExitStack() as stack:
+        writers = []
+        for path in paths:
+            sink = stack.enter_context(pa.OSFile(str(path), "wb"))
+            writers.append(stack.enter_context(pa.ipc.new_stream(sink, schema, options=options)))
+        for table in _numbered(source, progress):
+            column = table[session].combine_chunks()
+            range_B = np.zeros(len(column), np.int64)
+            for bound in bounds:
+                range_B += np.asarray(pc.fill_null(pc.greater_equal(column, bound), True))
+            for index in np.unique(range_B).tolist():
+                writers[index].write_table(table.filter(pa.array(range_B == index)))

@@ -1,0 +1,224 @@
+"""DedupeFactor: how many times fewer numbers a feature has without repeats, measured and predicted (RecD §4.2).
+
+Pure: codes and lengths in, figures out. A feature's *code* numbers the content of its rows (`row_codes`).
+
+Legend: B rows of a batch, N rows of the sample, S mean samples per session, d(f) share of rows whose value is that of
+the session's row before, l(f) mean list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastrec.platform.data.deduplicating.deduplication import group_codes
+from elastrec.platform.specs.errors import DataError
+
+WORTH_ABOVE = 1.5
+"""A smaller factor does not pay for the inverse lookup (RecD §4.2)."""
+LONG_LIST = 8.0
+"""Sum or mean pooling of shorter lists costs about as much as picking its result once more."""
+_EXPLAINED_WITHIN = 0.10
+_JOINT_ROWS = 1.05
+"""Features change together when the group has at most so many times the distinct rows of its least changing member."""
+
+
+def dedupe_length(mean_length: float, batch_rows: float, samples_per_session: float, same_share: float) -> float:
+    """DedupeLen(f) = l(f)·B·(1 − (S−1)/S·d(f)): numbers of a batch that are left (RecD §4.2).
+
+    Raises:
+        DataError: S below 1, or d(f) outside 0 to 1.
+    """
+    if not samples_per_session >= 1:
+        raise DataError(f"samples_per_session: {samples_per_session} is not allowed; allowed: 1 and above")
+    if not 0 <= same_share <= 1:
+        raise DataError(f"same_share: {same_share} is not allowed; allowed: 0 to 1")
+    return mean_length * batch_rows * (1 - (samples_per_session - 1) / samples_per_session * same_share)
+
+
+def dedupe_factor(samples_per_session: float, same_share: float) -> float:
+    """DedupeFactor(f) = l(f)·B / DedupeLen(f); l(f) and B cancel. Infinite only for one session without an end."""
+    left = dedupe_length(1.0, 1.0, samples_per_session, same_share)
+    return 1 / left if left else float("inf")
+
+
+@dataclass(frozen=True)
+class FeatureSample:
+    """One feature of a sample in clustered order.
+
+    Attributes:
+        code_N: int32, equal where rows are equal.
+        length_N: int64, numbers of each row.
+        is_list: whether it holds lists.
+    """
+
+    code_N: NDArray[np.int32]
+    length_N: NDArray[np.int64]
+    is_list: bool
+
+
+@dataclass(frozen=True)
+class FeatureFactor:
+    """What deduplication does to one feature.
+
+    Attributes:
+        same_share: d(f).
+        measured: over batches of clustered rows.
+        unclustered: over batches in the order of the log.
+        predicted: by the model, from S and d(f) of the sample.
+        why: where prediction and measurement differ by more than 10 %, the reason; else empty.
+    """
+
+    name: str
+    is_list: bool
+    mean_length: float
+    same_share: float
+    measured: float
+    unclustered: float
+    predicted: float
+    why: str
+
+
+def measured_factor(code_N: NDArray[Any], length_N: NDArray[np.int64], batch_rows: int) -> float:
+    """Numbers of all batches, divided by those of their distinct rows; 1 where there are none."""
+    plain = kept = 0
+    for begin in range(0, len(code_N), batch_rows):
+        lengths = length_N[begin : begin + batch_rows]
+        first = np.unique(code_N[begin : begin + batch_rows], return_index=True)[1]
+        plain += int(lengths.sum())
+        kept += int(lengths[first].sum())
+    return plain / kept if kept else 1.0
+
+
+def feature_factor(
+    name: str, feature: FeatureSample, session_N: NDArray[Any], log_order: NDArray[np.int64], batch_rows: int
+) -> FeatureFactor:
+    """Measure and predict one feature.
+
+    Args:
+        session_N: the sessions' numbers; equal ones stand side by side.
+        log_order: places of the clustered rows in the order of the log.
+    """
+    code_N, length_N = feature.code_N, feature.length_N
+    follows_N = np.zeros(len(session_N), np.bool_)
+    follows_N[1:] = session_N[1:] == session_N[:-1]
+    same_N = follows_N.copy()
+    same_N[1:] &= code_N[1:] == code_N[:-1]
+    samples = len(session_N) / max(1, int((~follows_N).sum()))
+    same_share = _share(same_N.sum(), follows_N.sum())
+    predicted = dedupe_factor(samples, same_share)
+    measured = measured_factor(code_N, length_N, batch_rows)
+    # The same model with the rows at the head of a batch counted as new, and then with rows weighted by their length.
+    inside_N = follows_N & (np.arange(len(session_N)) % batch_rows != 0)
+    with_edges = 1 / max(1 - _share((same_N & inside_N).sum(), len(session_N)), 1e-12)
+    weighted = 1 / max(1 - _share(length_N[same_N & inside_N].sum(), length_N.sum()), 1e-12)
+    why = ""
+    if abs(predicted / measured - 1) > _EXPLAINED_WITHIN and length_N.any():
+        steps = {
+            "sessions are cut at the edges of batches": with_edges / predicted,
+            "lists that stay and lists that change differ in length": weighted / with_edges,
+            "rows repeat across sessions, or return within one": measured / weighted,
+        }
+        why = max(steps, key=lambda reason: abs(np.log(steps[reason])))
+    return FeatureFactor(
+        name=name,
+        is_list=feature.is_list,
+        mean_length=float(length_N.mean()) if len(length_N) else 0.0,
+        same_share=same_share,
+        measured=measured,
+        unclustered=measured_factor(code_N[log_order], length_N[log_order], batch_rows),
+        predicted=predicted,
+        why=why,
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether a feature is deduplicated, in which group (-1: not), and why, in words."""
+
+    name: str
+    group: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Feature groups that pay.
+
+    Attributes:
+        groups: each with its features; they share one inverse lookup.
+        choices: one per feature, in the order of the data.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    choices: tuple[Choice, ...]
+
+
+def propose(
+    factors: Sequence[FeatureFactor],
+    samples: Mapping[str, FeatureSample],
+    batch_rows: int,
+    *,
+    computed_pooling: frozenset[str] = frozenset(),
+) -> Proposal:
+    """Choose features whose factor is above 1.5 and whose pooling computes or whose lists are long; group them.
+
+    Args:
+        computed_pooling: features that attention or a transformer pools: for these, short lists pay, too.
+    """
+    reasons: dict[str, str] = {}
+    chosen: list[FeatureFactor] = []
+    for factor in factors:
+        if factor.measured <= WORTH_ABOVE:
+            reasons[factor.name] = f"factor {factor.measured:.2f} is not above {WORTH_ABOVE}"
+        elif factor.name not in computed_pooling and factor.mean_length < LONG_LIST:
+            what = f"lists of {factor.mean_length:.1f} ids" if factor.is_list else "one id a row"
+            reasons[factor.name] = f"{what}, pooled without computing, cost less than the lookup"
+        else:
+            chosen.append(factor)
+    groups = group_features([factor.name for factor in chosen], samples, batch_rows)
+    place = {name: index for index, group in enumerate(groups) for name in group}
+    for factor in chosen:
+        others = [name for name in groups[place[factor.name]] if name != factor.name]
+        together = f", changes together with {', '.join(others)}" if others else ""
+        reasons[factor.name] = f"factor {factor.measured:.2f}{together}"
+    choices = tuple(Choice(factor.name, place.get(factor.name, -1), reasons[factor.name]) for factor in factors)
+    return Proposal(groups, choices)
+
+
+def group_features(
+    names: Sequence[str], samples: Mapping[str, FeatureSample], batch_rows: int
+) -> tuple[tuple[str, ...], ...]:
+    """Features that change together, greedily, the least changing first."""
+    alone = {name: _distinct_rows(samples[name].code_N, batch_rows) for name in names}
+    groups: list[list[str]] = []
+    codes: list[NDArray[np.int32]] = []
+    least: list[int] = []
+    for name in sorted(names, key=lambda name: (alone[name], names.index(name))):
+        code_N = samples[name].code_N
+        for index, group_code_N in enumerate(codes):
+            sides = [(each, int(each.max(initial=-1)) + 1) for each in (group_code_N, code_N)]
+            joint_N, _ = group_codes(sides)
+            if _distinct_rows(joint_N, batch_rows) <= _JOINT_ROWS * min(least[index], alone[name]):
+                groups[index].append(name)
+                codes[index] = joint_N
+                break
+        else:
+            groups.append([name])
+            codes.append(code_N)
+            least.append(alone[name])
+    ordered = [tuple(sorted(group, key=names.index)) for group in groups]
+    return tuple(sorted(ordered, key=lambda group: names.index(group[0])))
+
+
+def _distinct_rows(code_N: NDArray[np.int32], batch_rows: int) -> int:
+    """Distinct rows of all batches together."""
+    return sum(len(np.unique(code_N[begin : begin + batch_rows])) for begin in range(0, len(code_N), batch_rows))
+
+
+def _share(part: Any, whole: Any) -> float:
+    return float(part) / float(whole) if whole else 0.0

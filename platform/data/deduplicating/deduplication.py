@@ -1,0 +1,242 @@
+"""InverseJagged: a batch's jagged features without repeated rows, RecD's IKJT (§4.2) in numpy and Arrow.
+
+Rows are found by hash and confirmed by comparing bytes (Arrow's dictionary encoder does both), so two lists are one row
+only when all their bits agree. Nothing here is checked that the builder itself guarantees; what comes from elsewhere
+goes through `elastrec.platform.data.deduplicating.validation` first.
+
+Legend of shapes: B batch, K features of a group, U distinct rows of the group, L numbers of all distinct rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from elastrec.platform.specs.errors import DataError
+
+Longs = NDArray[np.int64]
+Values = NDArray[Any]
+"""int64 ids, or float32 / float64 numbers."""
+
+_BITS = {4: pa.int32(), 8: pa.int64()}
+
+
+@dataclass(frozen=True)
+class InverseJagged:
+    """One group of jagged features that share an inverse lookup.
+
+    Row b of feature k is `values[offsets[k * U + u] : offsets[k * U + u + 1]]` with `u = inverse_lookup[b]`. Rows of a
+    group are one only where all of its features agree.
+
+    Attributes:
+        keys: K feature names.
+        values: [L]; feature 0 of all distinct rows first.
+        offsets: int64 [K * U + 1], beginning at 0.
+        inverse_lookup: int32 [B], below U; distinct rows are numbered in the order of their first sight.
+    """
+
+    keys: tuple[str, ...]
+    values: Values
+    offsets: Longs
+    inverse_lookup: NDArray[np.int32]
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.inverse_lookup)
+
+    @cached_property
+    def distinct_rows(self) -> int:
+        """U."""
+        return (len(self.offsets) - 1) // len(self.keys)
+
+    @cached_property
+    def lengths(self) -> Longs:
+        """int64 [K, U]."""
+        return np.diff(self.offsets).reshape(len(self.keys), self.distinct_rows)
+
+    @property
+    def plain_values(self) -> int:
+        """Numbers of the plain form."""
+        row_U = np.bincount(self.inverse_lookup, minlength=self.distinct_rows)
+        return int((self.lengths @ row_U).sum())
+
+    @property
+    def factor(self) -> float:
+        """DedupeFactor: numbers of the plain form per number of this one; 1 where there are none (RecD §4.2)."""
+        return self.plain_values / len(self.values) if len(self.values) else 1.0
+
+    def feature(self, key: str) -> tuple[Values, Longs]:
+        """Values [L_k] and offsets int64 [U + 1] of one feature's distinct rows, without a copy of the values.
+
+        Raises:
+            DataError: the group has no such feature.
+        """
+        if key not in self.keys:
+            raise DataError(f"feature: {key!r} is not allowed; allowed: {', '.join(self.keys)}")
+        k, rows = self.keys.index(key), self.distinct_rows
+        offsets = self.offsets[k * rows : (k + 1) * rows + 1]
+        return self.values[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+    def expand(self) -> tuple[Values, Longs]:
+        """The plain form: values, feature by feature, and offsets int64 [K * B + 1]."""
+        rows = self.distinct_rows
+        picked = (np.arange(len(self.keys))[:, None] * rows + self.inverse_lookup).reshape(-1)
+        return take_rows(self.values, self.offsets, picked)
+
+    def to_arrow(self) -> pa.DictionaryArray:
+        """dictionary<int32, struct<key: list>> [B]: Arrow's own word for an inverse lookup; ids are not copied."""
+        lists = []
+        for key in self.keys:
+            values, offsets = self.feature(key)
+            if len(values) < 2**31:
+                lists.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values)))
+            else:
+                lists.append(pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)))
+        distinct = pa.StructArray.from_arrays(lists, names=list(self.keys))
+        return pa.DictionaryArray.from_arrays(pa.array(self.inverse_lookup), distinct)
+
+    @classmethod
+    def from_arrow(cls, column: pa.DictionaryArray) -> InverseJagged:
+        """What `to_arrow` made, also after a journey by IPC or Flight. A slice keeps all distinct rows.
+
+        Raises:
+            DataError: the column has another type.
+        """
+        kind = column.type
+        if not (pa.types.is_dictionary(kind) and pa.types.is_struct(kind.value_type)):
+            raise DataError(f"column: found {kind}, expected dictionary<int32, struct of lists>")
+        distinct = column.dictionary
+        parts = [jagged_parts(distinct.field(i), field.name) for i, field in enumerate(kind.value_type)]
+        keys = tuple(field.name for field in kind.value_type)
+        return cls(keys, *_joined(parts), np.asarray(column.indices).astype(np.int32, copy=False))
+
+
+def deduplicate(columns: Mapping[str, pa.Array]) -> InverseJagged:
+    """One group out of trainer-ready columns [B]: int64 (or uint64) ids, numbers, or lists of them.
+
+    Unsigned ids beyond 2**63 wrap to negative ones, as everywhere: all 64 bits count. Floats are compared by their
+    bits, so NaN equals itself and 0.0 does not equal -0.0.
+
+    Raises:
+        DataError: there is no column, or one has nulls, another type, another length or other numbers than the rest.
+    """
+    return deduplicate_jagged({key: jagged_parts(column, key) for key, column in columns.items()})
+
+
+def deduplicate_jagged(parts: Mapping[str, tuple[Values, Longs]]) -> InverseJagged:
+    """One group out of (values [L_k], offsets int64 [B + 1]) per feature.
+
+    Raises:
+        DataError: there is no feature, or one has another number of rows or other numbers than the rest.
+    """
+    if not parts:
+        raise DataError("group: no feature is not allowed; allowed: one feature or more")
+    _check_alike(parts)
+    codes, count = group_codes([row_codes(*part) for part in parts.values()])
+    first = first_rows(codes, count)
+    distinct = [take_rows(values, offsets, first) for values, offsets in parts.values()]
+    return InverseJagged(tuple(parts), *_joined(distinct), codes)
+
+
+def row_codes(values: Values, offsets: Longs) -> tuple[NDArray[np.int32], int]:
+    """Number of each row's content, int32 [B], in the order of first sight, and how many there are. Exact."""
+    rows = len(offsets) - 1
+    if not rows:
+        return np.empty(0, np.int32), 0
+    size = values.dtype.itemsize
+    if len(values) == rows and bool((np.diff(offsets) == 1).all()):
+        encoded = pa.array(values.view(f"i{size}"), _BITS[size]).dictionary_encode()
+    else:
+        begin, end = int(offsets[0]), int(offsets[-1])
+        texts = pa.py_buffer((offsets - begin) * size), pa.py_buffer(np.ascontiguousarray(values[begin:end]))
+        encoded = pa.Array.from_buffers(pa.large_binary(), rows, [None, *texts]).dictionary_encode()
+    return np.asarray(encoded.indices), len(encoded.dictionary)
+
+
+def group_codes(codes: Sequence[tuple[NDArray[np.int32], int]]) -> tuple[NDArray[np.int32], int]:
+    """Number of each row's content over several features, from the numbers of each: equal only where all are."""
+    joint, count = codes[0]
+    for other, other_count in codes[1:]:
+        # Each factor is at most B, so that their product stays within 64 bits.
+        pairs = joint.astype(np.int64) * max(other_count, 1) + other
+        encoded = pa.array(pairs).dictionary_encode()
+        joint, count = np.asarray(encoded.indices), len(encoded.dictionary)
+    return joint, count
+
+
+def first_rows(codes: NDArray[np.int32], count: int) -> Longs:
+    """Where each number is seen first, int64 [count]."""
+    first = np.empty(count, np.int64)
+    # Of several writes to one place the last one stays.
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return first
+
+
+def take_rows(values: Values, offsets: Longs, rows: NDArray[Any]) -> tuple[Values, Longs]:
+    """The rows of a jagged array that `rows` names, in that order: values and offsets int64 [len(rows) + 1]."""
+    begins = offsets[:-1][rows]
+    lengths = offsets[1:][rows] - begins
+    taken = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    if len(lengths) and taken[-1] == len(lengths) and bool((lengths == 1).all()):
+        return values[begins], taken
+    index = np.arange(taken[-1])
+    index += np.repeat(begins - taken[:-1], lengths)
+    return values[index], taken
+
+
+def jagged_parts(column: pa.Array, key: str) -> tuple[Values, Longs]:
+    """Values and offsets of a column, without a copy of the values where it has none to leave out."""
+    kind = column.type
+    if column.null_count:
+        raise DataError(f"feature {key!r}: {column.null_count} null rows are not allowed; encode the rows first")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        offsets = np.asarray(column.offsets).astype(np.int64)
+        inner = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        offsets -= offsets[0]
+    elif pa.types.is_fixed_size_list(kind):
+        inner = column.flatten()
+        offsets = np.arange(len(column) + 1, dtype=np.int64) * kind.list_size
+    else:
+        inner, offsets = column, np.arange(len(column) + 1, dtype=np.int64)
+    if not (
+        pa.types.is_int64(inner.type)
+        or pa.types.is_uint64(inner.type)
+        or pa.types.is_float32(inner.type)
+        or pa.types.is_float64(inner.type)
+    ):
+        allowed = "int64, uint64, float or double, or a list of them"
+        raise DataError(f"feature {key!r}: {kind} is not allowed; allowed: {allowed}; encode the rows first")
+    if inner.null_count:
+        raise DataError(f"feature {key!r}: nulls inside lists are not allowed; encode the rows first")
+    values = np.asarray(inner)
+    return values.view(np.int64) if values.dtype == np.uint64 else values, offsets
+
+
+def _check_alike(parts: Mapping[str, tuple[Values, Longs]]) -> None:
+    (first, (values, offsets)), *others = parts.items()
+    for key, (other_values, other_offsets) in others:
+        if len(other_offsets) != len(offsets):
+            raise DataError(
+                f"group: {key!r} has {len(other_offsets) - 1} rows and {first!r} has {len(offsets) - 1}; "
+                "allowed: features of one batch"
+            )
+        if other_values.dtype != values.dtype:
+            raise DataError(
+                f"group: {key!r} holds {other_values.dtype} and {first!r} holds {values.dtype}; "
+                "allowed: one type of numbers in a group; put them into two groups"
+            )
+
+
+def _joined(parts: Sequence[tuple[Values, Longs]]) -> tuple[Values, Longs]:
+    if len(parts) == 1:
+        return parts[0]
+    begins = np.cumsum([0, *(len(values) for values, _ in parts)])
+    offsets = [offsets[1:] + begin for (_, offsets), begin in zip(parts, begins, strict=False)]
+    return np.concatenate([values for values, _ in parts]), np.concatenate([np.zeros(1, np.int64), *offsets])

@@ -1,0 +1,132 @@
+"""choose_groups: which features a job deduplicates, by what repeats within the batches that its workers will train.
+
+Measured on a sample in the very order of training: rows of a session side by side where the files have them so and the
+job names its sessions. Rows that are not clustered repeat nothing within a batch, and nothing is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from elastrec.platform.data.clustering.session_order import session_order
+from elastrec.platform.data.clustering.sorting import session_starts
+from elastrec.platform.data.deduplicating.dedupe_factor import (
+    Choice,
+    FeatureFactor,
+    FeatureSample,
+    feature_factor,
+    group_features,
+    propose,
+)
+from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
+from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.reading.numbers import combined
+from elastrec.platform.data.reading.sample import read_sample
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.deduplication import Deduplication
+
+_SAMPLE_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """How rows become batches: see `elastrec.platform.specs.job.Training`."""
+
+    batch_rows: int
+    shard_rows: int
+    shuffle: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class ChosenGroups:
+    """Groups, and what they were chosen by.
+
+    Attributes:
+        groups: each with its features; none where nothing is deduplicated.
+        rows, batch_rows: of the sample.
+        factors, choices: one per sparse feature, in the order of the data.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    rows: int
+    batch_rows: int
+    factors: tuple[FeatureFactor, ...]
+    choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        """A table for people."""
+        chosen = sum(choice.group >= 0 for choice in self.choices)
+        what = f"{chosen} features in {len(self.groups)} groups" if chosen else "off, no feature is worth it"
+        lines = [
+            f"Deduplication: {what}; measured on {self.rows:,} rows in the order of training, "
+            f"batches of {self.batch_rows:,}"
+        ]
+        width = max(len(choice.name) for choice in self.choices)
+        for factor, choice in zip(self.factors, self.choices, strict=True):
+            place = f"group {choice.group}" if choice.group >= 0 else "plain"
+            numbers = f"factor {factor.measured:6.2f}, predicted {factor.predicted:6.2f}"
+            lines.append(f"  {choice.name:<{width}}  {place:<8}  {numbers}  {choice.why}")
+        return "\n".join(lines)
+
+
+def choose_groups(
+    data: TrainingData,
+    manifest: DataManifest,
+    wanted: Deduplication,
+    order: BatchOrder,
+    *,
+    computed_pooling: frozenset[str] = frozenset(),
+) -> ChosenGroups:
+    """Measure the first shard's rows and choose, or group what the job file names.
+
+    Args:
+        wanted: not off.
+        computed_pooling: features that attention or a transformer pools (see `propose`).
+
+    Raises:
+        DataError: the session column is missing, or rows are unusable.
+    """
+    rows = min(manifest.rows, max(order.batch_rows, min(order.shard_rows, _SAMPLE_ROWS)))
+    raw, encoded = read_sample(data, manifest, rows, [data.session] if data.session else [])
+    place_N, session_N = _order(raw, data.session, order)
+    ordered = encoded.take(pa.array(place_N))
+    log_order = np.argsort(place_N)
+    samples: dict[str, FeatureSample] = {}
+    for feature in data.sparse:
+        values, offsets = jagged_parts(ordered.column(feature.name), feature.name)
+        samples[feature.name] = FeatureSample(row_codes(values, offsets)[0], np.diff(offsets), feature.is_list)
+    factors = [feature_factor(name, each, session_N, log_order, order.batch_rows) for name, each in samples.items()]
+    if wanted.is_auto:
+        proposal = propose(factors, samples, order.batch_rows, computed_pooling=computed_pooling)
+        groups, choices = proposal.groups, proposal.choices
+    else:
+        groups = wanted.groups or group_features(list(wanted.named), samples, order.batch_rows)
+        choices = _as_the_file_says(list(samples), groups)
+    return ChosenGroups(groups, raw.num_rows, order.batch_rows, tuple(factors), choices)
+
+
+def _order(raw: pa.Table, session: str | None, order: BatchOrder) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places of the rows in the order of training, and in that order the number of each row's session."""
+    place_N = np.arange(raw.num_rows)
+    if order.shuffle:
+        place_N = np.random.default_rng(order.seed).permutation(raw.num_rows)
+    if session is None:
+        return place_N, np.arange(raw.num_rows)
+    sessions = combined(raw[session])
+    if order.shuffle:
+        place_N = session_order(sessions, place_N)
+    return place_N, np.cumsum(session_starts(sessions.take(pa.array(place_N)))) - 1
+
+
+def _as_the_file_says(names: Sequence[str], groups: Sequence[Sequence[str]]) -> tuple[Choice, ...]:
+    place = {name: index for index, group in enumerate(groups) for name in group}
+    return tuple(
+        Choice(name, place.get(name, -1), "the job file " + ("names it" if name in place else "leaves it out"))
+        for name in names
+    )

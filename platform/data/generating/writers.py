@@ -1,0 +1,177 @@
+"""PartitionWriter: generated rows as Parquet, CSV or Criteo TSV; a file appears under its name only when complete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from elastrec.platform.data.files import join, locate
+from elastrec.platform.data.generating.clicks import Clicks
+from elastrec.platform.specs.data import FileFormat
+from elastrec.platform.specs.errors import DataError
+
+if TYPE_CHECKING:
+    from elastrec.platform.data.generating.generator import GenerateSpec
+
+ROW_GROUP_ROWS = 16_384
+"""Small, because a shard of some ten thousand rows reads whole row groups."""
+
+_SUFFIX = {FileFormat.PARQUET: "parquet", FileFormat.CSV: "csv", FileFormat.CRITEO_TSV: "tsv"}
+
+
+class AtomicFile:
+    """An output stream whose content appears under `uri` when `commit` is called."""
+
+    def __init__(self, uri: str) -> None:
+        self._filesystem, self._path = locate(uri)
+        self._local = isinstance(self._filesystem, pafs.LocalFileSystem)
+        folder, _, name = self._path.rpartition("/")
+        # An object store shows an object only once its upload is complete.
+        self._written = f"{folder}/_{name}.tmp" if self._local else self._path
+        self.uri = uri
+        try:
+            if self._local:
+                self._filesystem.create_dir(folder, recursive=True)
+            self.stream = self._filesystem.open_output_stream(self._written)
+        except OSError as error:
+            raise DataError(f"{uri}: cannot be written ({error})") from error
+
+    def commit(self) -> int:
+        """Close and show the file; its size in bytes."""
+        self.stream.close()
+        if self._local:
+            self._filesystem.move(self._written, self._path)
+        return int(self._filesystem.get_file_info(self._path).size)
+
+    def discard(self) -> None:
+        """Close and remove what was written."""
+        self.stream.close()
+        if self._local:
+            self._filesystem.delete_file(self._written)
+
+
+def parquet_writer(stream: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+    """The one setting of Parquet that elastrec writes: same rows, same bytes."""
+    return pq.ParquetWriter(stream, schema, compression="zstd", compression_level=1, write_statistics=False)
+
+
+class PartitionWriter:
+    """Writes chunks into `part-00000`, `part-00001`, ... of one folder."""
+
+    def __init__(self, spec: GenerateSpec, folder: str) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._parts = 0
+        self._rows = 0
+        self._file: AtomicFile | None = None
+        self._parquet: pq.ParquetWriter | None = None
+        self.bytes = 0
+
+    def write(self, clicks: Clicks) -> None:
+        """Append a chunk; a new file begins where the last one is full.
+
+        Raises:
+            DataError: the place cannot be written.
+        """
+        table = as_table(clicks, text=self._spec.format is not FileFormat.PARQUET)
+        done = 0
+        while done < table.num_rows:
+            if self._file is None:
+                name = f"part-{self._parts:05d}.{_SUFFIX[self._spec.format]}"
+                self._file = AtomicFile(join(self._folder, name))
+                self._rows = 0
+            part = table.slice(done, self._spec.rows_per_file - self._rows)
+            self._append(part)
+            done += part.num_rows
+            self._rows += part.num_rows
+            if self._rows == self._spec.rows_per_file:
+                self._finish()
+
+    def _append(self, table: pa.Table) -> None:
+        assert self._file is not None
+        if self._spec.format is FileFormat.PARQUET:
+            if self._parquet is None:
+                self._parquet = parquet_writer(self._file.stream, table.schema)
+            self._parquet.write_table(table, row_group_size=ROW_GROUP_ROWS)
+            return
+        criteo = self._spec.format is FileFormat.CRITEO_TSV
+        if criteo:
+            table = _criteo(table)
+        options = pa.csv.WriteOptions(
+            include_header=not criteo and self._rows == 0,
+            delimiter="\t" if criteo else ",",
+            quoting_style="none",
+            quoting_header="none",
+        )
+        pa.csv.write_csv(table, self._file.stream, options)
+
+    def _finish(self) -> None:
+        if self._file is None:
+            return
+        if self._parquet is not None:
+            self._parquet.close()
+            self._parquet = None
+        self.bytes += self._file.commit()
+        self._file = None
+        self._parts += 1
+
+    def __enter__(self) -> PartitionWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._finish()
+        elif self._file is not None:
+            self._file.discard()
+
+
+def as_table(clicks: Clicks, *, text: bool) -> pa.Table:
+    """Generated rows as Arrow columns; lists joined by `|` for text files."""
+    columns: dict[str, pa.Array] = {"label": pa.array(clicks.label)}
+    if clicks.conversion is not None:
+        columns["conversion"] = pa.array(clicks.conversion)
+    for i, value_B in enumerate(clicks.dense):
+        columns[f"I{i + 1}"] = pa.array(value_B, mask=value_B < 0)
+    for i, id_B in enumerate(clicks.sparse):
+        missing_B = id_B < 0
+        columns[f"C{i + 1}"] = pa.array(id_B, mask=missing_B if missing_B.any() else None)
+    for i, (id_L, offset_B) in enumerate(clicks.lists):
+        offsets = pa.array(offset_B.astype(np.int32))
+        if text:
+            lists = pa.ListArray.from_arrays(offsets, pa.array(id_L).cast(pa.string()))
+            columns[f"L{i + 1}"] = pc.binary_join(lists, "|")
+        else:
+            columns[f"L{i + 1}"] = pa.ListArray.from_arrays(offsets, pa.array(id_L))
+    columns["session_id"] = pa.array(clicks.session_id)
+    columns["timestamp"] = pa.array(clicks.timestamp)
+    columns["label_delay_seconds"] = pa.array(clicks.delay_seconds)
+    return pa.table(columns)
+
+
+def _criteo(table: pa.Table) -> pa.Table:
+    names = [name for name in table.column_names if name == "label" or name[0] in "IC"]
+    table = table.select(names)
+    for index, name in enumerate(names):
+        if name[0] == "C":
+            table = table.set_column(index, name, _hexadecimal(table[name].combine_chunks()))
+    return table
+
+
+_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def _hexadecimal(ids: pa.Array) -> pa.Array:
+    """Ids within 32 bits as 8 digits each."""
+    id_B: NDArray[np.int64] = np.asarray(pc.fill_null(ids, 0))
+    shifts = np.arange(28, -4, -4)
+    digits = _DIGITS[(id_B[:, None] >> shifts) & 15]
+    offsets = np.arange(0, 8 * len(id_B) + 1, 8, dtype=np.int32)
+    texts = pa.StringArray.from_buffers(len(id_B), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits)))
+    return pc.if_else(ids.is_valid(), texts, pa.scalar(None, pa.string()))

@@ -1,0 +1,1 @@
+"""Metrics of predictions that merge exactly across workers: clicks, values, several heads. numpy only."""

@@ -1,0 +1,181 @@
+"""HeadSketches: the metrics of every output of a model, by its name. What workers send and the master merges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from elastrec.platform.data.metrics.binary import EVALUATION_BINS, BinaryMetricsSketch
+from elastrec.platform.data.metrics.values import ValueMetricsSketch
+from elastrec.platform.specs.errors import DataError
+
+Kind = Literal["binary", "value"]
+Sketch = BinaryMetricsSketch | ValueMetricsSketch
+FloatArray = NDArray[np.float32]
+
+_VERSION = 1
+
+
+class Predicted(NamedTuple):
+    """What one output of a model, a *head*, predicted for the rows of a minibatch.
+
+    Attributes:
+        prediction_B: float32 [B], probabilities where the label is binary.
+        label_B: float32 [B].
+    """
+
+    head: str
+    kind: Kind
+    prediction_B: FloatArray
+    label_B: FloatArray
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How well one head predicts; None where a figure is not defined, or belongs to the other kind of label.
+
+    Attributes:
+        calibration: mean prediction over mean label.
+    """
+
+    rows: int
+    auc: float | None = None
+    normalized_entropy: float | None = None
+    log_loss: float | None = None
+    mean_squared_error: float | None = None
+    normalized_error: float | None = None
+    calibration: float | None = None
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    kind: Kind
+    sketch: bytes
+
+
+class _Encoded(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    heads: list[_Head]
+
+
+class HeadSketches:
+    """A sketch for each head, in the order of the model's heads.
+
+    Args:
+        bins: of the sketches of binary labels.
+    """
+
+    def __init__(self, bins: int = EVALUATION_BINS) -> None:
+        self._bins = bins
+        self._sketches: dict[str, Sketch] = {}
+
+    @property
+    def heads(self) -> Mapping[str, Sketch]:
+        """Sketches by head, the model's first head first; empty before the first update."""
+        return self._sketches
+
+    def first(self) -> Sketch | None:
+        """Of the model's first head."""
+        return next(iter(self._sketches.values()), None)
+
+    def update(self, predicted: Iterable[Predicted]) -> None:
+        """Adds rows.
+
+        Raises:
+            DataError: a prediction or label is not what its kind allows, or a head changed its kind.
+        """
+        for head, kind, prediction_B, label_B in predicted:
+            self._of(head, kind).update(prediction_B, label_B)
+
+    def merge(self, other: HeadSketches) -> None:
+        """Adds the other's rows.
+
+        Raises:
+            DataError: a head is of another kind, or its sketch of another number of bins.
+        """
+        for head, sketch in other._sketches.items():
+            self._of(head, _kind(sketch)).merge(sketch)  # type: ignore[arg-type]
+
+    def merge_encoded(self, encoded: bytes) -> None:
+        """The same as `merge(decode(encoded))` with half of the work.
+
+        Raises:
+            DataError: the bytes were not made by `encode`, or do not fit; what precedes the wrong head was added.
+        """
+        for head in _read(encoded):
+            self._of(head.name, head.kind).merge_encoded(head.sketch)
+
+    def encode(self) -> bytes:
+        """Compact bytes."""
+        heads = [_Head(name, _kind(sketch), sketch.encode()) for name, sketch in self._sketches.items()]
+        return msgspec.msgpack.encode(_Encoded(_VERSION, heads))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> HeadSketches:
+        """What `encode` wrote.
+
+        Raises:
+            DataError: the bytes are no such sketches.
+        """
+        found = cls()
+        for head in _read(encoded):
+            kind: Any = BinaryMetricsSketch if head.kind == "binary" else ValueMetricsSketch
+            sketch: Sketch = kind.decode(head.sketch)
+            found._sketches[head.name] = sketch
+            if isinstance(sketch, BinaryMetricsSketch):
+                found._bins = sketch.bins
+        return found
+
+    def _of(self, head: str, kind: Kind) -> Sketch:
+        sketch = self._sketches.get(head)
+        if sketch is None:
+            sketch = BinaryMetricsSketch(self._bins) if kind == "binary" else ValueMetricsSketch()
+            self._sketches[head] = sketch
+        elif _kind(sketch) != kind:
+            raise DataError(f"head {head!r}: {kind} is not allowed; allowed: {_kind(sketch)}, which it was before")
+        return sketch
+
+    def __eq__(self, other: object) -> bool:
+        return self._sketches == other._sketches if isinstance(other, HeadSketches) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def figures_of(sketch: Sketch) -> Figures:
+    """The figures of one head."""
+    label = sketch.base_rate if isinstance(sketch, BinaryMetricsSketch) else sketch.mean_label
+    prediction = sketch.mean_prediction
+    calibration = prediction / label if label and prediction is not None else None
+    if isinstance(sketch, BinaryMetricsSketch):
+        return Figures(
+            rows=sketch.rows,
+            auc=sketch.auc(),
+            normalized_entropy=sketch.normalized_entropy(),
+            log_loss=sketch.log_loss(),
+            calibration=calibration,
+        )
+    return Figures(
+        rows=sketch.rows,
+        mean_squared_error=sketch.mean_squared_error(),
+        normalized_error=sketch.normalized_error(),
+        calibration=calibration,
+    )
+
+
+def _kind(sketch: Sketch) -> Kind:
+    return "binary" if isinstance(sketch, BinaryMetricsSketch) else "value"
+
+
+def _read(encoded: bytes) -> list[_Head]:
+    try:
+        wire = msgspec.msgpack.decode(encoded, type=_Encoded)
+        if wire.version != _VERSION:
+            raise ValueError(f"version {wire.version} is unknown; known: {_VERSION}")
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise DataError(f"these {len(encoded)} bytes are no sketches of heads: {error}") from error
+    return wire.heads

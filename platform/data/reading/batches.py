@@ -1,0 +1,109 @@
+"""The columns of a minibatch as numpy arrays.
+
+Legend of shapes: B batch, T labels and weights, I dense features, F sparse features, L ids of all features of the
+batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from elastrec.platform.data.reading.encode import DENSE, LABEL
+from elastrec.platform.data.reading.laid_out import flat_ids
+
+
+def targets_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
+    """target_BT float32 [B, T], without a copy: labels, then the weight, in the order of `data.targets`."""
+    column = batch.column(LABEL)
+    return np.asarray(column).reshape(-1, 1) if pa.types.is_float32(column.type) else _rows_of(column)
+
+
+def label_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
+    """The first label, float32 [B], without a copy."""
+    return targets_of(batch)[:, 0]
+
+
+def dense_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
+    """dense_BI float32 [B, I], without a copy; [B, 0] when the job has no dense features."""
+    index = batch.schema.get_field_index(DENSE)
+    if index < 0:
+        return np.empty((batch.num_rows, 0), np.float32)
+    return _rows_of(batch.column(index))
+
+
+def _rows_of(column: pa.FixedSizeListArray) -> NDArray[np.float32]:
+    """Lists of one length as rows, without a copy."""
+    rows, width, begin = len(column), column.type.list_size, column.offset
+    # Its `flatten` would go through a compute function, which costs more than all the rest.
+    return np.asarray(column.values)[begin * width : (begin + rows) * width].reshape(rows, width)
+
+
+@dataclass(frozen=True)
+class JaggedIds:
+    """Ids of all sparse features, feature by feature, as a KeyedJaggedTensor holds them; not to be written to.
+
+    Attributes:
+        keys: F feature names.
+        values: int64 [L]; feature 0 of all rows first.
+        lengths: int32 [F, B].
+        scalar: every length is 1, so `values.reshape(F, B)` is a plain matrix.
+    """
+
+    keys: tuple[str, ...]
+    values: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    scalar: bool
+
+
+def ids_of(batch: pa.RecordBatch) -> JaggedIds:
+    """The sparse features of a batch (all columns but label and dense)."""
+    wanted, keys = _sparse_columns(tuple(batch.schema.names))
+    rows, ids_L = batch.num_rows, flat_ids(batch)
+    if ids_L is not None:
+        return JaggedIds(keys, ids_L, _ones(len(keys), rows), True)
+    sparse = batch.select(wanted)
+    matrix_BF = _matrix(sparse)
+    if matrix_BF is not None:
+        return JaggedIds(keys, matrix_BF.T.reshape(-1), _ones(len(keys), rows), True)
+    lengths_FB = np.ones((len(keys), rows), np.int32)
+    values = []
+    for f, column in enumerate(sparse.columns):
+        if pa.types.is_list(column.type):
+            lengths_FB[f] = np.diff(np.asarray(column.offsets))
+            values.append(np.asarray(column.flatten()))
+        else:
+            values.append(np.asarray(column))
+    return JaggedIds(keys, np.concatenate(values), lengths_FB, False)
+
+
+@functools.lru_cache(maxsize=16)
+def _sparse_columns(names: tuple[str, ...]) -> tuple[list[int], tuple[str, ...]]:
+    """Positions and names of the sparse features among a batch's columns; they are the same batch after batch."""
+    wanted = [index for index, name in enumerate(names) if name not in (LABEL, DENSE)]
+    return wanted, tuple(names[index] for index in wanted)
+
+
+@functools.lru_cache(maxsize=4)
+def _ones(features: int, rows: int) -> NDArray[np.int32]:
+    """Lengths int32 [F, B] of scalar features, read-only: shared by all minibatches of as many rows."""
+    lengths_FB = np.ones((features, rows), np.int32)
+    lengths_FB.flags.writeable = False
+    return lengths_FB
+
+
+def _matrix(sparse: pa.RecordBatch) -> NDArray[np.int64] | None:
+    """Ids [B, F], column after column in memory; None when a feature is a list.
+
+    One call for all columns: one for each costs more than the copy of a minibatch's ids.
+    """
+    if not sparse.num_columns or not sparse.num_rows:
+        return None
+    try:
+        return np.asarray(sparse.to_tensor(row_major=False))
+    except pa.ArrowTypeError:
+        return None

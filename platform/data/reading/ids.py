@@ -1,0 +1,191 @@
+"""64-bit ids out of integer, hexadecimal and text columns, without a loop over rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_of, plain_numbers
+from elastrec.platform.specs.errors import DataError
+
+Ids = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
+
+_INTEGER = r"^[+-]?\d+(\.0*)?$"
+
+
+def encode_ids(values: pa.Array, encoding: str, column: str) -> Ids:
+    """Ids int64 [B] (0 where missing or wrong), missing bool [B], wrong bool [B].
+
+    Unsigned values and hashes above 2**63 wrap to negative ids: all 64 bits count.
+
+    Args:
+        encoding: `integer` (also written `5.0` or as text), `hexadecimal` (text of 1 to 16 digits) or `string`
+            (xxh3-64 of the UTF-8 bytes).
+
+    Raises:
+        DataError: the column's type cannot hold such ids.
+    """
+    if pa.types.is_dictionary(values.type):
+        return _through_dictionary(values, encoding, column)
+    if pa.types.is_null(values.type):
+        return np.zeros(len(values), np.int64), np.ones(len(values), np.bool_), np.zeros(len(values), np.bool_)
+    if encoding == "integer":
+        return _integers(values, column)
+    if not is_text(values.type):
+        raise DataError(
+            f"column {column!r}: found {values.type}, expected text for the encoding {encoding}; "
+            "use encoding: integer for numbers"
+        )
+    if encoding == "string":
+        return _through_dictionary(values.dictionary_encode(), encoding, column)
+    return _hexadecimal(values)
+
+
+def _through_dictionary(values: pa.DictionaryArray, encoding: str, column: str) -> Ids:
+    if encoding == "string":
+        distinct = values.dictionary
+        if not is_text(distinct.type):
+            raise DataError(f"column {column!r}: found {distinct.type}, expected text for the encoding string")
+        hashes = np.fromiter(
+            (0 if v is None else xxhash.xxh3_64_intdigest(v) for v in distinct.cast(pa.large_binary()).to_pylist()),
+            np.uint64,
+            len(distinct),
+        )
+        id_U = hashes.view(np.int64)
+        missing_U, wrong_U = missing_of(distinct), np.zeros(len(distinct), np.bool_)
+    else:
+        id_U, missing_U, wrong_U = encode_ids(values.dictionary, encoding, column)
+    missing_B = missing_of(values)
+    index_B = np.asarray(pc.fill_null(values.indices, 0)).astype(np.int64)
+    if not len(id_U):
+        return np.zeros(len(values), np.int64), missing_B, np.zeros(len(values), np.bool_)
+    return (
+        np.where(missing_B, 0, id_U[index_B]) if missing_B.any() else id_U[index_B],
+        missing_B | missing_U[index_B],
+        wrong_U[index_B] & ~missing_B,
+    )
+
+
+def _integers(values: pa.Array, column: str) -> Ids:
+    if is_text(values.type):
+        return _integers_of_text(values, column)
+    missing_B = missing_of(values)
+    plain_B = integer_ids(values, 0)
+    if plain_B is not None:
+        return plain_B, missing_B, np.zeros(len(values), np.bool_)
+    if pa.types.is_boolean(values.type):
+        filled = pc.fill_null(values, False)
+        return np.asarray(filled.cast(pa.int64())), missing_B, np.zeros(len(values), np.bool_)
+    if not pa.types.is_floating(values.type):
+        raise DataError(f"column {column!r}: found {values.type}, expected integers")
+    value_B, missing_B, wrong_B = as_float64(values, column)
+    # A float64 is exact up to 2**53; beyond it two ids could have become one.
+    wrong_B = wrong_B | ~(np.abs(value_B) <= 2.0**53) | (np.floor(value_B) != value_B)
+    return np.where(wrong_B, 0.0, value_B).astype(np.int64), missing_B, wrong_B
+
+
+def integer_ids(values: pa.Array, missing: int) -> NDArray[np.int64] | None:
+    """Ids int64 [B] of a column of integers, `missing` where the field is empty; None for any other type.
+
+    Without a copy where the column holds 64-bit integers and no field is empty.
+    """
+    plain_B = plain_numbers(values)
+    if plain_B is None or plain_B.dtype.kind == "f":
+        return None
+    id_B = plain_B.view(np.int64) if plain_B.dtype.itemsize == 8 else plain_B.astype(np.int64)
+    return np.where(missing_of(values), np.int64(missing), id_B) if values.null_count else id_B
+
+
+def _integers_of_text(values: pa.Array, column: str) -> Ids:
+    text = values if pa.types.is_string(values.type) else values.cast(pa.string())
+    try:
+        return _integers(text.cast(pa.int64()), column)
+    except pa.ArrowInvalid:
+        pass
+    text = pc.utf8_trim_whitespace(text)
+    text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    missing_B = missing_of(text)
+    integral = pc.fill_null(pc.match_substring_regex(text, _INTEGER), True)
+    wrong_B = ~np.asarray(integral)
+    text = pc.if_else(integral, text, pa.scalar(None, pa.string()))
+    text = pc.replace_substring_regex(pc.utf8_ltrim(text, "+"), r"\.0*$", "")
+    try:
+        return np.asarray(pc.fill_null(text.cast(pa.int64()), 0)), missing_B, wrong_B
+    except pa.ArrowInvalid:
+        # Some value needs all 64 bits or more: rare enough to look at each distinct one.
+        coded = text.dictionary_encode()
+        exact = [int(v) if v is not None else 0 for v in coded.dictionary.to_pylist()]
+        fits_U = np.array([-(2**63) <= v < 2**64 for v in exact], np.bool_)
+        id_U = np.array([v % 2**64 if ok else 0 for v, ok in zip(exact, fits_U, strict=True)], np.uint64)
+        index_B = np.asarray(pc.fill_null(coded.indices, 0))
+        empty_B = missing_of(coded)
+        id_B = np.where(empty_B, 0, id_U.view(np.int64)[index_B])
+        return id_B, missing_B, wrong_B | (~fits_U[index_B] & ~empty_B)
+
+
+_DIGIT = np.full(256, 255, np.uint8)
+for _i, _character in enumerate(b"0123456789abcdef"):
+    _DIGIT[_character] = _i
+for _i, _character in enumerate(b"ABCDEF"):
+    _DIGIT[_character] = 10 + _i
+
+
+def _eight_digits(raw: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Numbers of 8 digits each, side by side: the Criteo column, all digits of a number at once in one word."""
+    word = raw.view("<u8").byteswap()
+    # '0'-'9' are 0x30-0x39; 'a'-'f' and 'A'-'F' have bit 6 set and a low nibble of 1-6.
+    word = (word & 0x0F0F0F0F0F0F0F0F) + 9 * ((word >> 6) & 0x0101010101010101)
+    word = (word | (word >> 4)) & 0x00FF00FF00FF00FF
+    word = (word | (word >> 8)) & 0x0000FFFF0000FFFF
+    word = (word | (word >> 16)) & 0xFFFFFFFF
+    digits = _DIGIT[raw]
+    if digits.max(initial=0) < 16:
+        return word, np.zeros(len(word), np.bool_)
+    wrong = (digits.reshape(-1, 8) == 255).any(axis=1)
+    return np.where(wrong, np.uint64(0), word), wrong
+
+
+def _hexadecimal(values: pa.Array) -> Ids:
+    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    if pa.types.is_string_view(values.type):
+        values = values.cast(pa.string())
+    missing_B = missing_of(values)
+    _, offset_buffer, data_buffer = values.buffers()
+    raw = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    offsets = offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
+    length_B = np.diff(offsets)
+    length_B[missing_B] = 0
+    missing_B = missing_B | (length_B == 0)
+    id_B = np.zeros(len(values), np.uint64)
+    wrong_B = length_B > 16
+    lengths = np.flatnonzero(np.bincount(np.minimum(length_B, 17), minlength=18)[:17])
+    lengths = lengths[lengths > 0]
+    begin, end, filled = int(offsets[0]), int(offsets[-1]), len(values) - int(np.count_nonzero(missing_B))
+    # Empty fields may still cover bytes; then the numbers do not lie side by side.
+    if lengths.tolist() == [8] and not wrong_B.any() and end - begin == 8 * filled:
+        total, wrong = _eight_digits(raw[begin:end])
+        if filled == len(values):
+            return total.view(np.int64), missing_B, wrong
+        id_B[~missing_B] = total
+        wrong_B[~missing_B] = wrong
+        return id_B.view(np.int64), missing_B, wrong_B
+    for length in lengths.tolist():
+        row_R = np.flatnonzero(length_B == length)
+        begin_R = offsets[row_R]
+        total = np.zeros(len(row_R), np.uint64)
+        worst = np.zeros(len(row_R), np.uint8)
+        dense = len(row_R) and begin_R[-1] - begin_R[0] == (len(row_R) - 1) * length
+        if dense:
+            # All lie side by side (the usual Criteo column): a view instead of a gather.
+            block = raw[begin_R[0] : begin_R[-1] + length].reshape(-1, length)
+        for position in range(int(length)):
+            digit_R = _DIGIT[block[:, position] if dense else raw[begin_R + position]]
+            np.maximum(worst, digit_R, out=worst)
+            total = (total << np.uint64(4)) | digit_R
+        wrong_B[row_R[worst == 255]] = True
+        id_B[row_R] = np.where(worst == 255, np.uint64(0), total)
+    return id_B.view(np.int64), missing_B, wrong_B

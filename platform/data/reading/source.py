@@ -1,0 +1,100 @@
+"""Source: where a worker's minibatches come from, whatever kind of stream they are a part of.
+
+A kind of stream has a type of its own in `specs.splits`, which `open_source` knows, and a Source that reads it. What a
+split is and in which order splits are handed out is the master's; how one is read is known here alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
+from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.manifest import read_manifest
+from elastrec.platform.data.reading.reader import ShardReader
+from elastrec.platform.specs.job import JobSpec
+from elastrec.platform.specs.splits import ManifestStream, Split
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Trainer-ready rows of one split.
+
+    Attributes:
+        batch: see `elastrec.platform.data.reading.encode`; without rows when all of them were bad (acknowledge, do not
+            train).
+        end_offset: rows of the split up to the end of these, bad ones included.
+        ends_split: no rows follow.
+        position: where to go on reading behind these, in the source's own words; empty: `end_offset` says it.
+    """
+
+    batch: pa.RecordBatch
+    end_offset: int
+    ends_split: bool
+    position: bytes = b""
+
+
+class Source(Protocol):
+    """Reads the splits of one stream; used by one thread at a time."""
+
+    def read(self, split: Split, offset: int, position: bytes, batch_size: int) -> Iterator[Minibatch]:
+        """Minibatches of a split from a place on that an earlier minibatch of it named, perhaps to another process.
+
+        The same rows come in the same order whoever reads them. The last minibatch, and no other, ends the split; it
+        has no rows where none are left.
+
+        Args:
+            offset: rows that are left out; 0 with an empty position: none.
+            position: of the minibatch whose `end_offset` is `offset`.
+            batch_size: rows of a minibatch; the last one may have fewer.
+
+        Raises:
+            DataError: a row is bad, or data cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of files and connections."""
+        ...
+
+
+class ManifestSource:
+    """Row ranges of a data manifest, read in the trainer's own process. Offsets say all, so positions are empty."""
+
+    def __init__(self, reader: ShardReader) -> None:
+        self.reader = reader
+
+    def read(self, split: Split, offset: int, position: bytes, batch_size: int) -> Iterator[Minibatch]:
+        rows = split.range
+        for batch, end_offset in self.reader.read_with_offsets(
+            rows.start, rows.length, seed=rows.seed, shuffle=rows.shuffle, offset=offset, batch_size=batch_size
+        ):
+            yield Minibatch(batch, end_offset, end_offset == rows.length)
+
+    def close(self) -> None:
+        self.reader.close()
+
+
+def open_source(stream: ManifestStream, spec: JobSpec) -> Source:
+    """The source of a stream's minibatches for a job. Reads the manifest, which may be large.
+
+    Raises:
+        SpecError, DataError: see the readers; the manifest cannot be read.
+    """
+    return ManifestSource(reader_of(spec, read_manifest(stream.manifest)))
+
+
+def reader_of(spec: JobSpec, manifest: DataManifest) -> ShardReader:
+    """The reader of a job's rows: a deduplicating one where the job has groups.
+
+    Raises:
+        SpecError, DataError: see the readers.
+    """
+    hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
+    if groups := spec.deduplication.groups:
+        return DeduplicatingReader(spec.data, manifest, groups=groups, hash_sizes=hash_sizes)
+    return ShardReader(spec.data, manifest, hash_sizes=hash_sizes)

@@ -1,0 +1,215 @@
+"""Text files (CSV, and Criteo TSV with or without a header): what the header says, and where rows begin.
+
+Rows end with a line feed; blank lines are no rows. A quoted field may hold the delimiter but no line break, because
+random access looks for line breaks without parsing what is before them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from elastrec.platform.data.files import locate
+from elastrec.platform.data.reading.compressed_text import CompressedText, codec_of
+from elastrec.platform.specs.data import FileFormat, TrainingData
+from elastrec.platform.specs.errors import DataError
+
+CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
+INDEX_ROWS = 16_384
+"""A manifest notes where every so-manieth row begins; a read wastes at most the scan of this many lines."""
+
+_SCAN_BYTES = 16 * 2**20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LONGEST_HEADER_BYTES = 2**20
+_LOOKED_AT_BYTES = 4096
+
+
+class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How one text file is read.
+
+    Attributes:
+        columns: names in file order; the label of a Criteo file bears the name that the job file gives it.
+        row_offsets: byte position of the rows 0, INDEX_ROWS, 2 * INDEX_ROWS, ...
+        end: byte position after the last row.
+        codec: of compressed text, see `codec_of`; positions count plain bytes.
+    """
+
+    delimiter: str
+    columns: list[str]
+    row_offsets: list[int]
+    end: int
+    codec: str = ""
+
+
+def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
+    """The layout of a text file and its number of rows, in one streaming pass.
+
+    Raises:
+        DataError: the file is empty, or its first line is no header where one is promised.
+    """
+    filesystem, path = locate(uri)
+    codec = codec_of(uri)
+    try:
+        with opened_text(filesystem.open_input_file(path), codec) as file:
+            head = file.read(_LONGEST_HEADER_BYTES)
+            delimiter, columns, position = _header(data, uri, head)
+            offsets: list[int] = []
+            rows = 0
+            pending_start = position
+            tail = head[position:]  # not a seek: compressed text is read from front to back
+            while True:
+                chunk = file.read(_SCAN_BYTES)
+                block = tail + chunk
+                if not chunk and not block:
+                    break
+                complete = block if not chunk else block[: block.rfind(b"\n") + 1]
+                starts = row_starts(complete)
+                first = -rows % INDEX_ROWS
+                offsets.extend((starts[first::INDEX_ROWS] + pending_start).tolist())
+                rows += len(starts)
+                pending_start += len(complete)
+                tail = block[len(complete) :]
+                if not chunk:
+                    break
+    except OSError as error:
+        mend = "; compress or copy it again" if codec else ""
+        raise DataError(f"{uri}: cannot be read ({error}){mend}") from error
+    return TextLayout(delimiter=delimiter, columns=columns, row_offsets=offsets, end=pending_start, codec=codec), rows
+
+
+def opened_text(stream: pa.NativeFile, codec: str) -> pa.NativeFile | CompressedText:
+    """The plain bytes of an open file; closed with it."""
+    return CompressedText(stream, codec) if codec else stream
+
+
+def row_starts(block: bytes | memoryview) -> NDArray[np.int64]:
+    """Positions in `block` (which begins at a line's beginning) where a line begins that is not blank; int64 [R]."""
+    raw = np.frombuffer(block, np.uint8)
+    if not len(raw):
+        return np.empty(0, np.int64)
+    feeds = np.flatnonzero(raw == 10)
+    if raw[-1] != 10:
+        feeds = np.append(feeds, len(raw))
+    starts = np.concatenate(([0], feeds[:-1] + 1))
+    lengths = feeds - starts
+    blank = (lengths == 0) | ((lengths == 1) & (raw[np.minimum(starts, len(raw) - 1)] == 13))
+    return starts[~blank] if blank.any() else starts
+
+
+def parse_strings(
+    block: bytes | memoryview, layout: TextLayout, columns: list[str], rows: int
+) -> tuple[pa.Table, dict[int, int]]:
+    """Columns of whole lines as strings; and of lines with a wrong number of fields (all null there) that number.
+
+    Raises:
+        DataError: the text is no UTF-8.
+    """
+    broken: dict[int, int] = {}
+
+    def note(row: pa.csv.InvalidRow) -> str:
+        broken[row.number - 1] = row.actual_columns
+        return "skip"
+
+    types = {name: pa.string() for name in columns}
+    try:
+        table = _parse(block, layout, columns, types, note)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"the text cannot be read as UTF-8 ({error}); write it again in UTF-8") from error
+    if broken:
+        source = np.zeros(rows, np.int64)
+        source[list(broken)] = -1
+        good = source >= 0
+        source[good] = np.arange(table.num_rows)
+        table = table.take(pa.array(source, mask=~good))
+    return table, broken
+
+
+def parse_typed(block: bytes | memoryview, layout: TextLayout, columns: list[str], numbers: frozenset[str]) -> pa.Table:
+    """Columns of whole lines, `numbers` as float64 and the others as strings; the fast way.
+
+    Raises:
+        pyarrow.ArrowInvalid: some field is no number, or some line has a wrong number of fields.
+    """
+    types = {name: pa.float64() if name in numbers else pa.string() for name in columns}
+    return _parse(block, layout, columns, types, None)
+
+
+def _parse(
+    block: bytes | memoryview, layout: TextLayout, columns: list[str], types: dict[str, pa.DataType], handler: object
+) -> pa.Table:
+    return pa.csv.read_csv(
+        pa.BufferReader(block),
+        # One block: positions of broken lines are only known when the parser runs in order.
+        read_options=pa.csv.ReadOptions(
+            column_names=layout.columns, use_threads=False, block_size=max(len(block) + 1, 1024)
+        ),
+        parse_options=pa.csv.ParseOptions(delimiter=layout.delimiter, invalid_row_handler=handler),
+        convert_options=pa.csv.ConvertOptions(
+            include_columns=columns, column_types=types, null_values=[""], strings_can_be_null=True
+        ),
+    )
+
+
+def _header(data: TrainingData, uri: str, head: bytes) -> tuple[str, list[str], int]:
+    if b"\0" in head[:_LOOKED_AT_BYTES]:
+        raise DataError(f"{uri}: is no text in UTF-8 (it holds zero bytes); write it again in UTF-8")
+    mark = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
+    begin = mark
+    while begin < len(head) and head[begin : begin + 1] in (b"\n", b"\r"):
+        begin += 1
+    feed = head.find(b"\n", begin)
+    end = len(head) if feed < 0 else feed
+    line = head[begin:end].rstrip(b"\r").decode("utf-8", errors="replace")
+    if not line:
+        raise DataError(f"{uri}: the file is empty; remove it or write its rows")
+    criteo = data.format is FileFormat.CRITEO_TSV
+    if criteo and "\t" not in line and "," in line:
+        raise _no_tabs(uri, line)
+    delimiter = "\t" if criteo else data.csv.delimiter
+    cells = [cell.strip().strip('"') for cell in line.split(delimiter)]
+    if criteo:
+        return delimiter, *_criteo_columns(data, uri, cells, begin, end + 1)
+    if not data.csv.has_header:
+        named = list(data.csv.column_names or ())
+        if len(cells) != len(named):
+            raise DataError(
+                f"{uri}: the first line has {len(cells)} fields, csv.column_names has {len(named)} names; "
+                f"correct csv.column_names or csv.delimiter (now {delimiter!r})"
+            )
+        return delimiter, named, begin
+    doubled = sorted(cell for cell, count in Counter(cells).items() if count > 1)
+    if doubled:
+        raise DataError(f"{uri}: the header names {doubled} more than once; every column needs its own name")
+    return delimiter, cells, end + 1
+
+
+def _no_tabs(uri: str, line: str) -> DataError:
+    """What to write instead for a Criteo log that somebody saved with commas."""
+    cells = [cell.strip().strip('"') for cell in line.split(",")]
+    label = next((cell for cell in cells if cell.lower() == "label"), None)
+    mend = (
+        "csv.has_header: false and csv.column_names: [label, I1, ..., I13, C1, ..., C26]"
+        if label is None
+        else f"data.label: {label}"
+    )
+    return DataError(
+        f"{uri}: the fields of the first line are separated by commas, those of format: criteo_tsv by tabs; "
+        f"use format: csv with {mend}"
+    )
+
+
+def _criteo_columns(data: TrainingData, uri: str, cells: list[str], first: int, second: int) -> tuple[list[str], int]:
+    label = data.label_columns[0].name
+    if any(cell.lower() == "label" for cell in cells):
+        return [label if cell.lower() == "label" else cell for cell in cells], second
+    if len(cells) != len(CRITEO_COLUMNS):
+        raise DataError(
+            f"{uri}: a Criteo row has {len(CRITEO_COLUMNS)} fields (label, I1..I13, C1..C26) and no header, or a "
+            f"header that names a label; found {len(cells)} fields; use format: csv for other layouts"
+        )
+    return [label, *CRITEO_COLUMNS[1:]], first

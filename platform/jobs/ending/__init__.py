@@ -1,0 +1,1 @@
+"""The end of a job: evaluation, gate, registration, and its run in MLflow."""

@@ -1,0 +1,234 @@
+"""After training: export the model, score the champion on the same rows, pass the gate, register.
+
+The evaluator is a job of its own, submitted by a launcher: it may run hours after the job that it evaluates has ended,
+when MLflow is back or a task of Airflow is cleared, and a master lingers for minutes only. All that it needs lies in
+the checkpoint store.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+
+import structlog
+
+from elastrec.platform.clusters.pods import PodPhase, PodSpec, RestartPolicy
+from elastrec.platform.history import History
+from elastrec.platform.jobs.ending.gate import decide
+from elastrec.platform.jobs.ending.publishing import with_run, with_tracking
+from elastrec.platform.jobs.ending.tracking import Tell
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
+from elastrec.platform.jobs.watching.last_words import pod_last_words
+from elastrec.platform.jobs.watching.past import result_of
+from elastrec.platform.master.pods.launch import TEAM_LABEL, evaluator_job, pod_name, pod_size
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.errors import HistoryError, JobFailedError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.transport.messages.export import (
+    EXIT_HISTORY,
+    EXPORT_FILE,
+    EvaluationResult,
+    ExportRequest,
+    ExportResult,
+    encode_request,
+    parse_result,
+    predictions_folder,
+)
+
+log = structlog.get_logger(__name__)
+
+
+class EvaluatorState(StrEnum):
+    """Where the evaluator pod is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    WITHOUT_HISTORY = "without history"
+    """It could not write to MLflow; it is to be started again."""
+
+
+def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
+    """The pod that builds and checks the model; the same for equal requests. It calls no pod and needs no secret."""
+    name = pod_name(request.job_id, Role.EVALUATOR)
+    return PodSpec(
+        name=name,
+        job=evaluator_job(request.job_id),
+        role=Role.EVALUATOR,
+        command=("python", "-m", "elastrec.trainers.export"),
+        size=pod_size(job.spec.resources.evaluator),
+        environment={environment.POD: name},
+        files={EXPORT_FILE: encode_request(request)},
+        restart_policy=RestartPolicy.NEVER,
+        labels={"elastrec.io/role": "evaluator", TEAM_LABEL: job.metadata.team},
+    )
+
+
+def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
+    """Submits the evaluator of a job that has succeeded; does nothing when there is one.
+
+    One that MLflow went away from is replaced by another one.
+
+    Raises:
+        JobFailedError: the job has not succeeded, or has no final record.
+        HistoryError: MLflow is away or refuses.
+    """
+    if platform.launcher.find(evaluator_job(prepared.job_id)) is not None:
+        state, _ = evaluator_state(platform, prepared.job_id)
+        if state is not EvaluatorState.WITHOUT_HISTORY:
+            return
+    launched = with_run(platform, prepared, launched)
+    metrics = result_of(platform, prepared)
+    if metrics.phase is not Phase.SUCCEEDED or not metrics.checkpoint:
+        raise JobFailedError(
+            f"job {prepared.job_id} is {metrics.phase.value}, not Succeeded: there is no model to export"
+        )
+    job = job_from_json(prepared.job_json)
+    champion = _history(platform, job).champion(job.registered_model)
+    store = job.spec.checkpoint.store
+    request = ExportRequest(
+        job_json=prepared.job_json,
+        job_id=prepared.job_id,
+        store_uri=store,
+        record_uri=metrics.checkpoint,
+        predictions_uri=predictions_folder(store, job.metadata.name, prepared.job_id),
+        evaluation_manifest_uri=prepared.evaluation_manifest,
+        tracking_uri=platform.tracking_uri,
+        run_id=launched.run_id,
+        champion_model_uri=champion.model_uri if champion else "",
+        registered_model=job.registered_model,
+    )
+    platform.launcher.submit(evaluator_pod(job, request))
+    log.info("evaluator_started", job_id=prepared.job_id, champion=champion.version if champion else "none")
+
+
+def evaluator_state(platform: Platform, job_id: str) -> tuple[EvaluatorState, str]:
+    """Where the evaluator is, and why it failed."""
+    pod = platform.launcher.find(evaluator_job(job_id))
+    if pod is None:
+        return EvaluatorState.FAILED, "the evaluator pod is gone"
+    if pod.phase is PodPhase.SUCCEEDED:
+        return EvaluatorState.DONE, ""
+    if pod.phase is PodPhase.FAILED:
+        away = pod.exit_code == EXIT_HISTORY
+        return EvaluatorState.WITHOUT_HISTORY if away else EvaluatorState.FAILED, pod_last_words(platform, pod)
+    return EvaluatorState.RUNNING, f"{pod.phase.value} {pod.reason} {pod.message}".strip()
+
+
+def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) -> GateDecision:
+    """Reads the evaluator's result and applies the gate; the decision goes to MLflow.
+
+    Raises:
+        JobFailedError: the evaluator failed; the message holds its last lines.
+        HistoryError: MLflow is away or refuses.
+    """
+    state, reason = evaluator_state(platform, prepared.job_id)
+    if state is EvaluatorState.WITHOUT_HISTORY:
+        raise HistoryError(f"the evaluator of job {prepared.job_id} could not write to MLflow: {reason}")
+    if state is not EvaluatorState.DONE:
+        raise JobFailedError(f"the evaluator of job {prepared.job_id} is {state.value}: {reason}")
+    exported = _exported(platform, prepared.job_id)
+    job = job_from_json(prepared.job_json)
+    history = _history(platform, job)
+    champion = history.champion(job.registered_model)
+    if exported.challenger is None:
+        raise JobFailedError("the evaluator scored no rows; is the evaluation partition empty?")
+    decision = decide(
+        job.spec.gate,
+        _score(exported.challenger, job.spec.gate.metric),
+        _score(exported.champion, job.spec.gate.metric) if exported.champion else None,
+        champion_version=champion.version if champion else "",
+        champion_problem=exported.champion_problem,
+        model_uri=exported.model_uri,
+        head=exported.head,
+    )
+    judged_against = champion.run_id if champion and exported.champion else ""
+    history.log_gate(with_run(platform, prepared, launched).run_id, decision, judged_against)
+    log.info("gate", job_id=prepared.job_id, passed=decision.passed, reason=decision.reason)
+    return decision
+
+
+def evaluate_and_gate(
+    platform: Platform, prepared: Prepared, launched: Launched, tell: Tell = log.warning
+) -> GateDecision:
+    """`start_evaluator`, wait, `gate_decision`: for callers that may block, and wait for MLflow when it is away.
+
+    Args:
+        tell: gets a line for people now and then while MLflow is away.
+
+    Raises:
+        HistoryAwayError: MLflow did not come back within `spec.history.publish_wait`.
+    """
+
+    def once() -> GateDecision:
+        start_evaluator(platform, prepared, launched)
+        while evaluator_state(platform, prepared.job_id)[0] is EvaluatorState.RUNNING:
+            time.sleep(0.3)
+        return gate_decision(platform, prepared, launched)
+
+    return with_tracking(platform, prepared, once, tell)
+
+
+def register(platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision) -> Registered:
+    """Registers the model as a new version; moves the alias `champion` to it when it passed the gate. Idempotent."""
+    launched = with_run(platform, prepared, launched)
+    job = job_from_json(prepared.job_json)
+    history = _history(platform, job)
+    version = history.register(job.registered_model, decision.model_uri, launched.run_id, decision)
+    if decision.passed:
+        history.promote(job.registered_model, version)
+    log.info("model_registered", name=job.registered_model, version=version, champion=decision.passed)
+    return Registered(
+        name=job.registered_model, version=version, is_champion=decision.passed, model_uri=decision.model_uri
+    )
+
+
+def result(
+    platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision, registered: Registered
+) -> Result:
+    """The job in one object; ask before `finish_job`."""
+    metrics = result_of(platform, prepared)
+    return Result(
+        run_id=launched.run_id,
+        model_uri=registered.model_uri,
+        auc=metrics.auc if metrics.auc is not None else decision.candidate.auc,
+        normalized_entropy=(
+            metrics.normalized_entropy
+            if metrics.normalized_entropy is not None
+            else decision.candidate.normalized_entropy
+        ),
+        samples_total=metrics.samples_total,
+        samples_trained=metrics.samples_trained,
+        shards_total=metrics.shards_total,
+        shards_done=metrics.shards_done,
+        seconds=metrics.elapsed_seconds,
+        pods=[pod.name for pod in metrics.pods],
+        job_id=prepared.job_id,
+        registered_model=registered.name,
+        version=registered.version,
+        is_champion=registered.is_champion,
+        gate=decision.reason,
+        run_url=launched.run_url,
+    )
+
+
+def _exported(platform: Platform, job_id: str) -> ExportResult:
+    return parse_result("\n".join(platform.launcher.logs(pod_name(job_id, Role.EVALUATOR))))
+
+
+def _score(found: EvaluationResult, metric: str) -> ModelScore:
+    if metric == "normalized_error":
+        if found.normalized_error is None:
+            raise JobFailedError("the normalised error is not defined on the evaluation rows: all labels are equal")
+    elif found.auc is None or found.normalized_entropy is None:
+        raise JobFailedError("AUC is not defined on the evaluation rows: they hold only one class of label")
+    return ModelScore(
+        found.auc, found.normalized_entropy, found.samples, found.log_loss, normalized_error=found.normalized_error
+    )
+
+
+def _history(platform: Platform, job: TrainingJob) -> History:
+    return History(platform.tracking_uri, job.spec.history.experiment)

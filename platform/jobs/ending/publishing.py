@@ -1,0 +1,146 @@
+"""What publishing a trained model needs: MLflow back, the job's run in it, and figures that could not be sent before.
+
+Nothing here needs the job's master: what it has left in the checkpoint store is as good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import structlog
+
+from elastrec.platform.history import History
+from elastrec.platform.jobs.ending.tracking import Tell, tracking_answers, wait_for_tracking
+from elastrec.platform.jobs.starting.launching import finish
+from elastrec.platform.jobs.starting.preparation import resolved
+from elastrec.platform.jobs.starting.starting_sizes import allocation_asked_for
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Launched, Prepared
+from elastrec.platform.jobs.watching.job_pods import remove_job
+from elastrec.platform.jobs.watching.masters import ask_pod, is_gone, pod_of_master
+from elastrec.platform.jobs.watching.past import explanation, left_result, result_of
+from elastrec.platform.master.reporting.unsent_metrics import forget_points, forget_result, read_points
+from elastrec.platform.specs.errors import CheckpointError, HistoryAwayError, HistoryError, TransportError
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.specs.text.uris import masked
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.observer import NameRun
+
+if TYPE_CHECKING:
+    from elastrec.platform.history.report import Story
+
+log = structlog.get_logger(__name__)
+Found = TypeVar("Found")
+
+
+def publish_patience_seconds(prepared: Prepared) -> float:
+    """How long the steps after training wait for MLflow (`spec.history.publish_wait`)."""
+    return job_from_json(prepared.job_json).spec.history.publish_wait
+
+
+def with_tracking(platform: Platform, prepared: Prepared, step: Callable[[], Found], tell: Tell = log.warning) -> Found:
+    """Does a step that needs MLflow, again whenever MLflow goes away under it, for `spec.history.publish_wait`.
+
+    Raises:
+        HistoryAwayError: MLflow was away for longer.
+        HistoryError: MLflow is there and refuses.
+    """
+    deadline = time.monotonic() + publish_patience_seconds(prepared)
+    while True:
+        if not wait_for_tracking(platform, max(0.0, deadline - time.monotonic()), tell):
+            raise HistoryAwayError(away_message(platform, prepared))
+        try:
+            return step()
+        except HistoryError as error:
+            if tracking_answers(platform):
+                raise
+            log.warning("history_went_away", job_id=prepared.job_id, error=str(error))
+
+
+def away_message(platform: Platform, prepared: Prepared) -> str:
+    """What to tell people when waiting has come to its end."""
+    patience = publish_patience_seconds(prepared)
+    server, record = masked(platform.tracking_uri), result_of(platform, prepared).checkpoint
+    return (
+        f"MLflow at {server} has not answered for {patience:.0f} s (spec.history.publish_wait). The "
+        f"model of job {prepared.job_id} is trained and lies in {record}; nothing of it will be trained again"
+    )
+
+
+def with_run(platform: Platform, prepared: Prepared, launched: Launched) -> Launched:
+    """The same job with its run in MLflow, made if there is none; delivers what waits for it. Idempotent.
+
+    Raises:
+        HistoryError: MLflow is away or refuses.
+    """
+    job = job_from_json(prepared.job_json)
+    history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
+    if not launched.run_id:
+        allocation = launched.allocation or allocation_asked_for(job)
+        run_id = history.start_run(prepared, allocation)
+        launched = msgspec.structs.replace(launched, run_id=run_id, run_url=history.run_url(run_id))
+        _name_run(platform, prepared.job_id, run_id)
+    _deliver(history, job.spec.checkpoint.store, job.metadata.name, launched)
+    return launched
+
+
+def _name_run(platform: Platform, job_id: str, run_id: str) -> None:
+    """Tells the job's master where its figures go; a master that is gone has left them in the store."""
+    try:
+        ask_pod(platform, pod_of_master(platform, job_id), NameRun(run_id=run_id), Done, timeout_seconds=10)
+    except TransportError as error:
+        log.warning("run_not_named", job_id=job_id, run_id=run_id, error=str(error))
+
+
+def _deliver(history: History, store: str, job_name: str, launched: Launched) -> None:
+    points = read_points(store, job_name, launched.job_id)
+    if not points:
+        return
+    history.log_series(launched.run_id, points)
+    forget_points(store, job_name, launched.job_id)
+    log.info("history_delivered", job_id=launched.job_id, run_id=launched.run_id, points=len(points))
+
+
+def forget(platform: Platform, prepared: Prepared) -> None:
+    """Says that the model is published: another run under the same id trains it anew."""
+    job = job_from_json(prepared.job_json)
+    store = resolved(job.spec.checkpoint.store, platform.work_uri)
+    try:
+        forget_result(store, job.metadata.name, prepared.job_id)
+    except CheckpointError as error:
+        log.warning("result_not_forgotten", job_id=prepared.job_id, error=str(error))
+
+
+def finish_job(platform: Platform, prepared: Prepared) -> None:
+    """`finish`, also for a job whose master is gone: its run is closed with what the job has left. Idempotent."""
+    job_id = prepared.job_id
+    left = left_result(platform, prepared) if is_gone(pod_of_master(platform, job_id)) else None
+    if left is None:
+        finish(platform, job_id)
+        return
+    remove_job(platform, job_id)
+    if not tracking_answers(platform):
+        log.warning("run_not_closed", job_id=job_id, phase=left.phase.value, error="MLflow does not answer")
+        return
+    job = job_from_json(prepared.job_json)
+    history = History(platform.tracking_uri, job.spec.history.experiment)
+    try:
+        run_id = history.open_run(job_id)
+        if run_id:
+            story = _story(platform, job_id, job.spec.checkpoint.store)
+            history.finish_run(run_id, left.phase, left.reason, story=story)
+    except HistoryError as error:
+        log.warning("run_not_closed", job_id=job_id, phase=left.phase.value, error=str(error))
+
+
+def _story(platform: Platform, job_id: str, store: str) -> Story | None:
+    from elastrec.platform.jobs.watching.story import story_of
+
+    try:
+        return story_of(explanation(platform, job_id, store))
+    except CheckpointError as error:
+        log.warning("job_not_explained", job_id=job_id, error=str(error))
+        return None

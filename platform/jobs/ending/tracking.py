@@ -1,0 +1,42 @@
+"""MLflow as something that may be away: training does not need it, publishing waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from elastrec.platform.history.connection import answers
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.specs.text.uris import masked
+
+log = structlog.get_logger(__name__)
+Tell = Callable[[str], None]
+_POLL_SECONDS = 1.0
+_TELL_SECONDS = 60.0
+
+
+def tracking_answers(platform: Platform) -> bool:
+    """Whether MLflow is there at the moment."""
+    return answers(platform.tracking_uri)
+
+
+def wait_for_tracking(platform: Platform, seconds: float, tell: Tell = log.warning) -> bool:
+    """Returns true as soon as MLflow answers, false when it has not within the time.
+
+    Args:
+        tell: gets a line for people at once and then once a minute, not while MLflow answers.
+    """
+    deadline = time.monotonic() + seconds
+    told_at = float("-inf")
+    while not tracking_answers(platform):
+        now = time.monotonic()
+        if now >= deadline:
+            return False
+        if now - told_at >= _TELL_SECONDS:
+            told_at = now
+            server = masked(platform.tracking_uri)
+            tell(f"MLflow at {server} does not answer; waiting for it up to {deadline - now:.0f} s more")
+        time.sleep(min(_POLL_SECONDS, deadline - now))
+    return True

@@ -1,0 +1,73 @@
+"""Who holds the cluster: pods by team, and pods that wait for room, as `scaling.across_jobs.quota` counts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastrec.platform.clusters.nodes import Capacity, Node
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.master.pods.launch import TEAM_LABEL
+from elastrec.platform.scaling import amounts
+from elastrec.platform.scaling.across_jobs.quota import Holder, Shares
+from elastrec.platform.scaling.amounts import Resources
+from elastrec.platform.specs.job import DEFAULT_TEAM
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.scaling import ScalingSettings
+
+if TYPE_CHECKING:
+    from elastrec.platform.scaling.across_jobs.shared_round import Standing
+
+
+def standing(platform: Platform, settings: ScalingSettings, holders: Sequence[Holder] = ()) -> Standing:
+    """The cluster now.
+
+    Args:
+        holders: jobs that can give workers back.
+
+    Raises:
+        ClusterError: the cluster cannot be reached.
+    """
+    return standing_of(platform.launcher.pods(), Capacity.of(platform.launcher.nodes()), settings, holders)
+
+
+def standing_of(
+    pods: Iterable[PodStatus], capacity: Capacity, settings: ScalingSettings, holders: Sequence[Holder]
+) -> Standing:
+    """The same from what a cluster has told."""
+    # scipy comes with it: every step of a job's life would load that.
+    from elastrec.platform.scaling.across_jobs.shared_round import Standing
+
+    held: dict[str, Resources] = {}
+    waiting: dict[str, list[Resources]] = {}
+    waiting_workers: Counter[str] = Counter()
+    for pod in pods:
+        team = pod.labels.get(TEAM_LABEL, DEFAULT_TEAM)
+        if pod.phase is PodPhase.PENDING and pod.waits_for_room:
+            waiting.setdefault(team, []).append(resources_of(pod.size))
+            waiting_workers[pod.job] += pod.role is Role.WORKER
+        elif not pod.phase.is_final:
+            held[team] = held.get(team, Resources()) + resources_of(pod.size)
+    entitled = {name: team.share for name, team in settings.teams.items()}
+    known = [
+        msgspec.structs.replace(each, pending_workers=min(waiting_workers[each.job_id], each.allocation.workers))
+        for each in holders
+    ]
+    return Standing(Shares(total=resources_of(capacity.total), entitled=entitled, held=held), known, waiting)
+
+
+def room_of(nodes: Iterable[Node]) -> amounts.Capacity:
+    """What is free, and how large a pod may be: as large as a node, because its own old pods leave room."""
+    capacity = Capacity.of(nodes)
+    # Where no node answers, nothing is free, which is limit enough.
+    largest = resources_of(capacity.largest) if capacity.largest.cores else None
+    return amounts.Capacity(free=resources_of(capacity.free), largest_pod=largest)
+
+
+def resources_of(size: PodSize) -> Resources:
+    """An amount of a cluster, as the scaling algorithms count it."""
+    return Resources(size.cores, float(size.memory_bytes))

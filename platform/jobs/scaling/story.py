@@ -1,0 +1,88 @@
+"""The story of how a job was scaled, told in its MLflow run: the decision, all candidates, and pictures of why."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.history.scaling_figures import Decision
+from elastrec.platform.jobs.ending.tracking import tracking_answers
+from elastrec.platform.jobs.scaling.rounds import Applied, ask_profile, observations_of, shape_of
+from elastrec.platform.jobs.starting.launching import RUN_LABEL
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.watching.masters import pod_of_master
+from elastrec.platform.scaling.explain import rows
+from elastrec.platform.scaling.model.throughput import ThroughputModel, fit
+from elastrec.platform.scaling.types import Observation, Plan
+from elastrec.platform.specs.errors import HistoryError, ScalingError
+from elastrec.platform.specs.text.loading import job_from_json
+
+log = structlog.get_logger(__name__)
+
+
+def log_decision(platform: Platform, wanted: Plan, applied: Applied) -> str:
+    """Writes one round into the job's run; returns the run's page, empty where there is none.
+
+    The job has been changed already: a round that cannot be written now is named in the log and not tried again.
+
+    Raises:
+        ClusterError: the cluster or the job's master does not answer.
+    """
+    master = pod_of_master(platform, wanted.job_id)
+    run_id = master.labels.get(RUN_LABEL, "") if master else ""
+    if not run_id and (told := ask_profile(platform, wanted.job_id)) is not None:
+        # MLflow was away at the launch; the run was made later.
+        run_id = told.run_id
+    why = "" if run_id else "the job has no run yet"
+    if run_id and tracking_answers(platform):
+        try:
+            return _write(platform, run_id, wanted, applied)
+        except HistoryError as error:
+            why = str(error)
+    elif run_id:
+        why = "MLflow does not answer"
+    log.warning("decision_not_written", job_id=wanted.job_id, reason=why, decision=applied.reason)
+    return ""
+
+
+def _write(platform: Platform, run_id: str, wanted: Plan, applied: Applied) -> str:
+    history = Decisions(platform.tracking_uri, "", platform.ui_url)
+    predicted = wanted.predicted
+    stay = wanted.considered[0].candidate if wanted.considered else None
+    decision = Decision(
+        unix_seconds=time.time(),
+        samples_trained=history.samples_trained(run_id),
+        policy=wanted.policy,
+        before=wanted.before,
+        after=wanted.allocation,
+        changed=applied.changed,
+        reason=applied.reason,
+        before_samples_per_second=stay.samples_per_second if stay else None,
+        predicted_samples_per_second=predicted.samples_per_second if predicted else None,
+    )
+    figures = {names.SCALING_WORKERS: float(wanted.allocation.workers), names.SCALING_CHANGED: float(applied.changed)}
+    if predicted is not None:
+        figures[names.SCALING_PREDICTED] = predicted.samples_per_second
+        figures[names.SCALING_GAIN] = predicted.gain
+    lines = [{"policy": wanted.policy, "decision": applied.reason, **row} for row in rows(wanted)]
+    told = history.log_decision(run_id, decision, lines, figures)
+    history.log_throughput(run_id, told)
+    history.log_model(run_id, told, wanted.considered, *_fitted(platform, wanted.job_id))
+    return history.page(run_id)
+
+
+def _fitted(platform: Platform, job_id: str) -> tuple[ThroughputModel | None, tuple[Observation, ...]]:
+    """The model of all that the job has measured until now; None while that is nothing, or the job is over."""
+    profile = ask_profile(platform, job_id)
+    if profile is None:
+        return None, ()
+    observations = observations_of(profile)
+    try:
+        return fit(shape_of(job_from_json(profile.job_json), profile), observations, job_id=job_id), observations
+    except ScalingError as error:
+        # The policy was told the same and the plan says so; there is nothing to draw.
+        log.info("fit_not_drawn", job_id=job_id, reason=str(error))
+        return None, ()

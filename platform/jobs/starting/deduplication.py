@@ -1,0 +1,45 @@
+"""Deduplication is decided once, before any pod starts: the groups stand in the job that every worker gets."""
+
+from __future__ import annotations
+
+import structlog
+
+from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, choose_groups
+from elastrec.platform.data.manifest import DataManifest
+from elastrec.platform.specs.deduplication import Deduplication
+from elastrec.platform.specs.job import TrainingJob
+
+log = structlog.get_logger(__name__)
+
+
+def with_groups(job: TrainingJob, training: DataManifest) -> tuple[TrainingJob, str]:
+    """The job with its deduplication as groups (or off), and which features were chosen and why; empty where it is off.
+
+    Args:
+        training: the rows that the job trains on.
+
+    Raises:
+        DataError: the session column is missing, or rows of the sample are unusable.
+    """
+    spec = job.spec
+    if spec.deduplication.is_off:
+        return job, ""
+    training_spec = spec.training
+    order = BatchOrder(
+        batch_rows=training_spec.batch_size,
+        shard_rows=training_spec.batch_size * training_spec.batches_per_shard,
+        shuffle=training_spec.shuffle,
+        seed=training_spec.seed,
+    )
+    chosen = choose_groups(
+        spec.data, training, spec.deduplication, order, computed_pooling=frozenset(spec.model.sequence_features)
+    )
+    log.info(
+        "deduplication_chosen",
+        asked="auto" if spec.deduplication.is_auto else list(spec.deduplication.named),
+        groups=chosen.groups,
+        factors={factor.name: round(factor.measured, 3) for factor in chosen.factors},
+        rows=chosen.rows,
+    )
+    resolved = spec.model_copy(update={"deduplication": Deduplication(groups=chosen.groups)})
+    return job.model_copy(update={"spec": resolved}), str(chosen)

@@ -1,0 +1,116 @@
+"""With what a job was launched, kept in its checkpoint store: so that it can be resumed where all else is another one.
+
+`launch.json` lies beside the job's terms. It is written before the pod of a master is made, and replaced by the next
+launch of the job. Of two callers that launch one job at the same moment the later write stays, whichever of them made
+the pod: what numbers the rows is compared with the job's records in any case (`master.resumption.check_numbering`). It
+holds no secret: tracking server, tokens and passwords are those of the caller that resumes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from elastrec.checkpoints import Store, launched_jobs, open_store, read_launch, write_launch
+from elastrec.platform.jobs.types import Allocation, Prepared
+from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.specs.text.uris import masked
+
+FORMAT_VERSION = 1
+_NAMED = 20
+
+
+class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """With what a job was launched last.
+
+    Attributes:
+        prepared: its manifests may be out of reach now, and passwords in its URIs are hidden.
+        allocation: the start-up sizes.
+        launched: ISO 8601, UTC.
+        earlier_terms: terms up to this number belong to runs of the job that were over at its launch.
+    """
+
+    format_version: int = FORMAT_VERSION
+    prepared: Prepared
+    allocation: Allocation
+    launched: str
+    earlier_terms: int
+
+    @property
+    def job_id(self) -> str:
+        return self.prepared.job_id
+
+
+def keep_launch(store: str, prepared: Prepared, allocation: Allocation, earlier_terms: int) -> None:
+    """Keeps with what a job is about to be launched.
+
+    Raises:
+        CheckpointError: the store refused.
+    """
+    job_json = masked(prepared.job_json)
+    kept = KeptLaunch(
+        # MLflow's page may carry credentials, and is another one elsewhere.
+        prepared=msgspec.structs.replace(prepared, job_json=job_json, page=""),
+        allocation=allocation,
+        launched=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        earlier_terms=earlier_terms,
+    )
+    name = job_from_json(prepared.job_json).metadata.name
+    write_launch(store, name, prepared.job_id, msgspec.json.format(msgspec.json.encode(kept), indent=2))
+
+
+def launch_of(store: str, name: str, job_id: str) -> KeptLaunch | None:
+    """The last launch of a job; None when the store knows none.
+
+    Args:
+        name: the job file's `metadata.name`.
+
+    Raises:
+        CheckpointError: the store could not be asked, or what it keeps cannot be read.
+    """
+    return _read(open_store(store), name, job_id)
+
+
+def kept_launch(store: str, job: str) -> KeptLaunch:
+    """The launch of a job by its id, or of the one that was launched last by its name.
+
+    Raises:
+        SpecError: the store knows no such job; the message names those that it knows.
+        CheckpointError: the store could not be asked, or what it keeps cannot be read.
+    """
+    opened = open_store(store)
+    names = opened.folders()
+    for name in names:
+        if (found := _read(opened, name, job)) is not None:
+            return found
+    if job in names:
+        launches = [found for job_id in launched_jobs(opened, job) if (found := _read(opened, job, job_id))]
+        if launches:
+            return max(launches, key=lambda each: each.launched)
+    known = {name: launched_jobs(opened, name) for name in names}
+    shown = [f"{job_id} (of {name})" for name, ids in known.items() for job_id in ids]
+    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+    there = ", ".join(shown[-_NAMED:]) + more if shown else "none: no job was ever launched with this store"
+    problem = FieldProblem(
+        "JOB", repr(job), f"a job of {opened.uri} by id or name: {there}", "--store names another checkpoint store"
+    )
+    raise SpecError([problem], "the command line")
+
+
+def _read(store: Store, job_name: str, job_id: str) -> KeptLaunch | None:
+    data = read_launch(store, job_name, job_id)
+    if data is None:
+        return None
+    where = f"{store.uri}: the launch of job {job_id}"
+    try:
+        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version", msgspec.Raw(b"null"))
+        if bytes(version).strip() != str(FORMAT_VERSION).encode():
+            raise CheckpointError(
+                f"{where} has format {bytes(version).decode()}; this version of elastrec reads {FORMAT_VERSION} alone; "
+                "launch the job with its job file and --run-key"
+            )
+        return msgspec.json.decode(data, type=KeptLaunch)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{where} cannot be read: {error}; launch it with its job file and --run-key") from error

@@ -1,0 +1,307 @@
+"""Start, take over, stop and finish a job: the steps that change the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from elastrec.checkpoints import concluded_term, newest_term
+from elastrec.platform.clusters.pods import PodPhase
+from elastrec.platform.history import History
+from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.jobs.ending.tracking import tracking_answers, wait_for_tracking
+from elastrec.platform.jobs.identity import new_job_secret
+from elastrec.platform.jobs.starting.kept_launch import keep_launch
+from elastrec.platform.jobs.starting.preparation import allocated
+from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_job
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Allocation, Launched, Prepared
+from elastrec.platform.jobs.watching.job_pods import remove_job
+from elastrec.platform.jobs.watching.last_words import ending_of, keep_log
+from elastrec.platform.jobs.watching.masters import Answer, ask_pod, live_master, pod_of_master, wait_for_master
+from elastrec.platform.master.pods.launch import LaunchRequest, master_pod, pod_name
+from elastrec.platform.master.service.resumption import finished_on_other_rows, own_records
+from elastrec.platform.specs.errors import HistoryError, TransportError
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.specs.text.uris import masked
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
+from elastrec.platform.transport.messages.observer import FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
+
+if TYPE_CHECKING:
+    from elastrec.platform.history.report import Story
+
+log = structlog.get_logger(__name__)
+RUN_LABEL = "elastrec.io/run-id"
+"""Label of a master's pod: the MLflow run that the job writes into."""
+_MASTER_END_SECONDS = 20.0
+_ANSWER_SECONDS, _SILENT_SECONDS = 10.0, 0.5
+
+
+class _EndingMaster:
+    """The master of a job that is to end. Once it has not answered, it gets little time for each further answer."""
+
+    def __init__(self, platform: Platform, job_id: str) -> None:
+        self._platform, self._job_id = platform, job_id
+        self.pod = pod_of_master(platform, job_id)
+        self._seconds = _ANSWER_SECONDS
+
+    def ask(self, message: msgspec.Struct, answer: type[Answer], consequence: str) -> Answer | None:
+        """What it answers; None when it does not, which the log says, or when no master runs in the pod."""
+        try:
+            return ask_pod(self._platform, self.pod, message, answer, timeout_seconds=self._seconds)
+        except TransportError as error:
+            self._seconds = _SILENT_SECONDS
+            log.warning("master_unreachable", job_id=self._job_id, error=str(error), consequence=consequence)
+            return None
+
+    def end(self) -> None:
+        """Returns when its process has ended, or does not answer. One that ends has written its last figures."""
+        self.pod = pod_of_master(self._platform, self._job_id)
+        answer = self.ask(FinishJob(), Done, "its pod is removed")
+        deadline = time.monotonic() + (_MASTER_END_SECONDS if answer is not None and answer.accepted else 0.0)
+        while time.monotonic() < deadline:
+            pod = pod_of_master(self._platform, self._job_id)
+            if pod is None or pod.phase.is_final:
+                return
+            time.sleep(0.1)
+
+
+def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: int | None = None) -> LaunchRequest:
+    """What the job's master is started with, but for its run in MLflow.
+
+    Args:
+        earlier_terms: terms up to this number are of runs that are over; None: those whose model was published, and
+            all where the newest one was trained to its end on other rows, or with `spec.continual.resume: never`.
+
+    Raises:
+        CheckpointError: the store could not be asked which runs of the job are over.
+    """
+    job = allocated(job_from_json(prepared.job_json), allocation)
+    of = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
+    request = LaunchRequest.of(
+        job,
+        job_id=prepared.job_id,
+        training_manifest=prepared.training_manifest,
+        training_rows=prepared.training_rows,
+        evaluation_manifest=prepared.evaluation_manifest,
+        evaluation_rows=prepared.evaluation_rows,
+        store=job.spec.checkpoint.store,
+        training_digest=prepared.training_digest,
+        earlier_terms=concluded_term(*of) if earlier_terms is None else earlier_terms,
+        start_record=prepared.start_record,
+        older_start_records=prepared.older_start_records,
+        start_positions=prepared.start_positions,
+        data_interval=(prepared.interval.start, prepared.interval.end),
+    )
+    if earlier_terms is not None:
+        return request
+    begins_anew = job.spec.continual.resume == "never"
+    if not begins_anew and (record := finished_on_other_rows(request)):
+        log.info("job_begins_anew", job_id=prepared.job_id, trained_on_other_rows=record.uri)
+        begins_anew = True
+    if begins_anew and (newest := newest_term(*of)) is not None:
+        return msgspec.structs.replace(request, earlier_terms=newest.term)
+    return request
+
+
+def launch(
+    platform: Platform,
+    prepared: Prepared,
+    allocation: Allocation,
+    owner: str = "",
+    earlier_terms: int | None = None,
+) -> Launched:
+    """Creates the job's master, or takes over the job that already exists under this id. Never makes a second one.
+
+    While MLflow is away this waits for `spec.history.launch_wait`, then goes on without a run: `publishing.with_run`
+    makes it later. A job that has left records goes on from the newest one.
+
+    Args:
+        owner: who may stop the job by `stop(owner=...)`; a later launch with another owner takes it over.
+        earlier_terms: as of `launch_request`.
+
+    Raises:
+        OtherJobError: the job that exists under this id has another job file; it is left alone.
+        SpecError: the positions of the job's records do not fit it as it is launched now.
+        HistoryError: MLflow is there and refuses.
+        ClusterError: the cluster refused the pod, or the master did not come up.
+        CheckpointError: the store cannot be asked, or refused to keep with what the job is launched.
+    """
+    name = pod_name(prepared.job_id, Role.MASTER)
+    names = job_from_json(prepared.job_json).spec.history
+    existing = pod_of_master(platform, prepared.job_id)
+    record = None
+    if existing is not None:
+        refuse_other_job(existing, prepared)
+    else:
+        # Before a run is made for it: what cannot go on is refused without a trace.
+        request = launch_request(prepared, allocation, earlier_terms=earlier_terms)
+        record = next(iter(own_records(request, 1)), None)
+    history = History(platform.tracking_uri, names.experiment, platform.ui_url)
+    run_id = _start_run(platform, history, prepared, allocation, names.launch_wait)
+    if existing is None:
+        request = msgspec.structs.replace(request, run_id=run_id, tracking_uri=platform.tracking_uri)
+        keep_launch(request.store, prepared, allocation, request.earlier_terms)
+        secret = new_job_secret(platform, prepared.job_id)
+        pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
+        labels = {**pod.labels, RUN_LABEL: run_id, JOB_LABEL: job_digest(prepared)}
+        created = platform.launcher.submit(msgspec.structs.replace(pod, labels=labels))
+        # Another caller may have created it at the same time, with a run and a secret of its own.
+        refuse_other_job(created, prepared)
+        existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
+    if existing is None:
+        goes_on_from = record.uri if record else "nothing"
+        log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner, goes_on_from=goes_on_from)
+    else:
+        log.info("job_reattached", job_id=prepared.job_id, run_id=run_id, owner=owner, phase=existing.phase)
+    with contextlib.closing(wait_for_master(platform, prepared.job_id)) as client:
+        try:
+            if owner:
+                client.call(TakeOver(owner=owner), Done, timeout_seconds=15)
+            if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
+                client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
+        except TransportError:
+            # A master that has failed meanwhile says why in its log, which is the better reason.
+            wait_for_master(platform, prepared.job_id, timeout_seconds=0.0).close()
+            raise
+    return Launched(
+        job_id=prepared.job_id,
+        master_pod=name,
+        run_id=run_id,
+        run_url=history.run_url(run_id) if run_id else "",
+        owner=owner,
+        allocation=allocation,
+        goes_on_from=record.uri if record and existing is None else "",
+        goes_on_at=record.manifest.step if record and existing is None else 0,
+    )
+
+
+def _start_run(
+    platform: Platform, history: History, prepared: Prepared, allocation: Allocation, patience_seconds: float
+) -> str:
+    if wait_for_tracking(platform, patience_seconds):
+        try:
+            return history.start_run(prepared, allocation)
+        except HistoryError as error:
+            if tracking_answers(platform):
+                raise
+            log.warning("history_went_away", job_id=prepared.job_id, error=str(error))
+    log.warning(
+        "launched_without_run",
+        job_id=prepared.job_id,
+        tracking_uri=masked(platform.tracking_uri),
+        waited_seconds=patience_seconds,
+        consequence="its figures are delivered when MLflow is back",
+    )
+    return ""
+
+
+def job_page(platform: Platform, prepared: Prepared) -> str:
+    """Page of MLflow that shows the job's run as soon as there is one; empty when nobody serves such pages now."""
+    if not tracking_answers(platform):
+        return ""
+    experiment = job_from_json(prepared.job_json).spec.history.experiment
+    return History(platform.tracking_uri, experiment, platform.ui_url).job_url(prepared.job_id)
+
+
+def take_over(platform: Platform, job_id: str, owner: str) -> None:
+    """From now on only `owner` may stop the job by `stop(owner=...)`. Nothing to do once its master has ended.
+
+    Raises:
+        ClusterError: the cluster or the master does not answer.
+    """
+    with live_master(platform, job_id) as master:
+        if master is not None:
+            master.call(TakeOver(owner=owner), Done, timeout_seconds=15)
+
+
+def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
+    """Stops a job and removes its pods. True when it was stopped, false when it belongs to another owner or is gone.
+
+    A master that does not answer is removed by force, its pods after it.
+    """
+    master = _EndingMaster(platform, job_id)
+    pod = master.pod
+    answer = master.ask(StopJob(reason=reason, owner=owner), Done, "its pods are removed")
+    if answer is None and pod is not None and pod.phase is PodPhase.RUNNING and (uri := keep_log(platform, pod)):
+        log.warning("log_of_silent_master_kept", job_id=job_id, uri=uri)
+    if answer is not None and not answer.accepted:
+        log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
+        return False
+    # A job that had ended by itself keeps its own ending.
+    ended, why, run_id = _ending(platform, master)
+    story = _story(master)
+    master.end()
+    removed = remove_job(platform, job_id)
+    if removed:
+        log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
+    if pod is not None:
+        _close_run(platform, run_id, ended, reason if ended is Phase.STOPPED else why, story)
+    # Whoever launched the job may have seen its end first, and removed the pods.
+    return answer is not None or bool(removed)
+
+
+def finish(platform: Platform, job_id: str) -> None:
+    """Ends a job whose result was read: its master, what is left of its pods, its MLflow run. Idempotent."""
+    master = _EndingMaster(platform, job_id)
+    pod = master.pod
+    phase, failure, run_id = _ending(platform, master)
+    story = _story(master)
+    master.end()
+    remove_job(platform, job_id)
+    if pod is not None:
+        _close_run(platform, run_id, phase, failure, story)
+
+
+def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]:
+    """How the job ended, why, and its MLflow run; Stopped while it has not ended by itself."""
+    pod = master.pod
+    if pod is None:
+        return Phase.STOPPED, "the master is gone", ""
+    run_id = pod.labels.get(RUN_LABEL, "")
+    if pod.phase is PodPhase.FAILED:
+        return Phase.FAILED, f"the master failed: {ending_of(platform, pod)}", run_id
+    status = master.ask(GetStatus(), Status, "its pods are removed")
+    if status is not None:
+        phase = TrainingMetrics.model_validate_json(status.metrics_json).phase
+        run_id = run_id or status.run_id
+        if phase.is_final:
+            return phase, status.failure, run_id
+    return Phase.STOPPED, "the master was gone before the result was read", run_id
+
+
+def _story(master: _EndingMaster) -> Story | None:
+    """What happened to the job and where its time went; None when the master cannot say any more."""
+    explained = master.ask(GetExplanation(), Explanation, "the job is not explained")
+    if explained is None:
+        return None
+    from elastrec.platform.jobs.watching.story import story_of
+
+    return story_of(explained)
+
+
+def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, story: Story | None) -> None:
+    if not run_id:
+        return
+    error = "it does not answer"
+    if tracking_answers(platform):
+        try:
+            decisions = Decisions(platform.tracking_uri, "")
+            if told := decisions.decisions(run_id):
+                # What happened after the last round belongs to the picture, too.
+                decisions.log_throughput(run_id, told)
+        except HistoryError as refused:
+            log.warning("scaling_not_drawn", run_id=run_id, error=str(refused))
+        try:
+            History(platform.tracking_uri, "").finish_run(run_id, phase, reason, story=story)
+            return
+        except HistoryError as refused:
+            error = str(refused)
+    # The job is over either way; its run stays open and says so in the log.
+    log.warning("run_not_closed", run_id=run_id, phase=phase.value, error=error)

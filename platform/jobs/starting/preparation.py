@@ -1,0 +1,305 @@
+"""Before anything starts: find the rows, find the record to continue from, refuse what cannot work."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC
+from itertools import islice
+from pathlib import Path
+
+import structlog
+
+from elastrec.checkpoints import compare, newest_records, open_record, open_store
+from elastrec.checkpoints.manifest import RecordKind
+from elastrec.checkpoints.record import Record
+from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.data import (
+    DataManifest,
+    Partition,
+    build_manifest,
+    existing_partitions,
+    partitions_between,
+    write_new_manifest,
+)
+from elastrec.platform.jobs.starting.deduplication import with_groups
+from elastrec.platform.jobs.starting.model_check import ModelCheck
+from elastrec.platform.jobs.starting.reach import refuse_unreachable
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Allocation, Interval, Prepared
+from elastrec.platform.master.service.resumption import StartPositions, start_positions
+from elastrec.platform.specs.data import Partitioning
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError, FieldProblem, SpecError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.text.loading import job_to_json
+from elastrec.platform.specs.text.quantities import format_bytes
+
+log = structlog.get_logger(__name__)
+_LONGEST_JOB_ID = 45
+_START_RECORDS = 3
+"""The newest records of other jobs that a job may continue from."""
+_FIRST_ROW = StartPositions("", "")
+_SHOW: dict[str, Callable[[float], str]] = {
+    "cores": lambda amount: f"{amount:g}",
+    "memory": lambda amount: format_bytes(int(amount)),
+}
+
+
+def job_id_for(name: str, owner_key: str) -> str:
+    """The identity of one run of a job: the same name and key always give the same id (at most 45 characters).
+
+    Args:
+        name: the job file's `metadata.name`.
+        owner_key: what makes this run this run, for example DAG id and logical date.
+    """
+    digest = hashlib.sha256(f"{name}|{owner_key}".encode()).hexdigest()[:8]
+    stem = re.sub(r"[^a-z0-9-]+", "-", name.lower())[: _LONGEST_JOB_ID - 9].strip("-")
+    return f"{stem}-{digest}"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    training: DataManifest
+    evaluation: DataManifest
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class _Start:
+    """URIs of the record to start from and of those to take where it is damaged, and what is kept of the first."""
+
+    records: list[str]
+    adaptation: str = ""
+    begin: StartPositions = _FIRST_ROW
+
+
+def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interval | None = None) -> Prepared:
+    """Checks job, data, cluster and record, and writes the data manifests. Starts nothing.
+
+    Nothing that a job reads which runs under this id is overwritten: manifests of other rows have other names.
+
+    Args:
+        interval: which partitions to train and to evaluate on; None: the newest partition is evaluated on, all
+            others are trained on.
+
+    Raises:
+        SpecError: the job cannot run: wrong model, no such data, paths that pods cannot reach, larger than the cluster,
+            refused adaptation.
+        DataError: files are unreadable or have another schema.
+    """
+    job = _absolute(platform, job)
+    refuse_unreachable(platform, job)
+    _check_capacity(platform, job)
+    with ModelCheck(job) as model:
+        try:
+            rows = _find_rows(job, interval)
+            job, deduplication = with_groups(job, rows.training)
+            start = _find_start(job, rows)
+        except ElastrecError:
+            # What is wrong with the model is told before what is wrong with the data.
+            model.wait()
+            raise
+        model.wait()
+    # Pods find their store; only here is one made.
+    open_store(job.spec.checkpoint.store).create()
+    start_record, *older_start_records = start.records or [""]
+    folder = f"{platform.work_uri}/manifests/{job_id}"
+    training = write_new_manifest(rows.training, f"{folder}/training")
+    evaluation = write_new_manifest(rows.evaluation, f"{folder}/evaluation")
+    prepared = Prepared(
+        job_id=job_id,
+        job_json=job_to_json(job),
+        interval=rows.interval,
+        training_manifest=training,
+        evaluation_manifest=evaluation,
+        training_rows=rows.training.rows,
+        evaluation_rows=rows.evaluation.rows,
+        training_digest=rows.training.digest,
+        start_record=start_record,
+        older_start_records=older_start_records,
+        start_positions=start.begin.positions,
+        start_note=start.begin.note,
+        adaptation=start.adaptation,
+        deduplication=deduplication,
+    )
+    log.info(
+        "job_prepared",
+        job_id=job_id,
+        training_rows=prepared.training_rows,
+        evaluation_rows=prepared.evaluation_rows,
+        start_record=start_record or "nothing",
+        begins=start.begin.note,
+    )
+    return prepared
+
+
+def allocated(job: TrainingJob, allocation: Allocation) -> TrainingJob:
+    """The job file with the start-up sizes in it."""
+    resources = job.spec.resources
+    worker = resources.worker.model_copy(
+        update={
+            "count": allocation.workers,
+            "cores": allocation.worker_cores,
+            "memory": allocation.worker_memory_bytes,
+        }
+    )
+    server = resources.parameter_server.model_copy(
+        update={
+            "count": allocation.parameter_servers,
+            "cores": allocation.parameter_server_cores,
+            "memory": allocation.parameter_server_memory_bytes,
+        }
+    )
+    resources = resources.model_copy(update={"worker": worker, "parameter_server": server})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
+
+
+def resolved(path: str, base: str) -> str:
+    """A path or URI of a job file; relative ones begin at `base`."""
+    if "://" in path or Path(path).is_absolute():
+        return path
+    return f"{base.rstrip('/')}/{path}"
+
+
+def _absolute(platform: Platform, job: TrainingJob) -> TrainingJob:
+    spec = job.spec
+    data = {"path": resolved(spec.data.path, str(platform.base_folder))}
+    if spec.data.evaluation_path:
+        data["evaluation_path"] = resolved(spec.data.evaluation_path, str(platform.base_folder))
+    store = resolved(spec.checkpoint.store, platform.work_uri)
+    spec = spec.model_copy(
+        update={
+            "data": spec.data.model_copy(update=data),
+            "checkpoint": spec.checkpoint.model_copy(update={"store": store}),
+        }
+    )
+    return job.model_copy(update={"spec": spec})
+
+
+def _check_capacity(platform: Platform, job: TrainingJob) -> None:
+    capacity = Capacity.of(platform.launcher.nodes())
+    total, largest = capacity.total, capacity.largest
+    problems = []
+    for role in ("master", "worker", "parameter_server", "evaluator"):
+        asked = getattr(job.spec.resources, role)
+        for amount, limit, name in (
+            (asked.cores, largest.cores, "cores"),
+            (asked.memory, largest.memory_bytes, "memory"),
+        ):
+            if amount > limit:
+                problems.append(
+                    FieldProblem(
+                        f"spec.resources.{role}.{name}",
+                        _SHOW[name](amount),
+                        f"at most {_SHOW[name](limit)}, all that the cluster's largest node has",
+                        "ask for less or use a larger cluster",
+                    )
+                )
+    resources = job.spec.resources
+    least = [resources.master, *[resources.parameter_server] * resources.parameter_server.count, resources.worker]
+    for name, amount, limit in (
+        ("cores", sum(pod.cores for pod in least), total.cores),
+        ("memory", sum(pod.memory for pod in least), total.memory_bytes),
+    ):
+        if amount > limit and not problems:
+            problems.append(
+                FieldProblem(
+                    f"spec.resources.*.{name}",
+                    f"{_SHOW[name](amount)} for the master, every server and one worker",
+                    f"at most {_SHOW[name](limit)} together, all that the cluster has",
+                    "ask for smaller or fewer servers",
+                )
+            )
+    if problems:
+        raise SpecError(problems, "the job, compared with the cluster")
+
+
+def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:
+    data = job.spec.data
+    if data.partitioning is Partitioning.NONE:
+        if not data.evaluation_path:
+            problem = FieldProblem(
+                "spec.data.evaluation_path",
+                "absent",
+                "a folder with the rows to evaluate on, since the data has no partitions",
+                "add it, or make daily partitions with `elastrec data convert`",
+            )
+            raise SpecError([problem], "the job's data")
+        evaluation_data = data.model_copy(update={"path": data.evaluation_path})
+        return _Rows(
+            build_manifest(data, None), build_manifest(evaluation_data, None), interval or Interval("", "", "")
+        )
+    if interval is None:
+        training, evaluation = _newest_last(job, existing_partitions(data))
+        interval = Interval(
+            training[0].start.isoformat(), evaluation[0].start.isoformat(), evaluation[-1].end.isoformat()
+        )
+    else:
+        start, end, evaluation_end = interval.moments()
+        if not start < end < evaluation_end:
+            problem = FieldProblem(
+                "interval",
+                f"{interval.start} .. {interval.end} .. {interval.evaluation_end}",
+                "start before end before the end of evaluation",
+            )
+            raise SpecError([problem], "the data interval")
+        training = partitions_between(data, start, end)
+        evaluation = partitions_between(data, end, evaluation_end)
+    return _Rows(build_manifest(data, training), build_manifest(data, evaluation), interval)
+
+
+def _newest_last(job: TrainingJob, partitions: list[Partition]) -> tuple[list[Partition], list[Partition]]:
+    if len(partitions) < 2:
+        problem = FieldProblem(
+            "spec.data.path",
+            f"{job.spec.data.path!r} ({len(partitions)} partition(s))",
+            "at least two partitions: one to train on and the next to evaluate on",
+            "generate or convert more data, or check the path",
+        )
+        raise SpecError([problem], "the job's data")
+    return partitions[:-1], partitions[-1:]
+
+
+def _find_start(job: TrainingJob, rows: _Rows) -> _Start:
+    """What the job starts from.
+
+    Arrays are checked when servers read them, not here: that would be reading the whole model once more.
+    """
+    start_from = job.spec.continual.start_from
+    if start_from == "nothing":
+        return _Start([])
+    begin = _FIRST_ROW
+    try:
+        if start_from == "latest":
+            bound = rows.interval.moments()[0].astimezone(UTC).isoformat() if rows.interval.start else None
+            found = newest_records(
+                job.spec.checkpoint.store, job.metadata.name, RecordKind.FINAL, interval_end_at_most=bound
+            )
+            records = list(islice(found, _START_RECORDS))
+        else:
+            records = [open_record(start_from)]
+            if records[0].manifest.kind is RecordKind.PERIODIC:
+                begin = start_positions(records[0], job, rows.training.digest, rows.training.rows)
+    except CheckpointError as error:
+        problem = FieldProblem(
+            "spec.continual.start_from", f"{start_from!r} ({error})", "latest, nothing or the URI of a complete record"
+        )
+        raise SpecError([problem], "the checkpoint to continue from") from None
+    if not records:
+        return _Start([])
+    first, *older = records
+    adaptation = compare(first.manifest.model, job)
+    adaptation.raise_if_refused()
+    usable = [record.uri for record in older if _fits(record, job)]
+    log.info("continues_from", record=first.uri, exact=adaptation.is_exact, else_from=usable)
+    return _Start([first.uri, *usable], str(adaptation), begin)
+
+
+def _fits(record: Record, job: TrainingJob) -> bool:
+    try:
+        compare(record.manifest.model, job).raise_if_refused()
+    except SpecError:
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""Before a job is resumed: is there anything to resume, what is left of it in the cluster, is it still the same job?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from elastrec.checkpoints import concluded_term
+from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, kept_launch
+from elastrec.platform.jobs.starting.launching import finish
+from elastrec.platform.jobs.starting.preparation import prepare, resolved
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Prepared
+from elastrec.platform.jobs.watching.observation import observe
+from elastrec.platform.jobs.watching.past import DEFAULT_STORE
+from elastrec.platform.specs.errors import FieldProblem, JobNotFoundError, SpecError
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.text.loading import job_from_json, load_job
+
+_HIDDEN_PASSWORD = "***@"
+
+
+def resumable(platform: Platform, job: str, store: str = DEFAULT_STORE) -> KeptLaunch:
+    """With what a job was launched that is not over.
+
+    Args:
+        job: its id, or its name: then the job of that name that was launched last.
+        store: URI of its checkpoint store; relative as in job files.
+
+    Raises:
+        SpecError: the store knows no such job (the message names those that it knows), or the job is over.
+        CheckpointError: the store could not be asked, or what it keeps cannot be read.
+    """
+    where = resolved(store, platform.work_uri)
+    found = kept_launch(where, job)
+    name = job_from_json(found.prepared.job_json).metadata.name
+    if concluded_term(where, name, found.job_id) > found.earlier_terms:
+        problem = FieldProblem(
+            "JOB",
+            f"{found.job_id!r} (launched {found.launched})",
+            "a job that has failed or was stopped; this one has succeeded and its model is published",
+            "`elastrec run` trains another one",
+        )
+        raise SpecError([problem], "the command line")
+    return found
+
+
+def prepare_again(
+    platform: Platform, kept: KeptLaunch, overrides: Mapping[str, Any], store: str = DEFAULT_STORE
+) -> Prepared:
+    """`prepare` for a job that was launched before, on the same days and with the store in which it was found.
+
+    Args:
+        overrides: values by dotted path, where data or sizes are others here.
+
+    Raises:
+        SpecError, DataError: as of `prepare`; or a URI has lost its password.
+    """
+    where = resolved(store, platform.work_uri)
+    content = job_from_json(kept.prepared.job_json).model_dump(mode="json", by_alias=True)
+    job = load_job(content, {"spec.checkpoint.store": where, **overrides})
+    spec = job.spec
+    hidden = [
+        FieldProblem(
+            f"spec.{path}", repr(value), "a URI with its password, which is not kept", f"--set spec.{path}=URI"
+        )
+        for path, value in (
+            ("data.path", spec.data.path),
+            ("data.evaluation_path", spec.data.evaluation_path or ""),
+            ("checkpoint.store", spec.checkpoint.store),
+            ("continual.start_from", spec.continual.start_from),
+        )
+        if _HIDDEN_PASSWORD in value
+    ]
+    if hidden:
+        raise SpecError(hidden, f"the launch of job {kept.job_id}")
+    prepared = prepare(platform, job, kept.job_id, kept.prepared.interval)
+    return msgspec.structs.replace(prepared, run_tags=kept.prepared.run_tags)
+
+
+def remove_unsuccessful(platform: Platform, job_id: str) -> bool:
+    """Removes a job that has failed or was stopped from the cluster; returns whether a job is there afterwards."""
+    try:
+        phase = observe(platform, job_id).metrics.phase
+    except JobNotFoundError:
+        return False
+    if phase in (Phase.FAILED, Phase.STOPPED):
+        finish(platform, job_id)
+        return False
+    return True

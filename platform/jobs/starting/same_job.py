@@ -1,0 +1,74 @@
+"""Is the job that runs under an id the one that a caller describes? Asked before anything is said to its master."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from elastrec.platform.clusters.pods import PodStatus
+from elastrec.platform.jobs.starting.kept_launch import launch_of
+from elastrec.platform.jobs.types import Prepared
+from elastrec.platform.specs.errors import CheckpointError, OtherJobError, SpecError
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.specs.text.uris import masked
+
+JOB_LABEL = "elastrec.io/job-digest"
+"""Label of a master's pod: of the job file with which the job was launched."""
+_NAMED = 8
+
+
+def job_digest(prepared: Prepared) -> str:
+    """Of the job file as it will run; a password that was changed makes no other job."""
+    return hashlib.sha256(masked(prepared.job_json).encode()).hexdigest()[:16]
+
+
+def refuse_other_job(master: PodStatus, prepared: Prepared) -> None:
+    """Returns when the master's job has the job file of `prepared`, or was launched before that was written down.
+
+    Raises:
+        OtherJobError: it has another one; names the fields that differ.
+    """
+    digest = master.labels.get(JOB_LABEL, "")
+    if not digest or digest == job_digest(prepared):
+        return
+    job_id = prepared.job_id
+    raise OtherJobError(
+        f"job {job_id} runs already, and with another job file: {_differences(prepared)}. To train this job file "
+        f"instead, end the one that runs with `elastrec stop {job_id}` and launch again; to go on with the one that "
+        "runs, restore its job file"
+    )
+
+
+def _differences(prepared: Prepared) -> str:
+    asked = job_from_json(prepared.job_json)
+    try:
+        kept = launch_of(asked.spec.checkpoint.store, asked.metadata.name, prepared.job_id)
+    except (CheckpointError, SpecError) as error:
+        return f"which fields differ is unknown ({error})"
+    if kept is None:
+        return (
+            f"which fields differ is unknown (the store {masked(asked.spec.checkpoint.store)} does not know its launch)"
+        )
+    runs, wanted = (dict(_flat(msgspec.json.decode(masked(each.job_json)))) for each in (kept.prepared, prepared))
+    found = [
+        f"{path} is {_shown(runs, path)} there and {_shown(wanted, path)} here"
+        for path in sorted(runs.keys() | wanted.keys())
+        if runs.get(path) != wanted.get(path)
+    ]
+    more = f" and {len(found) - _NAMED} fields more" if len(found) > _NAMED else ""
+    return "; ".join(found[:_NAMED]) + more or "which fields differ is unknown (it was launched twice at once)"
+
+
+def _flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(content, dict) and content:
+        for key, value in content.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, content
+
+
+def _shown(fields: dict[str, Any], path: str) -> str:
+    return msgspec.json.encode(fields[path]).decode() if path in fields else "absent"

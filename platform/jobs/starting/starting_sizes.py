@@ -1,0 +1,118 @@
+"""Start-up sizes of a job: what its file asks for, or what similar finished jobs ended with (DLRover-RM, Algorithm 1).
+
+The choice itself is `platform.scaling.warm_start`, which knows no MLflow.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.history import History
+from elastrec.platform.history.records import JobFilter, JobRecord
+from elastrec.platform.jobs.ending.tracking import wait_for_tracking
+from elastrec.platform.jobs.scaling.standing import room_of
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Allocation, Prepared
+from elastrec.platform.scaling import amounts
+from elastrec.platform.scaling.warm_start import Features, PastJob, WarmStart, with_memory_used
+from elastrec.platform.scaling.warm_start import warm_start as choose
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.shape import Shape
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.specs.text.uris import masked
+
+log = structlog.get_logger(__name__)
+_LOOKED_AT = 200
+_MEMORY_OF_SERVERS = names.named(names.MEMORY_BYTES, role="parameter_server")
+
+
+def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
+    """Start-up sizes; `source` tells where they come from, job by job.
+
+    A job that wants to start from history starts with the sizes of its file when MLflow stays away for
+    `spec.history.launch_wait`.
+
+    Raises:
+        HistoryError: MLflow refuses, or went away while it was asked.
+    """
+    job = job_from_json(prepared.job_json)
+    asked = asked_for(job)
+    if job.spec.scaling.start == "job_file":
+        log.info("warm_start", job_id=prepared.job_id, source="job file", allocation=str(asked))
+        return _allocation(asked, "job file (scaling.start: job_file)")
+    if not wait_for_tracking(platform, job.spec.history.launch_wait):
+        log.warning("warm_start", job_id=prepared.job_id, source="job file", reason="MLflow does not answer")
+        return _allocation(asked, f"job file (MLflow at {masked(platform.tracking_uri)} does not answer)")
+    history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
+    past = [past_job(each) for each in history.job_records(JobFilter(phases=(Phase.SUCCEEDED,)), limit=_LOOKED_AT)]
+    room = room_of(platform.launcher.nodes())
+    found = choose(features_of(job, prepared.training_rows), past, asked, room)
+    log.info("warm_start", job_id=prepared.job_id, reason=found.reason, allocation=str(found.allocation))
+    return _allocation(_within(found.allocation, job), explained(found))
+
+
+def allocation_asked_for(job: TrainingJob) -> Allocation:
+    """What the job file asks for, as start-up sizes."""
+    return _allocation(asked_for(job), "job file")
+
+
+def asked_for(job: TrainingJob) -> amounts.Allocation:
+    """What the job file asks for."""
+    return amounts.Allocation.of(Shape.of(job.spec.resources))
+
+
+def features_of(job: TrainingJob, training_rows: int) -> Features:
+    """What a job is like before it runs; the same features as those of `past_job`."""
+    numbers = {
+        "training_rows": float(training_rows),
+        "batch_size": float(job.spec.training.batch_size),
+        "embedding_dimension": float(job.spec.model.embedding_dimension),
+        "dense_features": float(len(job.spec.data.dense)),
+        "sparse_features": float(len(job.spec.data.sparse)),
+    }
+    return Features(
+        categories={
+            "name": job.metadata.name, "team": job.metadata.team, "architecture": job.spec.model.architecture,
+        },
+        numbers=numbers,
+    )  # fmt: skip
+
+
+def past_job(record: JobRecord) -> PastJob:
+    """A finished job as warm start sees it: the workers that it was scaled to last, the memory that servers used."""
+    granted = msgspec.structs.asdict(record.granted)
+    workers = round(record.metrics.get(names.SCALING_WORKERS, record.granted.workers))
+    allocation = amounts.Allocation(**{**granted, "workers": max(1, workers)})
+    fullest = record.metrics.get(_MEMORY_OF_SERVERS, 0.0)
+    return PastJob(
+        job_id=record.job_id,
+        features=Features(
+            categories={"name": record.job_name, "team": record.team, "architecture": record.architecture},
+            numbers=record.features,
+        ),
+        allocation=allocation,
+        needed=with_memory_used(allocation, fullest) if fullest > 0 else None,
+        ended_unix_seconds=record.ended_unix_seconds or record.started_unix_seconds,
+    )
+
+
+def explained(found: WarmStart) -> str:
+    """Which jobs, how similar, what each contributed; one line."""
+    shares = "; ".join(
+        f"{each.job_id} (similarity {each.similarity.total:.2f}, share {each.share:.0%}: {each.allocation})"
+        for each in found.contributions
+    )
+    return f"history: {found.reason}" + (f": {shares}" if shares else "")
+
+
+def _within(allocation: amounts.Allocation, job: TrainingJob) -> amounts.Allocation:
+    bounds = job.spec.scaling
+    workers = min(max(allocation.workers, bounds.minimum_workers), bounds.maximum_workers)
+    return msgspec.structs.replace(allocation, workers=workers)
+
+
+def _allocation(sizes: amounts.Allocation, source: str) -> Allocation:
+    return Allocation(**msgspec.structs.asdict(sizes), source=source)

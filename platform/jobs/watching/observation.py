@@ -1,0 +1,88 @@
+"""Look at a job without changing it: its metrics, why it failed, its pods' last words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastrec.platform.clusters.pods import PodPhase
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.watching.job_pods import pods_of_job
+from elastrec.platform.jobs.watching.last_words import ending_of, pod_last_words, whole_log
+from elastrec.platform.jobs.watching.masters import ask_pod, pod_of_master
+from elastrec.platform.specs.errors import ClusterError, JobNotFoundError, TransportError
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.transport.messages.observer import GetStatus, Status
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A job at one moment.
+
+    Attributes:
+        metrics: what the master last said; only job name and phase while no master answers.
+        failure: reason and, where there is one, the user's traceback; empty unless the job failed.
+        reachable: false while the master does not answer, for example because its node restarts it.
+    """
+
+    metrics: TrainingMetrics
+    failure: str = ""
+    reachable: bool = True
+
+
+def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Observation:
+    """The job now.
+
+    Raises:
+        JobNotFoundError: no such job in the cluster.
+        ClusterError: the cluster cannot be reached.
+    """
+    pod = pod_of_master(platform, job_id)
+    if pod is None:
+        raise JobNotFoundError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
+    if pod.phase is PodPhase.FAILED:
+        reason = f"the master failed: {ending_of(platform, pod)}"
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.FAILED, reason=reason), reason)
+    try:
+        status = ask_pod(platform, pod, GetStatus(), Status, timeout_seconds=timeout_seconds)
+    except TransportError as error:
+        if not error.retryable:
+            raise ClusterError(f"job {job_id}: its master refused to answer: {error}") from error
+        restarted = "" if pod.end is None else f"; restarted {pod.restarts} times: {ending_of(platform, pod)}"
+        words = f"the master does not answer{restarted}: {error}"
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
+    if status is None:
+        words = f"master {pod.phase.value}: {pod.reason} {pod.message}".strip()
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
+    return Observation(TrainingMetrics.model_validate_json(status.metrics_json), status.failure)
+
+
+def failure_report(platform: Platform, job_id: str) -> str:
+    """Why a job failed, for people: reason, traceback, and the last lines of the pods that failed.
+
+    A master that failed takes the job's whole story with it: its log is copied, and the report says where to.
+    """
+    try:
+        observation = observe(platform, job_id)
+        report = [
+            f"job {job_id} {observation.metrics.phase.value}: {observation.failure or observation.metrics.reason}"
+        ]
+    except ClusterError as error:
+        report = [str(error)]
+    for pod in pods_of_job(platform, job_id):
+        if pod.phase is PodPhase.FAILED:
+            report.append(pod_last_words(platform, pod))
+            if pod.role is Role.MASTER:
+                report += whole_log(platform, pod)
+    return "\n".join(report)
+
+
+def jobs(platform: Platform) -> list[Observation]:
+    """Every job of the cluster, by name; one that is removed while it is looked at is left out."""
+    found = []
+    for name in sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER):
+        try:
+            found.append(observe(platform, name))
+        except ClusterError:
+            if pod_of_master(platform, name) is not None:
+                raise
+    return found

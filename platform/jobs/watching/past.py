@@ -1,0 +1,149 @@
+"""The past of a job: from its master while there is one, else from what the master left in the checkpoint store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from elastrec.platform.jobs.starting.preparation import resolved
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Prepared
+from elastrec.platform.jobs.watching.masters import is_gone, live_master, pod_of_master
+from elastrec.platform.jobs.watching.observation import observe
+from elastrec.platform.master.reporting.unsent_metrics import read_result
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, FieldProblem, SpecError
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.messages.ledger import (
+    Attempt,
+    Explanation,
+    GetExplanation,
+    GetLedger,
+    LedgerPage,
+    StreamNow,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = structlog.get_logger(__name__)
+DEFAULT_STORE = "checkpoints"
+Left = TypeVar("Left")
+
+
+def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Table:
+    """Every attempt at every shard; the columns are `platform.master.reporting.ledger.SCHEMA`.
+
+    Args:
+        store: URI of the checkpoint store, where the ledger of a job that is gone lies; relative as in job files.
+
+    Raises:
+        ClusterError: the job's master does not answer.
+        CheckpointError: the job is not in the cluster and left no ledger in the store.
+    """
+    from elastrec.platform.master.reporting.ledger import ledger_table, read_ledger
+
+    with live_master(platform, job_id) as client:
+        if client is not None:
+            streams: list[StreamNow] = []
+            return ledger_table(_pages(client, streams), streams)
+    return _left(read_ledger, platform, job_id, store)
+
+
+def explanation(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> Explanation:
+    """What happened to a job, why, and where its time went; arguments and errors as of `ledger`."""
+    from elastrec.platform.master.reporting.explanation import read_explanation
+
+    with live_master(platform, job_id) as client:
+        if client is not None:
+            return client.call(GetExplanation(), Explanation, timeout_seconds=30)
+    return _left(read_explanation, platform, job_id, store)
+
+
+def report(platform: Platform, job_id: str, experiment: str, store: str = DEFAULT_STORE) -> str:
+    """The report of a job's newest run in MLflow, an HTML page.
+
+    Args:
+        experiment: of its runs; store: as of `ledger`.
+
+    Raises:
+        SpecError: the experiment has no run of the job.
+        HistoryError: MLflow does not answer.
+    """
+    from elastrec.platform.history import History, JobFilter
+    from elastrec.platform.jobs.watching.story import story_of
+
+    history = History(platform.tracking_uri, experiment, platform.ui_url)
+    records = history.job_records(JobFilter(job_id=job_id), 1)
+    if not records:
+        problem = FieldProblem(
+            "JOB", repr(job_id), f"a job with a run in MLflow's experiment {experiment!r}", "--experiment names another"
+        )
+        raise SpecError([problem], "the command line")
+    try:
+        story = story_of(explanation(platform, job_id, store))
+    except (CheckpointError, ClusterError) as error:
+        log.warning("job_not_explained", job_id=job_id, error=str(error))
+        story = None
+    return history.report(records[0].run_id, story)
+
+
+def result_of(platform: Platform, prepared: Prepared) -> TrainingMetrics:
+    """The job's last metrics: from its master, or when that is gone what it has left in the store.
+
+    Raises:
+        ClusterError: the job is not in the cluster and left nothing, or the cluster does not answer.
+        CheckpointError: the store could not be asked.
+    """
+    left = left_result(platform, prepared) if is_gone(pod_of_master(platform, prepared.job_id)) else None
+    return left or observe(platform, prepared.job_id).metrics
+
+
+def left_result(platform: Platform, prepared: Prepared) -> TrainingMetrics | None:
+    """What a job that is over has left of its result in its store; None when it has left none.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    job = job_from_json(prepared.job_json)
+    store = resolved(job.spec.checkpoint.store, platform.work_uri)
+    return read_result(store, job.metadata.name, prepared.job_id)
+
+
+def is_trained(platform: Platform, prepared: Prepared) -> bool:
+    """Whether a job of this id has been trained and evaluated to its end, and its master is gone: none need run again.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    if not is_gone(pod_of_master(platform, prepared.job_id)):
+        return False
+    found = left_result(platform, prepared)
+    return found is not None and found.phase is Phase.SUCCEEDED
+
+
+def _left(read: Callable[[str, str], Left | None], platform: Platform, job_id: str, store: str) -> Left:
+    where = resolved(store, platform.work_uri)
+    found = read(where, job_id)
+    if found is None:
+        raise CheckpointError(
+            f"job {job_id}: it is not in the cluster, and nothing of it was left in {where}; "
+            "name the store that its job file names with --store"
+        )
+    return found
+
+
+def _pages(client: RpcClient, streams: list[StreamNow]) -> Iterator[Sequence[Attempt]]:
+    """The master's lines; fills `streams` with what came with the last page."""
+    after = 0
+    while True:
+        page = client.call(GetLedger(after=after), LedgerPage, timeout_seconds=30)
+        yield page.attempts
+        if not page.next:
+            yield page.running
+            streams += page.streams
+            return
+        after = page.next

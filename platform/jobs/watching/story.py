@@ -1,0 +1,23 @@
+"""What happened to a job, in the form that its report shows."""
+
+from __future__ import annotations
+
+from elastrec.platform.history.report import Story, StoryEntry, StoryPart
+from elastrec.platform.master.measuring.time_book import PARTS
+from elastrec.platform.master.reporting.explanation import as_text
+from elastrec.platform.transport.messages.ledger import Explanation
+
+
+def story_of(explained: Explanation) -> Story:
+    """An explanation in the words of the history room, which knows no masters."""
+    return Story(
+        text=as_text(explained),
+        wall_seconds=explained.wall_seconds,
+        goodput=explained.goodput,
+        parts=[StoryPart(name, seconds, PARTS.get(name, "")) for name, seconds in explained.parts.items()],
+        timeline=[
+            StoryEntry(entry.seconds, entry.unix_seconds, entry.what, entry.cause, entry.is_fault)
+            for entry in explained.timeline
+        ],
+        omitted=explained.omitted,
+    )

@@ -1,0 +1,72 @@
+"""What a job's state machine wants done: its outputs. The service carries them out after the event is journalled.
+
+Pods are no effects: which of them a job wants follows from its state (`wanted.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from elastrec.platform.master.machine.shards import Ended
+from elastrec.platform.specs.splits import Positions
+from elastrec.platform.transport.messages.job import LeaseState, SavedPart, Shard
+
+
+class _Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class CommitRecord(_Effect, frozen=True, kw_only=True):
+    """Write the manifest of a record whose parts are all there. Records in `damaged` are deleted afterwards.
+
+    Attributes:
+        base: URI of the record that the parts may build on.
+    """
+
+    order_id: str
+    uri: str
+    is_final: bool
+    step: int
+    generation: int
+    parts: list[SavedPart]
+    positions: Positions
+    damaged: list[str] = []
+    base: str = ""
+
+
+class DiscardRecord(_Effect, frozen=True, kw_only=True):
+    """Delete what was written of a record that will never count.
+
+    Attributes:
+        may_be_complete: it goes even if its manifest is there; else a complete record stays.
+    """
+
+    uri: str
+    may_be_complete: bool = False
+
+
+class AnswerLease(_Effect, frozen=True, kw_only=True):
+    """The answer to ShardsAsked."""
+
+    state: LeaseState
+    shards: list[Shard] = []
+
+
+class RecordAttempt(_Effect, frozen=True, kw_only=True):
+    """One line of the ledger of what was trained. `time` is when the attempt ended, on the job's clock."""
+
+    generation: int
+    time: float = 0.0
+    ended: Ended
+
+
+class Decided(_Effect, frozen=True, kw_only=True):
+    """One line of the log: a decision and its inputs."""
+
+    decision: str
+    inputs: dict[str, Any]
+
+
+Effect = CommitRecord | DiscardRecord | AnswerLease | RecordAttempt | Decided

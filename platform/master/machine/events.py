@@ -1,0 +1,256 @@
+"""What can happen to a job: the inputs of its state machine and the records of its journal.
+
+`time` is in seconds of the job's own clock: it only runs while a master runs and never goes back, whatever the
+machine's clock does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from elastrec.platform.clusters.pods import EndReason
+from elastrec.platform.master.machine.recovery import CompleteRecord
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange, PodSize
+from elastrec.platform.transport.messages.job import RestoreProblem, SavedPart, ShardProgress
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    time: float
+
+
+class ResumedFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """What a master without a journal continues from: records that an earlier one has left.
+
+    Attributes:
+        records: complete ones, oldest first; the last one is gone back to first.
+        trained_rows: that earlier masters have counted, as far as known; else 0.
+    """
+
+    records: list[CompleteRecord]
+    trained_rows: int
+
+
+class TermBegun(_Event, frozen=True, kw_only=True):
+    """This master has taken a term, and is reached at `address`; `resumed` is for one without a journal only."""
+
+    term: int
+    address: str
+    resumed: ResumedFrom | None = None
+
+
+class Begun(_Event, frozen=True, kw_only=True):
+    """The job exists; its pods are to be made."""
+
+
+class PodRegistered(_Event, frozen=True, kw_only=True):
+    """A pod's process reported for the first time, or again."""
+
+    pod: str
+    role: Role
+    incarnation: str
+    address: str = ""
+    node: str = ""
+    restored_order_id: str = ""
+
+
+class PodReported(_Event, frozen=True, kw_only=True):
+    """The part of a heartbeat that changes something."""
+
+    pod: str
+    incarnation: str
+    generation: int
+    reached_version: int
+    progress: list[ShardProgress] = []
+    saved: SavedPart | None = None
+    restored_order_id: str = ""
+    damaged: RestoreProblem | None = None
+    writing: str = ""
+    transfers: int = 0
+    orders_version: int = 0
+    let_go_version: int = 0
+
+
+class PodOrdered(_Event, frozen=True, kw_only=True):
+    """One worker shall do something otherwise than the others; what it was ordered before does not hold any more.
+
+    The fields are those of PodOrders.
+    """
+
+    pod: str
+    batch_size: int | None = None
+    learning_rate_scale: float = 1.0
+    is_idle: bool = False
+
+
+class ShardsAsked(_Event, frozen=True, kw_only=True):
+    """A worker asked for shards."""
+
+    pod: str
+    incarnation: str
+    generation: int
+    request_id: str
+    count: int
+    kind: str
+    progress: list[ShardProgress] = []
+
+
+class PodFailed(_Event, frozen=True, kw_only=True):
+    """A pod told why it is about to exit."""
+
+    pod: str
+    incarnation: str
+    retryable: bool
+    reason: str
+    traceback: str = ""
+    shard: ShardProgress | None = None
+
+
+class PodSilent(_Event, frozen=True, kw_only=True):
+    """No life sign of this process for the heartbeat timeout; without incarnation: the pod's process never came up."""
+
+    pod: str
+    incarnation: str
+    silent_seconds: float
+
+
+class PodSeen(_Event, frozen=True, kw_only=True):
+    """The cluster has the pod of a member: it was created, or found under that name."""
+
+    pod: str
+    uid: str
+
+
+class PodGone(_Event, frozen=True, kw_only=True):
+    """The cluster says that the pod ended. `message` is for people (the last lines of its log)."""
+
+    pod: str
+    uid: str
+    end: EndReason
+    exit_code: int | None = None
+    message: str = ""
+
+
+class PodDeleted(_Event, frozen=True, kw_only=True):
+    """The cluster has no pod of this name, which the job gave up."""
+
+    pod: str
+
+
+class PodResized(_Event, frozen=True, kw_only=True):
+    """The pod has this size. `outcome_of`: what it was asked to have, if this is what came of it."""
+
+    pod: str
+    uid: str
+    cores: float
+    memory_bytes: int
+    outcome_of: PodSize | None = None
+
+
+class ResizeRefused(_Event, frozen=True, kw_only=True):
+    """The pod will not get the size that was asked for; it keeps what it has."""
+
+    pod: str
+    uid: str
+    cores: float
+    memory_bytes: int
+    reason: str
+
+
+class PodRefused(_Event, frozen=True, kw_only=True):
+    """The cluster will never create this pod."""
+
+    pod: str
+    reason: str
+
+
+class RecordCommitted(_Event, frozen=True, kw_only=True):
+    """The record of a save order is complete. May come late, when the job has gone on without it."""
+
+    order_id: str
+
+
+class RecordFailed(_Event, frozen=True, kw_only=True):
+    """The record of a save order cannot be completed."""
+
+    order_id: str
+    reason: str
+    store_away: bool = False
+
+
+class StopAsked(_Event, frozen=True, kw_only=True):
+    reason: str
+
+
+class OwnerChanged(_Event, frozen=True, kw_only=True):
+    """An observer took the job over: no other may stop it."""
+
+    owner: str
+
+
+class SaveAsked(_Event, frozen=True, kw_only=True):
+    pass
+
+
+class ShapeAsked(_Event, frozen=True, kw_only=True):
+    """Another shape is wanted; what the change does not name stays as it is wanted."""
+
+    change: dict[Role, PlacesChange]
+
+
+class ShapeTakenBack(_Event, frozen=True, kw_only=True):
+    """Somebody gave a request for a shape up."""
+
+    request_id: str
+
+
+class Ticked(_Event, frozen=True, kw_only=True):
+    """A deadline of the state has passed."""
+
+
+class Restarted(_Event, frozen=True, kw_only=True):
+    """A new master process has taken over, or the old one stood still: nobody is blamed for the time between.
+
+    `away_seconds` passed without a master, on the wall clock; the job's own clock stood still.
+    """
+
+    away_seconds: float = 0.0
+
+
+class Measured(_Event, frozen=True, kw_only=True):
+    """Workers told which share (0 to 1) of their training time since the last such event they waited for rows."""
+
+    waiting_share: float
+
+
+Event = (
+    TermBegun
+    | Begun
+    | PodRegistered
+    | PodReported
+    | PodOrdered
+    | ShardsAsked
+    | PodFailed
+    | PodSilent
+    | PodSeen
+    | PodGone
+    | PodDeleted
+    | PodResized
+    | ResizeRefused
+    | PodRefused
+    | RecordCommitted
+    | RecordFailed
+    | StopAsked
+    | OwnerChanged
+    | SaveAsked
+    | ShapeAsked
+    | ShapeTakenBack
+    | Ticked
+    | Restarted
+    | Measured
+)
+
+Submit = Callable[[Callable[[float], Event]], object]
+"""Takes an event, made of the time on the job's clock."""

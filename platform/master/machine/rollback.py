@@ -1,0 +1,102 @@
+"""Going back: everybody to the last complete record, in a new generation. Pure.
+
+All servers are ordered to restore. Other servers get buckets here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastrec.platform.master.machine import stages
+from elastrec.platform.master.machine.effects import Decided, Effect
+from elastrec.platform.master.machine.saves import COMMITTING
+from elastrec.platform.master.pods import losses
+from elastrec.platform.master.pods.membership import Member, MemberStage
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.job import RestoreProblem
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+
+
+def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
+    """A server and its rows are gone, or other servers are wanted."""
+    state.phases.move(Phase.RECOVERING, state.time)
+    _roll_back(state, reason, effects)
+
+
+def record_damaged(state: JobState, member: Member, problem: RestoreProblem, effects: list[Effect]) -> None:
+    """A server could not restore a record: everybody goes back to the one before it, with that one's positions.
+
+    After the job's own records come those that it may start from, with the positions of its beginning. A job that
+    started from nothing starts from nothing again; one that did not fails when no undamaged record is left.
+    """
+    recovery = state.recovery
+    if not is_restoring(state, member, problem.order_id):
+        return
+    damaged = recovery.servers[member.name].order.uri
+    recovery.give_up_record(damaged)
+    effects.append(
+        Decided(
+            decision="record_damaged",
+            inputs={"record": damaged, "pod": member.name, "reason": problem.reason},
+        )
+    )
+    if recovery.record is None and recovery.start_record is None:
+        state.fail(
+            f"no undamaged record is left to go back to; the last: {problem.reason}; set spec.continual.start_from to "
+            "another record, or to nothing to train from scratch",
+            effects,
+        )
+        return
+    _roll_back(state, f"the record {damaged} is damaged", effects)
+
+
+def is_restoring(state: JobState, member: Member, order_id: str) -> bool:
+    """Whether the job waits for that server to carry that restore order out."""
+    return stages.is_restoring(state) and state.recovery.is_in_force(member.name, order_id)
+
+
+def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
+    phases, saves, recovery = state.phases, state.saves, state.recovery
+    record = recovery.record
+    phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
+    positions = record.positions if record is not None else state.plan.start_positions
+    # What was leased belongs to the generation that ends here.
+    state.ledger(state.training.restore(positions.of(state.training.stream) if positions else None), effects)
+    for worker in state.membership.workers():
+        state.ledger(state.evaluation.lose(worker.name, blame=False, outcome="rolled back"), effects)
+    if phases.resume is Phase.TRAINING:
+        # What was evaluated of a final record that is damaged is not the model that will be final.
+        state.ledger(state.evaluation.restore(None), effects)
+        state.evaluation_sketch = b""
+    phases.begin_generation()
+    for save in [*saves.unknown, *saves.under_way.values()]:
+        # What is found complete from here on holds rows that are trained again.
+        stages.abandon(state, save, is_committing=save.stage == COMMITTING)
+    saves.unknown, saves.under_way = [], {}
+    recovery.roll_back(phases.next_order())
+    _reshape_servers(state, effects)
+    for server in state.owners():
+        recovery.order(server.name, state.time)
+    state.times.rolled_back()
+    state.reason = reason
+    effects.append(
+        Decided(
+            decision="rollback",
+            inputs={"reason": reason, "generation": phases.generation, "record": recovery.uri or "from nothing"},
+        )
+    )
+
+
+def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
+    if state.has_wanted_servers:
+        return
+    servers, wanted = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
+    for server in servers[wanted.count :]:
+        state.membership.move(server, MemberStage.RETIRING)
+        losses.dismiss(state, server, effects, delete=True)
+    for index in range(len(servers), wanted.count):
+        state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
+    names = [server.name for server in state.membership.servers()]
+    state.ownership.assign(names, state.plan.virtual_buckets)

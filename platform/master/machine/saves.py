@@ -1,0 +1,270 @@
+"""Saves of a job: which are under way, in which stage, until when, and what becomes of those that were given up. Pure.
+
+A save goes from pausing over writing to committing. One that was given up while servers wrote is *abandoned*: its
+folder is deleted once nobody writes into it any more. One whose commit has not ended in time is *unknown*: it counts
+when its record is found complete. What servers and workers do is told to these machines; they know no member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import xxhash
+
+from elastrec.platform.master.machine.effects import DiscardRecord
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.splits import Positions
+from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+
+PAUSING, WRITING, COMMITTING = "pausing", "writing", "committing"
+
+
+class Base(msgspec.Struct, frozen=True):
+    """The record that the next save may build on, and how many in a row have built on another one until it."""
+
+    order_id: str
+    uri: str
+    deltas: int = 0
+
+
+class Save(msgspec.Struct, kw_only=True):
+    """A save on its way.
+
+    Attributes:
+        quiesce: workers pause until it is over; for one that does not, its positions are known when it begins.
+        stage: workers finish their steps (`pausing`), servers write (`writing`), the manifest follows (`committing`).
+        since: when the stage began, or began anew; begun: when the first one did.
+        version: directive version that every worker must reach before servers may write.
+        positions: of the shards at the moment when everybody stood still; `rows` that were trained then, all epochs.
+        parts: what the servers reported, by pod name.
+        unsaved: seconds of training and of waiting for rows that only this save holds, once it is unknown.
+        base: what it may build on; None: it holds everything.
+    """
+
+    order_id: str
+    uri: str
+    step: int
+    is_final: bool
+    quiesce: bool
+    stage: str
+    version: int
+    since: float
+    begun: float = 0.0
+    positions: Positions | None = None
+    rows: int = 0
+    parts: dict[str, SavedPart] = {}
+    unsaved: tuple[float, float] = (0.0, 0.0)
+    base: Base | None = None
+
+    @property
+    def order(self) -> SaveOrder | None:
+        """What servers are told; None while workers still move."""
+        if self.stage == PAUSING:
+            return None
+        return SaveOrder(self.order_id, self.uri, self.base.order_id if self.base else "")
+
+    def enter(self, stage: str, time: float) -> None:
+        """The next stage begins."""
+        self.stage, self.since = stage, time
+
+    def problems(self) -> list[str]:
+        """Why servers could not write their parts."""
+        return [f"{pod}: {part.problem}" for pod, part in self.parts.items() if part.problem]
+
+    def is_store_away(self) -> bool:
+        """Whether no server could ask the store."""
+        return all(part.store_away for part in self.parts.values() if part.problem)
+
+
+class Abandoned(msgspec.Struct, kw_only=True):
+    """The folder of a save that was given up, until it can be deleted.
+
+    Attributes:
+        version: a server that has reached this directive begins no part of it any more.
+        writers: pods that may be writing into it, with the incarnations of their processes.
+        is_committing: its manifest may still be written; `may_be_complete`: or is there already.
+    """
+
+    uri: str
+    version: int
+    writers: dict[str, str]
+    is_committing: bool
+    may_be_complete: bool
+
+    def is_left_by(self, pod: str, incarnation: str, writing: str, reached_version: int, order_id: str) -> bool:
+        """Whether a heartbeat shows that a writer does not write into it any more, nor ever will."""
+        # A server that has not reached that version may still begin to write.
+        is_writer = self.writers.get(pod) == incarnation
+        return is_writer and writing != order_id and reached_version >= self.version
+
+
+class Saves(msgspec.Struct, kw_only=True):
+    """All saves of a job.
+
+    Attributes:
+        record_template: URI of a record folder; those of this job differ from it in step and random part only.
+        under_way: by order id, the oldest first; at most one of them quiesces.
+        unknown: since the last record; their commit has not ended in time.
+        abandoned: by order id.
+        next_save: when the next one is due on the job's clock; None: when asked for, or at the end.
+        base: the last complete record; None: the next one holds everything.
+        completed, failed: of all save orders; `final_failures`: of the final one in a row.
+    """
+
+    record_template: str
+    under_way: dict[str, Save] = {}
+    unknown: list[Save] = []
+    abandoned: dict[str, Abandoned] = {}
+    next_save: float | None = None
+    is_asked: bool = False
+    base: Base | None = None
+    completed: int = 0
+    failed: int = 0
+    final_failures: int = 0
+
+    @property
+    def quiescing(self) -> Save | None:
+        """The one that workers pause for."""
+        if not self.under_way:
+            return None
+        for save in self.under_way.values():
+            if save.quiesce:
+                return save
+        return None
+
+    def order_for(self, pod: str) -> SaveOrder | None:
+        """What a server is to write: one part after the other, the oldest save first. It stays until it is over."""
+        order = None
+        for save in self.under_way.values():
+            order = save.order or order
+            if order is not None and pod not in save.parts:
+                break
+        return order
+
+    def content(self) -> tuple[tuple[str, bool, int], ...]:
+        """What directives say of saves depends on this and on nothing else."""
+        # Which one a server is told depends on its parts, once there are several.
+        several = len(self.under_way) > 1
+        saves = self.under_way.values()
+        return tuple((save.order_id, save.stage == PAUSING, several and len(save.parts)) for save in saves)
+
+    def begin(
+        self,
+        order_id: str,
+        *,
+        step: int,
+        is_final: bool,
+        version: int,
+        time: float,
+        cut: tuple[Positions, int] | None = None,
+        deltas: int = 0,
+    ) -> Save:
+        """A save begins.
+
+        Args:
+            version: no server writes before all workers have reached it.
+            deltas: so many records in a row may build on the one before; the final one never does.
+            cut: positions of the shards, and rows trained, that the parts will be of; then workers need not pause.
+
+        Raises:
+            ElastrecError: workers pause for another one already.
+        """
+        quiesce = cut is None
+        if quiesce and self.quiescing is not None:
+            raise ElastrecError(f"{order_id}: workers pause for {self.quiescing.order_id} already; end that save first")
+        save = self.under_way[order_id] = Save(
+            order_id=order_id,
+            uri=record_uri(self.record_template, order_id, step),
+            step=step,
+            is_final=is_final,
+            quiesce=quiesce,
+            stage=PAUSING if quiesce else WRITING,
+            version=version,
+            since=time,
+            begun=time,
+            base=None if is_final or self.base is None or self.base.deltas >= deltas else self.base,
+        )
+        if cut is not None:
+            save.positions, save.rows = cut
+        if quiesce:
+            self.is_asked, self.next_save = False, None
+        return save
+
+    def would_take(self, pod: str, part: SavedPart | None) -> bool:
+        """Whether a part belongs to a save under way and is not known yet."""
+        save = self.under_way.get(part.order_id) if part is not None else None
+        return save is not None and pod not in save.parts
+
+    def take(self, pod: str, part: SavedPart) -> None:
+        """A server has written its part, or could not; the first report counts, those of other saves are void."""
+        if (save := self.under_way.get(part.order_id)) is not None:
+            save.parts.setdefault(pod, part)
+
+    def end(self, save: Save) -> None:
+        """It is not under way any more."""
+        del self.under_way[save.order_id]
+
+    def take_unknown(self, order_id: str) -> Save | None:
+        """Takes a save whose end was not known out of the list."""
+        save = next((save for save in self.unknown if save.order_id == order_id), None)
+        self.unknown = [other for other in self.unknown if other is not save]
+        return save
+
+    def keep_time(self, time: float) -> None:
+        """The stages of all saves begin anew: everybody has the whole time for them."""
+        for save in self.under_way.values():
+            save.since = time
+
+    def abandon(self, save: Save, writers: Mapping[str, str], version: int, *, is_committing: bool = False) -> None:
+        """Gives a save's folder up; `discard` deletes it.
+
+        Args:
+            writers: servers that may write, with their processes.
+            version: of the first directive that does not order the save.
+            is_committing: its manifest may still be written.
+        """
+        if save.stage == PAUSING:
+            return
+        left = {pod: process for pod, process in writers.items() if save.stage == WRITING and pod not in save.parts}
+        self.abandoned[save.order_id] = Abandoned(
+            uri=save.uri,
+            version=version,
+            writers=left,
+            is_committing=is_committing,
+            may_be_complete=is_committing,
+        )
+
+    def committing_has_ended(self, order_id: str) -> bool:
+        """Nobody writes an abandoned save's manifest any more; false when it is none."""
+        if order_id not in self.abandoned:
+            return False
+        self.abandoned[order_id].is_committing = False
+        return True
+
+    def discard(self, runs: Callable[[str, str], bool]) -> list[DiscardRecord]:
+        """Abandoned folders into which nobody writes any more.
+
+        Args:
+            runs: whether this process of a pod may still run.
+        """
+        effects = []
+        for order_id, entry in list(self.abandoned.items()):
+            entry.writers = {pod: process for pod, process in entry.writers.items() if runs(pod, process)}
+            if not entry.writers and not entry.is_committing:
+                del self.abandoned[order_id]
+                effects.append(DiscardRecord(uri=entry.uri, may_be_complete=entry.may_be_complete))
+        return effects
+
+    def in_progress(self) -> list[str]:
+        """URIs of records that are being written, or whose end is not known."""
+        saves = [*self.unknown, *self.under_way.values()]
+        return [*(save.uri for save in saves), *(entry.uri for entry in self.abandoned.values())]
+
+
+def record_uri(template: str, order_id: str, step: int) -> str:
+    """A folder of its own for every order, in the naming of the checkpoints room (step, job digits, random digits)."""
+    folder, _, name = template.rpartition("/")
+    _, job_digits, random_digits = name.split("-")
+    own = xxhash.xxh32_hexdigest(f"{random_digits}/{order_id}".encode())
+    return f"{folder}/{step:012d}-{job_digits}-{own}"

@@ -1,0 +1,331 @@
+"""The whole truth about one job as a pure state machine: `handle(event) -> effects`. No clock, no socket, no file.
+
+A state is a plain value: equal events give equal states, a state survives encoding, and the journal of its events is
+the job's history.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.master.machine import handlers, rollback, saving, stages
+from elastrec.platform.master.machine.effects import (
+    Decided,
+    Effect,
+    RecordAttempt,
+)
+from elastrec.platform.master.machine.events import Event, PodReported
+from elastrec.platform.master.machine.ownership import Ownership
+from elastrec.platform.master.machine.phases import Phases
+from elastrec.platform.master.machine.plan import JobPlan
+from elastrec.platform.master.machine.recovery import Recovery
+from elastrec.platform.master.machine.saves import WRITING, Saves
+from elastrec.platform.master.machine.shards import Ended, ShardQueue
+from elastrec.platform.master.measuring.sketches import merge_sketches
+from elastrec.platform.master.measuring.time_book import TimeBook
+from elastrec.platform.master.pods import losses, orders, shape
+from elastrec.platform.master.pods.membership import Member, Membership, MemberStage
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import Shape
+from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, Positions, Split
+from elastrec.platform.transport.messages.job import (
+    Directive,
+    Mode,
+    PodOrders,
+    RoutingTable,
+    ShardProgress,
+    WorkerProcess,
+)
+
+_MODES = {Phase.TRAINING: Mode.TRAIN, Phase.SAVING: Mode.PAUSE, Phase.EVALUATING: Mode.EVALUATE}
+KEPT_PREDICTION_ROWS = 10_000
+"""Evaluation rows whose predictions are kept for the check of the exported model."""
+
+
+class JobState(msgspec.Struct, kw_only=True, dict=True):
+    """One job.
+
+    Attributes:
+        wanted_shape: other servers are reached at the next restore (see ShapeAsked).
+        requested_shape: the last request for one.
+        evaluation_sketch: merged over the completed evaluation shards.
+        reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
+        poisoned: the split that failed the job.
+        address: `host:port` of the master.
+        started_from: the record that this journal began from, and where in the data, for people; empty: nothing.
+        samples_before: what of `training.samples` was there when this journal began.
+        is_resumed: it began from a record of an earlier master.
+        owner: the only observer that may stop the job; empty: anybody.
+        exit_deadline: when pods that have not left by themselves are deleted.
+        time: of the last event.
+        times: where the time until then went.
+    """
+
+    plan: JobPlan
+    phases: Phases
+    saves: Saves
+    recovery: Recovery
+    training: ShardQueue
+    evaluation: ShardQueue
+    membership: Membership
+    ownership: Ownership
+    wanted_shape: Shape
+    requested_shape: shape.RequestedShape | None = None
+    evaluation_sketch: bytes = b""
+    reason: str = ""
+    failure: str = ""
+    address: str = ""
+    started_from: str = ""
+    samples_before: int = 0
+    is_resumed: bool = False
+    owner: str = ""
+    poisoned: Split | None = None
+    exit_deadline: float | None = None
+    time: float = 0.0
+    times: TimeBook = msgspec.field(default_factory=TimeBook)
+
+    @staticmethod
+    def new(plan: JobPlan) -> JobState:
+        """The state before the first event."""
+        state = JobState(
+            plan=plan,
+            phases=Phases(),
+            saves=Saves(record_template=plan.record_template),
+            recovery=Recovery(
+                start_records=[plan.start_record, *plan.older_start_records],
+                uri=plan.start_record,
+                begins_at_positions=plan.start_positions is not None,
+            ),
+            training=ShardQueue(
+                stream=TRAINING_STREAM, kind="train", splits=plan.training, lease_seconds=plan.lease_seconds
+            ),
+            evaluation=ShardQueue(
+                stream=EVALUATION_STREAM,
+                kind="evaluate",
+                splits=plan.evaluation,
+                lease_seconds=plan.lease_seconds,
+                keep_rows=KEPT_PREDICTION_ROWS,
+            ),
+            membership=Membership(job_id=plan.job_id),
+            ownership=Ownership(),
+            wanted_shape=plan.shape,
+            started_from=f"the weights of {plan.start_record}" if plan.start_record else "",
+        )
+        if plan.start_positions is not None:
+            state.begin_at(plan.start_record, plan.start_positions)
+        return state
+
+    def begin_at(self, record: str, positions: Positions, samples: int = 0) -> None:
+        """Where the shards stand before the first event; `samples` of earlier masters, where they are more."""
+        self.training.restore(positions.of(self.training.stream))
+        covered = self.training.covered_rows()
+        self.training.samples = self.samples_before = max(samples, covered)
+        self.recovery.saved_rows = covered
+        self.started_from = f"{record} at {covered:,} of {self.plan.training.total_rows:,} samples"
+
+    @property
+    def phase(self) -> Phase:
+        return self.phases.phase
+
+    @property
+    def has_wanted_servers(self) -> bool:
+        """Whether as many servers as are wanted own buckets."""
+        return len(self.ownership.servers) == self.wanted_shape[Role.PARAMETER_SERVER].count
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Takes one event in; returns what is to be done because of it."""
+        self.times.pass_time(self, event.time - self.time)
+        self.time = max(self.time, event.time)
+        # Kept from the event before, but not in a snapshot: it follows from the rest of the state.
+        before = self.__dict__.get("told") or self._directives_depend_on()
+        effects: list[Effect] = []
+        handlers.HANDLERS[type(event)](self, event, effects)
+        while saving.step(self, self.time, effects):
+            pass
+        shape.step(self, effects)
+        stages.discard_abandoned(self, effects)
+        told = self._directives_depend_on()
+        if told != before:
+            self.phases.version += 1
+            self._settle_servers()
+            orders.keep_one_at_work(self, effects)
+            told = self._directives_depend_on()
+        self.__dict__["told"] = told
+        return effects
+
+    def _directives_depend_on(self) -> tuple[object, ...]:
+        """What directives say follows from this and the plan: where it differs, their version rises."""
+        phases, saves = self.phases, self.saves
+        return (
+            phases.term,
+            phases.phase,
+            phases.generation,
+            self.ownership.epoch,
+            self.recovery.number,
+            self.membership.edition,
+            saves.content() if saves.under_way else None,
+        )
+
+    def _settle_servers(self) -> None:
+        """A server that owns buckets serves; another one stands by."""
+        for server in self.membership.servers():
+            if server.is_registered and not server.retiring:
+                is_owner = server.name in self.ownership.servers
+                self.membership.move(server, MemberStage.SERVING if is_owner else MemberStage.STANDBY)
+
+    @property
+    def queues(self) -> tuple[ShardQueue, ...]:
+        """Of all streams."""
+        return self.training, self.evaluation
+
+    def queue(self, stream: str) -> ShardQueue:
+        """Raises KeyError when the job has no such stream."""
+        for queue in self.queues:
+            if queue.stream == stream:
+                return queue
+        raise KeyError(stream)
+
+    def queue_of_kind(self, kind: str) -> ShardQueue:
+        """Where shards of a kind come from."""
+        return self.training if kind == "train" else self.evaluation
+
+    def positions(self) -> Positions:
+        """How far the training is, as a checkpoint record keeps it."""
+        return Positions({self.training.stream: self.training.positions()})
+
+    def owners(self) -> list[Member]:
+        """Servers that own buckets, in the order of the routing table."""
+        members = self.membership.members
+        return [members[name] for name in self.ownership.servers if name in members]
+
+    def routing(self) -> RoutingTable:
+        return self.ownership.table({server.name: server.address for server in self.owners()})
+
+    def directive(self, pod: str, incarnation: str) -> Directive:
+        """The whole of what a pod's process should be doing; one without a place, or superseded, should exit."""
+        phases = self.phases
+        member = self.membership.members.get(pod)
+        mode = _MODES.get(phases.phase, Mode.IDLE)
+        if member is None or member.retiring or phases.phase.is_final or member.is_held_by_another(incarnation):
+            mode = Mode.EXIT
+        elif self.saves.quiescing is not None:
+            mode = Mode.PAUSE
+        save = restore = None
+        members: list[WorkerProcess] = []
+        if member is not None and member.role is Role.PARAMETER_SERVER and mode is not Mode.EXIT:
+            # Servers refuse all others; to a thousand workers the list would be most of each answer.
+            members = self.training_members()
+            ordered = self.recovery.servers.get(pod)
+            restore = ordered.order if ordered is not None else None
+            save = self.saves.order_for(pod) if pod in self.ownership.servers else None
+        return Directive(
+            term=phases.term,
+            version=phases.version,
+            mode=mode,
+            generation=phases.generation,
+            routing=self.routing(),
+            members=members,
+            save=save,
+            restore=restore,
+        )
+
+    def orders_of(self, pod: str, incarnation: str) -> PodOrders | None:
+        """What a pod's process should do otherwise than the others."""
+        member = self.membership.members.get(pod)
+        return None if member is None or member.is_held_by_another(incarnation) else member.orders
+
+    def training_members(self) -> list[WorkerProcess]:
+        """Workers whose pushes count; in bsp and ssp only those that have, or may still get, something to train.
+
+        One that retires counts until it has gone: it finishes its round and leaves by itself.
+        """
+        return [
+            WorkerProcess(worker.name, worker.incarnation)
+            for worker in self.membership.workers()
+            if worker.is_registered and not (self.plan.is_synchronous and worker.starved)
+        ]
+
+    def is_news(self, report: PodReported) -> bool:
+        """Whether a heartbeat changes the state and so has to be journalled."""
+        member = self.membership.members.get(report.pod)
+        if member is None or member.incarnation != report.incarnation:
+            return False
+        if report.reached_version > member.reached_version or report.orders_version > member.orders_version:
+            return True
+        if orders.lets_go(member, report.let_go_version):
+            return True
+        if member.role is Role.WORKER:
+            return report.generation == self.phases.generation and any(
+                self.queue(p.stream).is_news(report.pod, p) for p in report.progress
+            )
+        return (
+            self.recovery.would_restore(report.pod, report.restored_order_id)
+            or stages.is_news(self, member, report)
+            or (report.damaged is not None and rollback.is_restoring(self, member, report.damaged.order_id))
+            or self.saves.would_take(report.pod, report.saved)
+        )
+
+    def is_swept(self) -> bool:
+        """Whether the job is over and none of its pods runs any more."""
+        return self.phase.is_final and not self.membership.members and not self.membership.leaving
+
+    def next_deadline(self) -> float | None:
+        """When `Ticked` has to come, on the job's clock; None: nothing is waited for."""
+        phases = self.phases
+        if phases.phase.is_final:
+            return self.exit_deadline
+        deadlines: list[float] = []
+        if (shape_deadline := shape.deadline(self)) is not None:
+            deadlines.append(shape_deadline)
+        stage = stages.deadline(self)
+        if stage is not None:
+            deadlines.append(stage)
+        if self.saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):
+            running = {Phase.TRAINING: self.training, Phase.EVALUATING: self.evaluation}.get(phases.phase)
+            deadlines.extend(running.deadlines.values() if running else ())
+            if self.saves.next_save is not None:
+                deadlines.append(self.saves.next_save)
+        return min(deadlines, default=None)
+
+    def ledger(self, ended: list[Ended], effects: list[Effect]) -> None:
+        """Notes attempts that ended."""
+        generation = self.phases.generation
+        effects.extend(RecordAttempt(generation=generation, time=self.time, ended=attempt) for attempt in ended)
+
+    def fail(self, reason: str, effects: list[Effect], traceback: str = "") -> None:
+        """The job ends here."""
+        if not self.phase.is_final:
+            self.failure = f"{reason}\n\n{traceback}".strip() if traceback else reason
+            effects.append(Decided(decision="job_failed", inputs={"reason": reason}))
+            self.finish(Phase.FAILED, reason, effects)
+
+    def finish(self, phase: Phase, reason: str, effects: list[Effect]) -> None:
+        """Into a final phase; pods are told to exit and deleted when they do not, or cannot hear it."""
+        self.phases.move(phase, self.time)
+        under_way, self.saves.under_way = list(self.saves.under_way.values()), {}
+        for save in under_way:
+            if save.stage == WRITING:
+                stages.abandon(self, save)
+        self.reason = reason
+        self.exit_deadline = self.time + self.plan.exit_seconds
+        for member in [m for m in self.membership.members.values() if not m.is_registered]:
+            losses.dismiss(self, member, effects, delete=True)
+
+    def take_progress(self, pod: str, generation: int, progress: list[ShardProgress], effects: list[Effect]) -> None:
+        """Counts what a worker has trained or evaluated; reports of an older generation are void."""
+        if generation != self.phases.generation or self.phase.is_final:
+            return
+        for report in progress:
+            queue = self.queue(report.stream)
+            accepted = queue.advance(pod, report, self.time)
+            # A lost evaluation shard begins anew: only one that is completed is progress.
+            if accepted.rows and (queue.kind == "train" or accepted.completed is not None):
+                self.membership.made_progress(Role.WORKER)
+                self.membership.members[pod].oom_bytes = 0
+            if accepted.completed is None:
+                continue
+            self.ledger([accepted.completed], effects)
+            if queue.kind == "evaluate":
+                # No rollback repeats it, so the servers, too, have got further.
+                self.membership.made_progress(Role.PARAMETER_SERVER)
+                self.evaluation_sketch = merge_sketches(self.evaluation_sketch, report.sketch)

@@ -1,0 +1,180 @@
+"""What the heartbeats say about speed and quality: windows of a few seconds. In memory only; lost with the process."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from elastrec.platform.data.metrics.binary import COARSE_BINS
+from elastrec.platform.data.metrics.heads import HeadSketches
+from elastrec.platform.master.measuring.sketches import head_metrics
+from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.metrics import HeadMetrics
+from elastrec.platform.transport.messages.job import Heartbeat, TableUsage
+
+WINDOW_SECONDS = 5.0
+FIRST_WINDOW_SECONDS = 1.0
+_FIRST_WINDOWS = 30
+"""So many windows are short: a job of a few seconds has a learning curve, too."""
+_TRAFFIC = {
+    "pulled": "bytes_pulled", "pushed": "bytes_pushed", "read": "bytes_read", "read_plain": "bytes_read_plain",
+}  # fmt: skip
+"""What is counted per sample, and the field of WindowMetrics that tells it."""
+_STEP_PHASES = ("wait", "pull", "compute", "push")
+
+
+class PodSample(msgspec.Struct):
+    """The last that is known of one pod. Seconds are means per step of the last window.
+
+    Attributes:
+        problem: why a server still waits with what it was ordered to restore; empty when it does not.
+    """
+
+    samples: int = 0
+    batch_seconds: float = 0.0
+    phase_seconds: dict[str, float] = {}
+    memory_bytes: int = 0
+    cpu_seconds: float = 0.0
+    dense_bytes: int = 0
+    tables: list[TableUsage] = []
+    incarnation: str = ""
+    window: int = 0
+    problem: str = ""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """The job over a few seconds. Quality is that of predictions made before the update; None: nothing was trained.
+
+    Attributes:
+        losses: means of the losses that the model names, where there are several.
+        heads: of the model; none where nothing was trained.
+    """
+
+    seconds: float
+    samples: int
+    samples_per_second: float
+    loss: float | None
+    losses: dict[str, float]
+    heads: tuple[HeadMetrics, ...]
+    batch_seconds: dict[str, float]
+    memory_bytes: dict[str, int]
+
+
+class _Sums(msgspec.Struct):
+    steps: int = 0
+    samples: int = 0
+    seconds: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(_STEP_PHASES))
+
+
+class Monitor:
+    """Adds up heartbeats. Not safe for several threads: its owner locks."""
+
+    def __init__(self, now: float) -> None:
+        self.pods: dict[str, PodSample] = {}
+        self._since = now
+        self._samples = 0
+        self._windows = 0
+        self._loss_sum = 0.0
+        self._losses: dict[str, float] = {}
+        self._sketches = HeadSketches(COARSE_BINS)
+        self._steps: dict[str, _Sums] = {}
+        self._waited = self._worked = 0.0
+        self._traffic = dict.fromkeys(("samples", *_TRAFFIC), 0)
+
+    def add(self, beat: Heartbeat, *, is_training: bool = False) -> bool:
+        """Takes the metrics of one heartbeat over, unless they are a window that was counted already.
+
+        Args:
+            is_training: count its seconds for the waiting share.
+
+        Returns:
+            Whether steps were counted.
+        """
+        pod = self.pods.setdefault(beat.pod, PodSample())
+        pod.memory_bytes, pod.cpu_seconds, pod.dense_bytes = beat.memory_bytes, beat.cpu_seconds, beat.dense_bytes
+        pod.problem = beat.restore_problem.reason if beat.restore_problem else ""
+        if beat.tables:
+            pod.tables = beat.tables
+        metrics = beat.metrics
+        if pod.incarnation != beat.incarnation:
+            pod.incarnation, pod.window = beat.incarnation, 0
+        if not metrics.steps or 0 < metrics.number <= pod.window:
+            return False
+        pod.window = metrics.number
+        pod.samples += metrics.samples
+        self._samples += metrics.samples
+        self._loss_sum += metrics.loss_sum
+        self._traffic["samples"] += metrics.samples
+        for kind, field in _TRAFFIC.items():
+            self._traffic[kind] += getattr(metrics, field)
+        for name, amount in metrics.losses.items():
+            self._losses[name] = self._losses.get(name, 0.0) + amount
+        if metrics.sketch:
+            # A window's curve point is not worth a job; the loss still tells the same story.
+            with contextlib.suppress(DataError):
+                self._sketches.merge_encoded(metrics.sketch)
+        sums = self._steps.setdefault(beat.pod, _Sums())
+        sums.steps += metrics.steps
+        parts = (metrics.wait_seconds, metrics.pull_seconds, metrics.compute_seconds, metrics.push_seconds)
+        sums.seconds = [total + part for total, part in zip(sums.seconds, parts, strict=True)]
+        if is_training:
+            self._waited += metrics.wait_seconds
+            self._worked += sum(parts)
+        return True
+
+    def dense_bytes(self) -> int:
+        """Of the dense parameters on all servers."""
+        return sum(pod.dense_bytes for pod in self.pods.values())
+
+    def tables(self) -> list[TableUsage]:
+        """Rows and bytes of every table on all servers, by name."""
+        found: dict[str, TableUsage] = {}
+        for usage in (usage for pod in self.pods.values() for usage in pod.tables):
+            rows, size = (found[usage.table].rows, found[usage.table].bytes) if usage.table in found else (0, 0)
+            found[usage.table] = TableUsage(table=usage.table, rows=rows + usage.rows, bytes=size + usage.bytes)
+        return [found[table] for table in sorted(found)]
+
+    def take_waiting_share(self) -> float | None:
+        """Share of the workers' training time since the last call that they waited for rows; None: no step was made."""
+        waited, worked = self._waited, self._worked
+        self._waited = self._worked = 0.0
+        return waited / worked if worked else None
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes per trained sample by what they are (`traffic/...`), of all windows since this process began."""
+        samples = self._traffic["samples"]
+        return {f"traffic/{kind}_bytes_per_sample": self._traffic[kind] / samples for kind in _TRAFFIC if samples}
+
+    def forget(self, pod: str) -> None:
+        """Drops a pod that is gone."""
+        self.pods.pop(pod, None)
+        self._steps.pop(pod, None)
+
+    def is_window_over(self, now: float) -> bool:
+        """Whether it is time for `close_window`."""
+        return now - self._since >= (FIRST_WINDOW_SECONDS if self._windows < _FIRST_WINDOWS else WINDOW_SECONDS)
+
+    def close_window(self, now: float) -> Window:
+        """The window since the last call."""
+        seconds = now - self._since
+        self._windows += bool(self._samples)
+        for name, sums in self._steps.items():
+            pod = self.pods[name]
+            pod.batch_seconds = sum(sums.seconds) / sums.steps
+            pod.phase_seconds = {
+                phase: total / sums.steps for phase, total in zip(_STEP_PHASES, sums.seconds, strict=True)
+            }
+        window = Window(
+            seconds=seconds,
+            samples=self._samples,
+            samples_per_second=self._samples / seconds,
+            loss=self._loss_sum / self._samples if self._samples else None,
+            losses={name: amount / self._samples for name, amount in self._losses.items()},
+            heads=head_metrics(self._sketches),
+            batch_seconds={name: self.pods[name].batch_seconds for name in self._steps},
+            memory_bytes={name: pod.memory_bytes for name, pod in self.pods.items()},
+        )
+        self._since, self._samples, self._loss_sum = now, 0, 0.0
+        self._losses, self._sketches, self._steps = {}, HeadSketches(COARSE_BINS), {}
+        return window

@@ -1,0 +1,133 @@
+"""What a master has seen of its pods and does not journal: speeds, starts, growth of tables, the last window.
+
+Figures for people and for plans; no decision of the state machine hangs on them. What plans are made of is handed on
+to a restarted master (`memoir`), the rest is gathered anew. The service's lock guards all of it.
+
+Heartbeats are kept as they came until their figures are read, and for half a second at most: the code that adds them up
+is not in the processor's caches when a single one arrives, and loading it takes several times as long as running it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.measuring.growth_book import GrowthBook, GrowthPoint
+from elastrec.platform.master.measuring.monitor import Monitor, Window
+from elastrec.platform.master.measuring.profile_book import ProfileBook, is_settled
+from elastrec.platform.master.measuring.start_book import Start, StartBook
+from elastrec.platform.master.pods.membership import Member
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.job import Heartbeat
+from elastrec.platform.transport.messages.profile import Measured
+
+_MOST_UNREAD = 1024
+_SETTLE_SECONDS = 0.5
+
+
+class Remembered(msgspec.Struct, kw_only=True):
+    """What a restarted master is told: as much as there were configurations, points and pods, not steps.
+
+    Attributes:
+        generation: of the job while `growth` was seen.
+    """
+
+    measured: list[Measured] = []
+    generation: int = -1
+    growth: list[GrowthPoint] = []
+    starts: list[Start] = []
+
+
+class Observations:
+    """Of one job.
+
+    Attributes:
+        window: the last one in which something was trained.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._monitor = Monitor(now)
+        self._profile = ProfileBook()
+        self._starts = StartBook()
+        self.growth = GrowthBook()
+        self.window: Window | None = None
+        self._unread: list[tuple[Heartbeat, JobState, bool, float]] = []
+
+    @property
+    def monitor(self) -> Monitor:
+        """Speed and quality, all heartbeats included."""
+        self.settle()
+        return self._monitor
+
+    @property
+    def profile(self) -> ProfileBook:
+        """Speed by configuration, all heartbeats included."""
+        self.settle()
+        return self._profile
+
+    @property
+    def starts(self) -> StartBook:
+        """Start-up times, all heartbeats included."""
+        self.settle()
+        return self._starts
+
+    def remembered(self) -> Remembered:
+        """What should outlive this process."""
+        generation, growth = self.growth.points()
+        return Remembered(
+            measured=self.profile.measured(), generation=generation, growth=growth, starts=self.starts.starts()
+        )
+
+    def recall(self, known: Remembered) -> None:
+        """Takes over what a master before this one knew."""
+        self.profile.recall(known.measured)
+        self.growth.recall(known.generation, known.growth)
+        self.starts.recall(known.starts)
+
+    def handled(self, state: JobState, now: float) -> None:
+        """An event was handled; pods may have been asked for."""
+        if state.membership.revision != self._starts.revision:
+            self.starts.asked(state, now)
+
+    def registered(self, pod: str, state: JobState, now: float) -> None:
+        """A process has started; a server that has is at work."""
+        member = state.membership.members.get(pod)
+        if member is not None and member.role is Role.PARAMETER_SERVER:
+            self.starts.works(pod, now)
+
+    def heartbeat(self, message: Heartbeat, state: JobState, now: float) -> None:
+        """A member's life sign with its figures; a window of them counts once."""
+        self._unread.append((message, state, state.phases.phase is Phase.TRAINING, now))
+        if len(self._unread) >= _MOST_UNREAD:
+            self.settle()
+
+    def settle_late(self, now: float) -> None:
+        """Adds up what has waited long enough: a figure is of the configuration that the job has when it is added."""
+        if self._unread and now - self._unread[0][-1] >= _SETTLE_SECONDS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Adds up the heartbeats that came since the last time."""
+        unread, self._unread = self._unread, []
+        for message, state, is_training, time in unread:
+            if self._monitor.add(message, is_training=is_training):
+                self._profile.add(message.pod, message.metrics, state, time)
+                self._starts.works(message.pod, time)
+
+    def keep_only(self, members: Mapping[str, Member]) -> None:
+        """Forgets what other pods did."""
+        for gone in self._monitor.pods.keys() - members.keys():
+            self.monitor.forget(gone)
+
+    def close_window(self, state: JobState, now: float) -> bool:
+        """Whether a window of the job's figures ended."""
+        if not self._monitor.is_window_over(now):
+            return False
+        window = self.monitor.close_window(now)
+        if window.samples:
+            self.window = window
+        if is_settled(state):
+            self.growth.add(state.training.samples, state.phases.generation, self.monitor.tables())
+        return True

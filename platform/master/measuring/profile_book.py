@@ -1,0 +1,121 @@
+"""Speed by configuration: the steps of workers, added up for each set of pods that the job has had.
+
+Pure. Steps that were made while pods came or went, or while there was no master, belong to no configuration and are
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastrec.platform.master.pods.pace import look_seconds
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import Places, PodSize, Shape
+from elastrec.platform.transport.messages.job import WindowMetrics
+from elastrec.platform.transport.messages.profile import Measured, ServerUse
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+    from elastrec.platform.master.measuring.monitor import Monitor
+    from elastrec.platform.master.pods.membership import Member
+
+SETTLING_SECONDS = 2.0
+"""After a change, connections, caches and the first batches of new workers are not what the configuration is like."""
+_LOOK_SECONDS = 0.2
+_MOST_CONFIGURATIONS = 256
+
+
+def configuration_of(state: JobState) -> Shape | None:
+    """What the job has, or is on its way to; None while it has no worker or no server."""
+    workers = [worker for worker in state.membership.workers() if not worker.retiring]
+    servers = state.owners()
+    if not workers or not servers:
+        return None
+    return Shape({Role.PARAMETER_SERVER: _places(servers), Role.WORKER: _places(workers)})
+
+
+def _places(members: Sequence[Member]) -> Places:
+    # Pods of one role differ where one was resized and another was refused.
+    smallest = min(members, key=lambda member: (member.cores, member.memory_bytes))
+    return Places(len(members), PodSize(smallest.cores, smallest.memory_bytes))
+
+
+def is_settled(state: JobState) -> bool:
+    """Whether every pod is up and has work, and nothing is being changed."""
+    members = state.membership.members.values()
+    return (
+        state.phase is Phase.TRAINING
+        and state.saves.quiescing is None
+        and state.has_wanted_servers
+        and all(
+            member.is_registered
+            and not member.retiring
+            and not (member.role is Role.WORKER and (member.starved or member.is_idle))
+            for member in members
+        )
+    )
+
+
+def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
+    """Memory of every server that has told it."""
+    found = []
+    for server in state.membership.servers():
+        sample = monitor.pods.get(server.name)
+        if sample is not None and sample.memory_bytes:
+            found.append(
+                ServerUse(
+                    pod=server.name,
+                    used_bytes=sample.memory_bytes,
+                    limit_bytes=server.memory_bytes,
+                    table_bytes=sum(usage.bytes for usage in sample.tables),
+                )
+            )
+    return found
+
+
+class ProfileBook:
+    """One job's sums. Not safe for several threads: its owner locks."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Shape, Measured] = {}
+        self._now: Shape | None = None
+        self._settled_since = 0.0
+        self._looked = float("-inf")
+        self._heard: dict[str, float] = {}
+
+    def add(self, pod: str, metrics: WindowMetrics, state: JobState, time: float) -> None:
+        """Takes a worker's window of some steps over if the job stood in one configuration while it was made."""
+        # A window begins where the last one with steps ended: what passed without a step is part of the next one.
+        since, self._heard[pod] = self._heard.get(pod), time
+        # A job of a thousand workers is not gone through for every heartbeat.
+        if time >= self._looked + max(_LOOK_SECONDS, look_seconds(len(state.membership.members))):
+            self._looked = time
+            found = configuration_of(state) if is_settled(state) else None
+            if found != self._now:
+                self._now, self._settled_since = found, time
+                self._heard = {pod: time}
+        configuration = self._now
+        if configuration is None or since is None or since < self._settled_since + SETTLING_SECONDS:
+            return
+        before = self._sums.get(configuration, Measured(configuration=configuration))
+        self._sums[configuration] = msgspec.structs.replace(
+            before,
+            steps=before.steps + metrics.steps,
+            samples=before.samples + metrics.samples,
+            worker_seconds=before.worker_seconds + time - since,
+            pull_seconds=before.pull_seconds + metrics.pull_seconds,
+            push_seconds=before.push_seconds + metrics.push_seconds,
+        )
+        if len(self._sums) > _MOST_CONFIGURATIONS:
+            del self._sums[next(iter(self._sums))]
+
+    def recall(self, measured: Iterable[Measured]) -> None:
+        """Goes on where the book of a master before this one ended."""
+        self._sums = {each.configuration: each for each in measured}
+
+    def measured(self) -> list[Measured]:
+        """One entry per configuration, the one that was first seen first."""
+        return list(self._sums.values())

@@ -1,0 +1,83 @@
+"""How long pods took from being asked for until they worked: what adding a pod costs on this cluster. Pure.
+
+A worker works with its first step, a server once it has registered. Pods that are there when the job begins wait for
+each other too, so that they count only until one was added to the running job.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.specs.metrics import Phase, Role
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+
+_MOST_STARTS = 256
+_NAMES = {Role.WORKER: names.WORKER_START_SECONDS, Role.PARAMETER_SERVER: names.SERVER_START_SECONDS}
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Of one pod; `added`: to a job that was training."""
+
+    role: Role
+    added: bool
+    seconds: float
+
+
+class StartBook:
+    """One job's starts. Not safe for several threads: its owner locks.
+
+    Attributes:
+        revision: of the membership that was seen last.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[Role, float, bool]] = {}
+        self._first: dict[Role, list[float]] = {}
+        self._added: dict[Role, list[float]] = {}
+        self.revision = -1
+
+    def asked(self, state: JobState, time: float) -> None:
+        """An event was handled; takes the pods that it made members."""
+        membership = state.membership
+        if membership.revision == self.revision:
+            return
+        self.revision = membership.revision
+        for member in membership.members.values():
+            if member.created == state.time and not member.uid:
+                self._asked.setdefault(member.name, (member.role, time, state.phase is Phase.TRAINING))
+        self._asked = {pod: start for pod, start in self._asked.items() if pod in membership.members}
+
+    def works(self, pod: str, time: float) -> None:
+        """The pod does what it is for; said again, nothing."""
+        if (start := self._asked.pop(pod, None)) is None:
+            return
+        role, since, added = start
+        starts = (self._added if added else self._first).setdefault(role, [])
+        starts.append(max(0.0, time - since))
+        del starts[:-_MOST_STARTS]
+
+    def starts(self) -> list[Start]:
+        """Every start that counts, for `recall`; what is on its way is not among them."""
+        return [
+            Start(role, added, each)
+            for added, book in ((False, self._first), (True, self._added))
+            for role, found in book.items()
+            for each in found
+        ]
+
+    def recall(self, starts: Iterable[Start]) -> None:
+        """Goes on where the book of a master before this one ended."""
+        for each in starts:
+            (self._added if each.added else self._first).setdefault(each.role, []).append(each.seconds)
+
+    def medians(self) -> dict[str, float]:
+        """Median seconds by metric name; a role of which no pod came up yet is absent."""
+        found = {role: self._added.get(role) or self._first.get(role) for role in _NAMES}
+        return {_NAMES[role]: statistics.median(starts) for role, starts in found.items() if starts}

@@ -1,0 +1,123 @@
+"""Where a job's time goes, kept as the job's events pass: every second belongs to exactly one part. Pure.
+
+The state of a job changes at events alone, so the time between two events belongs to what the job was doing then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastrec.platform.specs.metrics import Phase
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+
+PENDING, STARTING, TRAINING, WAITING = "pending", "starting", "training", "waiting_for_data"
+CHECKPOINTING, RECOVERING, REDOING = "checkpointing", "recovering", "redoing_lost_work"
+EVALUATING, IDLE, WITHOUT_MASTER = "evaluating", "idle", "without_master"
+PARTS = {
+    PENDING: "no pod was up yet",
+    STARTING: "servers and workers came up",
+    TRAINING: "workers trained rows that count",
+    WAITING: "workers stood still for want of rows, while they had shards",
+    CHECKPOINTING: "everybody stood still for a record",
+    RECOVERING: "servers were replaced and went back to a record",
+    REDOING: "training that a rollback threw away, so that it had to be done again",
+    EVALUATING: "workers scored the evaluation rows",
+    IDLE: "workers had no shards, or there were none",
+    WITHOUT_MASTER: "the master's process was gone",
+}
+"""The parts, and what they mean. Where workers differ, a part is the mean over the workers that were up."""
+
+_BY_PHASE = {
+    Phase.PENDING: PENDING,
+    Phase.STARTING: STARTING,
+    Phase.RECOVERING: RECOVERING,
+    Phase.SAVING: CHECKPOINTING,
+    Phase.EVALUATING: EVALUATING,
+}
+
+
+class TimeBook(msgspec.Struct, kw_only=True):
+    """Seconds by part.
+
+    Attributes:
+        unmeasured: of the training seconds, those of which is not known yet how much was waiting.
+        unsaved_training, unsaved_waiting: seconds since the last record; a rollback makes them lost work.
+        workers: that were up when the directives had this `version`.
+    """
+
+    seconds: dict[str, float] = {}
+    unmeasured: float = 0.0
+    unsaved_training: float = 0.0
+    unsaved_waiting: float = 0.0
+    workers: int = 0
+    version: int = -1
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time in which rows were trained that count; 0 to 1."""
+        return self.seconds.get(TRAINING, 0.0) / self.total if self.total else 0.0
+
+    def add(self, part: str, seconds: float) -> None:
+        if seconds > 0:
+            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
+    def pass_time(self, state: JobState, seconds: float) -> None:
+        """Counts the time since the last event; `state` is that before the next one."""
+        if seconds <= 0 or state.phase.is_final:
+            return
+        if state.phase is not Phase.TRAINING or state.saves.quiescing is not None:
+            self.add(_BY_PHASE.get(state.phase, CHECKPOINTING), seconds)
+            return
+        if self.version != state.phases.version:
+            self.version = state.phases.version
+            self.workers = sum(worker.is_registered for worker in state.membership.workers())
+        busy = min(len(state.training.held), self.workers) / self.workers if self.workers else 0.0
+        self.add(TRAINING, busy * seconds)
+        self.add(IDLE, (1.0 - busy) * seconds)
+        self.unmeasured += busy * seconds
+        self.unsaved_training += busy * seconds
+
+    def measure(self, waiting_share: float) -> None:
+        """Workers said how much of their time since the last measurement they waited for rows; 0 to 1."""
+        share = min(1.0, max(0.0, waiting_share))
+        waited = share * min(self.unmeasured, self.seconds.get(TRAINING, 0.0))
+        unsaved = share * min(self.unmeasured, self.unsaved_training)
+        if waited:
+            self.seconds[TRAINING] -= waited
+            self.add(WAITING, waited)
+        self.unsaved_training -= unsaved
+        self.unsaved_waiting += unsaved
+        self.unmeasured = 0.0
+
+    def saved(self, unsaved: tuple[float, float] | None = None) -> None:
+        """A record is complete: what came before cannot be lost any more.
+
+        Args:
+            unsaved: of a record that was found complete later: `unsaved_training` and `unsaved_waiting` of its moment.
+        """
+        training, waiting = unsaved or (self.unsaved_training, self.unsaved_waiting)
+        self.unsaved_training = max(0.0, self.unsaved_training - training)
+        self.unsaved_waiting = max(0.0, self.unsaved_waiting - waiting)
+
+    def rolled_back(self) -> None:
+        """What was trained since the last record is lost."""
+        for part, lost in ((TRAINING, self.unsaved_training), (WAITING, self.unsaved_waiting)):
+            if lost:
+                self.seconds[part] = max(0.0, self.seconds[part] - lost)
+                self.add(REDOING, lost)
+        self.unmeasured = max(0.0, self.unmeasured - self.unsaved_training)
+        self.saved()
+
+    def at(self, state: JobState, time: float) -> TimeBook:
+        """The book as it will be when nothing happens until `time`."""
+        copy = msgspec.structs.replace(self, seconds=dict(self.seconds))
+        copy.pass_time(state, time - state.time)
+        return copy

@@ -1,0 +1,178 @@
+"""What pods tell a master and ask it: registration, heartbeats, leases, their own failure."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import AnswerLease, Effect
+from elastrec.platform.master.machine.leasing import answer_unchanged
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.measuring.observations import Observations
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.pods.life_signs import LifeSigns
+from elastrec.platform.master.service.answers import Answers, Unknown, check_kind, check_progress
+from elastrec.platform.master.service.journal import Journal
+from elastrec.platform.transport.messages.job import (
+    Done,
+    Failed,
+    Heartbeat,
+    Leased,
+    LeaseShards,
+    LeaseState,
+    Register,
+    Registered,
+)
+
+MAXIMUM_LEASE = 1024
+_WAIT_SECONDS = 0.2
+
+
+class PodCalls(abc.ABC):
+    """The pods' part of a JobService, which owns everything named here."""
+
+    request: LaunchRequest
+    state: JobState
+    journal: Journal
+    _lock: threading.RLock
+    _clock: Callable[[], float]
+    _zero: float
+    _job_json: bytes
+    _life_signs: LifeSigns
+    _answers: Answers
+    _seen: Observations
+
+    @abc.abstractmethod
+    def now(self) -> float: ...
+
+    @abc.abstractmethod
+    def submit(self, make: Callable[[float], events.Event]) -> list[Effect]: ...
+
+    @abc.abstractmethod
+    def _apply(self, event: events.Event) -> tuple[list[Effect], int]: ...
+
+    @abc.abstractmethod
+    def _finish_event(self, effects: list[Effect], sequence: int) -> list[Effect]: ...
+
+    @abc.abstractmethod
+    def _wait(self, sequence: int) -> None: ...
+
+    def register(self, message: Register) -> Registered:
+        """A pod's process has started."""
+        self.submit(
+            lambda now: events.PodRegistered(
+                time=now,
+                pod=message.pod,
+                role=message.role,
+                incarnation=message.incarnation,
+                address=message.address,
+                node=message.node,
+                restored_order_id=message.restored_order_id,
+            )
+        )
+        with self._lock:
+            member = self.state.membership.members.get(message.pod)
+            if member is None or not member.is_held_by_another(message.incarnation):
+                self._life_signs.heard(message.pod, self._clock())
+                self._seen.registered(message.pod, self.state, self.now())
+            directive = self.state.directive(message.pod, message.incarnation)
+            orders = self.state.orders_of(message.pod, message.incarnation)
+            pace = self._life_signs.pace(message.pod, len(self.state.membership.members))
+            sequence = self.journal.last
+        self._wait(sequence)
+        return Registered(
+            job_json=self._job_json,
+            rank=member.index if member else -1,
+            streams=self.request.streams,
+            directive=directive,
+            heartbeat_seconds=pace,
+            orders=orders,
+        )
+
+    def heartbeat(self, message: Heartbeat) -> msgspec.Struct:
+        """Life sign; only what changes the state is journalled."""
+        if message.progress:
+            check_progress(message.progress)
+        effects: list[Effect] | None = None
+        with self._lock:
+            member = self.state.membership.members.get(message.pod)
+            if member is not None and not member.incarnation:
+                return Unknown()
+            if member is not None and member.incarnation == message.incarnation:
+                clock = self._clock()
+                now = clock - self._zero
+                self._life_signs.heard(message.pod, clock)
+                self._seen.heartbeat(message, self.state, now)
+                problem = message.restore_problem
+                report = events.PodReported(
+                    time=now,
+                    pod=message.pod,
+                    incarnation=message.incarnation,
+                    generation=message.generation,
+                    reached_version=message.reached_version,
+                    progress=message.progress,
+                    saved=message.saved,
+                    restored_order_id=message.restored_order_id,
+                    damaged=problem if problem is not None and problem.is_damaged else None,
+                    writing=message.writing,
+                    transfers=message.transfers,
+                    orders_version=message.orders_version,
+                    let_go_version=message.let_go_version,
+                )
+                if self.state.is_news(report):
+                    effects, _ = self._apply(report)
+            pace = self._life_signs.pace(message.pod, len(self.state.membership.members))
+            answer = self._answers.of(message.pod, message.incarnation, self.state, pace)
+            # The directive may follow from an event of somebody else that is not on disk yet.
+            sequence = self.journal.last
+        if effects is not None:
+            self._finish_event(effects, sequence)
+        elif self.journal.committed < sequence:
+            self._wait(sequence)
+        return answer
+
+    def lease(self, message: LeaseShards) -> Leased:
+        """Hands shards out, and takes progress over."""
+        check_progress(message.progress)
+        check_kind("kind", message.kind)
+        with self._lock:
+            request = events.ShardsAsked(
+                time=self.now(),
+                pod=message.pod,
+                incarnation=message.incarnation,
+                generation=message.generation,
+                request_id=message.request_id,
+                count=min(message.count, MAXIMUM_LEASE),
+                kind=message.kind,
+                progress=message.progress,
+            )
+            answer = answer_unchanged(self.state, request)
+            effects: list[Effect] = []
+            if answer is None:
+                effects, _ = self._apply(request)
+                answer = next(effect for effect in effects if isinstance(effect, AnswerLease))
+            granted = answer.state is LeaseState.GRANTED
+            directive = None if granted else self.state.directive(message.pod, message.incarnation)
+            sequence = self.journal.last
+        self._finish_event(effects, sequence)
+        wait = _WAIT_SECONDS if answer.state is LeaseState.WAIT else 0.0
+        return Leased(state=answer.state, shards=answer.shards, wait_seconds=wait, directive=directive)
+
+    def failed(self, message: Failed) -> Done:
+        """A pod is about to exit because of an error."""
+        self.submit(
+            lambda now: events.PodFailed(
+                time=now,
+                pod=message.pod,
+                incarnation=message.incarnation,
+                retryable=message.retryable,
+                reason=message.reason,
+                traceback=message.traceback,
+                shard=message.shard,
+            )
+        )
+        return Done()

@@ -1,0 +1,95 @@
+"""Which pods were heard when, how often each was told to speak, and who has been silent for too long.
+
+Nothing of it is journalled: a restarted master has heard nobody and blames nobody. No clock and no lock in here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from elastrec.platform.master.pods.membership import Member
+from elastrec.platform.master.pods.pace import heartbeat_seconds, look_seconds, silence_seconds
+from elastrec.platform.specs.job import FaultTolerance
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A process that counts as dead; without incarnation it has never registered."""
+
+    pod: str
+    incarnation: str
+    seconds: float
+
+
+class LifeSigns:
+    """Of one job; all times are seconds on one clock of the caller's."""
+
+    def __init__(self, faults: FaultTolerance) -> None:
+        self._faults = faults
+        self._last_seen: dict[str, float] = {}
+        self._told_seconds: dict[str, float] = {}
+        self._up_since: dict[str, float] = {}
+        self._looked = -math.inf
+        self._pace = (-1, 0.0)
+
+    def heard(self, pod: str, now: float) -> None:
+        """A life sign of a member."""
+        self._last_seen[pod] = now
+
+    def forget_all(self) -> None:
+        """Nobody could be heard for a while: everybody's time begins anew."""
+        self._last_seen.clear()
+        self._up_since.clear()
+
+    def pace(self, pod: str, pods: int) -> float:
+        """How often the pod, of so many, shall beat; what it is told here it is judged by."""
+        if self._pace[0] != pods:
+            self._pace = (pods, heartbeat_seconds(self._faults, pods))
+        seconds = self._told_seconds[pod] = self._pace[1]
+        return seconds
+
+    def is_look_due(self, pods: int, now: float) -> bool:
+        """Whether it is time for `silent` with so many pods; told once."""
+        if now - self._looked < look_seconds(pods):
+            return False
+        self._looked = now
+        return True
+
+    def silent(
+        self, members: Mapping[str, Member], running: Callable[[], Collection[str]], now: float
+    ) -> list[Silence]:
+        """Members that have said nothing for longer than they may; forgets who is none any more.
+
+        Args:
+            running: pods that run, as the cluster says; while one waits for room nothing is expected of it.
+        """
+        for heard in (self._last_seen, self._told_seconds):
+            for gone in heard.keys() - members.keys():
+                del heard[gone]
+        for new in members.keys() - self._last_seen.keys():
+            self._last_seen[new] = now
+        starting = [member for member in members.values() if not member.incarnation]
+        found = self._not_started(starting, running() if starting else (), now)
+        # Of a thousand pods that all speak none is looked at by itself.
+        if now - min(self._last_seen.values(), default=now) <= silence_seconds(self._faults, 0.0):
+            return found
+        for name, member in members.items():
+            seconds = now - self._last_seen[name]
+            # A pod does what it was told last: that it may beat faster now it does not know yet.
+            told_seconds = self._told_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
+            if seconds > silence_seconds(self._faults, told_seconds):
+                found.append(Silence(name, member.incarnation, seconds))
+        return found
+
+    def _not_started(self, starting: list[Member], up: Collection[str], now: float) -> list[Silence]:
+        self._up_since = {m.name: self._up_since.get(m.name, now) for m in starting if m.name in up}
+        found = []
+        for member in starting:
+            # It is not expected to speak before; the time that it took to come up is no silence.
+            self._last_seen[member.name] = now
+            seconds = now - self._up_since.get(member.name, now)
+            if seconds > self._faults.start_timeout:
+                found.append(Silence(member.name, member.incarnation, seconds))
+        return found

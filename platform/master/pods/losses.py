@@ -1,0 +1,238 @@
+"""What a job does about pods that fail, fall silent or vanish: whom it replaces, when it rolls back, when it gives up.
+
+Pure. A worker's shards go back to the queue; a lost server costs a rollback to the last complete record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastrec.platform.clusters.pods import EndReason
+from elastrec.platform.master.machine import leasing, rollback, saving, stages
+from elastrec.platform.master.machine.effects import Decided, Effect
+from elastrec.platform.master.machine.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
+from elastrec.platform.master.machine.saves import PAUSING
+from elastrec.platform.master.pods.launch import pod_name
+from elastrec.platform.master.pods.loss_causes import is_taken_away
+from elastrec.platform.master.pods.membership import Member
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+
+TAKEN_AWAY_PER_RESTART = 5
+"""Losses that the cluster caused may be so many times as many as `pod_restarts` before they end a job."""
+_SPEC_NAME = {Role.WORKER: "worker", Role.PARAMETER_SERVER: "parameter_server"}
+_WITH_MODEL = (Phase.TRAINING, Phase.SAVING, Phase.EVALUATING)
+
+
+def pod_failed(state: JobState, event: PodFailed, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is None or member.incarnation != event.incarnation or state.phase.is_final:
+        return
+    if not event.retryable:
+        state.fail(f"pod {event.pod} failed and would fail again: {event.reason}", effects, event.traceback)
+        return
+    culprit = (event.shard.stream, event.shard.number) if event.shard is not None else None
+    # A worker that names no shard met something else: a lost connection, a full disk.
+    blame = culprit is not None
+    _lose(state, member, event.reason, effects, delete=False, blame=blame, culprit=culprit, detail=event.traceback)
+
+
+def pod_silent(state: JobState, event: PodSilent, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is None or member.incarnation != event.incarnation or state.phase.is_final:
+        return
+    seconds = f"{event.silent_seconds:.1f} s"
+    never = f"its process was not ready to work after {seconds} (spec.faults.start_timeout)"
+    _lose(state, member, f"no life sign for {seconds}" if event.incarnation else never, effects, delete=True)
+
+
+def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
+    member = state.membership.members.get(event.pod)
+    if member is None or member.uid != event.uid:
+        return
+    if state.phase.is_final:
+        failed = state.phase is Phase.FAILED and event.end is not EndReason.COMPLETED
+        dismiss(state, member, effects, delete=not failed)
+        return
+    code = "" if event.exit_code is None else f" with exit code {event.exit_code}"
+    reason = f"ended{code} ({event.end})"
+    # The log of a pod on a lost node cannot be read; until it is deleted it holds its quota, which its successor needs.
+    was_retiring = member.retiring
+    dismiss(state, member, effects, delete=was_retiring or event.end is EndReason.NODE_LOST)
+    if was_retiring:
+        return
+    if event.end is EndReason.OUT_OF_MEMORY:
+        _out_of_memory(state, member, effects)
+    elif event.end is EndReason.BAD_INPUT:
+        state.fail(f"pod {event.pod} {reason}: the same code would fail again", effects, event.message)
+    else:
+        taken_away = is_taken_away(event.end)
+        _lose(state, member, reason, effects, delete=False, taken_away=taken_away, detail=event.message)
+
+
+def process_replaced(state: JobState, member: Member, event: PodRegistered, effects: list[Effect]) -> None:
+    """Another process registered under the pod's name: the old one is gone, the pod is not."""
+    reason = "its process was replaced"
+    if not _count(state, member, reason, effects, taken_away=False, detail=""):
+        return
+    effects.append(Decided(decision="process_replaced", inputs={"pod": member.name, "phase": str(state.phase)}))
+    if member.role is Role.WORKER:
+        _take_back(state, member, effects, reason, culprit=None, blame=True)
+    elif _lost_rows(state, member, event.restored_order_id) and state.phase in _WITH_MODEL:
+        rollback.recover(state, f"{member.name}: {reason}", effects)
+
+
+def _lost_rows(state: JobState, member: Member, restored_order_id: str) -> bool:
+    is_owner = member.name in state.ownership.servers
+    return is_owner and not state.recovery.is_in_force(member.name, restored_order_id)
+
+
+def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
+    phases = state.phases
+    if phases.phase.is_final:
+        if state.exit_deadline is not None and state.exit_deadline <= state.time:
+            state.exit_deadline = None
+            for member in list(state.membership.members.values()):
+                dismiss(state, member, effects, delete=True)
+        return
+    pausing = state.saves.quiescing
+    for save in list(state.saves.under_way.values()):
+        saving.ticked(state, save, effects)
+    if pausing is not None:
+        # Nobody is late with shards meanwhile.
+        if pausing.stage == PAUSING and pausing.since + state.plan.lease_seconds <= state.time:
+            for worker in leasing.moving_workers(state):
+                if not phases.phase.is_final:
+                    _lose(state, worker, "did not stand still for a save", effects, delete=True)
+        return
+    for server in stages.late_restorers(state):
+        if not phases.phase.is_final:
+            timeout = f"{state.plan.restore_timeout_seconds:g} s (spec.faults.restore_timeout)"
+            uri = state.recovery.uri or "the start from nothing"
+            _lose(state, server, f"has not restored {uri}: it read nothing for {timeout}", effects, delete=True)
+    running = {Phase.TRAINING: state.training, Phase.EVALUATING: state.evaluation}.get(phases.phase)
+    for pod in running.late(state.time) if running else []:
+        holder = state.membership.members.get(pod)
+        if holder is not None and not phases.phase.is_final:
+            seconds = state.plan.lease_seconds
+            _lose(state, holder, f"no progress on its shards for {seconds:g} s", effects, delete=True)
+
+
+def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> None:
+    if member.oom_bytes == member.asked.memory_bytes:
+        state.fail(
+            f"pod {member.name} was killed for memory twice in a row at {format_bytes(member.memory_bytes)}; "
+            f"raise spec.resources.{_SPEC_NAME[member.role]}.memory above that",
+            effects,
+        )
+        return
+    reason, limit = f"ended ({EndReason.OUT_OF_MEMORY})", member.asked.memory_bytes
+    _lose(state, member, reason, effects, delete=False, oom_bytes=limit)
+
+
+def _lose(
+    state: JobState,
+    member: Member,
+    reason: str,
+    effects: list[Effect],
+    *,
+    delete: bool,
+    taken_away: bool = False,
+    blame: bool = True,
+    culprit: tuple[str, int] | None = None,
+    detail: str = "",
+    oom_bytes: int = 0,
+) -> None:
+    """Takes a pod for dead and puts another in its place.
+
+    Args:
+        taken_away: the cluster or a person ended it: neither the pod nor its shard is to blame.
+        blame: the shard that a worker was at may be the cause; `culprit` is its stream and number where they are known.
+    """
+    if member.role is Role.WORKER:
+        blame = blame and not taken_away and not member.retiring
+        _take_back(state, member, effects, reason, culprit=culprit, blame=blame, detail=detail)
+        if state.phase.is_final:
+            return
+    if member.retiring:
+        dismiss(state, member, effects, delete=delete)
+        return
+    if not _count(state, member, reason, effects, taken_away=taken_away, detail=detail):
+        return
+    if member.name in state.membership.members:
+        dismiss(state, member, effects, delete=delete)
+    successor = state.membership.add(member.role, member.index, member.asked, state.time)
+    successor.oom_bytes, successor.reason = oom_bytes, reason
+    effects.append(
+        Decided(
+            decision="pod_replaced",
+            inputs={"pod": member.name, "by": successor.name, "reason": reason, "phase": str(state.phase)},
+        )
+    )
+    if member.name in state.ownership.servers:
+        # The others keep the orders that they have.
+        state.recovery.order(successor.name, state.time)
+        state.ownership.take_over(member.name, successor.name)
+        if state.phase in _WITH_MODEL:
+            rollback.recover(state, f"{member.name}: {reason}", effects)
+
+
+def _take_back(
+    state: JobState,
+    member: Member,
+    effects: list[Effect],
+    reason: str,
+    *,
+    culprit: tuple[str, int] | None,
+    blame: bool,
+    detail: str = "",
+) -> None:
+    for queue in state.queues:
+        is_blamed = blame and (culprit is None or culprit[0] == queue.stream)
+        culprit_number = culprit[1] if culprit is not None else None
+        state.ledger(queue.lose(member.name, blame=is_blamed, culprit=culprit_number), effects)
+        number = queue.poison(state.plan.shard_attempts)
+        if number is not None:
+            state.poisoned = queue.split(number)
+            state.fail(
+                f"{state.poisoned} failed {queue.failures[number].count} times in a row without getting further and is "
+                f"taken for poison; the last time {member.name}: {reason}",
+                effects,
+                detail,
+            )
+            return
+
+
+def _count(
+    state: JobState, member: Member, reason: str, effects: list[Effect], *, taken_away: bool, detail: str
+) -> bool:
+    """Counts a loss against the place's budget, which progress refills; false when that ended the job."""
+    restarts = state.plan.pod_restarts
+    streak = state.membership.count_loss(member, taken_away=taken_away)
+    if streak.failures > restarts:
+        what, limit = f"failed {streak.failures} times", f"spec.faults.pod_restarts {restarts} allows"
+    elif streak.taken_away > TAKEN_AWAY_PER_RESTART * restarts:
+        what = f"was ended by the cluster {streak.taken_away} times"
+        limit = f"{TAKEN_AWAY_PER_RESTART} times spec.faults.pod_restarts {restarts}"
+    else:
+        return True
+    place = pod_name(state.plan.job_id, member.role, member.index)
+    state.fail(
+        f"pod {place} {what} in a row while the job made no progress, more than {limit}; "
+        f"the last time, {member.name}: {reason}",
+        effects,
+        detail,
+    )
+    return False
+
+
+def dismiss(state: JobState, member: Member, effects: list[Effect], *, delete: bool) -> None:
+    """Takes a pod's place away: it is deleted, or has ended by itself and is kept for its logs."""
+    if member.retiring and member.role is Role.WORKER:
+        for queue in state.queues:
+            state.ledger(queue.lose(member.name, blame=False), effects)
+    state.membership.remove(member.name, state.time, delete=delete)
+    state.recovery.forget(member.name)

@@ -1,0 +1,294 @@
+"""Who belongs to a job: one pod per place (role, index), its process, its replacements, their budget. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from elastrec.platform.master.pods.launch import pod_name
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PodSize
+from elastrec.platform.transport.messages.job import PodOrders
+
+
+class MemberStage(StrEnum):
+    """Where a member is in its life."""
+
+    ASKED = "asked"  # its process has not registered
+    STANDBY = "standby"  # a server that owns no buckets
+    SERVING = "serving"
+    RETIRING = "retiring"  # it was told to leave for good
+    GONE = "gone"
+
+
+ALLOWED: dict[MemberStage, frozenset[MemberStage]] = {
+    MemberStage.ASKED: frozenset({MemberStage.STANDBY, MemberStage.SERVING, MemberStage.RETIRING, MemberStage.GONE}),
+    MemberStage.STANDBY: frozenset({MemberStage.SERVING, MemberStage.RETIRING, MemberStage.GONE}),
+    MemberStage.SERVING: frozenset({MemberStage.STANDBY, MemberStage.RETIRING, MemberStage.GONE}),
+    MemberStage.RETIRING: frozenset({MemberStage.GONE}),
+    MemberStage.GONE: frozenset(),
+}
+"""The life of a member as a table: from each stage, where it may go."""
+
+
+class Member(msgspec.Struct, kw_only=True):
+    """A pod of a place. There may be several at one place; one of them serves.
+
+    Attributes:
+        restart: grows with every pod of the place, so that no name is used twice.
+        uid: the cluster's, of the pod; empty until the cluster has said that it has the pod.
+        incarnation: of the registered process; empty until it has registered.
+        cores, memory_bytes: that it was granted, which may be more than it was asked for, where a cluster rounds up;
+            before it is created, those it shall be created with.
+        asked: the size that it shall have.
+        awaits_size: the cluster has not said yet what came of another size.
+        used_since: up to then, its cores and memory are counted in `Membership.usage`.
+        oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
+            pod has made progress.
+        starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
+        superseded: incarnations of processes that another has taken the place of; none of them counts again.
+        orders: of this pod alone; None: it never had any. `orders_version`: of those that its process has;
+            `let_go_version`: of the last ones under which it has let go of its shards.
+        transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
+            grow, or its process registered.
+    """
+
+    name: str
+    role: Role
+    index: int
+    restart: int
+    cores: float
+    memory_bytes: int
+    asked: PodSize
+    created: float
+    used_since: float = 0.0
+    awaits_size: bool = False
+    uid: str = ""
+    incarnation: str = ""
+    address: str = ""
+    node: str = ""
+    reached_version: int = 0
+    oom_bytes: int = 0
+    reason: str = ""
+    starved: bool = False
+    stage: MemberStage = MemberStage.ASKED
+    superseded: list[str] = []
+    orders: PodOrders | None = None
+    orders_version: int = 0
+    let_go_version: int = 0
+    transfers: int = 0
+    active: float = 0.0
+
+    @property
+    def retiring(self) -> bool:
+        """Whether it was told to leave for good."""
+        return self.stage is MemberStage.RETIRING
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it was ordered to take no minibatch."""
+        return self.orders is not None and self.orders.is_idle
+
+    @property
+    def is_registered(self) -> bool:
+        return bool(self.incarnation)
+
+    def is_held_by_another(self, incarnation: str) -> bool:
+        """Whether a process of the pod other than this one registered last."""
+        return self.is_registered and self.incarnation != incarnation
+
+
+class Usage(msgspec.Struct):
+    """What pods that are gone have cost."""
+
+    core_seconds: float = 0.0
+    byte_seconds: float = 0.0
+
+
+class LossStreak(msgspec.Struct, array_like=True):
+    """Losses of one place since the job last made progress.
+
+    Attributes:
+        failures: the pod failed, fell silent or was too slow.
+        taken_away: the cluster or a person ended it.
+    """
+
+    failures: int = 0
+    taken_away: int = 0
+
+
+class Membership(msgspec.Struct, kw_only=True):
+    """All places of a job.
+
+    Attributes:
+        members: by pod name.
+        left: the last pod of each place that is empty now, by `role/index`; shown when the job is over.
+        leaving: pods that were given up and may still run, by name; they hold no place.
+        ended: pods that end by themselves and are kept for their logs until the job ends well.
+        places: how many pods each place has had, by `role/index`.
+        revision: grows with every change of what is wanted of the cluster.
+        edition: grows with every change of what directives say of members.
+        losses: replaced pods and restarted processes by role, in the whole life of the job.
+        streaks: by role and index, for places that were lost since the job last made progress.
+    """
+
+    job_id: str
+    members: dict[str, Member] = {}
+    left: dict[str, Member] = {}
+    leaving: dict[str, Member] = {}
+    ended: list[str] = []
+    places: dict[str, int] = {}
+    revision: int = 0
+    edition: int = 0
+    losses: dict[str, int] = {}
+    streaks: dict[str, dict[int, LossStreak]] = {}
+    usage: dict[str, Usage] = {}
+
+    def workers(self) -> list[Member]:
+        return [member for member in self.members.values() if member.role is Role.WORKER]
+
+    def servers(self) -> list[Member]:
+        """In the order of their places."""
+        found = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
+        return sorted(found, key=lambda member: member.index)
+
+    def add(self, role: Role, index: int, size: PodSize, time: float) -> Member:
+        """A new pod for a place."""
+        place = f"{role}/{index}"
+        restart = self.places.get(place, 0)
+        self.places[place] = restart + 1
+        self.left.pop(place, None)
+        name = pod_name(self.job_id, role, index, restart)
+        member = self.members[name] = Member(
+            name=name,
+            role=role,
+            index=index,
+            restart=restart,
+            cores=size.cores,
+            memory_bytes=size.memory_bytes,
+            asked=size,
+            created=time,
+            used_since=time,
+        )
+        self.revision += 1
+        return member
+
+    def remove(self, name: str, time: float, *, delete: bool) -> Member:
+        """Takes a pod's place away; it is to be deleted, or ends by itself and is kept for its logs."""
+        member = self.members.pop(name)
+        is_place_empty = not any((m.role, m.index) == (member.role, member.index) for m in self.members.values())
+        if not member.retiring and is_place_empty:
+            self.left[f"{member.role}/{member.index}"] = member
+        self.edition += 1
+        self.move(member, MemberStage.GONE)
+        self._count_usage(member, time)
+        if delete:
+            self.leaving[name] = member
+        else:
+            self.ended.append(name)
+        self.revision += 1
+        return member
+
+    def move(self, member: Member, to: MemberStage) -> None:
+        """The only way to change a member's stage.
+
+        Raises:
+            ElastrecError: the table of allowed transitions does not hold this one.
+        """
+        if to is member.stage:
+            return
+        if to not in ALLOWED[member.stage]:
+            allowed = sorted(ALLOWED[member.stage])
+            raise ElastrecError(f"{member.name} cannot go from {member.stage} to {to}; allowed: {allowed}")
+        member.stage = to
+        self.edition += 1
+
+    def registered(self, member: Member, incarnation: str, address: str, node: str, time: float) -> None:
+        """A process of the pod has registered, perhaps not for the first time."""
+        if member.incarnation != incarnation:
+            member.reached_version, member.orders_version, member.let_go_version = 0, 0, 0
+            member.starved = False
+            member.transfers, member.active = 0, time
+            self.edition += 1
+        elif member.address != address:
+            self.edition += 1
+        member.incarnation, member.address, member.node = incarnation, address, node
+        if member.stage is MemberStage.ASKED:
+            self.move(member, MemberStage.SERVING if member.role is Role.WORKER else MemberStage.STANDBY)
+
+    def starve(self, member: Member, starved: bool, *, is_synchronous: bool) -> None:
+        """A worker found nothing to lease, or may find something again: others must not wait for it in bsp and ssp."""
+        self.edition += is_synchronous and member.starved != starved
+        member.starved = starved
+
+    def order(self, member: Member, orders: PodOrders) -> bool:
+        """A pod has orders of its own from now on, under the next version; false where they say what it has."""
+        before = member.orders or PodOrders(version=0)
+        if msgspec.structs.replace(orders, version=before.version) == before:
+            return False
+        member.orders = msgspec.structs.replace(orders, version=before.version + 1)
+        return True
+
+    def seen(self, name: str, uid: str) -> None:
+        """The cluster has the pod; the first uid counts."""
+        member = self.members.get(name)
+        if member is not None and not member.uid:
+            member.uid = uid
+            self.revision += 1
+
+    def ask_for(self, member: Member, cores: float) -> None:
+        """A pod shall have so many cores."""
+        if cores != member.asked.cores:
+            member.asked = PodSize(cores, member.asked.memory_bytes)
+            member.awaits_size = cores != member.cores
+        self.revision += 1
+
+    def granted(self, member: Member, size: PodSize, outcome_of: PodSize | None, time: float) -> None:
+        """A pod has this size from now on; what it shall have stays as it was.
+
+        Args:
+            outcome_of: what it was asked to have, if this is what came of it; None: that is still to come.
+        """
+        self._count_usage(member, time)
+        member.cores, member.memory_bytes = size.cores, size.memory_bytes
+        member.awaits_size = outcome_of != member.asked
+        self.revision += 1
+
+    def refused(self, member: Member) -> None:
+        """A pod keeps the size that it has."""
+        member.asked, member.awaits_size = PodSize(member.cores, member.memory_bytes), False
+        self.revision += 1
+
+    def _count_usage(self, member: Member, time: float) -> None:
+        spent = self.usage.setdefault(member.role, Usage())
+        seconds = max(0.0, time - member.used_since)
+        spent.core_seconds += member.cores * seconds
+        spent.byte_seconds += member.memory_bytes * seconds
+        member.used_since = time
+
+    def count_loss(self, member: Member, *, taken_away: bool) -> LossStreak:
+        """Notes that a place's pod was lost; returns the place's losses since the job last made progress."""
+        self.losses[member.role] = self.losses.get(member.role, 0) + 1
+        streak = self.streaks.setdefault(member.role, {}).setdefault(member.index, LossStreak())
+        if taken_away:
+            streak.taken_away += 1
+        else:
+            streak.failures += 1
+        return streak
+
+    def made_progress(self, role: Role) -> None:
+        """The job has got further with the pods of a role: what was lost before is not held against them."""
+        self.streaks.pop(role, None)
+
+    def spent(self, role: Role, time: float) -> Usage:
+        """Granted cores and memory over time, of all pods of a role until now."""
+        past = self.usage.get(role, Usage())
+        total = Usage(past.core_seconds, past.byte_seconds)
+        for member in self.members.values():
+            if member.role is role:
+                seconds = max(0.0, time - member.used_since)
+                total.core_seconds += member.cores * seconds
+                total.byte_seconds += member.memory_bytes * seconds
+        return total

@@ -1,0 +1,57 @@
+"""What a master leaves in its checkpoint store when the job is over, so that people can still ask about the job."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.reporting.explanation import write_explanation
+from elastrec.platform.master.reporting.ledger import write_ledger
+from elastrec.platform.master.reporting.unsent_metrics import write_result
+from elastrec.platform.master.service.journal import Journal
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.metrics import TrainingMetrics
+
+log = structlog.get_logger(__name__)
+LONGEST_SECONDS = 10.0
+_PAUSES_SECONDS = (0.0, 1.0, 5.0)
+
+
+class Bequest:
+    """Writes on a thread of its own: a slow store must not keep pods from being told to leave.
+
+    Args:
+        state, metrics: of a job that is over.
+    """
+
+    def __init__(self, request: LaunchRequest, state: JobState, metrics: TrainingMetrics, journal: Journal) -> None:
+        self._request = request
+        self._state = state
+        self._metrics = metrics
+        self._journal = journal
+        self._thread = threading.Thread(target=self._run, name="bequest", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when everything is written, or cannot be."""
+        self._thread.join(LONGEST_SECONDS)
+
+    def _run(self) -> None:
+        request, reason = self._request, ""
+        job_name = request.training_job.metadata.name
+        for pause in _PAUSES_SECONDS:
+            time.sleep(pause)
+            try:
+                write_result(request.store, job_name, request.job_id, self._metrics)
+                of = (request.store, job_name, request.job_id, self._state, self._journal)
+                ledger, story = write_ledger(*of, request.earlier_terms), write_explanation(*of)
+            except ElastrecError as error:
+                reason = str(error)
+                continue
+            log.info("ledger_left", job=request.job_id, ledger=ledger, explanation=story)
+            return
+        log.error("ledger_not_left", job=request.job_id, reason=reason)

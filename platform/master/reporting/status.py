@@ -1,0 +1,147 @@
+"""TrainingMetrics and totals of a job, from its state and what the heartbeats said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elastrec.platform.clusters.pods import PodPhase, PodStatus, ResizeState
+from elastrec.platform.data.metrics.heads import HeadSketches
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.master.machine import stages
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.measuring.monitor import PodSample, Window
+from elastrec.platform.master.measuring.sketches import head_metrics
+from elastrec.platform.master.pods.membership import Member, MemberStage
+from elastrec.platform.specs.metrics import IDLE, HeadMetrics, Phase, PodMetrics, TrainingMetrics
+
+_CONDITIONS = {MemberStage.RETIRING: "Leaving", MemberStage.STANDBY: "Standby"}
+
+
+def training_metrics(
+    state: JobState,
+    name: str,
+    elapsed_seconds: float,
+    window: Window | None,
+    samples: Mapping[str, PodSample],
+    cluster: Mapping[str, PodStatus],
+    fleet_problem: str = "",
+) -> TrainingMetrics:
+    """The job at this moment.
+
+    Args:
+        name: the job's id.
+        window: the last one in which something was trained.
+        samples, cluster: by pod name; what heartbeats and the cluster said last.
+        fleet_problem: why the cluster does not do what it is asked for; empty while it does.
+    """
+    final = HeadSketches.decode(state.evaluation_sketch) if state.evaluation_sketch else HeadSketches()
+    evaluated = bool(final.heads) and state.phase is Phase.SUCCEEDED
+    heads = head_metrics(final) if evaluated else window.heads if window else ()
+    first = heads[0] if heads else HeadMetrics(name="")
+    evaluation_rows = [sketch.rows for sketch in final.heads.values()]
+    present = list(state.membership.members.values())
+    gone = list(state.membership.left.values()) if state.phase.is_final else []
+    members = sorted((*present, *gone), key=lambda m: (m.role, m.index))
+    training_seconds = state.phases.time_in_phases(elapsed_seconds).get(Phase.TRAINING, 0.0)
+    here = state.training.samples - state.samples_before
+    mean_speed = here / training_seconds if training_seconds else 0.0
+    is_training = state.phase is Phase.TRAINING
+    return TrainingMetrics(
+        job=name,
+        phase=state.phase,
+        reason=_reason(state, elapsed_seconds, samples, cluster) or fleet_problem,
+        elapsed_seconds=elapsed_seconds,
+        started_from=state.started_from,
+        samples_total=state.training.splits.total_rows,
+        samples_trained=state.training.samples,
+        shards_total=state.training.total,
+        shards_done=state.training.done,
+        evaluation_shards_total=state.evaluation.total,
+        evaluation_shards_done=state.evaluation.done,
+        samples_per_second=window.samples_per_second if is_training and window else mean_speed,
+        loss=window.loss if window else None,
+        losses=window.losses if window else {},
+        auc=first.auc,
+        normalized_entropy=first.normalized_entropy,
+        heads=heads if len(heads) > 1 or first.mean_squared_error is not None else (),
+        evaluated=evaluated,
+        evaluation_samples=evaluation_rows[0] if evaluation_rows else 0,
+        generation=state.phases.generation,
+        checkpoint=state.recovery.record.uri if state.recovery.record else None,
+        pods=tuple(
+            _pod(member, samples.get(member.name), cluster.get(member.name), is_gone=member in gone)
+            for member in members
+        ),
+    )
+
+
+def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, is_gone: bool) -> PodMetrics:
+    sample = sample or PodSample()
+    if is_gone:
+        condition = "Gone"
+    elif member.is_registered:
+        condition = _CONDITIONS.get(member.stage, IDLE if _is_at_rest(member) else "Running")
+    else:
+        condition = "Starting" if status and status.phase is PodPhase.RUNNING else "Pending"
+    reason = member.reason
+    if member.is_idle and not is_gone:
+        reason = "was ordered to be idle"
+    if status and status.phase is PodPhase.PENDING:
+        reason = ": ".join(part for part in (status.reason, status.message) if part)
+    elif status and status.resize in (ResizeState.DEFERRED, ResizeState.IN_PROGRESS):
+        text = f"has {status.size.cores:g} cores, {status.asked_size.cores:g} are asked for"
+        reason = ": ".join(part for part in (text, status.resize_message) if part)
+    return PodMetrics(
+        name=member.name,
+        role=member.role,
+        state=condition,
+        samples=sample.samples,
+        batch_seconds=sample.batch_seconds,
+        phase_seconds=sample.phase_seconds,
+        memory_bytes=sample.memory_bytes or (status.memory_bytes if status else 0),
+        restarts=member.restart,
+        reason=reason,
+    )
+
+
+def _is_at_rest(member: Member) -> bool:
+    """Whether it was ordered to be idle and has obeyed."""
+    return member.orders is not None and member.orders.is_idle and member.let_go_version == member.orders.version
+
+
+def _reason(state: JobState, time: float, samples: Mapping[str, PodSample], cluster: Mapping[str, PodStatus]) -> str:
+    why = _store_reason(state, samples) or state.reason
+    if state.phase.is_final:
+        return why
+    waiting = stages.waiting(state, time)
+    return "; ".join(filter(None, (why, waiting))) or _waiting_reason(state, cluster)
+
+
+def _store_reason(state: JobState, samples: Mapping[str, PodSample]) -> str:
+    """Which server waits for the checkpoint store, and what the store said last."""
+    if state.phase not in (Phase.STARTING, Phase.RECOVERING):
+        return ""
+    for server in state.membership.servers():
+        if server.name in samples and (problem := samples[server.name].problem):
+            return f"{server.name} waits for the checkpoint store: {problem}"
+    return ""
+
+
+def _waiting_reason(state: JobState, cluster: Mapping[str, PodStatus]) -> str:
+    if state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING):
+        return ""
+    for name in state.membership.members:
+        status = cluster.get(name)
+        if status and status.phase is PodPhase.PENDING and status.message:
+            return f"{name} waits: {status.reason}: {status.message}"
+    return ""
+
+
+def totals(state: JobState, time: float) -> dict[str, float]:
+    """What the whole job did beside what TrainingMetrics say, by metric name."""
+    times = state.times.at(state, time)
+    return {
+        names.SAMPLES_REPEATED: float(state.training.samples - state.training.covered_rows()),
+        names.GOODPUT: times.goodput,
+        **{names.named(names.TIME_SECONDS, part=part): seconds for part, seconds in times.seconds.items()},
+    }

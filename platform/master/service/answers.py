@@ -1,0 +1,75 @@
+"""What a master answers to life signs, and what it refuses before it becomes an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from elastrec.platform.data.metrics.heads import HeadSketches
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.pods.membership import MemberStage
+from elastrec.platform.specs.errors import DataError, ElastrecError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.splits import STREAMS
+from elastrec.platform.transport.messages.job import Answer, PodOrders, ShardProgress
+from elastrec.platform.transport.wire.frames import Encoded
+
+
+class Unknown(msgspec.Struct, tag="Answer"):
+    """An `Answer` to a process of a pod of which none has registered with this master."""
+
+    directive: None = None
+    known: bool = False
+
+
+class Answers:
+    """Encoded answers to heartbeats that tell the newest directive; not thread-safe.
+
+    One for all workers without orders of their own, and one for each other pod.
+    """
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._encoded: dict[tuple[str, float], tuple[PodOrders | None, Encoded]] = {}
+
+    def of(self, pod: str, incarnation: str, state: JobState, heartbeat_seconds: float) -> Encoded:
+        """What the pod's process shall do now, and how often it shall beat."""
+        if self._version != state.phases.version:
+            self._version = state.phases.version
+            self._encoded.clear()
+        member = state.membership.members.get(pod)
+        kind, orders = "exit", None
+        if member is not None and member.incarnation == incarnation and member.stage is not MemberStage.RETIRING:
+            orders = member.orders
+            # Every server is told what it has to restore, and nothing of the others.
+            kind = "worker" if member.role is Role.WORKER and orders is None else pod
+        known = self._encoded.get((kind, heartbeat_seconds))
+        if known is not None and known[0] == orders:
+            return known[1]
+        directive = state.directive(pod, incarnation)
+        answer = Encoded.of(Answer(directive=directive, heartbeat_seconds=heartbeat_seconds, orders=orders))
+        self._encoded[kind, heartbeat_seconds] = (orders, answer)
+        return answer
+
+
+def check_kind(name: str, kind: str) -> None:
+    """Raises ElastrecError unless it is a kind of shard."""
+    if kind not in ("train", "evaluate"):
+        raise ElastrecError(f"{name}: {kind!r} is not allowed; allowed: train, evaluate")
+
+
+def check_progress(progress: Sequence[ShardProgress]) -> None:
+    """Refuses what no journal may hold: a state machine must be able to take every event of its own.
+
+    Raises:
+        ElastrecError: a report names no stream of the job, or its sketch cannot be read.
+    """
+    for report in progress:
+        if report.stream not in STREAMS:
+            raise ElastrecError(f"progress.stream: {report.stream!r} is not allowed; allowed: {', '.join(STREAMS)}")
+        if report.sketch:
+            try:
+                HeadSketches.decode(report.sketch)
+            except DataError as error:
+                raise ElastrecError(f"progress of split {report.number}: its sketch cannot be read: {error}") from error

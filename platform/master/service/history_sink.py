@@ -1,0 +1,164 @@
+"""The job's series on their way into its MLflow run. Whatever happens to history, training does not notice."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from elastrec.platform.clusters.protocol import Fleet, snapshot
+from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
+from elastrec.platform.data.metrics.heads import HeadSketches
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.points import CostMeter, Point, calibration_points, final_points, window_points
+from elastrec.platform.history.reporter import Reporter
+from elastrec.platform.history.spool import Spool
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.reporting.unsent_metrics import write_points
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, DataError
+from elastrec.platform.specs.metrics import TrainingMetrics
+
+log = structlog.get_logger(__name__)
+SPOOL_FILE = "history.spool"
+_WAITING_REPORTS = 64
+_CALIBRATION_GROUPS = 20
+_STARTS = (names.WORKER_START_SECONDS, names.SERVER_START_SECONDS)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The job at one moment.
+
+    Attributes:
+        totals: what history derives neither from `metrics` nor from the cluster, by metric name; complete, like
+            `evaluation_sketch`, once the job's phase is final.
+    """
+
+    metrics: TrainingMetrics
+    totals: Mapping[str, float]
+    evaluation_sketch: bytes
+
+
+class HistorySink:
+    """Turns reports into points on a thread of its own.
+
+    Args:
+        fleet: asked for the pods' sizes and usage, from which the costs follow.
+    """
+
+    def __init__(self, reporter: Reporter, fleet: Fleet, job_id: str) -> None:
+        self._reporter = reporter
+        self._fleet = fleet
+        self._job_id = job_id
+        self._meter = CostMeter()
+        self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
+        self._has_ended = False
+        self._starts: Mapping[str, float] = {}
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        self._thread.start()
+
+    def put(self, report: Report) -> None:
+        """Takes a report; returns at once. When too many wait, this one is dropped."""
+        try:
+            self._reports.put_nowait(report)
+        except queue.Full:
+            log.warning("history_report_dropped", job=self._job_id, waiting=_WAITING_REPORTS)
+
+    @property
+    def run_id(self) -> str:
+        """The MLflow run; empty while there is none."""
+        return self._reporter.run_id
+
+    def name_run(self, run_id: str) -> None:
+        """The run that the job was launched without: what was measured until now goes there, too."""
+        self._reporter.name_run(run_id)
+
+    def close(self, deadline_seconds: float = 10.0) -> list[Point]:
+        """Sends what waits, for at most this long; returns what could not be sent."""
+        deadline = time.monotonic() + deadline_seconds
+        try:
+            self._reports.put(None, timeout=deadline_seconds / 2)
+            self._thread.join(deadline_seconds / 2)
+        except queue.Full:
+            log.warning("history_is_incomplete", job=self._job_id)
+        self._reporter.close(max(0.5, deadline - time.monotonic()))
+        return self._reporter.undelivered()
+
+    def _run(self) -> None:
+        while (report := self._reports.get()) is not None:
+            try:
+                self._log(report)
+            except Exception:
+                log.exception("history_report_failed", job=self._job_id)
+
+    def _log(self, report: Report) -> None:
+        if self._has_ended:
+            return
+        now = time.time()
+        step = report.metrics.samples_trained
+        points = window_points(report.metrics, now)
+        try:
+            pods = snapshot(self._fleet)
+            self._meter.observe(pods, now)
+            points += self._meter.cost_so_far(step, now)
+            points += self._meter.usage_points(pods, step, now)
+        except ClusterError as error:
+            log.warning("pods_not_listed", job=self._job_id, reason=str(error))
+        # While the job runs, too: the next round of scaling wants to know, and they change with new pods alone.
+        points += [
+            Point(name, report.totals[name], step, now)
+            for name in _STARTS
+            if name in report.totals and self._starts.get(name) != report.totals[name]
+        ]
+        self._starts = report.totals
+        if report.metrics.phase.is_final:
+            self._has_ended = True
+            points += final_points(report.metrics, now)
+            points += self._meter.whole_cost(step, now)
+            points += [Point(name, value, step, now) for name, value in report.totals.items() if name not in _STARTS]
+            points += _calibration(report.evaluation_sketch, now)
+        self._reporter.log(points)
+
+
+def _calibration(encoded: bytes, now: float) -> list[Point]:
+    if not encoded:
+        return []
+    try:
+        heads = HeadSketches.decode(encoded).heads
+    except DataError as error:
+        log.warning("calibration_not_logged", reason=str(error))
+        return []
+    points: list[Point] = []
+    for place, (head, sketch) in enumerate(heads.items()):
+        if isinstance(sketch, BinaryMetricsSketch):
+            curve = sketch.calibration(_CALIBRATION_GROUPS)
+            points += calibration_points(curve, now) if place == 0 else calibration_points(curve, now, head)
+    return points
+
+
+def open_history_sink(request: LaunchRequest, fleet: Fleet, folder: Path) -> HistorySink | None:
+    """The sink of a job; None when it was launched without history.
+
+    Args:
+        folder: survives a restart of the master, and so does in it what MLflow has not heard yet.
+    """
+    if not request.tracking_uri:
+        return None
+    reporter = Reporter(request.tracking_uri, request.run_id, spool=Spool(folder / SPOOL_FILE))
+    return HistorySink(reporter, fleet, request.job_id)
+
+
+def leave_points(request: LaunchRequest, points: list[Point]) -> None:
+    """Leaves what MLflow has not heard in the job's store, for whoever publishes the model later."""
+    if not points:
+        return
+    try:
+        uri = write_points(request.store, request.training_job.metadata.name, request.job_id, points)
+    except CheckpointError as error:
+        log.error("history_lost", job=request.job_id, points=len(points), reason=str(error))
+    else:
+        log.warning("history_left", job=request.job_id, points=len(points), uri=uri)

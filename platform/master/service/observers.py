@@ -1,0 +1,252 @@
+"""What observers may ask and tell a master: the CLI, Airflow's operators and triggers."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import Decided, Effect
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.measuring.observations import Observations
+from elastrec.platform.master.measuring.profile_book import configuration_of, is_settled, server_use
+from elastrec.platform.master.pods import orders, shape
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.pods.reconciler import Reconciler
+from elastrec.platform.master.reporting.explanation import explanation
+from elastrec.platform.master.reporting.ledger import attempts_of, earlier_lines, running_attempts, streams_now
+from elastrec.platform.master.reporting.status import totals, training_metrics
+from elastrec.platform.master.service.executor import Executor
+from elastrec.platform.master.service.history_sink import HistorySink
+from elastrec.platform.master.service.journal import LEDGER_PAGE, Journal
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, GetLedger, LedgerPage
+from elastrec.platform.transport.messages.observer import (
+    ChangeShape,
+    FinishJob,
+    GetStatus,
+    NameRun,
+    OrderWorker,
+    SaveNow,
+    ShapeAnswer,
+    ShapeOutcome,
+    ShapeRequest,
+    Status,
+    StopJob,
+    TakeBackShape,
+    TakeOver,
+)
+from elastrec.platform.transport.messages.profile import GetProfile, Profile
+
+
+class ObserverCalls(abc.ABC):
+    """The observers' half of a JobService, which owns everything named here."""
+
+    request: LaunchRequest
+    state: JobState
+    job: TrainingJob
+    journal: Journal
+    _lock: threading.RLock
+    _finished: threading.Event
+    _seen: Observations
+    _executor: Executor
+    _reconciler: Reconciler
+    _history: HistorySink | None
+    _earlier_lines: pa.Table | None = None
+
+    @abc.abstractmethod
+    def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
+        """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
+
+    @abc.abstractmethod
+    def now(self) -> float:
+        """Seconds on the job's clock."""
+
+    def metrics(self) -> TrainingMetrics:
+        """The job at this moment."""
+        with self._lock:
+            elapsed = self.state.phases.since if self.state.phase.is_final else self.now()
+            found = training_metrics(
+                self.state,
+                self.request.job_id,
+                elapsed,
+                self._seen.window,
+                self._seen.monitor.pods,
+                self._reconciler.statuses(),
+                self._reconciler.problem(),
+            )
+        stall = self.journal.stall
+        return found.model_copy(update={"reason": f"the journal has no room: {stall}"}) if stall else found
+
+    def totals(self) -> dict[str, float]:
+        """What the job did until now, by metric name (see `status.totals`)."""
+        with self._lock:
+            time = self.state.phases.since if self.state.phase.is_final else self.now()
+            return totals(self.state, time) | self._seen.starts.medians() | self._seen.monitor.traffic()
+
+    def status(self, message: GetStatus) -> Status:
+        """For observers."""
+        return Status(
+            metrics_json=self.metrics().model_dump_json().encode(),
+            failure=self._failure(),
+            run_id=self._history.run_id if self._history else "",
+            shape_request=self._shape_request(),
+        )
+
+    def _shape_request(self) -> ShapeRequest | None:
+        with self._lock:
+            return self.state.requested_shape.told() if self.state.requested_shape else None
+
+    def ledger(self, message: GetLedger) -> LedgerPage:
+        """One page of what was trained; what the masters before this one left comes first.
+
+        Raises:
+            CheckpointError: the store, where that lies, could not be asked.
+        """
+        earlier, self._earlier_lines = self._earlier_lines, None
+        if earlier is None:
+            of = (self.request.store, self.job.metadata.name, self.request.job_id)
+            earlier = earlier_lines(*of, self.state, self.request.earlier_terms)
+        if message.after < earlier.num_rows:
+            # Kept from page to page, and not longer: a ledger may be as large as all else that a master knows.
+            self._earlier_lines = earlier
+            attempts = attempts_of(earlier.slice(message.after, LEDGER_PAGE))
+            return LedgerPage(attempts=attempts, next=message.after + len(attempts))
+        with self._lock:
+            last = self.journal.last
+            running, streams = running_attempts(self.state), streams_now(self.state)
+        self.journal.wait(last)
+        attempts = self.journal.ledger(message.after - earlier.num_rows, last, LEDGER_PAGE)
+        if len(attempts) == LEDGER_PAGE:
+            self._earlier_lines = earlier
+            return LedgerPage(attempts=attempts, next=message.after + len(attempts))
+        return LedgerPage(attempts=attempts, running=running, streams=streams)
+
+    def explain(self, message: GetExplanation) -> Explanation:
+        """What happened, why, and where the time went."""
+        with self._lock:
+            last, phase = self.journal.last, str(self.state.phase)
+            times = self.state.times.at(self.state, self.now())
+        self.journal.wait(last)
+        return explanation(self.request.job_id, phase, times, self.journal)
+
+    def profile(self, message: GetProfile) -> Profile:
+        """How fast the job is, in every configuration that it has had."""
+        with self._lock:
+            configuration = configuration_of(self.state)
+            if configuration is None:
+                raise ElastrecError(f"the job is {self.state.phase} and has no pods")
+            queue = self.state.training
+            return Profile(
+                job_json=self.job.model_dump_json(by_alias=True).encode(),
+                phase=str(self.state.phase),
+                configuration=configuration,
+                is_settled=is_settled(self.state),
+                measured=self._seen.profile.measured(),
+                remaining_samples=queue.splits.total_rows - queue.covered_rows(),
+                dense_bytes=self._seen.monitor.dense_bytes(),
+                tables=self._seen.monitor.tables(),
+                trained_samples=queue.samples,
+                tables_growth=self._seen.growth.tables(),
+                servers=server_use(self.state, self._seen.monitor),
+                run_id=self._history.run_id if self._history else "",
+            )
+
+    def _failure(self) -> str:
+        with self._lock:
+            failure = self.state.failure
+        notes = self._executor.failure_notes
+        return f"{failure}\n\n{notes}" if failure and notes else failure
+
+    def stop_job(self, message: StopJob) -> Done:
+        """Stops the job unless somebody else owns it now."""
+        with self._lock:
+            owner = self.state.owner
+            if message.owner and owner and message.owner != owner:
+                return Done(accepted=False, reason=f"the job was taken over by {owner}")
+            if self.state.phase.is_final:
+                return Done()
+        self.submit(lambda now: events.StopAsked(time=now, reason=message.reason))
+        return Done()
+
+    def take_over(self, message: TakeOver) -> Done:
+        """Makes somebody the job's owner."""
+        self.submit(lambda now: events.OwnerChanged(time=now, owner=message.owner))
+        return Done()
+
+    def name_run(self, message: NameRun) -> Done:
+        """Says where the job's figures go, when it was launched without a run."""
+        if self._history is None:
+            return Done(accepted=False, reason="the job was launched without history")
+        self._history.name_run(message.run_id)
+        return Done()
+
+    def save_now(self, message: SaveNow) -> Done:
+        """Asks for a record as soon as possible."""
+        if self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+        self.submit(lambda now: events.SaveAsked(time=now))
+        return Done()
+
+    def order_worker(self, message: OrderWorker) -> Done:
+        """Gives one worker orders of its own."""
+        if self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+        with self._lock:
+            reason = orders.refusal(self.state, self.job.spec.training, message)
+        if reason:
+            return Done(accepted=False, reason=reason)
+        self.submit(
+            lambda now: events.PodOrdered(
+                time=now,
+                pod=message.pod,
+                batch_size=message.batch_size,
+                learning_rate_scale=message.learning_rate_scale,
+                is_idle=message.is_idle,
+            )
+        )
+        return Done()
+
+    def change_shape(self, message: ChangeShape) -> ShapeAnswer:
+        """Asks for another number or size of pods of the running job."""
+        if self.state.phase.is_final:
+            return ShapeAnswer(reason=f"the job is {self.state.phase}")
+        with self._lock:
+            reason = shape.refusal(self.state, message.change, live_only=message.live_only)
+        if reason:
+            return ShapeAnswer(reason=reason)
+        effects = self.submit(lambda now: events.ShapeAsked(time=now, change=message.change))
+        for effect in effects:
+            if isinstance(effect, Decided) and effect.decision == "shape_asked":
+                return ShapeAnswer(request_id=effect.inputs["request"])
+        return ShapeAnswer(reason=f"the job is {self.state.phase}")
+
+    def take_back_shape(self, message: TakeBackShape) -> Done:
+        """Gives a request for a shape up, unless it has ended."""
+        with self._lock:
+            request = self.state.requested_shape
+            if request is None or request.request_id != message.request_id:
+                last = request.request_id if request else "none"
+                given = message.request_id
+                return Done(
+                    accepted=False, reason=f"request_id: {given!r} is not allowed; allowed: the last one, {last}"
+                )
+            if request.outcome not in (ShapeOutcome.OPEN, ShapeOutcome.TAKEN_BACK):
+                return Done(
+                    accepted=False, reason=f"{request.request_id} has ended: {request.outcome}; ask for another shape"
+                )
+        self.submit(lambda now: events.ShapeTakenBack(time=now, request_id=message.request_id))
+        return Done()
+
+    def finish_job(self, message: FinishJob) -> Done:
+        """The result has been read: the master may go."""
+        if not self.state.phase.is_final:
+            return Done(accepted=False, reason=f"the job is {self.state.phase}; stop it first")
+        self._finished.set()
+        return Done()

@@ -1,0 +1,168 @@
+"""Writes and deletes checkpoint records, apart from everything else that a master does: a store may hang."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from elastrec.checkpoints import (
+    PartManifest,
+    StoreError,
+    SupersededError,
+    commit_record,
+    discard,
+    open_record,
+    prune,
+    prune_final,
+)
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.service.resumption import ATTRIBUTE, Numbering
+from elastrec.platform.master.service.term_watch import TermWatch
+from elastrec.platform.specs.errors import CheckpointError
+
+log = structlog.get_logger(__name__)
+CLOSE_SECONDS = 10.0
+
+
+class RecordLane:
+    """A thread for each effect: one that hangs keeps no other from being carried out, nor the process from ending.
+
+    The state machine begins no save while it waits for another, so there are few of them.
+
+    Args:
+        submit: takes the event that tells how a commit ended.
+        in_progress: URIs of the records that the job is writing now, or does not know the end of.
+        term: asked before a record is committed and before one is deleted.
+
+    Attributes:
+        threads: of the effects that are under way, in their order.
+    """
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        submit: events.Submit,
+        in_progress: Callable[[], list[str]],
+        term: TermWatch,
+    ) -> None:
+        self._request = request
+        self._job = request.training_job
+        self._submit = submit
+        self._in_progress = in_progress
+        self._term = term
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self.threads: list[threading.Thread] = []
+
+    def submit(self, effect: CommitRecord | DiscardRecord) -> None:
+        """Carries an effect out soon."""
+        thread = threading.Thread(target=self._run, args=(effect,), name="record", daemon=True)
+        with self._lock:
+            self.threads = [*(other for other in self.threads if other.is_alive()), thread]
+            thread.start()
+
+    def close(self) -> None:
+        """Waits for what is under way, but not long for a store that hangs; from then on nothing is told."""
+        self.wait(CLOSE_SECONDS)
+        self._closing.set()
+
+    def wait(self, seconds: float) -> None:
+        """Returns when nothing is under way, or when the time is over."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            threads = list(self.threads)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self, effect: CommitRecord | DiscardRecord) -> None:
+        try:
+            if isinstance(effect, CommitRecord):
+                self._commit(effect)
+            else:
+                self._discard(effect)
+        except Exception:
+            # The state machine goes on; the deadline of a commit finds that it is missing.
+            log.exception("effect_failed", effect=type(effect).__name__)
+
+    def _tell(self, make: Callable[[float], events.Event]) -> None:
+        # Without a master nobody listens: its successor commits anew, and meets its own record.
+        if not self._closing.is_set():
+            self._submit(make)
+
+    def _commit(self, effect: CommitRecord) -> None:
+        try:
+            parts = [PartManifest.from_json(part.manifest_json) for part in effect.parts]
+            # By these, raw keys are turned into ids again when somebody looks at a row.
+            encodings = {feature.name: feature.encoding for feature in self._job.spec.data.sparse}
+            commit_record(
+                effect.uri,
+                parts,
+                msgspec.json.encode(effect.positions),
+                job=self._job,
+                job_id=self._request.job_id,
+                kind="final" if effect.is_final else "periodic",
+                step=effect.step,
+                generation=effect.generation,
+                interval=self._request.data_interval,
+                attributes={
+                    "encodings": msgspec.json.encode(encodings).decode(),
+                    ATTRIBUTE: msgspec.json.encode(Numbering.of(self._request)).decode(),
+                },
+                term=self._term.term,
+                cut=effect.order_id,
+                base=effect.base,
+                check=self._term.check,
+            )
+        except SupersededError:
+            return
+        except Exception as error:
+            if not self._is_committed(effect.uri):
+                reason, away = f"{type(error).__name__}: {error}", isinstance(error, StoreError)
+                self._tell(
+                    lambda now: events.RecordFailed(time=now, order_id=effect.order_id, reason=reason, store_away=away)
+                )
+                return
+        self._tell(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id))
+        try:
+            prune(
+                self._request.store,
+                self._job.metadata.name,
+                self._request.job_id,
+                self._job.spec.checkpoint.keep,
+                in_progress=lambda: [effect.uri, *self._in_progress()],
+                damaged=effect.damaged,
+                check=self._term.check,
+            )
+            if effect.is_final and (keep := self._job.spec.checkpoint.keep_final) is not None:
+                prune_final(
+                    self._request.store,
+                    self._job.metadata.name,
+                    keep,
+                    kept=[effect.uri],
+                    check=self._term.check,
+                )
+        except CheckpointError as error:
+            log.warning("records_not_pruned", reason=str(error))
+
+    def _discard(self, effect: DiscardRecord) -> None:
+        try:
+            if effect.may_be_complete:
+                # A later master may continue from it.
+                self._term.check()
+            discard(effect.uri, may_be_complete=effect.may_be_complete)
+        except CheckpointError as error:
+            # The next complete record prunes it.
+            log.warning("torn_record_not_discarded", record=effect.uri, reason=str(error))
+
+    def _is_committed(self, uri: str) -> bool:
+        # A master that was killed between writing the manifest and journalling it meets its own record again.
+        try:
+            return open_record(uri).manifest.job_id == self._request.job_id
+        except CheckpointError:
+            return False

@@ -1,0 +1,223 @@
+"""What a master without a journal continues from: the records that an earlier master of the same job has left.
+
+The positions of a record say how far which shard was. They fit another launch of the job only if that numbers the same
+rows of the same files in the same shards and the same order; the model itself is compared elsewhere
+(`checkpoints.mismatch`). The same holds for a periodic record that another job has left and this one starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+import structlog
+
+from elastrec.checkpoints import DamagedRecordError, Record, RecordKind, newest_records
+from elastrec.platform.master.machine.events import ResumedFrom
+from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
+from elastrec.platform.master.machine.plan import JobPlan, training_splits
+from elastrec.platform.master.machine.recovery import CompleteRecord
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.reporting.unsent_metrics import read_result
+from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.row_ranges import RowRanges
+from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
+
+log = structlog.get_logger(__name__)
+ATTRIBUTE = "numbering"
+"""Attribute of a record's manifest that holds its Numbering."""
+
+
+class Numbering(msgspec.Struct, frozen=True, kw_only=True):
+    """By what rows and shards are numbered: positions of an equal one mean the same rows."""
+
+    training_digest: str
+    training_rows: int
+    shard_rows: int
+    epochs: int
+    shuffle: bool
+    seed: int
+
+    @property
+    def splits(self) -> RowRanges:
+        """The splits of the training stream."""
+        return RowRanges(
+            rows=self.training_rows,
+            split_rows=self.shard_rows,
+            epochs=self.epochs,
+            shuffle=self.shuffle,
+            seed=self.seed,
+        )
+
+    @staticmethod
+    def of(request: LaunchRequest) -> Numbering:
+        """The numbering of a launched job."""
+        return Numbering.of_job(request.training_job, request.training_digest, request.training_rows)
+
+    @staticmethod
+    def of_job(job: TrainingJob, training_digest: str, training_rows: int) -> Numbering:
+        """The numbering of a job on a training manifest."""
+        splits = training_splits(job.spec.training, training_rows)
+        return Numbering(
+            training_digest=training_digest,
+            training_rows=splits.rows,
+            shard_rows=splits.split_rows,
+            epochs=splits.epochs,
+            shuffle=splits.shuffle,
+            seed=splits.seed,
+        )
+
+
+_FIELDS = {
+    "training_digest": "spec.data (digest of the training files)",
+    "training_rows": "spec.data (training rows)",
+    "shard_rows": "spec.training.batch_size times batches_per_shard",
+    "epochs": "spec.training.epochs",
+    "shuffle": "spec.training.shuffle",
+    "seed": "spec.training.seed",
+}
+
+
+def numbering_of(record: Record) -> Numbering | None:
+    """The numbering that a record's positions belong to; None: the record does not say."""
+    text = record.manifest.attributes.get(ATTRIBUTE, "")
+    return msgspec.json.decode(text, type=Numbering) if text else None
+
+
+_OTHERWISE = "train from the beginning: with another run key, or spec.continual.resume: never"
+
+
+def check_numbering(record: Record, numbering: Numbering, otherwise: str = _OTHERWISE) -> None:
+    """Refuses positions that would name other rows.
+
+    Args:
+        otherwise: what else can be done than to put a field back.
+
+    Raises:
+        SpecError: names every field that differs.
+    """
+    there = numbering_of(record)
+    problems = [
+        FieldProblem(
+            text,
+            repr(getattr(numbering, name)),
+            "unknown: the record does not say"
+            if there is None
+            else f"{getattr(there, name)!r}, as when {record.uri} was saved",
+            f"put it back; or {otherwise}",
+        )
+        for name, text in _FIELDS.items()
+        if there is None or getattr(there, name) != getattr(numbering, name)
+    ]
+    if problems:
+        raise SpecError(problems, "the job, compared with the record that it continues from")
+
+
+class StartPositions(msgspec.Struct, frozen=True):
+    """How a job begins that starts from a periodic record, which may be of another job.
+
+    Attributes:
+        positions: where it begins, as the record keeps them; empty: at the first row, with the weights alone.
+        note: which of the two and why, for people.
+    """
+
+    positions: str
+    note: str
+
+
+def start_positions(record: Record, job: TrainingJob, training_digest: str, training_rows: int) -> StartPositions:
+    """Positions hold for the same files: then the job goes on at them. On other files it takes the weights alone.
+
+    Raises:
+        SpecError: the same files are numbered otherwise: it is not clear which rows are trained.
+        CheckpointError: the positions are damaged, or the store could not be asked.
+    """
+    there, numbering = numbering_of(record), Numbering.of_job(job, training_digest, training_rows)
+    if job.spec.continual.resume == "never":
+        return StartPositions("", _weights_alone(record, "spec.continual.resume is never"))
+    if there is None:
+        return StartPositions("", _weights_alone(record, "it does not say of which files its positions are"))
+    if there.training_digest != training_digest:
+        return StartPositions("", _weights_alone(record, "its positions are of other files"))
+    check_numbering(record, numbering, "train all rows on its weights: spec.continual.resume: never")
+    text = record.positions()
+    try:
+        there_now = Positions.decode(text).of(TRAINING_STREAM)
+        covered = numbering.splits.covered_rows(there_now) if there_now is not None else 0
+    except msgspec.MsgspecError as error:
+        raise DamagedRecordError(f"{record.uri}: its positions cannot be read: {error}") from error
+    total = numbering.splits.total_rows
+    return StartPositions(
+        text.decode(), f"begins at the positions of {record.uri}: {covered:,} of {total:,} samples are trained"
+    )
+
+
+def _weights_alone(record: Record, reason: str) -> str:
+    return f"begins with the weights of {record.uri} at the first row: {reason}"
+
+
+def _records(request: LaunchRequest) -> Iterator[Record]:
+    """Undamaged ones of the job's runs that are not over, the newest one first."""
+    found = newest_records(request.store, request.training_job.metadata.name, job_id=request.job_id)
+    return (record for record in found if record.manifest.term > request.earlier_terms)
+
+
+def own_records(request: LaunchRequest, count: int) -> list[Record]:
+    """The newest undamaged records of the job, the newest one first, that belong to this run of it.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+        SpecError: the positions of the newest one do not fit the job as it was launched now.
+    """
+    records = list(islice(_records(request), count))
+    numbering = Numbering.of(request)
+    if records:
+        check_numbering(records[0], numbering)
+    return [record for record in records if numbering_of(record) == numbering]
+
+
+def finished_on_other_rows(request: LaunchRequest) -> Record | None:
+    """The final record of a run of the job that was trained to its end on rows of another numbering; None: there is
+    none. Nothing of such a run is left to be continued, so a launch on other rows trains them from the first one.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    newest = next(_records(request), None)
+    if newest is None or newest.manifest.kind is not RecordKind.FINAL or numbering_of(newest) == Numbering.of(request):
+        return None
+    return newest
+
+
+def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
+    """What a job that has no journal continues from; None: there is nothing.
+
+    Raises:
+        CheckpointError, SpecError: as of `own_records`.
+    """
+    complete = []
+    for record in own_records(request, plan.kept_records):
+        try:
+            positions = Positions.decode(record.positions())
+        except (DamagedRecordError, msgspec.MsgspecError) as error:
+            log.warning("checkpoint_record_skipped", record=record.uri, reason=str(error))
+            continue
+        is_final = record.manifest.kind is RecordKind.FINAL
+        complete.append(CompleteRecord(record.uri, positions, is_final, record.manifest.step))
+    if not complete:
+        return None
+    return ResumedFrom(records=complete[::-1], trained_rows=_trained(request))
+
+
+def _trained(request: LaunchRequest) -> int:
+    """Rows that earlier masters have trained, where the last of them could still say so; else 0."""
+    try:
+        left = read_result(request.store, request.training_job.metadata.name, request.job_id)
+    except CheckpointError as error:
+        log.warning("earlier_result_not_read", job=request.job_id, reason=str(error))
+        return 0
+    # What a run that is over has left says nothing about this one.
+    of_this_run = left is not None and left.generation >= request.earlier_terms * NUMBERS_PER_TERM
+    return left.samples_trained if left is not None and of_this_run else 0

@@ -1,0 +1,153 @@
+"""What a master does by the clock: deadlines, pods that say nothing, windows of figures, the report of the end."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import Effect
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.measuring.observations import Observations
+from elastrec.platform.master.measuring.saved_measurements import Memoir
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.pods.life_signs import LifeSigns
+from elastrec.platform.master.pods.reconciler import Reconciler
+from elastrec.platform.master.reporting.final_artifacts import Bequest
+from elastrec.platform.master.service.executor import Executor
+from elastrec.platform.master.service.history_sink import HistorySink, Report
+from elastrec.platform.master.service.journal import Journal, JournalError
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.metrics import TrainingMetrics
+
+log = structlog.get_logger(__name__)
+_TICK_SECONDS = 0.1
+_STALL_SECONDS = 2.0
+
+
+class TimedWork(abc.ABC):
+    """The clock's half of a JobService, which owns everything named here."""
+
+    request: LaunchRequest
+    state: JobState
+    journal: Journal
+    _clock: Callable[[], float]
+    _lock: threading.RLock
+    _stopping: threading.Event
+    _life_signs: LifeSigns
+    _seen: Observations
+    _memoir: Memoir
+    _executor: Executor
+    _reconciler: Reconciler
+    _history: HistorySink | None
+    _bequest: Bequest | None = None
+    _has_reported_end = False
+    _deadline: float | None = None
+    _deadline_after = -1
+
+    @abc.abstractmethod
+    def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
+        """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
+
+    @abc.abstractmethod
+    def is_superseded(self) -> bool:
+        """Looks whether another master has taken the job over; false where the store does not tell."""
+
+    @abc.abstractmethod
+    def now(self) -> float:
+        """Seconds on the job's clock."""
+
+    @abc.abstractmethod
+    def metrics(self) -> TrainingMetrics:
+        """The job at this moment."""
+
+    @abc.abstractmethod
+    def totals(self) -> dict[str, float]:
+        """What the job did until now, by metric name."""
+
+    def _run_timer(self) -> None:
+        last = self._clock()
+        while not self._stopping.wait(_TICK_SECONDS):
+            now = self._clock()
+            if self.journal.stall:
+                # Nobody is heard, so nobody is judged; when there is room again the time until then is a stall.
+                continue
+            stood_still, last = now - last, now
+            try:
+                if stood_still > _STALL_SECONDS:
+                    # This process stood still, and could not hear anybody: nobody else is to blame for that.
+                    log.warning("master_stalled", seconds=stood_still)
+                    with self._lock:
+                        self._life_signs.forget_all()
+                    self.submit(lambda now: events.Restarted(time=now))
+                self._check_deadlines(now)
+                self._check_silence(now)
+                self._close_window()
+                self._report_end()
+            except (JournalError, TransportError):
+                return
+
+    def _check_deadlines(self, now: float) -> None:
+        with self._lock:
+            # It follows from the state, which only events change.
+            if self._deadline_after != self.journal.last:
+                self._deadline_after, self._deadline = self.journal.last, self.state.next_deadline()
+            deadline = self._deadline
+        if deadline is not None and deadline <= self.now():
+            self.submit(lambda now: events.Ticked(time=now))
+
+    def _check_silence(self, now: float) -> None:
+        with self._lock:
+            # What pods did is still read when the job is over.
+            if self.state.phase.is_final:
+                return
+            members = self.state.membership.members
+            if not self._life_signs.is_look_due(len(members), now):
+                return
+            self._seen.keep_only(members)
+            silences = self._life_signs.silent(members, self._reconciler.running, now)
+        # Pods that a later master directs are silent here, and none of this one's business.
+        if silences and self.is_superseded():
+            return
+        for each in silences:
+            self.submit(
+                lambda time, each=each: events.PodSilent(  # type: ignore[misc]
+                    time=time, pod=each.pod, incarnation=each.incarnation, silent_seconds=each.seconds
+                )
+            )
+
+    def _close_window(self) -> None:
+        with self._lock:
+            now = self.now()
+            self._seen.settle_late(now)
+            if not self._seen.close_window(self.state, now):
+                return
+            remembered = self._seen.remembered() if self._memoir.is_due(self._clock()) else None
+        if remembered is not None:
+            self._memoir.keep(remembered, self._clock())
+        self._measure()
+        if not self.state.phase.is_final:
+            self._report()
+
+    def _measure(self) -> None:
+        with self._lock:
+            share = self._seen.monitor.take_waiting_share()
+        if share is not None:
+            self.submit(lambda now: events.Measured(time=now, waiting_share=share))
+
+    def _report_end(self) -> None:
+        # At once, not with the next window: who waits for the end wants to read its figures.
+        if self.state.phase.is_final and not self._has_reported_end and not self.is_superseded():
+            self._has_reported_end = True
+            self._measure()
+            self._report()
+            if self.state.poisoned is not None:
+                self._executor.name_files(self.state.poisoned)
+            self._bequest = Bequest(self.request, self.state, self.metrics(), self.journal)
+
+    def _report(self) -> None:
+        if self._history is not None:
+            self._history.put(Report(self.metrics(), self.totals(), self.state.evaluation_sketch))

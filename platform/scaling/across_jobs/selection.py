@@ -1,0 +1,274 @@
+"""The choice across jobs: at most one plan each, within every capacity (DLRover-RM §4.3, eq. 11–14).
+
+    RE(A) = TG(A) / RC(A)                         eq. 11, undefined for RC ≤ 0
+    WG(A) = priority / (Φ / Ψ_A + ε)^ρ            eq. 14, Φ / Ψ_A seconds left with the plan
+    maximise Σ RE·WG  subject to  Σ A ≤ S         eq. 12, 13: a multiple-choice knapsack
+
+Plans that save are taken first, because RE says nothing about them and they free what others want; where there is room
+all the same, a job grows instead. Steps that only explore come last and have what is left. Shape legend: J jobs, I
+items (a job's plan that costs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from elastrec.platform.scaling.amounts import Resources, require
+from elastrec.platform.scaling.model.columns import Floats
+from elastrec.platform.scaling.native_output import native_output_to_stderr
+from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
+from elastrec.platform.specs.errors import ScalingError
+
+STAY = 0
+"""Index of the first candidate of every proposal: nothing changes."""
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """How jobs are weighed against each other.
+
+    Attributes:
+        rho: ρ of eq. 14; above 0 jobs that end soon go first (the paper: 2.5), 0 all are equal, below 0 long ones.
+        epsilon_seconds: ε, so that a job about to end has a finite weight.
+    """
+
+    rho: float = 2.5
+    epsilon_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(abs(self.rho) <= 10, "weights.rho", self.rho, "-10 to 10", "2.5 is the paper's")
+        epsilon = self.epsilon_seconds
+        require(0 < epsilon < 1e6, "weights.epsilon_seconds", epsilon, "above 0", "1 is the default")
+
+
+@dataclass(frozen=True)
+class Items:
+    """Every plan that costs, of all jobs; arrays of shape (I,).
+
+    Attributes:
+        job, candidate: index of the proposal, and of the plan in it.
+        value: RE · WG.
+    """
+
+    job: npt.NDArray[np.intp]
+    candidate: npt.NDArray[np.intp]
+    value: Floats
+    cores: Floats
+    memory_bytes: Floats
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen: for each proposal the index of its candidate, STAY where it keeps what it has.
+
+    Attributes:
+        value: Σ RE·WG of the plans that cost.
+        left: capacity after everything that was chosen.
+    """
+
+    chosen: tuple[int, ...]
+    value: float
+    left: Resources
+
+
+_PRICE_STEPS = 40
+
+Knapsack = Callable[[Items, Resources], npt.NDArray[np.intp]]
+"""Chooses items, at most one per job, within the resources; returns their indexes."""
+
+
+def weight(remaining_samples: float, samples_per_second: float, priority: float, weights: Weights) -> float:
+    """WG of eq. 14 times the job's priority."""
+    seconds = remaining_samples / max(samples_per_second, 1e-300)
+    return float(priority * (seconds + weights.epsilon_seconds) ** -weights.rho)
+
+
+def items_of(proposals: Sequence[Proposal], weights: Weights) -> Items:
+    """All plans that cost, in columns."""
+    costly = [
+        (j, c, each.gain / each.cost_per_hour, each.samples_per_second, each.needs.cores, each.needs.memory_bytes)
+        for j, proposal in enumerate(proposals)
+        for c, each in enumerate(proposal.candidates)
+        if each.kind is CandidateKind.GROW
+    ]
+    columns = np.array(costly, dtype=np.float64).reshape(-1, 6).T
+    job_I = columns[0].astype(np.intp)
+    remaining_J = np.array([proposal.remaining_samples for proposal in proposals], dtype=np.float64)
+    priority_J = np.array([proposal.priority for proposal in proposals], dtype=np.float64)
+    seconds_I = remaining_J[job_I] / np.maximum(columns[3], 1e-300)
+    value_I = columns[2] * priority_J[job_I] * (seconds_I + weights.epsilon_seconds) ** -weights.rho
+    return Items(job_I, columns[1].astype(np.intp), value_I, columns[4], columns[5])
+
+
+def _fill(items: Items, order: npt.NDArray[np.intp], free: Resources) -> npt.NDArray[np.intp]:
+    """Takes items in this order as far as they fit, then exchanges them for better ones of the same job."""
+    jobs, values = items.job[order].tolist(), items.value[order].tolist()
+    cores, memory = items.cores[order].tolist(), items.memory_bytes[order].tolist()
+    room_cores, room_bytes = max(free.cores, 0.0) + 1e-6, max(free.memory_bytes, 0.0) + 1e-3
+    taken: dict[int, int] = {}
+    for place, job in enumerate(jobs):
+        if job not in taken and cores[place] <= room_cores and memory[place] <= room_bytes:
+            taken[job] = place
+            room_cores -= cores[place]
+            room_bytes -= memory[place]
+    for place in np.argsort(-items.value[order], kind="stable").tolist():
+        now = taken.get(jobs[place])
+        if now is None or values[place] <= values[now]:
+            continue
+        if cores[place] - cores[now] <= room_cores and memory[place] - memory[now] <= room_bytes:
+            room_cores -= cores[place] - cores[now]
+            room_bytes -= memory[place] - memory[now]
+            taken[jobs[place]] = place
+    return order[np.array(sorted(taken.values()), dtype=np.intp)]
+
+
+def _shares(items: Items, free: Resources) -> Floats:
+    """What each item takes of what is free, shape (2, I)."""
+    return np.stack(
+        [
+            np.maximum(items.cores, 0.0) / max(free.cores, 1e-9),
+            np.maximum(items.memory_bytes, 0.0) / max(free.memory_bytes, 1e-9),
+        ]
+    )
+
+
+def _shadow_prices(items: Items, shares_2I: Floats) -> Floats:
+    """What a whole capacity of each resource is worth when every job takes its best item at these prices. Shape (2,).
+
+    A resource that is wanted beyond what is free gets dearer, one that is left over cheaper (the dual of eq. 12–13, by
+    multiplicative steps: values of jobs differ by many orders of magnitude).
+    """
+    order = np.argsort(items.job, kind="stable")
+    starts = np.flatnonzero(np.diff(items.job[order], prepend=-1))
+    value_I, shares_2I = items.value[order], shares_2I[:, order]
+    prices = np.full(2, float(np.maximum.reduceat(value_I, starts).sum()))
+    for step in np.geomspace(2.0, 0.02, _PRICE_STEPS):
+        worth_I = value_I - prices @ shares_2I
+        best_J = np.maximum.reduceat(worth_I, starts)
+        takes_I = (worth_I == np.repeat(best_J, np.diff(starts, append=len(order)))) & (worth_I > 0)
+        used = shares_2I[:, takes_I].sum(axis=1)
+        prices = np.maximum(prices * np.exp(step * np.clip(used - 1.0, -1.0, 1.0)), 1e-300)
+    return prices
+
+
+def greedy(items: Items, free: Resources) -> npt.NDArray[np.intp]:
+    """The best of several greedy orders: by value, by value per resource, and by what is left at shadow prices."""
+    if not len(items):
+        return np.zeros(0, dtype=np.intp)
+    shares = _shares(items, free)
+    fits = np.flatnonzero((shares <= 1.0 + 1e-9).all(axis=0) & (items.value > 0))
+    if not len(fits):
+        return fits
+    wanted = Items(*(getattr(items, name)[fits] for name in Items.__dataclass_fields__))
+    shares = shares[:, fits]
+    paid = _shadow_prices(wanted, shares) @ shares
+    scores = [
+        wanted.value,
+        wanted.value / (shares.max(axis=0) + 1e-12),
+        wanted.value - paid,
+    ]
+    orders = [np.argsort(-score, kind="stable") for score in scores]
+    filled = (_fill(wanted, order, free) for order in orders)
+    return fits[max(filled, key=lambda rows: float(wanted.value[rows].sum()))]
+
+
+def exact(items: Items, free: Resources, limit_seconds: float = 30.0) -> npt.NDArray[np.intp]:
+    """The best choice there is, by mixed-integer programming (`scipy.optimize.milp`).
+
+    Raises:
+        ScalingError: none was found within the time limit.
+    """
+    if not len(items):
+        return np.zeros(0, dtype=np.intp)
+    jobs, job_I = np.unique(items.job, return_inverse=True)
+    one = csr_array((np.ones(len(items)), (job_I, np.arange(len(items)))), shape=(len(jobs), len(items)))
+    # Cores and GiB, and values up to 1: the solver's tolerances are absolute.
+    room = np.array([max(free.cores, 0.0), max(free.memory_bytes, 0.0) / 2**30])
+    use = csr_array(np.stack([items.cores, items.memory_bytes / 2**30]))
+    top = float(items.value.max())
+    if top <= 0:
+        return np.zeros(0, dtype=np.intp)
+    with native_output_to_stderr():
+        result = milp(
+            c=-items.value / top,
+            integrality=np.ones(len(items)),
+            bounds=Bounds(0, 1),
+            constraints=[LinearConstraint(one, ub=1.0), LinearConstraint(use, ub=room)],
+            options={"time_limit": limit_seconds, "mip_rel_gap": 1e-6},
+        )
+    if result.x is None:
+        raise ScalingError(f"exact selection of {len(items)} plans: {result.message}; use the greedy policy")
+    return np.flatnonzero(result.x > 0.5)
+
+
+def _best_saving(proposal: Proposal) -> int:
+    """The plan that saves most without loss; if all lose, the one that saves most. STAY without any."""
+    saving = [(c, each) for c, each in enumerate(proposal.candidates) if each.kind is CandidateKind.SAVE]
+    if not saving:
+        return STAY
+    return min(saving, key=lambda pair: (pair[1].gain < 0, pair[1].cost_per_hour, -pair[1].gain))[0]
+
+
+def _beyond(items: Items, proposals: Sequence[Proposal], chosen: Sequence[int]) -> Items:
+    """Items of jobs for which a plan is chosen already need what goes beyond it."""
+    taken = [proposal.candidates[c].needs for proposal, c in zip(proposals, chosen, strict=True)]
+    cores_J = np.array([each.cores for each in taken], dtype=np.float64)
+    bytes_J = np.array([each.memory_bytes for each in taken], dtype=np.float64)
+    return Items(
+        items.job,
+        items.candidate,
+        items.value,
+        items.cores - cores_J[items.job],
+        items.memory_bytes - bytes_J[items.job],
+    )
+
+
+def choose(
+    proposals: Sequence[Proposal], free: Resources, knapsack: Knapsack = greedy, weights: Weights | None = None
+) -> Choice:
+    """One candidate per job: first every plan that saves, then, with what is free, plans that grow.
+
+    A job that could save grows instead where its growth is worth more than that of others: both raise it by the rules,
+    and a job that saved a little in every round would never get to its size.
+
+    Args:
+        free: capacity above what the jobs hold; where it is negative nothing grows until savings have made it good.
+    """
+    weights = weights or Weights()
+    chosen = [STAY] * len(proposals)
+
+    def take(job: int, candidate: int, room: Resources) -> Resources:
+        chosen[job] = candidate
+        return room - proposals[job].candidates[candidate].needs
+
+    savings = [(j, c) for j, proposal in enumerate(proposals) if (c := _best_saving(proposal)) != STAY]
+    for j, c in sorted(savings, key=lambda pair: proposals[pair[0]].candidates[pair[1]].cost_per_hour):
+        if proposals[j].candidates[c].needs.fits(free):
+            free = take(j, c, free)
+    items = _beyond(items_of(proposals, weights), proposals, chosen)
+    rows = knapsack(items, free)
+    for row in rows:
+        j = int(items.job[row])
+        # What a plan that saves would have given back is part of what growing takes.
+        free = take(j, int(items.candidate[row]), free + proposals[j].candidates[chosen[j]].needs)
+    for j in (j for j in range(len(proposals)) if chosen[j] == STAY):
+        for c, each in enumerate(proposals[j].candidates):
+            if each.kind is CandidateKind.EXPLORE and each.needs.fits(free):
+                free = take(j, c, free)
+                break
+    return Choice(tuple(chosen), float(items.value[rows].sum()), free)
+
+
+def value_of(candidate: Candidate, proposal: Proposal, weights: Weights) -> tuple[float, float | None]:
+    """(WG, RE · WG) of one candidate; the second is None where RC ≤ 0."""
+    own = weight(proposal.remaining_samples, candidate.samples_per_second, proposal.priority, weights)
+    return own, candidate.gain / candidate.cost_per_hour * own if candidate.cost_per_hour > 0 else None

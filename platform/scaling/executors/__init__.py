@@ -1,0 +1,1 @@
+"""How many data executors a job needs and how large they are (Primus §3.2)."""

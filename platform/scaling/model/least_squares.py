@@ -1,0 +1,99 @@
+"""Non-negative least squares for times: of absolute errors (plain) and of relative ones (RMSLE).
+
+Shape legend: R rows (equations), K columns (coefficients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+from elastrec.platform.scaling.model.columns import Floats
+
+_ROUNDS = 200
+
+
+def _scaled(rows_RK: Floats, targets_R: Floats) -> Floats:
+    """NNLS with columns brought to length 1: the columns' sizes differ by 10^9."""
+    length_K = np.linalg.norm(rows_RK, axis=0)
+    used_K = length_K > 0
+    result_K = np.zeros(rows_RK.shape[1])
+    if used_K.any():
+        result_K[used_K] = nnls(rows_RK[:, used_K] / length_K[used_K], targets_R, maxiter=1000)[0] / length_K[used_K]
+    return result_K
+
+
+def log_errors(rows_RK: Floats, targets_R: Floats, coefficients_K: Floats) -> Floats:
+    """log of predicted over measured, shape (R,); a prediction of 0 counts as a millionth of the measurement."""
+    return np.log(np.maximum(rows_RK @ coefficients_K, 1e-6 * targets_R) / targets_R)
+
+
+def rmsle(
+    rows_RK: Floats, targets_R: Floats, coefficients_K: Floats, weights_R: Floats | None = None
+) -> float:  # fmt: skip
+    """Root mean squared logarithmic error; 0.05 is about 5 %. Free of units: nothing is added to the logarithm."""
+    squares_R = log_errors(rows_RK, targets_R, coefficients_K) ** 2
+    return float(np.sqrt(np.average(squares_R, weights=weights_R)))
+
+
+def fit_plain(rows_RK: Floats, targets_R: Floats) -> Floats:
+    """The paper's way: NNLS of the times themselves, so that the slowest configuration decides. Shape (K,)."""
+    return _scaled(rows_RK, targets_R)
+
+
+Curve = Callable[[Floats], tuple[Floats, Floats]]
+"""Seconds of shape (R,) by coefficients of shape (K,), and their derivatives of shape (R, K), all ≥ 0; homogeneous."""
+
+
+def fit_relative(rows_RK: Floats, targets_R: Floats, weights_R: Floats) -> Floats:
+    """Coefficients ≥ 0 of least RMSLE: Gauss–Newton steps on the log residuals, each one an NNLS. Shape (K,).
+
+    Around θ0: log Aθ ≈ log Aθ0 + (Aθ − Aθ0) / Aθ0, so rows are divided by their own prediction. A step is shortened
+    until it improves, and the start is the best of the plain and of the reweighted solution: the result is never
+    worse in RMSLE than `fit_plain`.
+
+    Args:
+        rows_RK: features, ≥ 0.
+        targets_R: measured seconds, > 0.
+        weights_R: ≥ 0, of the squared log errors.
+    """
+    root_R = np.sqrt(weights_R)
+    starts = [_scaled(rows_RK, targets_R), _scaled(rows_RK * (root_R / targets_R)[:, None], root_R)]
+    return fit_curve(lambda theta_K: (rows_RK @ theta_K, rows_RK), targets_R, weights_R, starts)
+
+
+def fit_curve(curve: Curve, targets_R: Floats, weights_R: Floats, starts: Sequence[Floats]) -> Floats:
+    """The same for seconds that are no sum of the coefficients' shares; never worse than the best of the starts.
+
+    Homogeneous means that a curve's derivatives at θ0 times θ0 are its seconds, so that they stand in for the rows.
+    """
+    root_R = np.sqrt(weights_R)
+
+    def loss(theta_K: Floats) -> float:
+        seconds_R, _ = curve(theta_K)
+        return float(np.sum(weights_R * np.log(np.maximum(seconds_R, 1e-6 * targets_R) / targets_R) ** 2))
+
+    best_K = min(starts, key=loss)
+    best = loss(best_K)
+    for _ in range(_ROUNDS):
+        seconds_R, slopes_RK = curve(best_K)
+        guess_R = np.maximum(seconds_R, 1e-6 * targets_R)
+        step_R = root_R * (np.log(targets_R / guess_R) + 1.0)
+        # A far-off row asks for a negative time; its most is zero.
+        wanted_K = _scaled(slopes_RK * (root_R / guess_R)[:, None], np.maximum(step_R, 0.0))
+        share = 1.0
+        while share > 1e-4:
+            # Between two points ≥ 0 all points are.
+            trial_K = best_K + share * (wanted_K - best_K)
+            if (trial := loss(trial_K)) < best:
+                break
+            share *= 0.5
+        else:
+            return best_K
+        converged = best - trial <= 1e-12 * max(best, 1e-30)
+        best_K, best = trial_K, trial
+        if converged:
+            break
+    return best_K

@@ -1,0 +1,124 @@
+"""A job's observations made fit for use: refused where they mean nothing, one row per configuration.
+
+Configurations are what the throughput model can tell apart: pods and cores. Memory does not enter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastrec.platform.scaling.amounts import Allocation
+from elastrec.platform.scaling.model.columns import Columns, Floats
+from elastrec.platform.scaling.types import Observation
+from elastrec.platform.specs.errors import ScalingError
+
+CONTRADICTION = 2.0
+"""Half of a configuration's observations lie this factor or more from its median: it contradicts itself."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One row per configuration. C configurations; arrays are float64 of shape (C,).
+
+    Attributes:
+        allocations: one that has the configuration; its memory is that of any observation.
+        iteration_seconds: median over the observations.
+        compute_seconds: likewise, NaN where none was measured.
+        spread: median factor by which an observation misses the median, ≥ 1.
+        observations: how many stand behind the row.
+        notes: what was refused or contradicts itself, for people.
+    """
+
+    allocations: tuple[Allocation, ...]
+    columns: Columns
+    iteration_seconds: Floats
+    compute_seconds: Floats
+    spread: Floats
+    observations: Floats
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.allocations)
+
+
+def _medians(values_N: Floats, group_N: np.ndarray[tuple[int], np.dtype[np.intp]], groups: int) -> Floats:
+    """Median of each group, NaN of an empty one; shape (groups,)."""
+    order_N = np.lexsort((values_N, group_N))
+    sorted_N, counts_G = values_N[order_N], np.bincount(group_N, minlength=groups)
+    first_G = np.concatenate([[0], np.cumsum(counts_G)[:-1]])
+    result_G = np.full(groups, np.nan)
+    some = counts_G > 0
+    low_G, high_G = first_G[some] + (counts_G[some] - 1) // 2, first_G[some] + counts_G[some] // 2
+    result_G[some] = 0.5 * (sorted_N[low_G] + sorted_N[high_G])
+    return result_G
+
+
+def summarise(observations: Sequence[Observation]) -> Profile:
+    """Cleans and groups what a job measured; 10^6 observations take seconds.
+
+    A time that is no number, zero or negative is refused and counted in the notes; a compute time that is so, or is
+    above its step, is left out alone. Medians, not means: one pause of a node must not move a row.
+    """
+    step_N = np.array([each.iteration_seconds for each in observations], dtype=np.float64)
+    part_N = np.array(
+        [np.nan if each.compute_seconds is None else each.compute_seconds for each in observations], dtype=np.float64
+    )
+    given_N = np.array([each.compute_seconds is not None for each in observations], dtype=bool)
+    usable_N = np.isfinite(step_N) & (step_N > 0)
+    with np.errstate(invalid="ignore"):
+        part_usable_N = usable_N & np.isfinite(part_N) & (part_N > 0) & (part_N <= step_N * (1 + 1e-9))
+    notes = []
+    if refused := int((~usable_N).sum()):
+        kinds = Counter("no number" if not np.isfinite(v) else "0 or negative" for v in step_N[~usable_N])
+        what = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        notes.append(f"iteration_seconds: {refused} of {len(step_N)} observations left out ({what}); allowed: above 0")
+    if odd := int((given_N & usable_N & ~part_usable_N).sum()):
+        notes.append(f"compute_seconds: left out of {odd} observations; allowed: above 0, at most the step")
+
+    index: dict[tuple[int, int, float, float], int] = {}
+    kept: list[Allocation] = []
+    group = np.empty(int(usable_N.sum()), dtype=np.intp)
+    for position, row in enumerate(np.flatnonzero(usable_N).tolist()):
+        each = observations[row].allocation
+        key = (each.workers, each.parameter_servers, each.worker_cores, each.parameter_server_cores)
+        found = index.setdefault(key, len(kept))
+        if found == len(kept):
+            kept.append(each)
+        group[position] = found
+    log_N = np.log(step_N[usable_N])
+    middle_C = _medians(log_N, group, len(kept))
+    spread_C = np.exp(_medians(np.abs(log_N - middle_C[group]), group, len(kept)))
+    parts = part_usable_N[usable_N]
+    compute_C = np.exp(_medians(np.log(part_N[part_usable_N]), group[parts], len(kept)))
+    for row in np.flatnonzero(spread_C >= CONTRADICTION).tolist():
+        notes.append(
+            f"{kept[row]}: observations contradict each other, half of them differ {spread_C[row]:.3g}× or more from "
+            f"their median of {np.exp(middle_C[row]):.3g} s; its median is used"
+        )
+    return Profile(
+        allocations=tuple(kept),
+        columns=Columns.of(kept),
+        iteration_seconds=np.exp(middle_C),
+        compute_seconds=compute_C,
+        spread=spread_C,
+        observations=np.bincount(group, minlength=len(kept)).astype(np.float64),
+        notes=tuple(notes),
+    )
+
+
+def require_rows(profile: Profile, job_id: str) -> None:
+    """Refuses a profile of which nothing is left.
+
+    Raises:
+        ScalingError: with what was wrong with the observations.
+    """
+    if not len(profile):
+        why = "; ".join(profile.notes) or "none was made yet"
+        raise ScalingError(
+            f"observations of {job_id}: no usable one ({why}); allowed: at least one with iteration_seconds above 0; "
+            "wait until the job has trained, or give a prior"
+        )

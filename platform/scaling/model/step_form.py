@@ -1,0 +1,109 @@
+"""How the parts of a step make up the step: one after the other as in DLRover-RM §4.1, or partly at the same time.
+
+    T_own  = α_grad·m/λ_w + α_out·p/λ_w + β                                          what a worker does itself
+    T_srv  = α_upd·w/(p·λ_p) + α_sync·(M/p)/(B/w) + α_emb·m·D/p + α_in·w/λ_p         what it waits for servers
+    T_iter = (T_own^q + T_srv^q)^(1/q)
+
+q = 1 and α_out = α_in = 0 is the paper's sum. Pods that are held to their cores by quotas do not spend theirs while
+they wait, and catch up afterwards; workers also wait for servers at different moments. Then a step takes hardly longer
+than the longer of the two: q grows. Every request has a price at both ends, however little it carries: a worker sends
+one to each server (α_out), and a server answers one of each worker (α_in), so that more servers are not as much less
+work for each of them.
+
+Shape legend: R rows (equations), K coefficients, in the order of `COLUMNS`. No fitting here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastrec.platform.scaling.model.columns import TERMS, Columns, Floats, features
+from elastrec.platform.scaling.types import Coefficients, ModelShape
+
+COLUMNS = (*TERMS, "fan_in", "fan_out", "fixed")
+"""Of a row; a split β has one column more, its part that belongs to T_grad."""
+_SERVERS = slice(1, len(TERMS) + 1)
+_FAN_IN, _FAN_OUT, _FIXED = range(len(TERMS), len(COLUMNS))
+
+
+def together(own: Floats | np.float64, servers: Floats | np.float64, overlap: float) -> Floats:
+    """T_iter of both parts, which are ≥ 0 and of one shape."""
+    if overlap == 1.0:
+        return np.asarray(own + servers)
+    longer = np.maximum(np.maximum(own, servers), np.finfo(np.float64).tiny)
+    return np.asarray(longer * ((own / longer) ** overlap + (servers / longer) ** overlap) ** (1.0 / overlap))
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which of the shapes above a job's steps have.
+
+    Attributes:
+        overlap: q ≥ 1.
+        by_request: α_out and α_in are fitted; otherwise they are 0.
+    """
+
+    overlap: float = 1.0
+    by_request: bool = False
+
+    @staticmethod
+    def of(coefficients: Coefficients) -> Form:
+        """That coefficients were fitted in."""
+        return Form(coefficients.overlap, coefficients.fan_out > 0 or coefficients.fan_in > 0)
+
+    @property
+    def refinements(self) -> int:
+        """By how much it goes beyond the paper's sum: 0 to 2."""
+        return (self.overlap != 1.0) + self.by_request
+
+    @property
+    def unknowns(self) -> int:
+        """How many numbers it has beyond those of the paper's sum: q, and two prices of a request."""
+        return (self.overlap != 1.0) + 2 * self.by_request
+
+    def rows(self, shape: ModelShape, columns: Columns) -> Floats:
+        """What the coefficients are multiplied with, float64 of shape (N, K)."""
+        rows_NK = np.empty((len(columns), len(COLUMNS)))
+        rows_NK[:, :_FAN_IN] = features(shape, columns)
+        rows_NK[:, _FAN_IN] = columns.workers / columns.parameter_server_cores if self.by_request else 0.0
+        rows_NK[:, _FAN_OUT] = columns.parameter_servers / columns.worker_cores if self.by_request else 0.0
+        rows_NK[:, _FIXED] = 1.0
+        return rows_NK
+
+    def seconds(self, rows_RK: Floats, theta_K: Floats) -> Floats:
+        """T_iter, shape (R,)."""
+        return together(*_parts(rows_RK, theta_K), self.overlap)
+
+    def slopes(self, rows_RK: Floats, theta_K: Floats) -> tuple[Floats, Floats]:
+        """T_iter, shape (R,), and its derivatives by the coefficients, shape (R, K).
+
+        T_iter is homogeneous in the coefficients: derivatives times coefficients add up to it (Euler).
+        """
+        if self.overlap == 1.0:
+            return rows_RK @ theta_K, rows_RK
+        own_R, servers_R = _parts(rows_RK, theta_K)
+        seconds_R = together(own_R, servers_R, self.overlap)
+        slopes_RK = rows_RK * ((own_R / seconds_R) ** (self.overlap - 1.0))[:, None]
+        slopes_RK[:, _SERVERS] = (
+            rows_RK[:, _SERVERS] * ((servers_R / seconds_R) ** (self.overlap - 1.0))[:, None]
+        )  # fmt: skip
+        return seconds_R, slopes_RK
+
+    def coefficients(self, theta_K: Floats, compute_fixed: float | None) -> Coefficients:
+        """A vector in the order of COLUMNS as a value."""
+        return Coefficients(
+            **dict(zip(COLUMNS, map(float, theta_K), strict=True)), overlap=self.overlap, compute_fixed=compute_fixed
+        )
+
+
+def vector(coefficients: Coefficients) -> Floats:
+    """In the order of COLUMNS, shape (K,)."""
+    return np.array([getattr(coefficients, name) for name in COLUMNS])
+
+
+def _parts(rows_RK: Floats, theta_K: Floats) -> tuple[Floats, Floats]:
+    servers_R = rows_RK[:, _SERVERS] @ theta_K[_SERVERS]
+    own_R = rows_RK[:, 0] * theta_K[0] + rows_RK[:, _FAN_OUT:] @ theta_K[_FAN_OUT:]
+    return own_R, servers_R

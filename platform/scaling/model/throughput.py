@@ -1,0 +1,316 @@
+"""The resource–performance model of DLRover-RM §4.1: fitted to what a job measured, asked what another allocation does.
+
+    T_iter = α_grad·m/λ_w + α_upd·w/(p·λ_p) + α_sync·(M/p)/(B/w) + α_emb·m·D/p + β        eq. 2–5
+    Ψ      = w·m / T_iter                                                                 eq. 1, samples/s
+
+One β: the four of the paper are all multiplied with 1, so that only their sum can be known. Where workers measured
+their compute time by itself, T_grad = α_grad·m/λ_w + β_compute is fitted beside the total, and β has two known parts.
+Where many configurations are known and the sum does not predict them well, `refinement` looks for a form that does.
+
+Shape legend: C configurations, N allocations, R rows (equations), K coefficients in the order of `step_form.COLUMNS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from elastrec.platform.scaling.model.columns import TERMS, Columns, Floats, features
+from elastrec.platform.scaling.model.least_squares import fit_plain, rmsle
+from elastrec.platform.scaling.model.profile import Profile, require_rows, summarise
+from elastrec.platform.scaling.model.refinement import LEAST_CONFIGURATIONS, Equations, Fitted, choose, solve
+from elastrec.platform.scaling.model.step_form import COLUMNS, Form, vector
+from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape, Observation, Prior
+from elastrec.platform.specs.errors import ScalingError
+
+FADED_AFTER = 10
+"""So many measured configurations leave nothing of a prior's weight."""
+PRIOR_ERROR = 0.3
+"""How far a prior's shape is believed to be off, relative, where nothing was measured."""
+LEAST_ERROR = 0.03
+"""Two runs of one configuration differ by this much on a shared cluster; no fit is believed to be better."""
+CONDITION_LIMIT = 100.0
+"""Above it, noise of 1 % in the times may move coefficients by their own size."""
+COMPUTE_WEIGHT = 0.03
+"""Of a measured compute part against a measured step. Pulls and pushes cost a worker CPU time too, so that the part
+says less than T_grad: it is to decide where steps leave the gradient open, not against them. Where they leave nothing
+open, it only breaks ties."""
+_ASSUMED_SHARES = (0.6, 0.1, 0.1, 0.1)
+"""Of T_iter, by TERMS, the rest is fixed: assumed of a job without a prior, with a weight that only breaks ties."""
+_TIE_BREAK = 1e-3
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """For N allocations; arrays are float64 of shape (N,).
+
+    Attributes:
+        relative_error: one standard deviation of the two others, as a share.
+    """
+
+    iteration_seconds: Floats
+    samples_per_second: Floats
+    relative_error: Floats
+
+
+@dataclass(frozen=True)
+class ThroughputModel:
+    """A fitted model, and how far it is to be trusted.
+
+    Attributes:
+        rmsle, plain_rmsle: of this fit and of plain NNLS on the measured steps; 0 without measurements.
+        configurations: distinct ones that were measured.
+        rank, condition: of the measured rows alone, columns brought to one length; the rank is at most `columns`.
+        columns: coefficients that this job's steps depend on (no dense parameters: no synchronisation).
+        identified: the measured rows alone determine every coefficient.
+        notes: for people; why it is not identified, what was refused, what was assumed.
+        form: how the parts make up the step.
+        information_KK: Σ x·xᵀ/σ² over relative rows, K × K: confidence comes from it.
+    """
+
+    shape: ModelShape
+    coefficients: Coefficients
+    rmsle: float
+    plain_rmsle: float
+    configurations: int
+    rank: int
+    columns: int
+    condition: float
+    identified: bool
+    notes: tuple[str, ...]
+    form: Form
+    information_KK: Floats
+
+    def predict(self, columns: Columns) -> Prediction:
+        """What these allocations would do."""
+        seconds_N, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), vector(self.coefficients))
+        relative_NK = slopes_NK / seconds_N[:, None]
+        variance_N = np.sum((relative_NK @ self._covariance_KK) * relative_NK, axis=1)
+        return Prediction(
+            iteration_seconds=seconds_N,
+            samples_per_second=columns.workers * self.shape.batch_size / seconds_N,
+            relative_error=np.sqrt(np.maximum(variance_N, 0.0) + LEAST_ERROR**2),
+        )
+
+    @cached_property
+    def _covariance_KK(self) -> Floats:
+        # A decision asks for many predictions, and this is the dearest part of one.
+        return np.asarray(np.linalg.pinv(self.information_KK, rcond=1e-12, hermitian=True), dtype=np.float64)
+
+    def parts(self, columns: Columns) -> dict[str, Floats]:
+        """Seconds of each term of T_iter, by name, shape (N,) each; `fixed` is β.
+
+        They add up to T_iter: of what passes at the same time each term counts with its share in the step's growth.
+        """
+        theta_K = vector(self.coefficients)
+        _, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), theta_K)
+        return {name: slopes_NK[:, k] * theta_K[k] for k, name in enumerate(COLUMNS)}
+
+    def as_prior(self, source: str, strength: float = 1.0) -> Prior:
+        """For a similar job that has measured nothing yet."""
+        return Prior(coefficients=self.coefficients, source=source, strength=strength)
+
+
+def _around(columns: Columns) -> Columns:
+    """Allocations in which each count and size is, by itself, a quarter and four times what was measured."""
+    rows = [columns]
+    for field in ("workers", "parameter_servers", "worker_cores", "parameter_server_cores"):
+        for factor in (0.25, 4.0):
+            changed = {name: getattr(columns, name) for name in Columns.__dataclass_fields__}
+            changed[field] = changed[field] * factor
+            rows.append(Columns(**changed))
+    return Columns(
+        *(np.concatenate([getattr(each, name) for each in rows]) for name in Columns.__dataclass_fields__)
+    )  # fmt: skip
+
+
+def _assumed(shape: ModelShape, profile: Profile) -> Coefficients:
+    """Documented shares of the first configuration's step."""
+    row_K, seconds = features(shape, profile.columns)[0], float(profile.iteration_seconds[0])
+    shares = [share if feature else 0.0 for share, feature in zip(_ASSUMED_SHARES, row_K, strict=True)]
+    values = {
+        term: share * seconds / feature if feature else 0.0
+        for term, share, feature in zip(TERMS, shares, row_K, strict=True)
+    }
+    return Coefficients(**values, fixed=seconds * (1.0 - sum(shares)))
+
+
+def _measured(
+    form: Form, shape: ModelShape, profile: Profile, split: bool, compute_weight: float = COMPUTE_WEIGHT
+) -> Equations:
+    """One equation per configuration, and one more where its compute part was measured (`split`: β in two columns)."""
+    rows_CK = form.rows(shape, profile.columns)
+    total = Equations(rows_CK, profile.iteration_seconds, np.ones(len(profile)))
+    if not split:
+        return total
+    known_C = np.isfinite(profile.compute_seconds)
+    ones_C1 = np.ones((len(profile), 1))
+    in_compute_K = np.isin(COLUMNS, ("gradient", "fixed"))
+    compute_CK = np.hstack([rows_CK * in_compute_K, 0.0 * ones_C1])[known_C]
+    return Equations(np.hstack([rows_CK, ones_C1]), total.seconds_R, total.weights_R) + Equations(
+        compute_CK, profile.compute_seconds[known_C], np.full(len(compute_CK), compute_weight)
+    )
+
+
+def _pseudo(form: Form, shape: ModelShape, profile: Profile, prior: Prior, split: bool, weight: float) -> Equations:
+    """What the prior says about allocations around the measured ones, brought to the level of what was measured.
+
+    A similar job's times share their shape; their level differs with the nodes, so one factor is measured. Args:
+    form is that of the fit; the prior speaks in its own.
+    """
+    theirs, theta_K = Form.of(prior.coefficients), vector(prior.coefficients)
+    known = theirs.seconds(theirs.rows(shape, profile.columns), theta_K)
+    level = float(np.exp(np.mean(np.log(profile.iteration_seconds / known))))
+    around = _around(profile.columns)
+    seconds_R = level * theirs.seconds(theirs.rows(shape, around), theta_K)
+    rows_RK = form.rows(shape, around)
+    if split:
+        rows_RK = np.column_stack([rows_RK, np.ones(len(rows_RK))])
+    return Equations(rows_RK, seconds_R, np.full(len(rows_RK), weight / len(rows_RK)))
+
+
+def _rank_and_condition(rows_RK: Floats, seconds_R: Floats) -> tuple[int, int, float]:
+    """Rank, number of columns in use, and condition of relative rows with columns of length 1."""
+    relative_RK = rows_RK / seconds_R[:, None]
+    length_K = np.linalg.norm(relative_RK, axis=0)
+    used_K = length_K > 0
+    values = np.linalg.svd(relative_RK[:, used_K] / length_K[used_K], compute_uv=False)
+    rank = int((values > values[0] * 1e-6).sum())
+    whole = rank == int(used_K.sum())
+    return rank, int(used_K.sum()), float(values[0] / values[-1]) if whole else float("inf")
+
+
+def fit(
+    shape: ModelShape,
+    observations: Sequence[Observation],
+    prior: Prior | None = None,
+    job_id: str = "the job",
+    *,
+    refine: bool = True,
+) -> ThroughputModel:
+    """The model that fits best, in RMSLE, what was measured; α, β ≥ 0.
+
+    A prior counts as `strength` measured configurations at first and as none after FADED_AFTER. Without one, as long
+    as measurements leave coefficients open, documented shares decide among the fits that are equally good. The form of
+    a young job's steps is its prior's; later its own measurements choose it (`refinement`).
+
+    Args:
+        refine: False for the paper's sum, whatever the measurements say: what a refined form is compared with.
+
+    Raises:
+        ScalingError: there is no usable observation, or the prior predicts no time at all.
+    """
+    profile = summarise(observations)
+    require_rows(profile, job_id)
+    split = bool(np.isfinite(profile.compute_seconds).any())
+    totals = _measured(Form(), shape, profile, split=False)
+    rank, columns, condition = _rank_and_condition(totals.rows_RK, totals.seconds_R)
+    identified = rank == columns and condition <= CONDITION_LIMIT
+    notes = list(profile.notes)
+    if not identified:
+        why = f"rank {rank} of {columns}" if rank < columns else f"condition {condition:.3g} above {CONDITION_LIMIT:g}"
+        notes.append(f"not identified: {len(profile)} configuration(s) measured, {why}")
+
+    believed, weight = prior, 0.0
+    if prior is not None:
+        if not (known := vector(prior.coefficients)).any() or not np.isfinite(known).all() or (known < 0).any():
+            raise ScalingError(
+                f"prior of {job_id} from {prior.source}: coefficients {prior.coefficients} are not allowed; allowed: "
+                "numbers of at least 0, one of them above; start without a prior"
+            )
+        weight = prior.strength * max(0.0, 1.0 - len(profile) / FADED_AFTER)
+        if weight > 0:
+            notes.append(f"prior from {prior.source} counts as {weight:.2g} configurations")
+    elif not identified:
+        believed, weight = Prior(coefficients=_assumed(shape, profile), source="assumed shares"), _TIE_BREAK
+        notes.append("no similar job: shares of the step are assumed where nothing was measured")
+
+    mature = refine and identified and len(profile) >= LEAST_CONFIGURATIONS
+
+    def equations_of(form: Form) -> Equations:
+        # Steps that leave nothing open need no help; what is left to the compute part is how β divides.
+        measured = _measured(form, shape, profile, split, _TIE_BREAK if mature else COMPUTE_WEIGHT)
+        if believed is None or weight <= 0:
+            return measured
+        return measured + _pseudo(form, shape, profile, believed, split, weight)
+
+    if mature:
+        fitted = choose(equations_of, len(profile), LEAST_ERROR)
+    else:
+        form = Form.of(prior.coefficients) if prior is not None and weight > 0 else Form()
+        fitted = solve(form, equations_of(form))
+    if fitted.form.refinements:
+        notes.append(_described(fitted.form))
+    return _model(shape, profile, fitted, totals.rows_RK, split, (rank, columns, condition), tuple(notes))
+
+
+def _described(form: Form) -> str:
+    overlap = [f"servers work while workers do (overlap {form.overlap:g})"] if form.overlap != 1.0 else []
+    requests = ["every request has a price of its own"] if form.by_request else []
+    return "the parts of a step do not simply add up: " + ", ".join(overlap + requests)
+
+
+def _model(
+    shape: ModelShape, profile: Profile, fitted: Fitted, summed_CK: Floats, split: bool,
+    known: tuple[int, int, float], notes: tuple[str, ...],
+) -> ThroughputModel:  # fmt: skip
+    """What is known of a fit; `summed_CK`: the measured rows of the plain sum; `known`: rank, columns, condition."""
+    count, (rank, columns, condition) = len(COLUMNS), known
+    form, equations = fitted.form, fitted.equations
+    theta_K = np.array([*fitted.theta_K[: count - 1], fitted.theta_K[count - 1 :].sum()])
+    # A split β is in the last two columns; of a total both are 1.
+    rows_RK, seconds_R = equations.rows_RK[:, :count], equations.seconds_R
+    steps = slice(len(profile))
+    doubted = slice(len(profile) + int(split) * int(np.isfinite(profile.compute_seconds).sum()), None)
+    errors_C = np.log(np.maximum(form.seconds(rows_RK[steps], theta_K), 1e-300) / seconds_R[steps])
+    error = float(np.sqrt(np.mean(errors_C**2)))
+    plain_K = fit_plain(summed_CK, seconds_R[steps])
+    seen = form.slopes(rows_RK[steps], theta_K)
+    return ThroughputModel(
+        shape=shape,
+        coefficients=form.coefficients(theta_K, float(fitted.theta_K[count - 1]) if split else None),
+        rmsle=error,
+        plain_rmsle=rmsle(summed_CK, seconds_R[steps], plain_K),
+        configurations=len(profile),
+        rank=rank,
+        columns=columns,
+        condition=condition,
+        identified=rank == columns and condition <= CONDITION_LIMIT,
+        notes=notes,
+        form=form,
+        information_KK=_information(
+            seen, error, columns + form.refinements, (seconds_R[doubted], form.slopes(rows_RK[doubted], theta_K)[1])
+        ),
+    )
+
+
+def _information(
+    seen: tuple[Floats, Floats], error: float, unknowns: int, doubted: tuple[Floats, Floats]
+) -> Floats:  # fmt: skip
+    """Precision of the coefficients: what was measured, and, as one configuration of PRIOR_ERROR, what is assumed.
+
+    Args:
+        seen, doubted: seconds and their derivatives of the measured steps, and of what is assumed.
+    """
+    seconds_C, slopes_CK = seen
+    free = max(1, len(seconds_C) - unknowns)
+    sigma = max(LEAST_ERROR, error * np.sqrt(len(seconds_C) / free))
+    relative_CK = slopes_CK / seconds_C[:, None]
+    information_KK = relative_CK.T @ relative_CK / sigma**2
+    assumed_R, assumed_RK = doubted
+    if len(assumed_R):
+        doubted_RK = assumed_RK / assumed_R[:, None]
+        information_KK += doubted_RK.T @ doubted_RK / len(doubted_RK) / PRIOR_ERROR**2
+    return np.asarray(information_KK)
+
+
+def fit_job(job: JobProfile) -> ThroughputModel:
+    """`fit` of a running job's profile.
+
+    Raises:
+        ScalingError: see `fit`.
+    """
+    return fit(job.shape, job.observations, job.prior, job.job_id)

@@ -1,0 +1,86 @@
+"""Small, cheap steps of a job whose model does not know enough: the one that teaches most per currency goes first.
+
+A young job has seen one configuration; its measurements determine one number of five. A neighbouring allocation whose
+prediction is uncertain determines more. Shape legend: N allocations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from elastrec.platform.scaling.amounts import Capacity, is_positive
+from elastrec.platform.scaling.search.front import excess
+from elastrec.platform.scaling.search.objectives import Outcomes, Situation
+from elastrec.platform.scaling.search.space import Indexes, Space
+from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
+
+MOST = 3
+"""Exploring candidates of a job."""
+_LOOKED_AT = 500
+
+
+def _single_steps(space: Space) -> Indexes:
+    """One or two steps up or down in one decision; memory teaches nothing about throughput. Shape (N, 5)."""
+    found = []
+    for decision in range(4):
+        for step in (-2, -1, 1, 2):
+            point = list(space.start)
+            point[decision] += step
+            if 0 <= point[decision] < len(space.ladders[decision]):
+                found.append(point)
+    return np.array(found, dtype=np.int64).reshape(-1, 5)
+
+
+def _teaches(situation: Situation, outcomes: Outcomes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Growth of the log determinant of the model's information, in nats: 0 where the model is sure already."""
+    known = 0.5 * situation.rules.trusted_error
+    return np.log1p((outcomes.relative_error / known) ** 2) * (outcomes.relative_error > known)
+
+
+def _fastest_measured(job: JobProfile) -> float:
+    """Ψ of the best configuration that the job has had; 0 when nothing usable was measured."""
+    steps = [(each.allocation.workers, each.iteration_seconds) for each in job.observations]
+    return max((workers * job.shape.batch_size / step for workers, step in steps if is_positive(step)), default=0.0)
+
+
+def _promises(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> bool:
+    """Whether some plan would be made if its prediction were to be trusted, and is not made because it is not."""
+    doubted_N = (outcomes.against_rules <= 0) & (outcomes.relative_error > situation.rules.trusted_error)
+    return bool(doubted_N.any() and np.any(np.max(excess(situation, capacity, outcomes)[doubted_N], axis=1) <= 0))
+
+
+def explore(
+    situation: Situation, capacity: Capacity, space: Space, looked_at: Outcomes | None = None
+) -> list[Candidate]:
+    """At most MOST neighbours with an uncertain prediction, most learning per cost first; none when all is known.
+
+    A step may not be predicted to slow the job by more than `max_slowdown` against the fastest that was measured, so
+    going down is explored only where it is believed to be nearly free, and steps down do not add up. A horizon too
+    short to measure in is no time to explore, and a model is not asked for more than a plan could use. What was learnt
+    may undo a step in the next round: by then it has to have paid for its pause and its start.
+
+    Args:
+        looked_at: outcomes of the whole space, where they are known.
+    """
+    points = _single_steps(space)
+    if not len(points) or situation.horizon_seconds < situation.job.until_next_change_seconds:
+        return []
+    if looked_at is None or space.size > _LOOKED_AT:
+        looked_at = situation.outcomes(space.columns(space.spread(_LOOKED_AT)))
+    if not _promises(situation, capacity, looked_at):
+        return []
+    passing = replace(situation, rules=msgspec.structs.replace(situation.rules, payback_seconds=0.0))
+    outcomes = passing.outcomes(space.columns(points))
+    fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
+    fastest = max(situation.reference, _fastest_measured(situation.job))
+    slow = outcomes.samples_per_second < (1.0 - situation.rules.max_slowdown) * fastest
+    teaches = np.where(fits & ~slow, _teaches(situation, outcomes), 0.0)
+    price = situation.prices.per_hour(situation.job.allocation.resources)
+    # What it costs to find out: the dearer pods, and the work lost while they start.
+    cost = np.maximum(outcomes.cost_per_hour, 0.0) / price + outcomes.overhead / situation.samples_per_second
+    worth = teaches / (cost + 0.05)
+    rows = np.argsort(-worth, kind="stable")[:MOST]
+    return [outcomes.candidate(int(row), CandidateKind.EXPLORE) for row in rows if worth[row] > 0]

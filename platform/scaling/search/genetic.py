@@ -1,0 +1,63 @@
+"""NSGA-II over the ladders of one job's space (DLRover-RM §4.3), then the neighbours of what it found.
+
+Shape legend: N points, 5 decisions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pymoo.algorithms.moo.nsga2 import NSGA2
+from pymoo.core.problem import Problem
+from pymoo.operators.crossover.sbx import SBX
+from pymoo.operators.mutation.pm import PM
+from pymoo.operators.repair.rounding import RoundingRepair
+from pymoo.optimize import minimize
+
+from elastrec.platform.scaling.amounts import Capacity
+from elastrec.platform.scaling.model.columns import Floats
+from elastrec.platform.scaling.search.front import Front, SearchSettings, excess, polish
+from elastrec.platform.scaling.search.objectives import Situation
+from elastrec.platform.scaling.search.space import Space
+
+
+class _Problem(Problem):
+    """Indexes in; RC, −TG and constraints out, a population at a time."""
+
+    def __init__(self, situation: Situation, capacity: Capacity, space: Space) -> None:
+        self._asked = (situation, capacity, space)
+        highest = [len(ladder) - 1 for ladder in space.ladders]
+        super().__init__(n_var=5, n_obj=2, n_ieq_constr=5, xl=np.zeros(5), xu=np.array(highest), vtype=int)
+
+    def _evaluate(self, points: Floats, out: dict[str, Floats], *_: Any, **__: Any) -> None:
+        situation, capacity, space = self._asked
+        outcomes = situation.outcomes(space.columns(points.astype(np.int64)))
+        out["F"] = np.stack([outcomes.cost_per_hour, -outcomes.gain], axis=1)
+        out["G"] = np.column_stack([excess(situation, capacity, outcomes), outcomes.violation])
+
+
+def genetic_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
+    """NSGA-II over the indexes, started around what the job has, then its front's neighbours; equal seeds agree."""
+    random = np.random.default_rng(settings.seed)
+    start_5 = np.array([space.start])
+    highest_5 = np.array([len(ladder) - 1 for ladder in space.ladders])
+    near = space.neighbours(start_5)
+    near = near[random.permutation(len(near))[: settings.population // 2]]
+    spread = random.integers(0, highest_5 + 1, size=(settings.population - len(near), 5))
+    algorithm = NSGA2(
+        pop_size=settings.population,
+        sampling=np.concatenate([near, spread]),
+        crossover=SBX(prob=0.9, eta=10, vtype=float, repair=RoundingRepair()),
+        mutation=PM(prob_var=0.3, eta=10, vtype=float, repair=RoundingRepair()),
+        eliminate_duplicates=True,
+    )
+    result = minimize(
+        _Problem(situation, capacity, space),
+        algorithm,
+        ("n_gen", settings.generations),
+        seed=settings.seed,
+        copy_algorithm=False,
+    )
+    points = np.concatenate([start_5, result.pop.get("X").astype(np.int64)])
+    return polish(situation, capacity, space, points, settings.polish_rounds)

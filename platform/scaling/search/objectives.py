@@ -1,0 +1,233 @@
+"""What a plan costs and what it brings: RC and TG of DLRover-RM §4.2, and the rule that says which plans are allowed.
+
+    RC(A) = Σ_r a_r · price_r                     eq. 7, currency/hour, against what the job has now
+    TG(A) = ΔΨ − overhead(A)                      eq. 8, samples/s
+    overhead = Ψ_now · pause/h + ΔΨ · start/h     h = min(remaining time, what a plan has to pay for itself in)
+
+The paper subtracts a time from a speed; here the overhead is what pause and start cost in samples, spread over the
+horizon h. The window until the next round would be too short a horizon: a plan stays until a better one is worth
+another pause, and spread over three minutes a pause of thirty seconds forbids every change of servers. The paper only
+adds resources; here plans that save are allowed too. A plan that adds cost must raise log Ψ by at least
+`grow_efficiency` times log price, a plan that saves may lower it by at most `save_efficiency` times: with save < grow,
+every allowed plan raises log Ψ − c·log price for a c between them, so plans can never go in a circle.
+
+Shape legend: N allocations.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from elastrec.platform.scaling.amounts import PriceList, Resources, is_positive, require
+from elastrec.platform.scaling.model.columns import Columns, Floats
+from elastrec.platform.scaling.model.throughput import Prediction, ThroughputModel
+from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Overheads
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """When a change is worth making.
+
+    Attributes:
+        max_slowdown: share of Ψ that a plan that saves may lose, against what the job started with or has now.
+        grow_efficiency: least growth of log Ψ per growth of log price; 1 is linear scaling, 0.25 buys 19 % for 100 %.
+        save_efficiency: most loss of log Ψ per loss of log price.
+        least_change: share by which Ψ must grow, or the price fall; smaller changes are within the model's error.
+        payback_seconds: a change has so much time to pay for its pause and its start, or what is left of the job.
+        trusted_error: relative error of a prediction above which a candidate is only explored, never chosen for gain.
+    """
+
+    max_slowdown: float = 0.05
+    grow_efficiency: float = 0.25
+    save_efficiency: float = 0.2
+    least_change: float = 0.05
+    payback_seconds: float = 3600.0
+    trusted_error: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("max_slowdown", "least_change"):
+            share = getattr(self, name)
+            require(0 <= share < 1, f"rules.{name}", share, "a share of at least 0 and below 1", "correct the settings")
+        low, high = self.save_efficiency, self.grow_efficiency
+        require(
+            0 <= low < high,
+            "rules.save_efficiency, grow_efficiency",
+            (low, high),
+            "0 ≤ save < grow",
+            "otherwise a job would grow and shrink in turn",
+        )
+        payback = self.payback_seconds
+        require(math.isfinite(payback) and payback >= 0, "rules.payback_seconds", payback, "0 or more", "correct it")
+        require(is_positive(self.trusted_error), "rules.trusted_error", self.trusted_error, "above 0", "correct it")
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What N allocations would bring one job; arrays are float64 of shape (N,).
+
+    Attributes:
+        price: currency per hour of the whole allocation.
+        violation: ≤ 0 where the rules allow the plan and its prediction is to be trusted (see `Rules`).
+        against_rules: the part of `violation` that the rules make, whatever the prediction is worth.
+        more_cores, more_memory_bytes: against what the job has now.
+    """
+
+    columns: Columns
+    samples_per_second: Floats
+    relative_error: Floats
+    gain: Floats
+    overhead: Floats
+    price: Floats
+    cost_per_hour: Floats
+    more_cores: Floats
+    more_memory_bytes: Floats
+    against_rules: Floats
+    violation: Floats
+
+    def candidate(self, row: int, kind: CandidateKind) -> Candidate:
+        """One row as a value."""
+        return Candidate(
+            allocation=self.columns.allocation(row),
+            kind=kind,
+            samples_per_second=float(self.samples_per_second[row]),
+            gain=float(self.gain[row]),
+            overhead=float(self.overhead[row]),
+            cost_per_hour=float(self.cost_per_hour[row]),
+            needs=Resources(float(self.more_cores[row]), float(self.more_memory_bytes[row])),
+            relative_error=float(self.relative_error[row]),
+        )
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One job, its model and its cluster's prices: what `outcomes` asks about."""
+
+    job: JobProfile
+    model: ThroughputModel
+    prices: PriceList
+    overheads: Overheads = field(default_factory=Overheads)
+    rules: Rules = field(default_factory=Rules)
+
+    @cached_property
+    def now(self) -> Prediction:
+        """What the model says of the allocation that the job has."""
+        return self.model.predict(Columns.of([self.job.allocation]))
+
+    @cached_property
+    def samples_per_second(self) -> float:
+        """Ψ now, by the model: compared with the model's own predictions, its errors cancel."""
+        return float(self.now.samples_per_second[0])
+
+    @property
+    def horizon_seconds(self) -> float:
+        """h: the time that a change has to pay for itself; at least the window until the next one is possible."""
+        payback = max(self.rules.payback_seconds, self.job.until_next_change_seconds)
+        return min(self.job.remaining_samples / self.samples_per_second, payback)
+
+    def outcomes(self, columns: Columns) -> Outcomes:
+        """RC, TG and the rules for N allocations; float64 of shape (N,) each."""
+        now = Columns.of([self.job.allocation])
+        predicted, speed = self.model.predict(columns), self.samples_per_second
+        price_now = float(now.per_hour(self.prices)[0])
+        price_N = columns.per_hour(self.prices)
+        # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
+        price_N = np.where(np.abs(price_N - price_now) < 1e-9 * price_now, price_now, price_N)
+        difference_N = predicted.samples_per_second - speed
+        pause_N, start_N = _pause_and_start(now, columns, self.overheads)
+        horizon = self.horizon_seconds
+        # A job that ends at once has no time in which a change could pay.
+        lost_N = np.minimum(pause_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
+        late_N = np.minimum(start_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
+        overhead_N = speed * lost_N + np.maximum(difference_N, 0.0) * late_N
+        gain_N = difference_N - overhead_N
+        against_N = _violation(speed, gain_N, price_N / price_now, self.reference, self.rules)
+        return Outcomes(
+            columns=columns,
+            samples_per_second=predicted.samples_per_second,
+            relative_error=predicted.relative_error,
+            gain=gain_N,
+            overhead=overhead_N,
+            price=price_N,
+            cost_per_hour=price_N - price_now,
+            more_cores=columns.cores - now.cores,
+            more_memory_bytes=columns.memory_bytes - now.memory_bytes,
+            against_rules=against_N,
+            # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
+            violation=np.maximum(against_N, predicted.relative_error - self.rules.trusted_error),
+        )
+
+    @cached_property
+    def reference(self) -> float:
+        """Ψ against which a slowdown is measured, so that many small savings do not add up to a large one.
+
+        By the model, as `samples_per_second`: what was measured at the job's start would be compared with a prediction.
+        """
+        begun = self.job.started_with
+        if begun is None:
+            return self.samples_per_second
+        return max(float(self.model.predict(Columns.of([begun])).samples_per_second[0]), self.samples_per_second)
+
+
+def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tuple[Floats, Floats]:
+    """Seconds without training, and seconds until the new pods train; workers come and go without a pause."""
+    more_workers = columns.workers > now.workers
+    other_worker = (columns.worker_cores != now.worker_cores) | (
+        columns.worker_memory_bytes != now.worker_memory_bytes
+    )  # fmt: skip
+    other_servers = (
+        (columns.parameter_servers != now.parameter_servers)
+        | (columns.parameter_server_cores != now.parameter_server_cores)
+        | (columns.parameter_server_memory_bytes != now.parameter_server_memory_bytes)
+    )
+    pause_N = np.where(other_servers, overheads.migration_pause_seconds, 0.0)
+    start_N = np.where(more_workers | other_worker, overheads.worker_start_seconds, 0.0)
+    return pause_N, np.maximum(start_N, np.where(other_servers, overheads.server_start_seconds, 0.0))
+
+
+def _violation(speed: float, gain_N: Floats, price_ratio_N: Floats, reference: float, rules: Rules) -> Floats:
+    """By how much each plan breaks the rules, in logarithms of Ψ; ≤ 0: allowed."""
+    after_N = np.maximum(speed + gain_N, 1e-9 * speed)
+    dearer_N = np.log(price_ratio_N)
+    faster_N = np.log(after_N / speed)
+    least = math.log1p(rules.least_change)
+    grow_N = np.maximum(rules.grow_efficiency * dearer_N - faster_N, least - faster_N)
+    save_N = np.maximum.reduce(
+        [
+            rules.save_efficiency * dearer_N - faster_N,
+            (1.0 - rules.max_slowdown) - after_N / reference,
+            least + dearer_N,
+        ]
+    )
+    return np.where(dearer_N < 0, np.minimum(save_N, grow_N), grow_N)
+
+
+def measured_overheads(
+    worker_starts: Sequence[float], server_starts: Sequence[float], pauses: Sequence[float]
+) -> Overheads:  # fmt: skip
+    """Medians of what this cluster took; what it has never done keeps the documented default of `Overheads`.
+
+    Args:
+        worker_starts, server_starts: seconds from a request to the pod's first step.
+        pauses: seconds that training stood still in migrations.
+
+    Raises:
+        ScalingError: a time is no number or negative.
+    """
+    named = {
+        "worker_start_seconds": worker_starts,
+        "server_start_seconds": server_starts,
+        "migration_pause_seconds": pauses,
+    }
+    for name, values in named.items():
+        for value in values:
+            require(math.isfinite(value) and value >= 0, name, value, "0 or more seconds", "leave this record out")
+    return Overheads(
+        **{name: statistics.median(values) for name, values in named.items() if values},
+        measured=sum(map(len, named.values())),
+    )

@@ -1,0 +1,166 @@
+"""Where a job's plans are looked for: a ladder of values per decision, bounded by what the cluster can grant.
+
+Decisions: workers, servers, cores of a worker, cores of a server, memory of a server. Shape legend: N points, 5
+decisions; a point is a row of indexes into the ladders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from elastrec.platform.scaling.amounts import Allocation, Capacity, Change
+from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.types import JobProfile
+
+Indexes = npt.NDArray[np.int64]
+_LONGEST_LADDER = 128
+_MEMORY_STEP = 256 * 2**20
+_FAR_TOO_MUCH = 0.75
+"""A worker's memory is only taken back where so large a share of it would do: every worker starts anew for it."""
+
+
+class Space(msgspec.Struct, frozen=True):
+    """The ladders, rising; `start` are the indexes of what the job has now.
+
+    Attributes:
+        worker_memory_bytes: of every worker; no decision, because no plan gains by more than is needed.
+    """
+
+    ladders: tuple[tuple[float, ...], ...]
+    start: tuple[int, ...]
+    worker_memory_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Points in it."""
+        return math.prod(map(len, self.ladders))
+
+    def columns(self, points_N5: Indexes) -> Columns:
+        """The allocations of N points."""
+        values = [np.asarray(ladder, dtype=np.float64)[points_N5[:, k]] for k, ladder in enumerate(self.ladders)]
+        return Columns(
+            workers=values[0],
+            parameter_servers=values[1],
+            worker_cores=values[2],
+            parameter_server_cores=values[3],
+            worker_memory_bytes=np.full(len(points_N5), float(self.worker_memory_bytes)),
+            parameter_server_memory_bytes=values[4],
+        )
+
+    def everything(self) -> Indexes:
+        """All points, shape (size, 5)."""
+        grid = np.indices([len(ladder) for ladder in self.ladders])
+        return grid.reshape(len(self.ladders), -1).T.astype(np.int64)
+
+    def neighbours(self, points_N5: Indexes) -> Indexes:
+        """The points one step away in one or in two decisions, each once."""
+        moves = _moves(len(self.ladders))
+        highest = np.array([len(ladder) - 1 for ladder in self.ladders])
+        found = (points_N5[:, None, :] + moves[None, :, :]).reshape(-1, len(self.ladders))
+        return self.unique(found[((found >= 0) & (found <= highest)).all(axis=1)])
+
+    def unique(self, points_N5: Indexes) -> Indexes:
+        """Each point once, in the order of their indexes."""
+        lengths = tuple(map(len, self.ladders))
+        flat_N = np.unique(np.ravel_multi_index(tuple(points_N5.T), lengths))
+        return np.stack(np.unravel_index(flat_N, lengths), axis=1).astype(np.int64)
+
+    def spread(self, most: int) -> Indexes:
+        """At most so many points of a grid whose values rise by ratio, the ends of every ladder among them."""
+        counts = [len(ladder) for ladder in self.ladders]
+        while math.prod(counts) > most and max(counts) > 2:
+            counts[counts.index(max(counts))] -= 1
+        chosen = []
+        for ladder, count in zip(self.ladders, counts, strict=True):
+            values = np.log(np.asarray(ladder, dtype=np.float64))
+            wanted = np.linspace(values[0], values[-1], count)
+            chosen.append(np.unique(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1)))
+        grid = np.meshgrid(*chosen, indexing="ij")
+        return np.stack([axis.reshape(-1) for axis in grid], axis=1).astype(np.int64)
+
+
+@cache
+def _moves(decisions: int) -> Indexes:
+    steps = [(*step,) for step in np.ndindex(*(3,) * decisions) if 0 < sum(value != 1 for value in step) <= 2]
+    return np.array(steps, dtype=np.int64) - 1
+
+
+def _counts(low: int, high: int, now: int) -> tuple[float, ...]:
+    """Whole numbers; every one of them as long as the ladder stays short, else evenly spread by ratio."""
+    high = max(low, high)
+    if high - low < _LONGEST_LADDER:
+        values: Iterable[int] = range(low, high + 1)
+    else:
+        values = np.unique(np.round(np.geomspace(low, high, _LONGEST_LADDER)).astype(int)).tolist()
+    return tuple(sorted({float(value) for value in values} | {float(now)}))
+
+
+def _sizes(low: float, high: float, now: float) -> tuple[float, ...]:
+    """1, 1.5, 2, 3, 4, 6 … times a quarter: steps of at most a half, which clusters can grant."""
+    values = {0.25 * 2**power * half for power in range(14) for half in (1.0, 1.5)}
+    return tuple(sorted({value for value in values if low <= value <= high} | {now}))
+
+
+def _memory(low: int, high: int, now: int, job: JobProfile, servers: tuple[float, ...]) -> tuple[float, ...]:
+    """For every number of servers the least memory, in whole steps, with which one of them holds its rows."""
+    if job.memory is None:
+        return (float(now),)
+    needed = {job.memory.server_bytes(int(count)) for count in servers}
+    steps = {min(max(math.ceil(each / _MEMORY_STEP) * _MEMORY_STEP, low), high) for each in needed}
+    return tuple(sorted({float(each) for each in steps} | {float(now)}))
+
+
+def space_of(job: JobProfile, capacity: Capacity) -> Space:
+    """Ladders of one job: its limits, what it can change while it runs, and what is free, whichever is narrowest."""
+    now, limits = job.allocation, job.limits
+    room = now.resources.cores + max(capacity.free.cores, 0.0)
+    pod_cores = capacity.largest_pod.cores if capacity.largest_pod else math.inf
+    pod_bytes = capacity.largest_pod.memory_bytes if capacity.largest_pod else math.inf
+
+    def cores(bounds: tuple[float, float], value: float, change: Change) -> tuple[float, ...]:
+        if change not in job.movable:
+            return (value,)
+        return _sizes(bounds[0], min(bounds[1], pod_cores, room), value)
+
+    worker_cores = cores(limits.worker_cores, now.worker_cores, Change.WORKER_SIZE)
+    server_cores = cores(limits.parameter_server_cores, now.parameter_server_cores, Change.SERVER_SIZE)
+
+    def counts(bounds: tuple[int, int], value: int, change: Change, least_cores: float) -> tuple[float, ...]:
+        if change not in job.movable:
+            return (float(value),)
+        return _counts(bounds[0], min(bounds[1], int(room / least_cores)), value)
+
+    workers = counts(limits.workers, now.workers, Change.WORKERS, worker_cores[0])
+    servers = counts(limits.parameter_servers, now.parameter_servers, Change.SERVERS, server_cores[0])
+    low, high = limits.parameter_server_memory_bytes
+    memory: tuple[float, ...] = (float(now.parameter_server_memory_bytes),)
+    if Change.SERVER_SIZE in job.movable:
+        memory = _memory(low, int(min(high, pod_bytes)), now.parameter_server_memory_bytes, job, servers)
+    ladders = (workers, servers, worker_cores, server_cores, memory)
+    return Space(ladders, _start(ladders, now), _worker_memory(job))
+
+
+def _start(ladders: tuple[tuple[float, ...], ...], now: Allocation) -> tuple[int, ...]:
+    values = (
+        now.workers,
+        now.parameter_servers,
+        now.worker_cores,
+        now.parameter_server_cores,
+        now.parameter_server_memory_bytes,
+    )
+    return tuple(ladder.index(float(value)) for ladder, value in zip(ladders, values, strict=True))
+
+
+def _worker_memory(job: JobProfile) -> int:
+    """What a worker needs, in whole steps; what it has where that is enough and not far too much."""
+    now = job.allocation.worker_memory_bytes
+    if job.memory is None or Change.WORKER_SIZE not in job.movable:
+        return now
+    needed = math.ceil(job.memory.worker_bytes / _MEMORY_STEP) * _MEMORY_STEP
+    return needed if needed > now or needed < _FAR_TOO_MUCH * now else now

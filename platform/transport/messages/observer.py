@@ -1,0 +1,135 @@
+"""What observers say to the job master (the command line, Airflow's operators and triggers), and what it answers.
+
+Observers look, stop a job, name its run and ask for another shape. Units: seconds, bytes, samples.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.transport.messages.job import Message
+
+
+class GetStatus(Message, frozen=True):
+    """Observers: the CLI, Airflow's triggers."""
+
+
+class Status(Message, frozen=True):
+    """`metrics_json` is a TrainingMetrics; `failure` holds reason and traceback once the job failed.
+
+    Attributes:
+        run_id: the job's run in MLflow; empty while it has none.
+        shape_request: None: no other shape was ever asked for.
+    """
+
+    metrics_json: bytes
+    failure: str = ""
+    run_id: str = ""
+    shape_request: ShapeRequest | None = None
+
+
+class StopJob(Message, frozen=True):
+    """Stop now; pods exit, the phase becomes Stopped. Idempotent.
+
+    Attributes:
+        owner: refused when it is not empty and somebody else has taken the job over since.
+    """
+
+    reason: str
+    owner: str = ""
+
+
+class TakeOver(Message, frozen=True):
+    """From now on only this owner (and people, who name none) may stop the job. The last one wins; journalled."""
+
+    owner: str
+
+
+class NameRun(Message, frozen=True):
+    """The MLflow run of a job that was launched while MLflow was away. The first one stays.
+
+    Attributes:
+        run_id: what the job has measured, and what it will, is written there.
+    """
+
+    run_id: str
+
+
+class SaveNow(Message, frozen=True):
+    """Make a checkpoint record as soon as possible."""
+
+
+class OrderWorker(Message, frozen=True):
+    """What one worker should do otherwise than the others from its next minibatch on; see PodOrders.
+
+    Each order replaces the one before; a process that takes the worker's place has none. The answer is Done.
+    """
+
+    pod: str
+    batch_size: int | None = None
+    learning_rate_scale: float = 1.0
+    is_idle: bool = False
+
+
+class FinishJob(Message, frozen=True):
+    """The observer has read the result: the master may exit. Refused while the job is not final."""
+
+
+class ChangeShape(Message, frozen=True):
+    """The one entry for changes of a running job: how many pods of which size. The answer is ShapeAnswer.
+
+    What is not named stays as it was wanted last. A request before it that has not ended is superseded.
+
+    Attributes:
+        change: other memory is not yet possible at all while the job runs.
+        live_only: refuse what would make the job stand still (other servers: a save, a restart, a restore), and other
+            sizes of pods.
+    """
+
+    change: dict[Role, PlacesChange] = {}
+    live_only: bool = False
+
+
+class TakeBackShape(Message, frozen=True):
+    """Gives a request for a shape up: the job goes back to the shape that was wanted before. The answer is Done."""
+
+    request_id: str
+
+
+class ShapeAnswer(Message, frozen=True):
+    """Answer to ChangeShape; refused requests have a reason and no id."""
+
+    request_id: str = ""
+    reason: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        return bool(self.request_id)
+
+
+class ShapeOutcome(StrEnum):
+    """How a request for a shape ended."""
+
+    OPEN = "open"  # not yet
+    DONE = "done"
+    REFUSED = "refused"  # the cluster will never give a pod that size
+    SUPERSEDED = "superseded"  # by a later request, or by the end of the job
+    TAKEN_BACK = "taken back"
+    TIMED_OUT = "timed out"
+
+
+class ShapeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The last request for a shape, as GetStatus tells it.
+
+    Attributes:
+        wanted: what was asked for, in words.
+    """
+
+    request_id: str
+    wanted: str
+    outcome: ShapeOutcome
+    reason: str = ""

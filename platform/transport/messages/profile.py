@@ -1,0 +1,82 @@
+"""What a planner asks a master about the speed of its job: what was measured in which configuration."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.specs.shape import Shape
+from elastrec.platform.transport.messages.job import Message, TableUsage
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over all steps that workers made while the job had one configuration and nothing was changing.
+
+    Attributes:
+        steps: of single workers: a round of four workers counts four times.
+        worker_seconds: of every worker, from heartbeat to heartbeat: all that went by while the steps were made.
+        pull_seconds, push_seconds: the part of it in which a worker stood still for the servers.
+    """
+
+    configuration: Shape
+    steps: int = 0
+    samples: int = 0
+    worker_seconds: float = 0.0
+    pull_seconds: float = 0.0
+    push_seconds: float = 0.0
+
+
+class TableGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one table on all servers together after so many samples; lists of one length, rising samples."""
+
+    table: str
+    samples: list[int]
+    rows: list[int]
+    bytes_per_row: float
+
+
+class ServerUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one parameter server now.
+
+    Attributes:
+        used_bytes: of the pod, everything.
+        table_bytes: of its rows, as it counts them itself.
+    """
+
+    pod: str
+    used_bytes: int
+    limit_bytes: int
+    table_bytes: int
+
+
+class GetProfile(Message, frozen=True):
+    """What is known of the job's speed."""
+
+
+class Profile(Message, frozen=True):
+    """Answer to GetProfile.
+
+    Attributes:
+        configuration: what the job has now, or is on its way to.
+        is_settled: every pod of it is up and nothing is being changed.
+        measured: one entry per configuration that the job has had, the oldest first.
+        remaining_samples: rows still to be trained, all epochs.
+        dense_bytes: of the dense parameters, all servers together; 0 before the first worker has sent them.
+        tables: rows and bytes on all servers.
+        trained_samples: until now, repeats counted.
+        tables_growth: how every table came to its present size.
+        servers: those that have told what they use.
+        run_id: of the job's MLflow run; empty while it has none.
+    """
+
+    job_json: bytes
+    phase: str
+    configuration: Shape
+    is_settled: bool
+    measured: list[Measured]
+    remaining_samples: int
+    dense_bytes: int = 0
+    tables: list[TableUsage] = []
+    trained_samples: int = 0
+    tables_growth: list[TableGrowth] = []
+    servers: list[ServerUse] = []
+    run_id: str = ""

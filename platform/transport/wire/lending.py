@@ -1,0 +1,208 @@
+"""Bodies of frames in memory that two processes of one machine share, so that no socket has to copy them twice.
+
+Each side of a connection lends: it copies a body into a segment, sends the segment's number, and leaves it alone until
+the other side has dropped every array of that body, which it tells with its next frame. The other side maps segments
+for reading only. Nothing here sends or receives; see `connection`.
+
+Both processes belong to one user, who could read and write their memory anyway: a lender that changes what it lent
+harms nobody whom it could not harm without. A segment cannot shrink (it is sealed), so that reading it never faults.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import sys
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.transport.wire.frames import Array
+
+SMALLEST_BYTES = 2**16
+"""Smaller bodies go over the socket, which costs less than keeping the account."""
+LARGEST_BYTES = 2**26
+MAXIMUM_SEGMENTS = 16
+"""Of one side of a connection; the numbers of those given back are the bits of one word."""
+_PAGE_BYTES = 2**20  # what sizes are rounded up to: a little more than the last batch still fits
+_SMALL_COPY_BYTES = 2**15  # a copy for which it does not pay to make an array and to let go of the interpreter's lock
+_CREDENTIALS = struct.Struct("3i")
+
+log = structlog.get_logger(__name__)
+
+
+def may_lend(link: socket.socket) -> bool:
+    """Whether the other end is a process of the same user on this machine, and the system has what lending needs."""
+    if type(link) is not socket.socket or link.family != socket.AF_UNIX or sys.platform != "linux":
+        return False
+    _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == os.geteuid())
+
+
+class _Segment:
+    """Memory of this process that the other one may map.
+
+    Attributes:
+        descriptor: to be sent along with the first body; -1 once that was done. The mapping keeps one of its own.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.descriptor = os.memfd_create("elastrec-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.descriptor, size_bytes)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+            self.room: Array = np.frombuffer(mmap.mmap(self.descriptor, size_bytes), np.uint8)
+        except BaseException:
+            self.close()
+            raise
+        self.is_lent = False
+
+    def close(self) -> None:
+        """Lets go of the descriptor; the memory lives as long as somebody maps it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Lender:
+    """What one side of a connection lends."""
+
+    def __init__(self) -> None:
+        self._segments: list[_Segment] = []
+        self._warned = False
+
+    def lend(self, buffers: Sequence[Any], size_bytes: int) -> int | None:
+        """Copies a body of this size into a free segment, whose number it returns; None: send it over the socket."""
+        if not SMALLEST_BYTES <= size_bytes <= LARGEST_BYTES:
+            return None
+        number = self._free(size_bytes)
+        if number is None:
+            return None
+        segment, at = self._segments[number], 0
+        room, view = segment.room, segment.room.data
+        for buffer in buffers:
+            end = at + len(buffer)
+            if end - at < _SMALL_COPY_BYTES:
+                view[at:end] = buffer
+            else:
+                room[at:end] = np.frombuffer(buffer, np.uint8)
+            at = end
+        segment.is_lent = True
+        return number
+
+    def _free(self, size_bytes: int) -> int | None:
+        free = [number for number, segment in enumerate(self._segments) if not segment.is_lent]
+        fitting = [number for number in free if self._segments[number].room.nbytes >= size_bytes]
+        if fitting:
+            return fitting[0]
+        if not free and len(self._segments) == MAXIMUM_SEGMENTS:
+            return None
+        wanted = size_bytes + size_bytes // 4
+        try:
+            segment = _Segment(wanted + -wanted % _PAGE_BYTES)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("memory_not_lent", size_bytes=wanted, reason=str(error), instead="over the socket")
+            return None
+        if free:
+            self._segments[free[0]].close()
+            self._segments[free[0]] = segment
+            return free[0]
+        self._segments.append(segment)
+        return len(self._segments) - 1
+
+    def descriptor(self, number: int) -> int:
+        """What the other side needs to map the segment; -1 when it has it."""
+        return self._segments[number].descriptor
+
+    def sent(self, number: int) -> None:
+        """The other side has the segment's descriptor."""
+        self._segments[number].close()
+
+    def take_back(self, numbers: int) -> None:
+        """The other side has dropped the bodies in these segments, one bit each.
+
+        Raises:
+            TransportError: it had not borrowed one of them.
+        """
+        number = 0
+        while numbers:
+            if numbers & 1:
+                if number >= len(self._segments) or not self._segments[number].is_lent:
+                    raise TransportError(f"segment {number} was given back, but was not lent")
+                self._segments[number].is_lent = False
+            numbers >>= 1
+            number += 1
+
+    def close(self) -> None:
+        """Lets go of all descriptors."""
+        for segment in self._segments:
+            segment.close()
+
+
+class Borrower:
+    """What one side of a connection has borrowed.
+
+    Attributes:
+        dropped: numbers of the segments that are not needed any more, and not given back yet.
+    """
+
+    def __init__(self) -> None:
+        self._mappings: dict[int, mmap.mmap] = {}
+        self._bodies: dict[int, weakref.ref[Array]] = {}
+        # Bodies die in whatever thread drops them last.
+        self.dropped: deque[int] = deque()
+
+    def map(self, number: int, descriptor: int) -> None:
+        """Maps a segment, whose descriptor may be closed afterwards.
+
+        Raises:
+            TransportError: it is no segment.
+        """
+        try:
+            # Without the seal, reading could fault later.
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise TransportError(f"what came as segment {number} can shrink")
+            size_bytes = os.fstat(descriptor).st_size
+            self._mappings[number] = mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise TransportError(f"what came as segment {number} is no memory: {error}") from None
+
+    def body(self, number: int, size_bytes: int) -> Array:
+        """The first bytes of a segment, uint8, read-only; it is given back once no array refers to it.
+
+        Raises:
+            TransportError: the segment is unknown, too small, or still borrowed.
+        """
+        mapping = self._mappings.get(number)
+        if mapping is None or size_bytes > len(mapping):
+            known = "unknown" if mapping is None else f"of {len(mapping)} bytes"
+            raise TransportError(f"a frame's body of {size_bytes} bytes in segment {number}, which is {known}")
+        if number in self._bodies:
+            raise TransportError(f"segment {number} was lent twice")
+        body: Array = np.frombuffer(mapping, np.uint8, size_bytes)
+        self._bodies[number] = weakref.ref(body, partial(self._drop, number))
+        return body
+
+    def _drop(self, number: int, _: weakref.ref[Array]) -> None:
+        self.dropped.append(number)
+
+    def give_back(self) -> int:
+        """Numbers of the segments that are not needed any more, one bit each; told once."""
+        numbers = 0
+        while self.dropped:
+            number = self.dropped.popleft()
+            del self._bodies[number]
+            numbers |= 1 << number
+        return numbers

@@ -1,0 +1,307 @@
+"""What every store promises, on a folder, an S3 server, and the servers of `tools.stores` that are here."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+from elastrec.checkpoints import DamagedRecordError, StoreError, expect_existing_stores, open_record
+from elastrec.checkpoints.stores import local_store
+from elastrec.checkpoints.stores import store as store_module
+from elastrec.checkpoints.stores.s3_store import UPLOAD_PART_BYTES, S3Store
+from elastrec.checkpoints.stores.store import Store, open_store
+from elastrec.platform.specs.errors import CheckpointError
+
+
+def test_what_was_put_is_read_back_whole_and_by_range(store: Store) -> None:
+    store.put("a/b.bin", b"0123456789")
+    assert store.get("a/b.bin") == b"0123456789"
+    assert store.get_range("a/b.bin", 3, 4) == b"3456"
+    assert store.get_range("a/b.bin", 3, 0) == b""
+    assert store.size("a/b.bin") == 10
+    assert store.exists("a/b.bin") and not store.exists("a/c.bin")
+
+
+def test_a_missing_object_is_an_error_that_names_it(store: Store) -> None:
+    with pytest.raises(CheckpointError, match=r"a/nothing\.bin"):
+        store.get("a/nothing.bin")
+    with pytest.raises(CheckpointError, match=r"a/nothing\.bin"):
+        store.get_range("a/nothing.bin", 0, 1)
+    assert store.size("a/nothing.bin") is None
+    assert store.get_if_exists("a/nothing.bin") is None
+
+
+def test_a_range_beyond_the_end_is_an_error(store: Store) -> None:
+    store.put("short", b"abc")
+    with pytest.raises(CheckpointError, match="short"):
+        store.get_range("short", 1, 10)
+
+
+def test_a_stream_of_several_upload_parts_arrives_in_order(store: Store) -> None:
+    pieces = [bytes([number]) * (UPLOAD_PART_BYTES // 3 + number) for number in range(7)]
+    with store.open_write("large") as writer:
+        for piece in pieces:
+            writer.write(piece)
+    assert store.get("large") == b"".join(pieces)
+
+
+def test_an_object_is_invisible_until_its_stream_is_closed_and_gone_when_it_fails(store: Store) -> None:
+    with pytest.raises(RuntimeError), store.open_write("folder/torn") as writer:
+        writer.write(bytes(UPLOAD_PART_BYTES + 1))
+        assert not store.exists("folder/torn")
+        raise RuntimeError("power loss")
+    assert store.keys() == []
+
+
+def test_keys_and_folders_are_listed_sorted_and_inside_the_root_only(store: Store) -> None:
+    open_store(store.uri + "-neighbour").put("x", b"")
+    for key in ("b/2", "b/1", "a/deep/er", "top"):
+        store.put(key, b"x")
+    assert store.keys() == ["a/deep/er", "b/1", "b/2", "top"]
+    assert store.keys("b") == ["b/1", "b/2"]
+    assert store.folders() == ["a", "b"]
+    assert store.folders("a") == ["deep"]
+    assert store.keys("nothing") == [] and store.folders("nothing") == []
+
+
+def test_deleting_a_tree_leaves_the_rest_and_can_be_repeated(store: Store) -> None:
+    for key in ("a/1", "a/2/3", "ab/1"):
+        store.put(key, b"x")
+    store.delete_tree("a")
+    store.delete_tree("a")
+    store.delete("nothing")
+    assert store.keys() == ["ab/1"]
+
+
+def test_of_sixteen_writers_that_create_an_object_one_wins(store: Store) -> None:
+    assert store.conditional_writes()
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(lambda number: store.put_if_absent("race", str(number).encode()), range(16)))
+    assert sum(won) == 1
+    assert store.get("race") == str(won.index(True)).encode()
+
+
+def test_a_child_store_sees_the_same_objects(store: Store) -> None:
+    store.put("records/one two/part", b"x")
+    child = open_store(store.child_uri("records/one two"))
+    assert child.get("part") == b"x"
+    child.put("other", b"y")
+    assert store.get("records/one two/other") == b"y"
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../outside", "a//b", "a/./b", "a/"])
+def test_a_key_outside_the_root_is_refused(store: Store, key: str) -> None:
+    with pytest.raises(CheckpointError, match="relative path"):
+        store.put(key, b"x")
+
+
+@pytest.mark.parametrize("uri", ["", "hdfs://name/path", "file://relative/path", "s3://", "gs://"])
+def test_a_uri_that_no_store_understands_is_refused_with_what_is_allowed(uri: str) -> None:
+    with pytest.raises(CheckpointError, match="allowed"):
+        open_store(uri)
+
+
+def test_relative_path_absolute_path_and_file_uri_are_the_same_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_store("a/../b c").uri == open_store(tmp_path / "b c").uri == open_store(f"file://{tmp_path}/b%20c").uri
+
+
+def test_a_crash_between_write_and_rename_leaves_nothing_that_a_listing_shows(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    writer = store.open_write("part")
+    writer.write(b"half")
+    assert len(list(tmp_path.iterdir())) == 1
+    assert store.keys() == []
+    writer.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _refusing_headers(store: S3Store, answer: str) -> None:
+    """Makes the client behave like a store without conditional puts."""
+    client, put = store._client, store._client.put_object
+
+    def put_object(**arguments: object) -> object:
+        conditional = {"IfMatch", "IfNoneMatch"} & set(arguments)
+        if answer == "ignores":
+            for name in conditional:
+                arguments.pop(name)
+        elif conditional:
+            raise ClientError({"Error": {"Code": "NotImplemented", "Message": "a header is not implemented"}}, "Put")
+        return put(**arguments)  # type: ignore[arg-type]
+
+    client.put_object = put_object  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("answer", ["ignores", "answers 501"])
+def test_a_store_without_conditional_puts_is_found_out_and_refused(s3_uri: str, answer: str) -> None:
+    store = open_store(s3_uri)
+    assert isinstance(store, S3Store)
+    _refusing_headers(store, answer)
+    assert not store.conditional_writes()
+    with pytest.raises(CheckpointError, match="conditional puts"):
+        store.put_if_absent("x", b"1")
+    assert store.keys() == []
+
+
+def test_a_store_that_overwrites_what_was_to_be_created_is_found_out_whatever_its_service(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overwrite(key: str, data: bytes) -> bool:
+        store.put(key, data)
+        return True
+
+    monkeypatch.setattr(store, "_create", overwrite)
+    monkeypatch.setattr(store_module, "_probed", {})
+    assert not Store.conditional_writes(store)
+    assert store.keys() == []
+
+
+def test_a_put_that_meets_another_under_way_is_made_again(s3_uri: str) -> None:
+    store = open_store(s3_uri)
+    assert isinstance(store, S3Store) and store.conditional_writes()
+    put, conflicts = store._client.put_object, [1, 2]
+
+    def put_object(**arguments: object) -> object:
+        if conflicts:
+            conflicts.pop()
+            raise ClientError({"Error": {"Code": "ConditionalRequestConflict", "Message": "conflict"}}, "Put")
+        return put(**arguments)  # type: ignore[arg-type]
+
+    store._client.put_object = put_object  # type: ignore[method-assign]
+    assert store.put_if_absent("x", b"1")
+    assert not conflicts and store.get("x") == b"1"
+
+
+def test_the_probe_is_made_once_per_bucket(s3_uri: str) -> None:
+    store = open_store(s3_uri)
+    assert store.conditional_writes()
+    assert isinstance(store, S3Store)
+    _refusing_headers(store, "answers 501")
+    assert store.conditional_writes()
+    assert len(store_module._probed) == 1
+
+
+def test_a_bucket_that_does_not_exist_is_named_with_what_to_check(s3_uri: str) -> None:
+    store = open_store("s3://no-such-bucket/x")
+    with pytest.raises(CheckpointError, match=r"no-such-bucket.*AWS_ENDPOINT_URL_S3"):
+        store.put("a", b"x")
+
+
+def test_a_service_that_does_not_answer_is_named_with_what_to_check() -> None:
+    store = open_store("webhdfs://tester@127.0.0.1:1/records")
+    for ask in (
+        lambda: store.get("a"),
+        lambda: store.size("a"),
+        lambda: store.keys(),
+        lambda: store.put("a", b"x"),
+        lambda: store.put_if_absent("a", b"x"),
+    ):
+        with pytest.raises(StoreError, match=r"127\.0\.0\.1:1/records.*check that the name node answers"):
+            ask()
+    # A probe that could not be made is no answer: it is made again.
+    assert not [place for place in store_module._probed if "127.0.0.1:1" in place]
+
+
+def test_a_service_whose_library_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    # fsspec keeps the classes that it has loaded.
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)
+    with pytest.raises(CheckpointError, match=r"gs://bucket/x.*pip install 'elastrec\[gcs\]'"):
+        open_store("gs://bucket/x")
+
+
+# A folder whose file system is not mounted
+
+
+@pytest.fixture
+def pod_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a pod: stores are found, never made."""
+    monkeypatch.setattr(local_store, "_must_exist", False)
+    expect_existing_stores()
+
+
+def made(folder: Path) -> Store:
+    store = open_store(folder)
+    store.create()
+    return store
+
+
+def test_a_new_store_is_marked_in_its_root_alone_and_listings_do_not_show_it(tmp_path: Path) -> None:
+    store = made(tmp_path / "deep" / "store")
+    store.put("a/b", b"x")
+    store.create()
+    assert [path.name for path in tmp_path.rglob(".*")] == [local_store.MARKER]
+    assert store.keys() == ["a/b"] and store.folders() == ["a"]
+
+
+@pytest.mark.usefixtures("pod_process")
+@pytest.mark.parametrize("leaves_a_folder", [True, False])
+def test_a_pod_never_makes_a_store_anew_under_its_mount_point(tmp_path: Path, leaves_a_folder: bool) -> None:
+    root = tmp_path / "store"
+    made(root).put("job/records/1/manifest.json", b"x")
+    root.rename(tmp_path / "away")
+    if leaves_a_folder:
+        root.mkdir()
+    record = open_store(root / "job/records/2")
+    for write in (
+        lambda: open_store(root).put("job/ledger/a.json", b"x"),
+        lambda: open_store(root).put("top.json", b"x"),
+        lambda: record.open_write("parts/0.bin"),
+        lambda: record.put_if_absent("manifest.json", b"x"),
+    ):
+        with pytest.raises(StoreError, match=r"no checkpoint store is there: the file \.elastrec-store is missing"):
+            write()
+    assert not root.exists() or not list(root.iterdir())
+    assert root.exists() is leaves_a_folder
+
+
+@pytest.mark.usefixtures("pod_process")
+def test_what_a_store_that_is_away_does_not_show_is_not_missing(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    made(root).put("job/records/1/manifest.json", b"x")
+    there = open_store(root / "job/records/2")
+    asked = (
+        lambda: there.size("a"),
+        lambda: there.get("a"),
+        lambda: there.get_range("a", 0, 1),
+        lambda: there.get_if_exists("a"),
+        lambda: there.keys("a"),
+        lambda: there.folders("a"),
+    )
+    assert asked[0]() is None and asked[3]() is None and asked[4]() == [] and asked[5]() == []
+    for ask in (asked[1], asked[2]):
+        with pytest.raises(CheckpointError, match="there is no such file") as caught:
+            ask()
+        assert not isinstance(caught.value, StoreError)
+    with pytest.raises(DamagedRecordError):
+        open_record(there.uri)
+    root.rename(tmp_path / "away")
+    root.mkdir()
+    for ask in (*asked, lambda: open_record(there.uri)):
+        with pytest.raises(StoreError, match="mount the store's file system again"):
+            ask()
+    root.rmdir()
+    (tmp_path / "away").rename(root)
+    assert there.size("a") is None
+
+
+def test_an_error_of_the_file_system_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = made(tmp_path)
+    store.put("a", b"x")
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "open", stale)
+    with pytest.raises(StoreError, match="Stale file handle"):
+        store.get_range("a", 0, 1)
+    monkeypatch.setattr(Path, "stat", stale)
+    with pytest.raises(StoreError, match="Stale file handle"):
+        store.size("a")

@@ -1,0 +1,101 @@
+"""`simulate` on small workloads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from elastrec.platform.cli.commands.simulate import simulate
+from elastrec.platform.history.history import History
+from elastrec.platform.history.records import JobRecord
+from elastrec.platform.specs.errors import ElastrecError, SpecError
+from tests.platform.jobs.what_if.test_past_jobs import record
+
+LINES = "".join(f"job-{n},{60 * n},{900 + 60 * n},{1 + n % 4}\n" for n in range(8))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "jobs.csv").write_text("job_id,arrival_seconds,seconds,workers\n" + LINES)
+    path = tmp_path / "try.yaml"
+    path.write_text("workload: {jobs: jobs.csv}\npolicies: [static, optimus, three-stage]\nchanges: everything\n")
+    return str(path)
+
+
+def called(*arguments: str) -> Result:
+    result = CliRunner().invoke(simulate, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_policies_stand_side_by_side_and_it_says_that_it_is_simulated(file: str) -> None:
+    result = called(file)
+    assert "simulated: 8 jobs on 20 nodes of 32 cores" in result.stdout
+    for name in ("static", "optimus", "three-stage"):
+        assert name in result.stdout
+        assert f"{name}: 8 jobs simulated" in result.stderr
+    assert "%" in result.stdout
+
+
+def test_json_has_every_figure_and_every_job(file: str) -> None:
+    found = json.loads(called(file, "--output", "json").stdout)
+    assert found["simulated"] is True
+    assert [each["policy"] for each in found["policies"]] == ["static", "optimus", "three-stage"]
+    static, _, ours = found["policies"]
+    assert len(static["completion_seconds"]) == 8
+    assert ours["figures"]["completion_seconds_mean"] < static["figures"]["completion_seconds_mean"]
+
+
+def test_equal_seeds_give_equal_output_and_options_go_before_the_file(file: str) -> None:
+    one = called(file, "-p", "static", "--seed", "3", "--nodes", "2", "--output", "json").stdout
+    assert one == called(file, "-p", "static", "--seed", "3", "--nodes", "2", "--output", "json").stdout
+    assert one != called(file, "-p", "static", "--seed", "4", "--nodes", "2", "--output", "json").stdout
+    assert json.loads(one)["asked"]["cluster"]["nodes"] == 2
+
+
+def test_a_csv_file_alone_can_be_simulated(file: str) -> None:
+    assert "8 jobs" in called(str(Path(file).with_name("jobs.csv")), "-p", "static").stdout
+
+
+def test_a_history_is_asked_of_mlflow_and_what_is_left_out_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def job_records(self: History, wanted: None = None, limit: int = 0) -> list[JobRecord]:
+        asked.append(limit)
+        return [record("clicks-1"), record("clicks-2", workers=2), record("clicks-3", metrics={})]
+
+    monkeypatch.setattr(History, "job_records", job_records)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    file = tmp_path / "what_if.yaml"
+    file.write_text("workload: {history: {most: 7}}\npolicies: [static, three-stage]\n")
+    result = called(str(file))
+    assert asked == [7]
+    assert "simulated: 2 jobs" in result.stdout
+    assert "left out: clicks-3: its run has no samples trained" in result.stderr
+
+
+def test_one_picture_is_drawn(file: str, tmp_path: Path) -> None:
+    picture = tmp_path / "policies.png"
+    assert f"written: {picture}" in called(file, "--picture", str(picture)).stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_jobs_that_cannot_run_are_told(file: str) -> None:
+    result = called(file, "-p", "static", "--nodes", "1", "--output", "text")
+    assert "did not end" not in result.stderr
+    Path(file).with_name("jobs.csv").write_text("job_id,arrival_seconds,seconds,worker_cores\na,0,60,64\n")
+    assert "static: 1 jobs did not end: a" in called(file, "-p", "static").stderr
+
+
+def test_the_command_line_is_checked(file: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="every name once"):
+        called(file, "-p", "static", "-p", "static")
+    with pytest.raises(SpecError, match="a readable YAML or CSV file"):
+        called(str(tmp_path / "none.yaml"))
+    with pytest.raises(ElastrecError, match="cannot be written"):
+        called(file, "-p", "static", "--picture", str(tmp_path / "no" / "folder.png"))

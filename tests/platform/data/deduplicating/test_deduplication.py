@@ -1,0 +1,195 @@
+"""Deduplicated jagged features: nothing is lost, nothing is merged that differs."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate
+from elastrec.platform.data.deduplicating.partial import PartialJagged, deduplicate_partially
+from elastrec.platform.data.deduplicating.validation import check_inverse, check_partial
+from elastrec.platform.specs.errors import DataError
+from tests.platform.data.jagged import list_column, repeated_lists, rows_of, shifted_lists
+
+
+def _expanded(group: InverseJagged) -> dict[str, list[list[int]]]:
+    values, offsets = group.expand()
+    rows = rows_of(values, offsets)
+    return {key: rows[k * group.rows : (k + 1) * group.rows] for k, key in enumerate(group.keys)}
+
+
+@given(repeated_lists())
+@settings(max_examples=60, deadline=None)
+def test_expanding_gives_back_every_row(column: pa.Array) -> None:
+    group = deduplicate({"a": column})
+    check_inverse(group, distinct=True)
+    assert _expanded(group) == {"a": column.to_pylist()}
+    assert group.distinct_rows == len({tuple(row) for row in column.to_pylist()})
+
+
+@given(st.integers(0, 20).flatmap(lambda n: st.tuples(*[repeated_lists(rows=n) for _ in range(3)])))
+@settings(max_examples=60, deadline=None)
+def test_a_group_gives_back_every_row_of_every_member(columns: tuple[pa.Array, ...]) -> None:
+    named = dict(zip("abc", columns, strict=True))
+    group = deduplicate(named)
+    check_inverse(group, distinct=True)
+    assert _expanded(group) == {key: column.to_pylist() for key, column in named.items()}
+
+
+@given(shifted_lists())
+@settings(max_examples=60, deadline=None)
+def test_the_partial_form_gives_back_every_row(column: pa.Array) -> None:
+    feature = deduplicate_partially("a", column)
+    check_partial(feature)
+    assert rows_of(*feature.expand()) == column.to_pylist()
+    assert len(feature.values) <= len(deduplicate({"a": column}).values)
+
+
+@given(repeated_lists(), st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_slice_of_a_column_is_deduplicated_as_if_it_were_whole(column: pa.Array, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(column)))
+    part = column.slice(begin, data.draw(st.integers(0, len(column) - begin)))
+    assert _expanded(deduplicate({"a": part})) == {"a": part.to_pylist()}
+    assert rows_of(*deduplicate_partially("a", part).expand()) == part.to_pylist()
+
+
+@given(st.integers(1, 10).flatmap(lambda n: st.tuples(repeated_lists(rows=n), repeated_lists(rows=n))))
+@settings(max_examples=50, deadline=None)
+def test_a_group_survives_the_journey_as_arrow(columns: tuple[pa.Array, pa.Array]) -> None:
+    group = deduplicate({"a": columns[0], "b": columns[1]})
+    batch = pa.RecordBatch.from_arrays([group.to_arrow()], names=["group"])
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, batch.schema) as writer:
+        writer.write_batch(batch)
+    arrived = pa.ipc.open_stream(stream.getvalue()).read_next_batch()
+    assert _expanded(InverseJagged.from_arrow(arrived.column(0))) == _expanded(group)
+
+
+def test_rows_of_which_one_member_differs_are_two_rows() -> None:
+    group = deduplicate({"a": list_column([[1], [1], [1]]), "b": list_column([[2], [2], [3]])})
+    assert group.inverse_lookup.tolist() == [0, 0, 1]
+
+
+def test_the_boundary_between_lists_counts() -> None:
+    group = deduplicate({"a": list_column([[1, 2], [1], []]), "b": list_column([[3], [2, 3], [1, 2, 3]])})
+    assert group.distinct_rows == 3
+
+
+def test_the_example_of_the_paper_keeps_five_of_eight_values() -> None:
+    group = deduplicate({"b": list_column([[3, 4, 5], [4, 5, 6], [3, 4, 5]])})
+    assert (group.values.tolist(), group.inverse_lookup.tolist()) == ([3, 4, 5, 4, 5, 6], [0, 1, 0])
+    partial = deduplicate_partially("b", list_column([[3, 4, 5], [4, 5, 6], [3, 4, 5]]))
+    assert partial.values.tolist() == [3, 4, 5, 6]
+    assert partial.spans.tolist() == [[0, 3], [1, 3], [0, 3]]
+
+
+def test_histories_that_grow_at_their_beginning_share_values_too() -> None:
+    partial = deduplicate_partially("b", list_column([[3, 2, 1], [4, 3, 2], [5, 4, 3]]))
+    assert len(partial.values) == 5
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[], [[]], [[], [], []], [[7]], [[1], [2], [3]], [[5, 5]] * 100, [[], [1], []]],
+    ids=["no rows", "one empty", "all empty", "one row", "no repeats", "all equal", "some empty"],
+)
+def test_extreme_batches_come_back(rows: list[list[int]]) -> None:
+    assert _expanded(deduplicate({"a": list_column(rows)})) == {"a": rows}
+    assert rows_of(*deduplicate_partially("a", list_column(rows)).expand()) == rows
+
+
+def test_a_feature_without_any_id_has_factor_one() -> None:
+    assert deduplicate({"a": list_column([[], []])}).factor == 1.0
+    assert deduplicate_partially("a", list_column([[], []])).factor == 1.0
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_lists_of_a_million_ids_take_linear_time(constant: bool) -> None:
+    long = np.zeros(10**6, np.int64) if constant else np.arange(10**6)
+    values = np.concatenate([long, long, np.append(long[1:], -1)])
+    column = pa.ListArray.from_arrays(pa.array([0, 10**6, 2 * 10**6, 3 * 10**6], pa.int32()), pa.array(values))
+    group, partial = deduplicate({"a": column}), deduplicate_partially("a", column)
+    assert group.inverse_lookup.tolist() == [0, 0, 1]
+    assert (group.expand()[0] == values).all() and (partial.expand()[0] == values).all()
+    assert len(partial.values) == 10**6 + 1
+
+
+def test_ids_beyond_63_bits_wrap_and_stay_different() -> None:
+    column = pa.array([[2**64 - 1], [2**63], [2**64 - 1]], pa.list_(pa.uint64()))
+    group = deduplicate({"a": column})
+    assert group.values.tolist() == [-1, -(2**63)]
+    assert group.inverse_lookup.tolist() == [0, 1, 0]
+
+
+def test_single_ids_and_fixed_size_lists_are_jagged_features_too() -> None:
+    assert _expanded(deduplicate({"a": pa.array([4, 4, 5])})) == {"a": [[4], [4], [5]]}
+    dense = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0, 1.0, 2.0], pa.float32()), 2)
+    assert deduplicate({"dense": dense}).distinct_rows == 1
+
+
+def test_numbers_are_compared_by_their_bits() -> None:
+    column = pa.array([float("nan"), float("nan"), 0.0, -0.0], pa.float32())
+    assert deduplicate({"x": column}).inverse_lookup.tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "one feature or more"),
+        ({"a": pa.array([[1], None])}, "null rows are not allowed"),
+        ({"a": pa.array([[1, None]])}, "nulls inside lists"),
+        ({"a": pa.array(["x"])}, "string is not allowed"),
+        ({"a": pa.array([1]), "b": pa.array([1, 2])}, "'b' has 2 rows and 'a' has 1"),
+        ({"a": pa.array([1]), "b": pa.array([1.0])}, "put them into two groups"),
+    ],
+)
+def test_columns_that_are_not_trainer_ready_are_refused(columns: dict[str, pa.Array], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        deduplicate(columns)
+
+
+def _group(offsets: list[int], lookup: list[int], values: int = 3, keys: tuple[str, ...] = ("a",)) -> InverseJagged:
+    return InverseJagged(keys, np.arange(values), np.array(offsets, np.int64), np.array(lookup, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (_group([0, 2, 1, 3], [0, 1, 2]), r"offsets\[2\]: 1 is not allowed; allowed: 2 or more"),
+        (_group([0, 2, 5], [0, 1]), r"offsets\[2\]: 5 is not allowed; allowed: 3, the number of values"),
+        (_group([1, 3], [0]), r"offsets\[0\]: 1 is not allowed; allowed: 0"),
+        (_group([], []), "no offset is not allowed"),
+        (_group([0, 3], [0, 1]), r"inverse_lookup\[1\]: 1 is not allowed; allowed: 0 to 0"),
+        (_group([0, 3], [-1]), r"inverse_lookup\[0\]: -1 is not allowed"),
+        (_group([0, 1, 3], [0, 0]), "no row uses the distinct row 1"),
+        (_group([0, 3], [0], keys=("a", "b")), "multiple of the number of features"),
+        (_group([0, 3], [0], keys=()), "keys"),
+    ],
+)
+def test_a_group_from_elsewhere_that_is_malformed_is_refused(group: InverseJagged, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_inverse(group)
+
+
+def test_a_group_that_still_repeats_rows_is_refused_where_distinct_ones_are_asked_for() -> None:
+    group = InverseJagged(("a",), np.array([7, 7]), np.array([0, 1, 2]), np.array([0, 1], np.int32))
+    check_inverse(group)
+    with pytest.raises(DataError, match="1 of 2 rows repeat another"):
+        check_inverse(group, distinct=True)
+
+
+@pytest.mark.parametrize("span", [[0, 4], [-1, 1], [2, -1], [2**62, 2**62]])
+def test_a_partial_form_that_points_outside_its_values_is_refused(span: list[int]) -> None:
+    with pytest.raises(DataError, match=r"spans\[0\]"):
+        check_partial(PartialJagged("a", np.arange(3), np.array([span])))
+
+
+def test_a_column_of_another_type_is_no_group() -> None:
+    with pytest.raises(DataError, match="expected dictionary"):
+        InverseJagged.from_arrow(pa.array([1]))

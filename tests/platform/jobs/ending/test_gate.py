@@ -1,0 +1,59 @@
+"""The gate is a pure rule over two scores measured on the same rows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrec.platform.jobs.ending.gate import decide
+from elastrec.platform.jobs.types import ModelScore
+from elastrec.platform.specs.job import Gate
+
+GATE = Gate(metric="normalized_entropy", tolerance=0.002, minimum_auc=0.6)
+
+
+def score(auc: float = 0.75, entropy: float = 0.8) -> ModelScore:
+    return ModelScore(auc, entropy, 1000)
+
+
+def test_the_first_model_only_has_to_reach_the_minimum() -> None:
+    assert decide(GATE, score(), None).passed
+    refused = decide(GATE, score(auc=0.59), None)
+    assert not refused.passed
+    assert "0.59" in refused.reason and "0.6" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("metric", "candidate", "passed"),
+    [
+        ("normalized_entropy", score(entropy=0.801), True),
+        ("normalized_entropy", score(entropy=0.803), False),
+        ("normalized_entropy", score(entropy=0.7), True),
+        ("auc", score(auc=0.749), True),
+        ("auc", score(auc=0.747), False),
+        ("auc", score(auc=0.9), True),
+    ],
+)
+def test_a_model_passes_within_the_tolerance_of_the_champion(metric: str, candidate: ModelScore, passed: bool) -> None:
+    gate = Gate.model_validate({"metric": metric, "tolerance": 0.002, "minimum_auc": 0.6})
+    decision = decide(gate, candidate, score(), champion_version="3")
+    assert decision.passed is passed
+    assert metric in decision.reason
+
+
+def test_a_better_model_is_called_better() -> None:
+    assert decide(GATE, score(entropy=0.79), score()).reason.endswith("better by 0.01000")
+    assert "within the tolerance" in decide(GATE, score(entropy=0.801), score()).reason
+
+
+def test_a_champion_that_cannot_read_the_rows_does_not_stand_in_the_way() -> None:
+    decision = decide(GATE, score(), None, champion_problem="feature C9 is gone")
+    assert decision.passed
+    assert "C9" in decision.reason
+
+
+@given(st.floats(0.6, 1), st.floats(0, 2), st.floats(0.6, 1), st.floats(0, 2))
+def test_a_model_that_is_no_worse_always_passes(auc: float, entropy: float, gain: float, drop: float) -> None:
+    better = ModelScore(max(auc, gain), min(entropy, drop), 10)
+    assert decide(GATE, better, ModelScore(auc, entropy, 10)).passed

@@ -1,0 +1,130 @@
+"""A trained model is published when its master is long gone and MLflow was away: from what the job has left."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+from mlflow import MlflowClient
+
+from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.history import metric_names
+from elastrec.platform.history.points import Point
+from elastrec.platform.jobs.ending import publishing, tracking
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import Launched, Prepared
+from elastrec.platform.jobs.watching.past import is_trained, result_of
+from elastrec.platform.master.reporting.unsent_metrics import read_points, write_points, write_result
+from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from tests.operators.steps import ALLOCATION, PREPARED
+from tests.platform.master.fakes import FakeLauncher
+
+JOB, JOB_ID = "clicks", "clicks-1"
+LAUNCHED = Launched(job_id=JOB_ID, master_pod="", run_id="", run_url="", allocation=ALLOCATION)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepared:
+    job = {
+        "apiVersion": "elastrec.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": JOB},
+        "spec": {
+            "model": {"architecture": "dlrm"},
+            "data": {"path": "/data", "sparse": [{"name": "user"}]},
+            "checkpoint": {"store": str(tmp_path / "store")},
+            "history": {"publish_wait": 60},
+        },
+    }
+    for name in ("training", "evaluation"):
+        (tmp_path / name).write_text("{}")
+    return msgspec.structs.replace(
+        PREPARED,
+        job_json=msgspec.json.encode(job).decode(),
+        training_manifest=str(tmp_path / "training"),
+        evaluation_manifest=str(tmp_path / "evaluation"),
+    )
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Platform:
+    config = LocalConfig(address="127.0.0.1:1", token="t")
+    return Platform(FakeLauncher(), config, f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), tmp_path)
+
+
+def left(tmp_path: Path, phase: Phase = Phase.SUCCEEDED) -> TrainingMetrics:
+    metrics = TrainingMetrics(job=JOB_ID, phase=phase, checkpoint="file:///record", samples_trained=10)
+    write_result(str(tmp_path / "store"), JOB, JOB_ID, metrics)
+    return metrics
+
+
+def test_what_could_not_be_delivered_reaches_the_run_that_is_made_later(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    left(tmp_path)
+    store = str(tmp_path / "store")
+    write_points(store, JOB, JOB_ID, [Point(metric_names.LOSS, 1.0 / step, step, 1e9 + step) for step in range(1, 4)])
+    launched = publishing.with_run(platform, prepared, LAUNCHED)
+    assert launched.run_id and publishing.with_run(platform, prepared, LAUNCHED).run_id == launched.run_id
+    client = MlflowClient(platform.tracking_uri)
+    series = client.get_metric_history(launched.run_id, metric_names.LOSS)
+    assert [point.value for point in series] == [1.0, 0.5, 1 / 3]
+    assert read_points(store, JOB, JOB_ID) == [], "delivered once"
+    assert client.get_run(launched.run_id).info.status == "RUNNING"
+    publishing.finish_job(platform, prepared)
+    assert client.get_run(launched.run_id).info.status == "FINISHED"
+
+
+def test_a_job_whose_master_is_gone_is_trained_until_its_model_is_published(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    assert not is_trained(platform, prepared)
+    with pytest.raises(ClusterError, match="not in the cluster"):
+        result_of(platform, prepared)
+    metrics = left(tmp_path)
+    assert is_trained(platform, prepared) and result_of(platform, prepared) == metrics
+    publishing.forget(platform, prepared)
+    assert not is_trained(platform, prepared)
+    left(tmp_path, Phase.FAILED)
+    assert not is_trained(platform, prepared)
+
+
+def test_mlflow_that_goes_away_during_a_step_is_waited_for_and_the_step_is_done_again(
+    platform: Platform, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = itertools.chain([True, False, False], itertools.repeat(True))
+    tries: list[int] = []
+    monkeypatch.setattr(tracking, "answers", lambda uri: next(there))
+    monkeypatch.setattr(tracking, "_POLL_SECONDS", 0.01)
+
+    def step() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise HistoryError("connection refused")
+        return "registered"
+
+    told: list[str] = []
+    assert publishing.with_tracking(platform, prepared, step, told.append) == "registered"
+    assert len(tries) == 2 and len(told) == 1
+
+
+def test_what_mlflow_refuses_is_not_waited_for(platform: Platform, prepared: Prepared) -> None:
+    def step() -> None:
+        raise HistoryError("the experiment was deleted")
+
+    with pytest.raises(HistoryError, match="deleted") as refused:
+        publishing.with_tracking(platform, prepared, step)
+    assert not isinstance(refused.value, HistoryAwayError)
+
+
+def test_patience_ends_with_the_name_of_the_record_that_holds_the_model(
+    platform: Platform, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left(tmp_path)
+    monkeypatch.setattr(tracking, "answers", lambda uri: False)
+    monkeypatch.setattr(publishing, "publish_patience_seconds", lambda prepared: 0.0)
+    with pytest.raises(HistoryAwayError, match="file:///record; nothing of it will be trained again"):
+        publishing.with_tracking(platform, prepared, lambda: None)

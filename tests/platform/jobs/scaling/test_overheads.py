@@ -1,0 +1,56 @@
+"""Starts and pauses from records of the past, usable or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from elastrec.platform.history.records import JobRecord, Sizes
+from elastrec.platform.jobs.scaling.overheads import overheads, overheads_of
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.scaling.types import Overheads
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.scaling import ScalingSettings
+
+SIZES = Sizes(
+    workers=1, worker_cores=1.0, worker_memory_bytes=1, parameter_servers=1, parameter_server_cores=1.0,
+    parameter_server_memory_bytes=1,
+)  # fmt: skip
+RECORD = JobRecord(
+    run_id="r", job_id="j", job_name="j", team="t", architecture="dlrm", phase=Phase.SUCCEEDED, reason="",
+    interval=("", ""), asked=SIZES, granted=SIZES, features={}, labels={}, metrics={}, started_unix_seconds=0.0,
+    ended_unix_seconds=None,
+)  # fmt: skip
+
+
+def record(**metrics: float) -> JobRecord:
+    return msgspec.structs.replace(RECORD, metrics={name.replace("__", "/"): value for name, value in metrics.items()})
+
+
+def test_medians_over_the_jobs_count_and_every_recovery_is_a_pause() -> None:
+    found = overheads_of(
+        [
+            record(pods__worker_start_seconds=4.0, pods__parameter_server_start_seconds=2.0),
+            record(pods__worker_start_seconds=6.0, job__rollbacks=2.0, time__recovering_seconds=30.0),
+            record(pods__worker_start_seconds=50.0, job__rollbacks=0.0, time__recovering_seconds=0.0),
+        ]
+    )
+    assert (found.worker_start_seconds, found.server_start_seconds, found.migration_pause_seconds) == (6.0, 2.0, 15.0)
+    assert found.measured == 5
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
+def test_a_number_that_means_nothing_is_left_out(wrong: float) -> None:
+    found = overheads_of([record(pods__worker_start_seconds=wrong), record(pods__worker_start_seconds=3.0)])
+    assert (found.worker_start_seconds, found.measured) == (3.0, 1)
+
+
+def test_what_no_job_has_done_keeps_its_default() -> None:
+    assert overheads_of([record()]) == Overheads()
+
+
+def test_without_mlflow_the_defaults_count(tmp_path: Path) -> None:
+    gone = Platform(None, None, "http://127.0.0.1:1", "", tmp_path)  # type: ignore[arg-type]
+    assert overheads(gone, ScalingSettings()) == Overheads()

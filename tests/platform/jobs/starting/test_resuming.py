@@ -1,0 +1,206 @@
+"""Jobs that are resumed: what their store keeps of a launch, who is found by which name, what is refused when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from elastrec.checkpoints import (
+    PartWriter,
+    answer,
+    commit_record,
+    conclude,
+    new_record_uri,
+    open_store,
+    read_launch,
+    take_term,
+)
+from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.jobs import KeptLaunch, Platform, Prepared, launch, remove_unsuccessful, resumable
+from elastrec.platform.jobs.starting.kept_launch import keep_launch, kept_launch
+from elastrec.platform.jobs.starting.launching import launch_request
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.service.resumption import ATTRIBUTE, Numbering, own_records
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, SpecError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.splits import Positions, StreamPositions
+from elastrec.platform.specs.text.loading import job_to_json
+from tests.operators.steps import ALLOCATION, PREPARED
+from tests.platform.master.fakes import FakeCluster, FakeLauncher
+from tests.platform.master.fakes import job as training_job
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    folder = str(tmp_path / "store")
+    open_store(folder).create()
+    return folder
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def platform(cluster: FakeCluster, tmp_path: Path) -> Platform:
+    """MLflow does not answer; the cluster creates pods and runs nothing in them."""
+    config = LocalConfig(address="", token="token-of-the-cluster")
+    tracking = "http://person:password-of-mlflow@127.0.0.1:9"
+    return Platform(FakeLauncher(cluster), config, tracking, str(tmp_path / "work"), tmp_path)  # type: ignore[arg-type]
+
+
+def prepared(store: str, job_id: str = "clicks-1", **spec: Any) -> Prepared:
+    sections = {"checkpoint": {"store": store}, "history": {"launch_wait": 0.01}} | spec
+    return msgspec.structs.replace(PREPARED, job_id=job_id, job_json=job_to_json(training_job(**sections)))
+
+
+def kept(store: str, job_id: str, earlier_terms: int = 0) -> None:
+    keep_launch(store, prepared(store, job_id), ALLOCATION, earlier_terms)
+
+
+def term_taken(store: str, job_id: str, holder: str = "h") -> None:
+    take_term(store, "clicks", job_id, holder=holder, address="127.0.0.1:1", base=lambda: "")
+
+
+def saved(request: LaunchRequest, step: int, kind: str = "periodic") -> str:
+    """A complete record of the job's first term; returns its URI."""
+    uri = new_record_uri(request.store, request.training_job.metadata.name, request.job_id, step)
+    groups = [answer(request.training_job.spec.data.tables, range(64))]
+    writer = PartWriter(uri, "clicks-1-ps-0", groups=groups, dense_ranges=[(0, 4)], generation=0)
+    writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
+    commit_record(
+        uri, [writer.finish()], Positions({"training": StreamPositions(1, [])}).encode(),
+        job=request.training_job, job_id=request.job_id,
+        kind=kind, step=step, generation=0, term=1,
+        attributes={ATTRIBUTE: msgspec.json.encode(Numbering.of(request)).decode()},
+    )  # fmt: skip
+    return uri
+
+
+def test_with_what_a_job_is_launched_lies_in_its_store_before_there_is_a_pod_and_without_a_secret(
+    platform: Platform, cluster: FakeCluster, store: str
+) -> None:
+    secret = {"path": "s3://key:password-of-data@clicks/log", "sparse": [{"name": "user"}]}
+    job = prepared(store, data=secret)
+    seen: list[bytes | None] = []
+
+    def refuse(operation: str, name: str) -> None:
+        seen.append(read_launch(store, "clicks", "clicks-1"))
+        raise ClusterError("the quota is exhausted")
+
+    cluster.before = refuse
+    with pytest.raises(ClusterError, match="quota"):
+        launch(platform, job, ALLOCATION)
+    (text,) = seen
+    assert text is not None and b"password-of" not in text and b"token-of" not in text
+    found = msgspec.json.decode(text, type=KeptLaunch)
+    assert found.job_id == "clicks-1" and found.allocation == ALLOCATION and found.prepared.interval == job.interval
+    assert (
+        found.prepared.training_digest == job.training_digest and "s3://key:***@clicks/log" in found.prepared.job_json
+    )
+
+
+def test_a_later_launch_takes_the_place_of_the_earlier_one(store: str) -> None:
+    kept(store, "clicks-1")
+    kept(store, "clicks-1", earlier_terms=3)
+    assert kept_launch(store, "clicks-1").earlier_terms == 3
+
+
+def test_a_job_is_found_by_its_id_and_by_its_name_the_one_that_was_launched_last(
+    platform: Platform, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job_id in ("clicks-b", "clicks-c", "clicks-a"):
+        kept(store, job_id)
+    assert resumable(platform, "clicks-c", store).job_id == "clicks-c"
+    assert resumable(platform, "clicks", store).job_id == "clicks-a"
+
+
+def test_an_unknown_job_is_answered_with_those_that_are_there(platform: Platform, store: str) -> None:
+    with pytest.raises(SpecError, match="none: no job was ever launched with this store; --store names another"):
+        resumable(platform, "clicks", store)
+    kept(store, "clicks-b")
+    with pytest.raises(SpecError, match=r"JOB: 'clicks-x' is not allowed; .*: clicks-b \(of clicks\); --store"):
+        resumable(platform, "clicks-x", store)
+
+
+def test_a_job_whose_model_is_published_has_nothing_to_resume_until_it_is_launched_again(
+    platform: Platform, store: str
+) -> None:
+    kept(store, "clicks-1")
+    term_taken(store, "clicks-1")
+    assert resumable(platform, "clicks-1", store).job_id == "clicks-1"
+    conclude(store, "clicks", "clicks-1")
+    with pytest.raises(SpecError, match="this one has succeeded and its model is published"):
+        resumable(platform, "clicks", store)
+    # Its next run has not even got a term.
+    kept(store, "clicks-1", earlier_terms=1)
+    assert resumable(platform, "clicks-1", store).earlier_terms == 1
+
+
+def test_a_launch_of_another_format_is_refused_with_the_way_on(store: str) -> None:
+    kept(store, "clicks-1")
+    file = Path(store) / "clicks" / "terms" / "clicks-1" / "launch.json"
+    file.write_text(file.read_text().replace('"format_version": 1', '"format_version": 2'))
+    with pytest.raises(CheckpointError, match=r"has format 2; this version .* reads 1 alone; launch the job with"):
+        kept_launch(store, "clicks-1")
+    file.write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        kept_launch(store, "clicks-1")
+
+
+def test_records_of_other_rows_are_refused_before_there_is_a_pod(
+    platform: Platform, cluster: FakeCluster, store: str
+) -> None:
+    saved(launch_request(prepared(store), ALLOCATION), 20)
+    other = prepared(store, training={"batch_size": 10, "batches_per_shard": 2, "seed": 9})
+    with pytest.raises(SpecError, match=r"spec.training.seed: 9 is not allowed; .*spec.continual.resume: never"):
+        launch(platform, other, ALLOCATION)
+    assert cluster.pods == {} and read_launch(store, "clicks", "clicks-1") is None
+
+
+@pytest.mark.parametrize("seed", [0, 9])
+def test_a_run_that_was_trained_to_its_end_is_continued_on_the_same_rows_alone(store: str, seed: int) -> None:
+    """An Airflow run that is cleared as a whole prepares again: its files may be other ones by then."""
+    first = launch_request(prepared(store), ALLOCATION)
+    assert first.training_job.spec.training.seed == 0
+    term_taken(store, "clicks-1")
+    saved(first, 10)
+    saved(first, 20, "final")
+    again = prepared(store, training={"batch_size": 10, "batches_per_shard": 2, "seed": seed})
+    found = launch_request(again, ALLOCATION)
+    assert found.earlier_terms == (1 if seed else 0)
+    assert [record.manifest.step for record in own_records(found, 3)] == ([] if seed else [20, 10])
+
+
+def test_runs_that_were_over_at_the_launch_stay_over_when_it_is_resumed(store: str) -> None:
+    never = prepared(store, continual={"resume": "never"})
+    term_taken(store, "clicks-1")
+    assert launch_request(never, ALLOCATION).earlier_terms == 1
+    term_taken(store, "clicks-1", "the second run")
+    # By the job file alone, what the second run has left would be forgotten, too.
+    assert launch_request(never, ALLOCATION).earlier_terms == 2
+    assert launch_request(never, ALLOCATION, earlier_terms=1).earlier_terms == 1
+
+
+def test_what_is_left_in_the_cluster_of_a_job_that_failed_is_removed_and_one_that_runs_stays(
+    platform: Platform, cluster: FakeCluster, store: str
+) -> None:
+    from elastrec.platform.clusters.pods import PodSize, PodSpec
+
+    assert not remove_unsuccessful(platform, "clicks-1")
+    for name, role in (("clicks-1-master", Role.MASTER), ("clicks-1-ps-0", Role.PARAMETER_SERVER)):
+        cluster.create(PodSpec(name=name, job="clicks-1", role=role, command=("x",), size=PodSize(1, 1)))
+    cluster.plane.pods = {
+        uid: msgspec.structs.replace(pod, address="", job="clicks-1", role=role)
+        for (uid, pod), role in zip(cluster.plane.pods.items(), (Role.MASTER, Role.PARAMETER_SERVER), strict=True)
+    }
+    # Its master does not answer at the moment, which is no failure.
+    assert remove_unsuccessful(platform, "clicks-1") and len(cluster.pods) == 2
+    cluster.end("clicks-1-master")
+    assert not remove_unsuccessful(platform, "clicks-1")
+    assert cluster.pods == {}

@@ -1,0 +1,102 @@
+"""Start-up sizes from the job file, or from similar jobs in a real MLflow database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastrec.platform.clusters.nodes import Node
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.history import History
+from elastrec.platform.history.points import CostMeter, Point
+from elastrec.platform.jobs import warm_start
+from elastrec.platform.jobs.types import Allocation, Interval, Prepared
+from elastrec.platform.master.pods.launch import pod_name
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text.loading import job_to_json, load_job
+
+INTERVAL = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
+
+
+def prepared(folder: Path, job_id: str, rows: int = 1000, **scaling: Any) -> Prepared:
+    manifest = folder / "manifest.json"
+    manifest.write_text("{}")
+    job = load_job(
+        {
+            "apiVersion": "elastrec.io/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "clicks", "team": "ads"},
+            "spec": {
+                "model": {"architecture": "dlrm", "embedding_dimension": 8},
+                "data": {"path": "clicks", "sparse": [{"name": "user"}], "dense": [{"name": "age"}]},
+                "scaling": scaling,
+            },
+        }
+    )
+    return Prepared(
+        job_id=job_id, job_json=job_to_json(job), interval=INTERVAL, training_manifest=str(manifest),
+        evaluation_manifest=str(manifest), training_rows=rows, evaluation_rows=10,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Any:
+    size = PodSize(cores=16.0, memory_bytes=2**36)
+    launcher = SimpleNamespace(nodes=lambda: [Node(name="node", size=size, free=size)])
+    return SimpleNamespace(launcher=launcher, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", ui_url="")
+
+
+def finish(
+    platform: Any, job: Prepared, started_with: Allocation, scaled_to: int, used_bytes: tuple[int, ...] = ()
+) -> None:
+    history = History(platform.tracking_uri, "elastrec")
+    run_id = history.start_run(job, started_with)
+    history.log_series(run_id, [Point(names.SCALING_WORKERS, float(scaled_to), 1000, 1_800_000_000.0)])
+    pods = [
+        PodStatus(
+            name=pod_name(job.job_id, Role.PARAMETER_SERVER, server), uid=f"{server}", job=job.job_id,
+            role=Role.PARAMETER_SERVER, phase=PodPhase.RUNNING, size=PodSize(cores=1.0, memory_bytes=2**34),
+            memory_bytes=used,
+        )
+        for server, used in enumerate(used_bytes)
+    ]  # fmt: skip
+    history.log_series(run_id, CostMeter().usage_points(pods, 1000, 1_800_000_000.0))
+    history.finish_run(run_id, Phase.SUCCEEDED, "")
+
+
+def test_without_being_asked_a_job_starts_with_what_its_file_says(platform: Any, tmp_path: Path) -> None:
+    found = warm_start(platform, prepared(tmp_path, "clicks-1"))
+    assert (found.workers, found.parameter_servers) == (1, 1)
+    assert "job_file" in found.source
+
+
+def test_with_no_similar_job_it_starts_with_what_its_file_says_and_says_so(platform: Any, tmp_path: Path) -> None:
+    found = warm_start(platform, prepared(tmp_path, "clicks-1", start="history"))
+    assert found.workers == 1 and "cold start" in found.source
+
+
+def test_the_sizes_that_similar_jobs_ended_with_are_taken_within_the_jobs_bounds(platform: Any, tmp_path: Path) -> None:
+    first = prepared(tmp_path, "clicks-1", start="history")
+    finish(platform, first, warm_start(platform, first), scaled_to=4)
+    found = warm_start(platform, prepared(tmp_path, "clicks-2", rows=1100, start="history"))
+    assert found.workers == 4
+    assert "clicks-1" in found.source and "share 100%" in found.source
+    bounded = warm_start(platform, prepared(tmp_path, "clicks-3", start="history", maximum_workers=3))
+    assert bounded.workers == 3
+    assert msgspec.structs.replace(bounded, workers=4, source="") == msgspec.structs.replace(found, source="")
+
+
+def test_servers_start_with_what_those_of_similar_jobs_used_and_some_more(platform: Any, tmp_path: Path) -> None:
+    first = prepared(tmp_path, "clicks-1", start="history")
+    asked = warm_start(platform, first)
+    started = msgspec.structs.replace(asked, parameter_servers=2, parameter_server_memory_bytes=16 * 2**30)
+    finish(platform, first, started, scaled_to=1, used_bytes=(2 * 2**30, 3 * 2**30))
+    found = warm_start(platform, prepared(tmp_path, "clicks-2", start="history"))
+    # A fifth stays free, in steps of 128 MiB.
+    assert found.parameter_server_memory_bytes == 30 * 128 * 2**20
+    assert found.parameter_servers == 2

@@ -1,0 +1,71 @@
+"""Speed by configuration: what counts, what is left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.measuring.profile_book import SETTLING_SECONDS, ProfileBook, configuration_of, is_settled
+from elastrec.platform.transport.messages.job import WindowMetrics
+from tests.platform.master.world import World, plan, running
+from tests.shapes import change, shape
+
+pytestmark = pytest.mark.usefixtures("fleet")
+
+STEPS = WindowMetrics(samples=200, steps=4, pull_seconds=0.2, push_seconds=0.1)
+# In whole steps of memory: the size that a pod is granted is the one that was asked for, in every fleet.
+BYTES = 1024
+TWO = shape(2, 2, 1.0, 1.0, BYTES, BYTES)
+LATER = SETTLING_SECONDS + 1.0
+
+
+def ask(world: World, **wanted: int) -> None:
+    world.tell(events.ShapeAsked(time=world.time, change=change(**wanted)))
+
+
+def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
+    world, book = running(plan(shape=TWO)), ProfileBook()
+    for time in (0.0, LATER, LATER + 1, LATER + 2.5):
+        book.add("j-worker-0", STEPS, world.state, time)
+    (measured,) = book.measured()
+    assert measured.configuration == TWO
+    assert (measured.steps, measured.samples, measured.worker_seconds, measured.pull_seconds) == (8, 400, 2.5, 0.4)
+
+
+def test_what_is_made_right_after_a_change_counts_for_nothing():
+    world, book = running(plan(shape=TWO)), ProfileBook()
+    for time in (0.0, 0.1, SETTLING_SECONDS - 0.1):
+        book.add("j-worker-0", STEPS, world.state, time)
+    assert book.measured() == []
+
+
+def test_while_pods_come_nothing_is_settled_and_the_configuration_is_the_wanted_one():
+    world, book = running(plan(shape=TWO)), ProfileBook()
+    book.add("j-worker-0", STEPS, world.state, 0.0)
+    ask(world, workers=3)
+    assert not is_settled(world.state)
+    assert configuration_of(world.state) == shape(3, 2, 1.0, 1.0, BYTES, BYTES)
+    book.add("j-worker-0", STEPS, world.state, LATER)
+    assert book.measured() == []
+
+
+def test_a_worker_that_leaves_belongs_to_no_configuration_any_more():
+    world = running(plan(shape=TWO))
+    ask(world, workers=1)
+    assert configuration_of(world.state) == shape(1, 2, 1.0, 1.0, BYTES, BYTES)
+    assert not is_settled(world.state)
+
+
+def test_servers_that_are_asked_for_unsettle_a_job_until_they_are_there():
+    world = running(plan(shape=TWO))
+    assert is_settled(world.state)
+    ask(world, parameter_servers=3)
+    assert not is_settled(world.state)
+
+
+def test_time_without_a_step_belongs_to_the_next_step():
+    world, book = running(plan(shape=TWO)), ProfileBook()
+    for time in (0.0, LATER, LATER + 3):
+        book.add("j-worker-0", STEPS, world.state, time)
+    (measured,) = book.measured()
+    assert (measured.steps, measured.worker_seconds) == (4, 3.0)

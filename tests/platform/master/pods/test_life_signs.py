@@ -1,0 +1,100 @@
+"""From when on a pod that says nothing is taken for dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrec.platform.master.pods.life_signs import LifeSigns, Silence
+from elastrec.platform.master.pods.membership import Member
+from elastrec.platform.master.pods.pace import heartbeat_seconds, look_seconds, silence_seconds
+from elastrec.platform.specs.job import FaultTolerance
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PodSize
+
+TIMEOUT_SECONDS = 15.0
+START_SECONDS = 60.0
+FAULTS = FaultTolerance(
+    heartbeat_interval=0.5, heartbeat_timeout=TIMEOUT_SECONDS, start_timeout=START_SECONDS, lease=600.0
+)
+
+
+def up() -> set[str]:
+    return {"w"}
+
+
+def nobody_is_up() -> set[str]:
+    return set()
+
+
+def worker(incarnation: str = "") -> Member:
+    size = PodSize(1.0, 1)
+    member = Member(
+        name="w", role=Role.WORKER, index=0, restart=0, cores=size.cores, memory_bytes=size.memory_bytes, asked=size,
+        created=0.0,
+    )  # fmt: skip
+    member.incarnation = incarnation
+    return member
+
+
+def test_a_worker_that_took_long_to_come_up_is_not_silent_at_the_moment_it_registers() -> None:
+    signs, member = LifeSigns(FAULTS), worker()
+    for now in (0.0, 10.0, 30.0):
+        assert signs.silent({"w": member}, up, now) == []
+    member.incarnation = "1"  # registered, but its first life sign is not noted yet
+    assert signs.silent({"w": member}, up, 31.0) == []
+
+
+def test_a_pod_that_runs_and_never_registers_is_told_after_its_time() -> None:
+    signs, members = LifeSigns(FAULTS), {"w": worker()}
+    # While it waits for room, or its image is fetched, nothing is expected of it.
+    assert signs.silent(members, nobody_is_up, 0.0) == signs.silent(members, nobody_is_up, 1000.0) == []
+    assert signs.silent(members, up, 1000.0) == signs.silent(members, up, 1000.0 + START_SECONDS) == []
+    assert signs.silent(members, up, 1060.1) == [Silence("w", "", pytest.approx(60.1))]
+    # After a stall of the master, or of the cluster's news, its time begins anew.
+    signs.forget_all()
+    assert signs.silent(members, up, 1061.0) == []
+
+
+def test_a_registered_worker_that_says_nothing_is_told_after_the_time_limit() -> None:
+    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    signs.heard("w", 0.0)
+    assert signs.silent(members, up, TIMEOUT_SECONDS) == []
+    assert signs.silent(members, up, TIMEOUT_SECONDS + 0.1) == [Silence("w", "1", TIMEOUT_SECONDS + 0.1)]
+    signs.heard("w", TIMEOUT_SECONDS + 0.2)
+    assert signs.silent(members, up, TIMEOUT_SECONDS + 0.3) == []
+
+
+def test_a_pod_is_judged_by_the_pace_it_was_told_until_it_is_told_another() -> None:
+    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    assert signs.pace("w", 1500) == 10.0
+    signs.heard("w", 0.0)
+    assert signs.silent(members, up, 30.0) == []
+    assert len(signs.silent(members, up, 30.1)) == 1
+    assert signs.pace("w", 10) == 0.5
+    assert len(signs.silent(members, up, 16.0)) == 1
+
+
+def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
+    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    signs.heard("w", 0.0)
+    signs.forget_all()
+    assert signs.silent(members, up, 100.0) == []
+    assert len(signs.silent(members, up, 100.0 + TIMEOUT_SECONDS + 0.1)) == 1
+
+
+def test_who_is_no_member_any_more_is_forgotten() -> None:
+    signs = LifeSigns(FAULTS)
+    signs.heard("w", 0.0)
+    assert signs.silent({}, up, 1.0) == []
+    assert signs.silent({"w": worker("2")}, up, 100.0) == [], "a namesake's time begins when it is first seen"
+
+
+def test_the_more_pods_there_are_the_more_seldom_is_looked_for_silent_ones_but_never_too_seldom() -> None:
+    looks = {}
+    for pods in (3, 1000):
+        signs = LifeSigns(FAULTS)
+        looks[pods] = sum(signs.is_look_due(pods, tick / 10) for tick in range(100))
+    assert looks == {3: 100, 1000: 20}
+    # A silence is noticed within a small part of itself, however large the job is.
+    for pods in (1, 1000, 20_000):
+        assert look_seconds(pods) < silence_seconds(FAULTS, heartbeat_seconds(FAULTS, pods)) / 10

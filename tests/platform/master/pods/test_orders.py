@@ -1,0 +1,278 @@
+"""Orders of single pods: beside the directive, with a version, acknowledged by the process that has them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import AnswerLease, Decided, RecordAttempt
+from elastrec.platform.master.machine.leasing import answer_unchanged
+from elastrec.platform.master.measuring.profile_book import is_settled
+from elastrec.platform.master.pods.orders import refusal
+from elastrec.platform.master.reporting.status import training_metrics
+from elastrec.platform.master.service.answers import Answers
+from elastrec.platform.specs.job import Training
+from elastrec.platform.specs.metrics import Phase, PodMetrics
+from elastrec.platform.transport.messages.job import Answer, Done, Heartbeat, LeaseState, PodOrders
+from elastrec.platform.transport.messages.observer import OrderWorker
+from elastrec.trainers.worker.session import Session
+from tests.platform.master.service.test_service import stage  # noqa: F401
+from tests.platform.master.stage import Stage
+from tests.platform.master.test_superseded import OTHER, POD, two  # noqa: F401
+from tests.platform.master.world import World, plan, running
+
+
+def order(world: World, pod: str = "j-worker-0", **wanted: object) -> PodOrders | None:
+    world.tell(events.PodOrdered(time=world.time, pod=pod, **wanted))  # type: ignore[arg-type]
+    return world.state.orders_of(pod, world.up[pod]["incarnation"])
+
+
+def test_the_version_of_orders_rises_with_what_they_say():
+    world = running()
+    assert world.state.orders_of("j-worker-0", world.up["j-worker-0"]["incarnation"]) is None
+    assert order(world, batch_size=256) == PodOrders(version=1, batch_size=256)
+    assert order(world, batch_size=256) == PodOrders(version=1, batch_size=256)
+    assert order(world, is_idle=True) == PodOrders(version=2, is_idle=True)
+    # As before all of them, and still a change that the pod has to hear of.
+    assert order(world) == PodOrders(version=3)
+
+
+def test_orders_of_one_pod_are_nothing_to_the_others_and_change_no_directive():
+    world = running()
+    version, answers = world.state.phases.version, Answers()
+    incarnations = {pod: world.up[pod]["incarnation"] for pod in ("j-worker-0", "j-worker-1")}
+
+    def answer(pod: str) -> Answer:
+        encoded = answers.of(pod, incarnations[pod], world.state, 2.0)
+        return msgspec.msgpack.decode(encoded.message, type=Answer)
+
+    before = answer("j-worker-0")
+    assert answer("j-worker-1") == before and before.orders is None
+    for scale in (0.5, 0.25):
+        given = order(world, learning_rate_scale=scale)
+        assert world.state.phases.version == version
+        assert answer("j-worker-0") == msgspec.structs.replace(before, orders=given)
+        assert answer("j-worker-1") == before
+    assert world.state.orders_of("j-worker-1", incarnations["j-worker-1"]) is None
+
+
+def test_only_workers_have_orders_of_their_own():
+    world = running()
+    assert order(world, pod="j-ps-0", batch_size=1) is None
+    world.tell(events.PodOrdered(time=world.time, pod="nobody", batch_size=1))
+
+
+def test_a_new_process_of_the_pod_has_to_hear_its_orders_again():
+    world = running()
+    order(world, batch_size=256)
+    pod = world.up["j-worker-0"]
+    report = events.PodReported(
+        time=world.time, pod="j-worker-0", incarnation=pod["incarnation"], generation=0, reached_version=0,
+        orders_version=1,
+    )  # fmt: skip
+    assert world.state.is_news(report)
+    world.tell(report)
+    member = world.state.membership.members["j-worker-0"]
+    assert member.orders_version == 1 and not world.state.is_news(report)
+    pod |= {"incarnation": "another", "shards": []}
+    world.register("j-worker-0")
+    assert member.orders_version == 0
+    assert world.state.orders_of("j-worker-0", "another") == PodOrders(version=1, batch_size=256)
+    assert world.state.orders_of("j-worker-0", report.incarnation) is None
+
+
+def test_an_answer_without_orders_is_no_longer_for_it():
+    assert b"orders" not in msgspec.msgpack.encode(Answer(directive=None))
+    answer = msgspec.msgpack.encode(Answer(directive=None, orders=PodOrders(version=2, is_idle=True)))
+    assert msgspec.msgpack.decode(answer, type=Answer).orders == PodOrders(version=2, is_idle=True)
+
+
+def test_a_real_session_gets_its_orders_and_the_master_hears_that_it_has_them(
+    two: tuple[Stage, Session, Session],  # noqa: F811
+) -> None:
+    s, worker, _ = two
+    worker.register()
+    s.wait_for(Phase.TRAINING)
+    assert worker.orders is None
+    s.service.submit(lambda now: events.PodOrdered(time=now, pod=POD, batch_size=128, learning_rate_scale=0.5))
+    s.wait(lambda: worker.orders == PodOrders(version=1, batch_size=128, learning_rate_scale=0.5))
+    member = s.service.state.membership.members[POD]
+    s.wait(lambda: member.orders_version == 1)
+    assert s.service.state.membership.members[OTHER].orders is None
+
+
+def test_orders_survive_a_restart_of_the_master_and_of_the_worker(
+    two: tuple[Stage, Session, Session],  # noqa: F811
+) -> None:
+    s, worker, later = two
+    worker.register()
+    s.wait_for(Phase.TRAINING)
+    s.service.submit(lambda now: events.PodOrdered(time=now, pod=POD, is_idle=True))
+    s.wait(lambda: worker.orders is not None)
+    s.stop()
+    s.start()
+    member = s.service.state.membership.members[POD]
+    assert member.orders == PodOrders(version=1, is_idle=True)
+    answer = s.call(
+        Heartbeat(pod=POD, incarnation=worker.identity.incarnation, generation=0, reached_version=0), Answer
+    )
+    assert answer.orders == member.orders
+    later.register()
+    assert later.orders == PodOrders(version=1, is_idle=True)
+
+
+def test_a_worker_can_be_given_orders_from_outside(
+    two: tuple[Stage, Session, Session],  # noqa: F811
+) -> None:
+    s, worker, _ = two
+    worker.register()
+    s.wait_for(Phase.TRAINING)
+    assert s.call(OrderWorker(pod=POD, batch_size=16, learning_rate_scale=0.25), Done) == Done()
+    s.wait(lambda: worker.orders == PodOrders(version=1, batch_size=16, learning_rate_scale=0.25))
+
+
+def lively() -> World:
+    """Two workers that hold shards of a job with much left to train."""
+    return running(plan(training_rows=20_000, save_interval_seconds=0.0))
+
+
+def attempts(world: World, outcome: str) -> list[tuple[str, int, int]]:
+    """Pod, and from which row to which."""
+    ended = [effect.ended for effect in world.effects if isinstance(effect, RecordAttempt)]
+    return [(one.pod, one.begin, one.end) for one in ended if one.outcome == outcome]
+
+
+def test_an_idle_worker_gets_no_shard_and_what_it_had_goes_on_with_others_where_it_stood():
+    world = lively()
+    held = {number: lease.offset for number, lease in world.state.training.doing.items() if lease.pod == "j-worker-0"}
+    assert held and any(held.values())
+    order(world, is_idle=True)
+    # Until it has let go, its shards are its own, and what it has pushed may still count.
+    assert "j-worker-0" in world.state.training.held
+    world.act("j-worker-0")
+    assert "j-worker-0" not in world.state.training.held
+    assert {number: world.state.training.returned[number].offset for number in held} == held
+    assert {pod for pod, _, _ in attempts(world, "given back")} == {"j-worker-0"}
+    assert not world.state.training.failures and not world.state.membership.losses
+    for _ in range(500):
+        world.act("j-worker-0")
+        world.act("j-worker-1")
+    assert "j-worker-0" not in world.state.training.held and not world.state.membership.members["j-worker-0"].starved
+    # Nor does a request that was under way when the order came.
+    asked = events.ShardsAsked(
+        time=world.time, pod="j-worker-0", incarnation=world.up["j-worker-0"]["incarnation"], generation=0,
+        request_id="late", count=1, kind="train",
+    )  # fmt: skip
+    assert answer_unchanged(world.state, asked) == AnswerLease(state=LeaseState.WAIT)
+    world.tell(asked)
+    assert world.effects[-1] == AnswerLease(state=LeaseState.WAIT) and "j-worker-0" not in world.state.training.held
+    order(world)
+    world.act("j-worker-0")
+    assert "j-worker-0" in world.state.training.held
+
+
+def test_a_late_word_of_letting_go_takes_no_shard_that_was_leased_since():
+    world = lively()
+    order(world, is_idle=True)
+    world.act("j-worker-0")
+    (word,) = [e for e in world.events if isinstance(e, events.PodReported) and e.let_go_version == 1]
+    order(world)
+    world.act("j-worker-0")
+    held = world.state.training.held["j-worker-0"]
+    assert not world.state.is_news(word)
+    world.tell(word)
+    # Nor one of orders that this master never gave.
+    strange = msgspec.structs.replace(word, let_go_version=9)
+    assert not world.state.is_news(strange)
+    world.tell(strange)
+    assert world.state.training.held["j-worker-0"] == held
+
+
+def test_a_worker_that_was_ordered_back_before_it_was_heard_still_gives_its_shards_back():
+    world = lively()
+    order(world, is_idle=True)
+    order(world)
+    word = events.PodReported(
+        time=world.time, pod="j-worker-0", incarnation=world.up["j-worker-0"]["incarnation"], generation=0,
+        reached_version=0, orders_version=1, let_go_version=1,
+    )  # fmt: skip
+    assert world.state.is_news(word)
+    world.tell(word)
+    assert "j-worker-0" not in world.state.training.held
+
+
+def test_the_last_worker_that_trains_cannot_be_idle_and_idle_ones_train_once_it_is_gone():
+    world = lively()
+    training = Training()
+    assert not refusal(world.state, training, OrderWorker(pod="j-worker-0", is_idle=True))
+    order(world, is_idle=True)
+    reason = refusal(world.state, training, OrderWorker(pod="j-worker-1", is_idle=True))
+    assert reason.startswith("is_idle: True is not allowed for j-worker-1; allowed: False") and "more workers" in reason
+    world.kill("j-worker-1")
+    member = world.state.membership.members["j-worker-0"]
+    assert member.orders == PodOrders(version=2)
+    decided = [e.inputs for e in world.effects if isinstance(e, Decided) and e.decision == "pod_ordered"]
+    assert decided[-1]["pod"] == "j-worker-0" and decided[-1]["reason"] == "no other worker is left to train"
+
+
+def test_two_orders_that_met_leave_one_worker_at_work():
+    """Each was allowed when it was asked for."""
+    world = lively()
+    order(world, is_idle=True)
+    order(world, pod="j-worker-1", is_idle=True)
+    assert not any(worker.is_idle for worker in world.state.membership.workers())
+
+
+def test_a_job_with_an_idle_worker_is_evaluated_by_the_others_and_ends():
+    world = running(plan(save_interval_seconds=0.0))
+    order(world, is_idle=True)
+    for _ in range(200):
+        world.time += 1.0
+        for name in list(world.up):
+            world.act(name)
+        world.commit(succeed=True)
+    assert world.state.phase is Phase.SUCCEEDED
+    trained = {pod for pod, begin, end in attempts(world, "done") if end > begin}
+    assert "j-worker-1" in trained and world.state.evaluation.is_done
+
+
+def test_status_tells_a_worker_that_is_idle_and_why():
+    world = lively()
+    order(world, is_idle=True)
+
+    def pod() -> PodMetrics:
+        told = training_metrics(world.state, "j", world.time, None, {}, {})
+        return next(pod for pod in told.pods if pod.name == "j-worker-0")
+
+    assert pod().state == "Running" and pod().reason == "was ordered to be idle"
+    world.act("j-worker-0")
+    assert pod().state == "Idle"
+    order(world)
+    assert pod().state == "Running" and not pod().reason
+
+
+def test_a_job_with_an_idle_worker_teaches_the_throughput_model_nothing():
+    world = lively()
+    world.act("j-worker-0")
+    assert is_settled(world.state)
+    order(world, is_idle=True)
+    assert not is_settled(world.state)
+
+
+@pytest.mark.parametrize(
+    ("order", "field", "allowed"),
+    [
+        (OrderWorker(pod="j-ps-0"), "pod: 'j-ps-0'", "j-worker-0"),
+        (OrderWorker(pod="j-worker-0", batch_size=0), "batch_size: 0", "1 to the rows of a shard"),
+        (OrderWorker(pod="j-worker-0", batch_size=10**9), "batch_size: 1000000000", "1 to the rows of a shard"),
+        (OrderWorker(pod="j-worker-0", learning_rate_scale=0.0), "learning_rate_scale: 0.0", "above 0"),
+        (OrderWorker(pod="j-worker-0", learning_rate_scale=float("nan")), "learning_rate_scale: nan", "above 0"),
+    ],
+)
+def test_an_order_that_nobody_could_obey_is_refused_with_its_field(
+    order: OrderWorker, field: str, allowed: str
+) -> None:
+    reason = refusal(running().state, Training(), order)
+    assert reason.startswith(f"{field} is not allowed; allowed: ") and allowed in reason
+    assert not refusal(running().state, Training(), OrderWorker(pod="j-worker-0", batch_size=1))

@@ -1,0 +1,40 @@
+"""The pace of life signs: bounded for the master, and never mistaken for silence."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrec.platform.master.pods.pace import MOST_BEATS_PER_SECOND, heartbeat_seconds, silence_seconds
+from elastrec.platform.specs.job import FaultTolerance
+
+seconds = st.floats(0.01, 1000)
+
+
+@st.composite
+def tolerances(draw: st.DrawFn) -> FaultTolerance:
+    interval = draw(seconds)
+    return FaultTolerance(
+        heartbeat_interval=interval, heartbeat_timeout=2 * interval + draw(seconds), lease=draw(seconds)
+    )
+
+
+def test_a_small_job_beats_as_its_job_file_says_and_a_large_one_less_often():
+    faults = FaultTolerance(heartbeat_interval=0.5, heartbeat_timeout=15, lease=120)
+    assert heartbeat_seconds(faults, 2) == heartbeat_seconds(faults, 75) == 0.5
+    assert heartbeat_seconds(faults, 750) == 5.0
+    assert silence_seconds(faults, 0.5) == silence_seconds(faults, 5.0) == 15
+
+
+def test_a_lease_sees_several_beats_however_large_the_job_is():
+    faults = FaultTolerance(heartbeat_interval=0.5, heartbeat_timeout=15, lease=120)
+    assert heartbeat_seconds(faults, 1_000_000) == 30
+    assert silence_seconds(faults, 30) == 90
+
+
+@given(tolerances(), st.integers(0, 10**6))
+def test_nobody_is_silent_who_beats_as_told(faults: FaultTolerance, pods: int):
+    told = heartbeat_seconds(faults, pods)
+    assert told >= faults.heartbeat_interval
+    assert silence_seconds(faults, told) > 2 * told
+    assert pods / told <= MOST_BEATS_PER_SECOND * (1 + 1e-9) or told >= faults.lease / 4

@@ -1,0 +1,207 @@
+"""Requests for another shape of a running job: each has an id, can be taken back, and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.pods import shape
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
+from elastrec.platform.transport.messages.observer import (
+    ChangeShape,
+    GetStatus,
+    ShapeAnswer,
+    ShapeOutcome,
+    ShapeRequest,
+    Status,
+    TakeBackShape,
+)
+from tests.platform.master.service.test_service import stage  # noqa: F401
+from tests.platform.master.stage import Stage
+from tests.platform.master.world import World, plan, running
+from tests.shapes import change
+
+pytestmark = pytest.mark.usefixtures("fleet")
+
+
+def ask(world: World, **shape_asked: float) -> None:
+    world.tell(events.ShapeAsked(time=world.time, change=change(**shape_asked)))
+
+
+def last(world: World) -> ShapeRequest:
+    assert world.state.requested_shape is not None
+    return world.state.requested_shape.told()
+
+
+def go_on(world: World, rounds: int) -> None:
+    """Everybody behaves for a while."""
+    for _ in range(rounds):
+        world.start_pod()
+        for name in list(world.up):
+            if name in world.up:
+                world.act(name)
+        world.commit()
+
+
+def long_job(**changes: object) -> World:
+    return running(plan(training_rows=20_000, save_interval_seconds=0.0, **changes))
+
+
+def test_a_request_is_open_until_every_pod_that_is_wanted_works():
+    world = long_job()
+    ask(world, workers=3)
+    assert last(world) == ShapeRequest(request_id="shape-2", wanted="workers 3", outcome=ShapeOutcome.OPEN)
+    go_on(world, 1)
+    assert last(world).outcome is ShapeOutcome.DONE
+    ask(world, workers=1)
+    assert last(world).request_id == "shape-3" and last(world).outcome is ShapeOutcome.OPEN
+    go_on(world, 8)
+    assert last(world).outcome is ShapeOutcome.DONE and len(world.state.membership.workers()) == 1
+
+
+def test_a_request_for_what_is_there_is_done_at_once():
+    world = long_job()
+    ask(world, workers=2, parameter_servers=2)
+    assert last(world).outcome is ShapeOutcome.DONE and not world.state.saves.is_asked
+
+
+def test_a_size_that_is_granted_in_whole_cores_is_what_was_asked_for(fleet: str):
+    world = long_job()
+    ask(world, worker_cores=1.5)
+    go_on(world, 1)
+    assert last(world).outcome is ShapeOutcome.DONE
+    granted = 2.0 if fleet == "yarn" else 1.5
+    assert {(worker.cores, worker.asked.cores) for worker in world.state.membership.workers()} == {(granted, 1.5)}
+    # Nothing is asked for again, and a new pod is asked for as the others were.
+    assert all(pod.asked_size.cores == 1.5 for pod in world.plane.pods.values() if pod.role is Role.WORKER)
+    ask(world, workers=3)
+    go_on(world, 1)
+    assert {worker.asked.cores for worker in world.state.membership.workers()} == {1.5}
+    assert last(world).outcome is ShapeOutcome.DONE
+
+
+def test_other_servers_that_are_not_wanted_any_more_never_come():
+    world = long_job()
+    ask(world, parameter_servers=3)
+    ask(world, parameter_servers=2)
+    go_on(world, 10)
+    assert len(world.state.membership.servers()) == 2 and world.state.recovery.rollbacks == 0
+    assert last(world).outcome is ShapeOutcome.DONE
+
+
+def test_a_later_request_supersedes_an_open_one():
+    world = long_job()
+    ask(world, parameter_servers=3)
+    ask(world, workers=3)
+    ends = [e.inputs for e in world.effects if getattr(e, "decision", "") == "shape_ended"]
+    assert ends == [{"request": "shape-2", "outcome": "superseded", "reason": f"by {last(world).request_id}"}]
+    # What it does not name is still wanted.
+    assert world.state.wanted_shape[Role.PARAMETER_SERVER].count == 3
+
+
+def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
+    world = long_job()
+    ask(world, workers=4, parameter_servers=3)
+    world.tell(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
+    assert last(world).outcome is ShapeOutcome.TAKEN_BACK
+    go_on(world, 10)
+    assert len(world.state.membership.servers()) == 2 and len(world.state.membership.workers()) == 2
+    assert world.state.recovery.rollbacks == 0 and world.state.phase is Phase.TRAINING
+
+
+def test_only_the_open_request_can_be_taken_back():
+    world = long_job()
+    ask(world, workers=3)
+    go_on(world, 1)
+    world.tell(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
+    assert last(world).outcome is ShapeOutcome.DONE and len(world.state.membership.workers()) == 3
+    ask(world, workers=4)
+    world.tell(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
+    assert last(world).outcome is ShapeOutcome.OPEN
+
+
+def test_workers_that_find_no_room_are_given_up_in_time_and_those_that_work_stay():
+    world = long_job(lease_seconds=1e6)
+    ask(world, workers=4)
+    working = {name for name, pod in world.up.items() if pod["role"] is Role.WORKER}
+    assert world.state.next_deadline() == world.time + shape.TIMEOUT_SECONDS
+    world.time += shape.TIMEOUT_SECONDS
+    world.tick()
+    assert last(world).outcome is ShapeOutcome.TIMED_OUT and "3600 s" in last(world).reason
+    assert {worker.name for worker in world.state.membership.workers()} == working
+
+
+def test_a_worker_that_the_cluster_refuses_ends_the_request_and_not_the_job():
+    world = long_job()
+    ask(world, workers=4)
+    refused = next(worker.name for worker in world.state.membership.workers() if not worker.is_registered)
+    world.tell(events.PodRefused(time=world.time, pod=refused, reason="no node is that large"))
+    assert last(world).outcome is ShapeOutcome.REFUSED and last(world).reason == f"{refused}: no node is that large"
+    assert len(world.state.membership.workers()) == 2
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_a_refused_replacement_of_a_worker_that_the_job_had_fails_it():
+    world = long_job()
+    ask(world, workers=4)
+    (lost,) = [worker for worker in world.state.membership.workers() if worker.index == 0]
+    world.kill(lost.name)
+    (again,) = [worker for worker in world.state.membership.workers() if worker.index == 0]
+    world.tell(events.PodRefused(time=world.time, pod=again.name, reason="no node is that large"))
+    assert world.state.phase is Phase.FAILED
+
+
+def test_other_servers_wait_for_a_record_that_succeeds_not_for_the_next_interval():
+    world = long_job()
+    ask(world, parameter_servers=3)
+    while world.state.saves.failed == 0:
+        for name in list(world.up):
+            world.act(name)
+        world.commit(succeed=False)
+    assert world.state.saves.next_save == world.time + 10.0
+    world.time += 10.0
+    world.tick()
+    go_on(world, 12)
+    assert len(world.state.membership.servers()) == 3 and last(world).outcome is ShapeOutcome.DONE
+
+
+def test_the_end_of_the_job_ends_a_request():
+    world = long_job()
+    ask(world, workers=4)
+    world.tell(events.StopAsked(time=world.time, reason="enough"))
+    assert last(world).outcome is ShapeOutcome.SUPERSEDED and last(world).reason == "the job is Stopped"
+
+
+def test_the_asker_sees_what_became_of_a_request_and_so_does_the_story(stage: Callable[..., Stage]):  # noqa: F811
+    s = stage(rows=20_000)
+    s.wait_for(Phase.TRAINING)
+    assert s.call(GetStatus(), Status).shape_request is None
+    refused = s.call(ChangeShape(change=change(workers=0)), ShapeAnswer)
+    assert not refused.accepted and "allowed: 1 to 10000" in refused.reason
+    asked = s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)
+    assert asked.request_id == "shape-2"
+
+    def request() -> ShapeRequest | None:
+        found: ShapeRequest | None = s.call(GetStatus(), Status).shape_request
+        return found
+
+    s.wait(lambda: (found := request()) is not None and found.outcome is ShapeOutcome.DONE)
+    late = s.call(TakeBackShape(request_id="shape-2"))
+    assert not late.accepted and "has ended: done" in late.reason
+    unknown = s.call(TakeBackShape(request_id="shape-7"))
+    assert not unknown.accepted and "allowed: the last one, shape-2" in unknown.reason
+    story = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
+    assert "was asked for another shape (shape-2): workers 3" in story
+    assert "the request shape-2 for another shape: done" in story
+
+
+def test_only_workers_and_servers_can_be_asked_for():
+    world = long_job()
+    evaluators = {Role.EVALUATOR: PlacesChange(count=2)}
+    assert "role 'evaluator' is not allowed" in shape.refusal(world.state, evaluators, live_only=False)
+    assert "above 0" in shape.refusal(world.state, change(worker_cores=float("nan")), live_only=False)

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrec.checkpoints import latest_record
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.measuring.time_book import (
+    CHECKPOINTING,
+    EVALUATING,
+    IDLE,
+    PARTS,
+    PENDING,
+    RECOVERING,
+    REDOING,
+    STARTING,
+    TRAINING,
+    WAITING,
+    WITHOUT_MASTER,
+    TimeBook,
+)
+from elastrec.platform.master.reporting.explanation import as_text, read_explanation, timeline_entry
+from elastrec.platform.master.service.journal import Journal
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
+from tests.platform.master.fakes import job
+from tests.platform.master.service.test_service import Stage, stage  # noqa: F401
+from tests.platform.master.world import World, disturb, plan
+
+pytestmark = pytest.mark.usefixtures("fleet")
+
+
+def in_training(world: World) -> None:
+    """Everybody behaves until both workers have shards."""
+    while len(world.state.training.held) < 2:
+        world.start_pod()
+        for name in list(world.up):
+            world.act(name)
+        world.time += 1.0
+
+
+def seconds(world: World, part: str) -> float:
+    return world.state.times.at(world.state, world.time).seconds.get(part, 0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), acts=st.integers(0, 300))
+def test_whatever_happens_every_second_belongs_to_one_part(seed: int, acts: int):
+    chance = random.Random(seed)
+    world = World(plan())
+    for _ in range(acts):
+        disturb(world, chance)
+        world.time += chance.random()
+        if chance.random() < 0.05:
+            world.tell(events.Measured(time=world.time, waiting_share=chance.random()))
+    world.run_fairly()
+    times = world.state.times
+    # The job's own clock stands still while there is no master.
+    without_master = times.seconds.get(WITHOUT_MASTER, 0.0)
+    assert times.total - without_master == pytest.approx(world.state.phases.since, rel=1e-9)
+    assert set(times.seconds) <= set(PARTS) and all(value >= -1e-9 for value in times.seconds.values())
+    assert 0.0 <= times.goodput <= 1.0
+
+
+def test_a_quiet_job_has_no_lost_work():
+    world = World(plan())
+    world.run_fairly()
+    for part in (STARTING, TRAINING, CHECKPOINTING, EVALUATING):
+        assert seconds(world, part) > 0.0, part
+    assert seconds(world, REDOING) == seconds(world, RECOVERING) == 0.0
+
+
+def test_a_rollback_makes_what_was_trained_since_the_record_lost_work():
+    world = World(plan(save_interval_seconds=0.0))
+    in_training(world)
+    before = seconds(world, TRAINING)
+    world.time += 10.0
+    world.kill("j-ps-0")
+    assert seconds(world, REDOING) == pytest.approx(before + 10.0)
+    assert seconds(world, TRAINING) == 0.0
+    world.time += 3.0
+    world.run_fairly()
+    assert seconds(world, RECOVERING) >= 3.0
+    assert world.state.times.total == pytest.approx(world.state.phases.since)
+
+
+def test_a_record_saves_what_came_before_it():
+    world = World(plan(save_interval_seconds=0.0))
+    in_training(world)
+    world.time += 10.0
+    world.tell(events.SaveAsked(time=world.time))
+    kept = seconds(world, TRAINING)
+    world.time += 2.0
+    while world.state.recovery.record is None:
+        for name in list(world.up):
+            world.act(name)
+        world.commit()
+    assert seconds(world, CHECKPOINTING) == pytest.approx(2.0)
+    world.kill("j-ps-0")
+    assert seconds(world, TRAINING) == pytest.approx(kept) and seconds(world, REDOING) == 0.0
+
+
+def test_waiting_for_rows_is_taken_out_of_training():
+    world = World(plan())
+    in_training(world)
+    world.time += 10.0
+    world.tell(events.Measured(time=world.time, waiting_share=0.25))
+    trained, waited = seconds(world, TRAINING), seconds(world, WAITING)
+    assert waited == pytest.approx((trained + waited) / 4)
+    world.tell(events.Measured(time=world.time, waiting_share=0.25))
+    assert seconds(world, WAITING) == waited
+
+
+def test_workers_without_shards_are_idle():
+    world = World(plan())
+    in_training(world)
+    idle = seconds(world, IDLE)
+    world.kill("j-worker-0")
+    world.kill("j-worker-1")
+    world.time += 7.0
+    world.tell(events.OwnerChanged(time=world.time, owner="me"))
+    assert seconds(world, IDLE) - idle == pytest.approx(7.0)
+
+
+def test_time_without_a_master_is_told_apart():
+    world = World(plan())
+    world.time += 4.0
+    world.tell(events.Restarted(time=world.time, away_seconds=30.0))
+    assert seconds(world, PENDING) == 4.0 and seconds(world, WITHOUT_MASTER) == 30.0
+
+
+def test_looking_at_the_book_does_not_change_it():
+    world = World(plan())
+    times = world.state.times
+    later = times.at(world.state, world.state.time + 5.0)
+    assert later.seconds == {PENDING: 5.0} and times == TimeBook()
+
+
+@pytest.mark.parametrize(
+    ("decision", "inputs", "what", "cause"),
+    [
+        (
+            "pod_replaced",
+            {"pod": "w", "by": "w-r1", "reason": "no life sign", "phase": "Training"},
+            "lost w",
+            "no life",
+        ),
+        ("rollback", {"reason": "ps: gone", "generation": 2, "record": "from nothing"}, "the beginning", "ps: gone"),
+        ("master_resumed", {"away_seconds": 3.0}, "the master went on", "gone for 3.0 s"),
+        ("something_new", {"size": 3}, "something new", "size 3"),
+    ],
+)
+def test_events_are_told_with_their_causes(decision: str, inputs: dict[str, object], what: str, cause: str):
+    entry = timeline_entry(1.0, 1e9, decision, inputs)
+    assert what in entry.what and cause in entry.cause
+
+
+def test_every_decision_of_a_disturbed_job_can_be_told(tmp_path: Path):
+    chance, world = random.Random(5), World(plan())
+    journal = Journal(tmp_path / "journal")
+    journal.begin(plan())
+    journal.start()
+    tell = world.tell
+
+    def noted(event: events.Event) -> list[object]:
+        effects = tell(event)
+        lines = [effect for effect in effects if type(effect).__name__ == "Decided"]
+        journal.append(event, lines, lambda: b"")  # type: ignore[arg-type]
+        return effects  # type: ignore[return-value]
+
+    world.tell = noted  # type: ignore[method-assign,assignment]
+    for _ in range(400):
+        disturb(world, chance)
+    world.run_fairly()
+    journal.wait(journal.last)
+    lines, omitted = journal.timeline(10_000)
+    assert omitted == 0 and len(lines) > 20
+    told = Explanation(
+        job="j", phase="Succeeded", wall_seconds=world.state.times.total, parts=world.state.times.seconds,
+        goodput=world.state.times.goodput, timeline=[timeline_entry(*line) for line in lines],
+    )  # fmt: skip
+    text = as_text(told)
+    assert "rolled back to" in text and "because:" in text and "training" in text
+    assert journal.timeline(3) == (lines[-3:], len(lines) - 3)
+    journal.close()
+
+
+def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Callable[..., Stage], tmp_path: Path):  # noqa: F811
+    s = stage(job(checkpoint={"interval": 0.3}), rows=20_000)
+    s.wait(lambda: s.service.state.saves.completed >= 1 and s.service.state.training.done > 60)
+    s.stop()
+    time.sleep(0.5)  # what is measured here is time itself
+    s.start()
+    s.wait(lambda: s.service.state.phase is Phase.TRAINING and s.service.state.saves.quiescing is None)
+    done = s.service.state.training.done
+    s.wait(lambda: s.service.state.training.done > done + 20)
+    s.pods["clicks-1-ps-0"].kill()
+    s.wait_for(Phase.SUCCEEDED)
+    live = s.call(GetExplanation(), Explanation)
+    assert sum(live.parts.values()) == pytest.approx(live.wall_seconds, rel=1e-6)
+    # The wall clock, against which the parts were not added up; its first line is written a moment after the beginning.
+    wall = live.timeline[-1].unix_seconds - live.timeline[0].unix_seconds
+    assert live.wall_seconds == pytest.approx(wall, rel=0.01, abs=0.4)
+    assert live.parts[WITHOUT_MASTER] >= 0.5 and live.parts[REDOING] > 0.0 and 0.0 < live.goodput < 1.0
+    timeline_text = " | ".join(entry.what for entry in live.timeline)
+    for words in (
+        "began",
+        "started clicks-1-worker-0",
+        "saved",
+        "the master went on",
+        "lost clicks-1-ps-0",
+        "succeeded",
+    ):
+        assert words in timeline_text
+    assert s.service.totals()["job/goodput"] == live.goodput
+    faults = [entry.what for entry in live.timeline if entry.is_fault]
+    assert "the master went on" in faults and any(what.startswith("lost clicks-1-ps-0") for what in faults)
+    assert not any(what.startswith(("began", "started", "saved", "succeeded")) for what in faults)
+    s.wait(lambda: read_explanation(str(tmp_path / "store"), "clicks-1") is not None)
+    left = read_explanation(str(tmp_path / "store"), "clicks-1")
+    assert left is not None and left.parts == live.parts and len(left.timeline) >= len(live.timeline)
+    record = latest_record(str(tmp_path / "store"), "clicks")
+    assert record is not None and json.loads(record.manifest.attributes["encodings"]) == {"user": "integer"}

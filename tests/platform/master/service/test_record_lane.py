@@ -1,0 +1,127 @@
+"""How a master commits records, deletes them, and reports of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from elastrec.checkpoints import PartWriter, answer, open_record, open_store
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
+from elastrec.platform.master.machine.plan import JobPlan
+from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.service import record_lane
+from elastrec.platform.master.service.record_lane import RecordLane
+from elastrec.platform.master.service.term_watch import TermWatch
+from elastrec.platform.specs.splits import Positions, StreamPositions
+from elastrec.platform.transport.messages.job import SavedPart
+from tests.platform.master.fakes import job, launch
+
+
+def first_term(request: LaunchRequest) -> TermWatch:
+    """Of a job's first master."""
+    return TermWatch(request, lambda: (1, "holder"), lambda: None)
+
+
+def commit_order(request: LaunchRequest) -> CommitRecord:
+    """A save whose parts are written."""
+    state = JobState.new(JobPlan.of(request))
+    save = state.saves.begin("save-2", step=40, is_final=False, version=2, time=1.0)
+    open_store(request.store).create()
+    groups = [answer(job().spec.data.tables, range(64))]
+    writer = PartWriter(
+        save.uri, "clicks-1-ps-0", groups=groups, dense_ranges=[(0, 4)], generation=0, cut=save.order_id
+    )
+    writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
+    part = SavedPart(order_id=save.order_id, manifest_json=writer.finish().to_json())
+    return CommitRecord(
+        order_id=save.order_id, uri=save.uri, is_final=False, step=40, generation=0, parts=[part],
+        positions=Positions({"training": StreamPositions(2, [])}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("is_own", "kind"), [(True, events.RecordCommitted), (False, events.RecordFailed)])
+def test_a_master_killed_between_manifest_and_journal_takes_its_own_record_and_no_other(
+    tmp_path: Path, is_own: bool, kind: type[events.Event]
+) -> None:
+    request = launch(str(tmp_path / "store"), job())
+    order = commit_order(request)
+    told: list[events.Event] = []
+
+    def lane(job_id: str) -> RecordLane:
+        of = LaunchRequest.of(
+            request.training_job, job_id=job_id, training_manifest=request.training_manifest, training_rows=1000,
+            evaluation_manifest=request.evaluation_manifest, evaluation_rows=100, store=request.store,
+        )  # fmt: skip
+        return RecordLane(of, lambda make: told.append(make(1.0)), list, first_term(of))
+
+    def commit(lane: RecordLane) -> None:
+        lane.submit(order)
+        lane.wait(30.0)
+
+    commit(lane("clicks-1"))
+    assert told == [events.RecordCommitted(time=1.0, order_id=order.order_id)]
+    # The event never reached the journal: the next master gives the same order.
+    commit(lane("clicks-1" if is_own else "other-1"))
+    assert type(told[1]) is kind and len(told) == 2
+    assert open_record(order.uri).manifest.job_id == "clicks-1"
+
+
+def test_final_records_of_the_jobs_name_are_pruned_when_another_one_is_complete(tmp_path: Path) -> None:
+    kept = {}
+    for keep in (None, 3):
+        store = str(tmp_path / str(keep))
+        request = launch(store, job(checkpoint={"interval": 0, "keep_final": keep}))
+        told: list[events.Event] = []
+        lane = RecordLane(request, lambda make, told=told: told.append(make(1.0)), list, first_term(request))
+        orders = []
+        for _ in range(5):
+            orders.append(msgspec.structs.replace(commit_order(request), is_final=True))
+            lane.submit(orders[-1])
+            lane.wait(30.0)
+        assert all(isinstance(event, events.RecordCommitted) for event in told) and len(told) == 5
+        kept[keep] = [open_store(order.uri).exists("manifest.json") for order in orders]
+    assert kept == {None: [True] * 5, 3: [False, False, True, True, True]}
+
+
+def test_a_commit_that_hangs_holds_up_no_other_effect_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = launch(str(tmp_path / "store"), job())
+    order = commit_order(request)
+    other = order.uri + "0"
+    open_store(other).put("parts/torn", b"")
+    gate, told = threading.Event(), []
+    monkeypatch.setattr(record_lane, "commit_record", lambda *_, **__: gate.wait(60))
+    monkeypatch.setattr(record_lane, "CLOSE_SECONDS", 0.1)
+    lane = RecordLane(request, lambda make: told.append(make(1.0)), list, first_term(request))
+    try:
+        lane.submit(order)
+        lane.submit(DiscardRecord(uri=other))
+        lane.threads[-1].join(30.0)
+        assert not open_store(other).keys() and lane.threads[0].is_alive()
+        lane.close()
+        assert lane.threads[0].is_alive() and not told
+    finally:
+        gate.set()
+        lane.wait(30.0)
+    assert not told
+
+
+def test_a_complete_record_is_deleted_only_where_that_is_said(tmp_path: Path) -> None:
+    request = launch(str(tmp_path / "store"), job())
+    order = commit_order(request)
+    lane = RecordLane(request, lambda make: make(1.0), list, first_term(request))
+    for effect, is_there in (
+        (order, True),
+        (DiscardRecord(uri=order.uri), True),
+        (DiscardRecord(uri=order.uri, may_be_complete=True), False),
+    ):
+        lane.submit(effect)
+        lane.wait(30.0)
+        assert bool(open_store(order.uri).keys()) is is_there

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastrec.platform.clusters.pods import PodSpec
+from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
+from elastrec.platform.master.service.journal import Journal
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.job import Heartbeat, LeaseShards, Register
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
+from elastrec.platform.transport.messages.observer import (
+    ChangeShape,
+    FinishJob,
+    GetStatus,
+    SaveNow,
+    ShapeAnswer,
+    Status,
+    StopJob,
+    TakeOver,
+)
+from tests.platform.master.fakes import ScriptedPod, job
+from tests.platform.master.stage import Stage
+from tests.shapes import change
+from tests.splits import progress_of
+
+pytestmark = pytest.mark.usefixtures("fleet")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(training_job: TrainingJob | None = None, *, begin: bool = True, **sizes: Any) -> Stage:
+            made = Stage(tmp_path, training_job or job(), **sizes)
+            if begin:
+                made.start()
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callable[..., Stage]):
+    s = stage()
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.rows_trained() == [1] * 1000
+    metrics = s.metrics()
+    assert metrics.shards_done == metrics.shards_total == 50
+    assert metrics.evaluation_shards_done == 5
+    assert metrics.samples_trained == metrics.samples_total == 1000
+    assert metrics.evaluated and metrics.evaluation_samples == 100 and metrics.auc is not None
+    assert metrics.checkpoint is not None
+    s.wait(s.service.is_swept)
+    assert not s.cluster.pods
+    pods = s.metrics().pods
+    assert [pod.name for pod in pods] == ["clicks-1-ps-0", "clicks-1-ps-1", "clicks-1-worker-0", "clicks-1-worker-1"]
+    assert {pod.state for pod in pods} == {"Gone"} and sum(pod.samples for pod in pods) == 1100
+    assert s.call(FinishJob()).accepted
+
+
+def test_a_killed_worker_is_replaced_and_its_shards_are_trained_by_others(stage: Callable[..., Stage]):
+    s = stage(rows=10_000)
+    s.wait(lambda: s.service.state.training.done > 20)
+    s.pods["clicks-1-worker-0"].kill()
+    s.wait_for(Phase.SUCCEEDED)
+    assert "clicks-1-worker-0-r1" in s.pods
+    counts = s.rows_trained()
+    # A row whose acknowledgement never arrived is trained again; the script remembers only acknowledged ones.
+    assert min(counts) == 1 and s.service.state.training.samples >= 10_000
+    assert s.service.state.phases.generation == 0
+
+
+def test_a_silent_worker_is_taken_for_dead(stage: Callable[..., Stage]):
+    s = stage(rows=20_000)
+    s.wait(lambda: s.service.state.training.done > 5)
+    s.pods["clicks-1-worker-1"].killed.set()
+    s.wait(lambda: "clicks-1-worker-1-r1" in s.pods)
+    s.wait_for(Phase.SUCCEEDED)
+    assert "clicks-1-worker-1" in s.cluster.deleted
+
+
+def test_a_pod_that_runs_but_never_registers_is_replaced(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):
+    play = Stage._play
+
+    def stillborn(self: Stage, spec: PodSpec) -> None:
+        if spec.name not in ("clicks-1-worker-0", "clicks-1-ps-1"):
+            play(self, spec)
+
+    monkeypatch.setattr(Stage, "_play", stillborn)
+    faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "lease": 20, "start_timeout": 0.5}
+    s = stage(job(faults=faults))
+    s.wait_for(Phase.SUCCEEDED)
+    assert {"clicks-1-worker-0-r1", "clicks-1-ps-1-r1"} <= s.pods.keys()
+    assert {"clicks-1-worker-0", "clicks-1-ps-1"} <= set(s.cluster.deleted)
+    assert s.rows_trained() == [1] * 1000
+    told = " ".join(entry.cause for entry in s.call(GetExplanation(), Explanation).timeline)
+    assert "was not ready to work after" in told and "spec.faults.start_timeout" in told
+
+
+def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]):
+    s = stage(rows=4000)
+    s.wait(lambda: s.service.state.training.done > 10)
+    assert s.call(SaveNow()).accepted
+    s.wait(lambda: s.service.state.recovery.record is not None)
+    record = s.service.state.recovery.record
+    assert record is not None
+    s.pods["clicks-1-ps-1"].kill()
+    s.wait(lambda: s.service.state.phases.generation == 1)
+    assert s.service.state.recovery.uri == record.uri
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.service.state.membership.losses == {Role.PARAMETER_SERVER: 1}
+    assert min(s.rows_trained()) == 1
+    # After the rollback, exactly what the record does not hold was trained again.
+    queue = msgspec.structs.replace(s.service.state.training)
+    queue.restore(record.positions.of(queue.stream))
+    assert sum(s.rows_trained(generation=1)) == 4000 - queue.covered_rows()
+
+
+def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
+    s = stage(job(checkpoint={"interval": 0.1, "keep": 1}), rows=6000)
+    s.wait_for(Phase.SUCCEEDED, 60)
+    assert s.service.state.saves.completed >= 2
+    assert s.rows_trained() == [1] * 6000
+    records = list((s.folder / "store/clicks/records").glob("*/manifest.json"))
+    assert 1 <= len(records) <= 2
+
+
+def test_a_users_bug_fails_the_job_at_once_with_its_traceback(stage: Callable[..., Stage]):
+    s = stage()
+    s.fail_on = lambda pod, shard: pod.fail("division by zero", retryable=False)
+    s.wait_for(Phase.FAILED)
+    status = s.call(GetStatus(), Status)
+    assert "division by zero" in status.failure and "Traceback" in status.failure
+
+
+def test_a_poison_shard_fails_the_job_and_is_named_with_its_file(stage: Callable[..., Stage], tmp_path: Path):
+    files = [
+        DataFile(uri=f"file:///data/day=1/{name}", partition="day=1", rows=rows, bytes=1, row_group_rows=[rows])
+        for name, rows in (("part-1.parquet", 10), ("part-0.parquet", 990))
+    ]
+    manifest = DataManifest(files=files, rows=1000, bytes=2, digest="0", schema_fingerprint="0", partitions=["day=1"])
+    write_manifest(manifest, f"file://{tmp_path}/train.json")
+    s = stage(job(faults={"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "shard_attempts": 3}))
+
+    def poisonous(pod: ScriptedPod, shard: Any) -> None:
+        if shard.kind == "train" and shard.split.number == 7:
+            pod.fail("bad row", retryable=True, shard=shard)
+
+    s.fail_on = poisonous
+    s.wait_for(Phase.FAILED)
+    s.wait(lambda: "/day=1/part-0.parquet rows 130 to 149" in s.call(GetStatus(), Status).failure)
+    assert "training shard 7 (rows 140 to 159 of epoch 0) failed 3 times" in s.service.state.failure
+    assert "bad row" in s.service.state.failure
+
+
+def test_a_restarted_master_loses_and_repeats_nothing(stage: Callable[..., Stage]):
+    s = stage(job(checkpoint={"interval": 0.3}), rows=4000)
+    for done in (5, 60, 120):
+        s.wait(lambda done=done: s.service.state.training.done > done)
+        s.stop()
+        s.start()
+        assert s.service.is_continued
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.rows_trained() == [1] * 4000
+    assert s.service.state.membership.losses == {}
+    ledger = [line for line in s.service.journal.ledger() if line.stream == "training"]
+    assert len({line.number for line in ledger if line.outcome == "done"}) == 200
+
+
+def test_a_stopped_job_sends_its_pods_home(stage: Callable[..., Stage]):
+    s = stage(rows=100_000)
+    s.wait_for(Phase.TRAINING)
+    assert not s.call(FinishJob()).accepted
+    assert s.call(TakeOver(owner="second")).accepted
+    assert not s.call(StopJob(reason="clear", owner="first")).accepted
+    assert s.call(StopJob(reason="enough", owner="second")).accepted
+    s.wait(s.service.is_swept)
+    assert s.service.state.phase is Phase.STOPPED and s.metrics().reason == "enough"
+    assert not s.cluster.pods
+
+
+def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
+    s = stage(rows=20_000)
+    s.wait_for(Phase.TRAINING)
+    assert s.call(ChangeShape(change=change(workers=3)), ShapeAnswer).accepted
+    s.wait(lambda: len(s.service.state.membership.workers()) == 3)
+    s.wait(lambda: "clicks-1-worker-2" in s.service.state.training.held)
+    assert s.call(ChangeShape(change=change(workers=1)), ShapeAnswer).accepted
+    s.wait(lambda: len(s.service.state.membership.workers()) == 1)
+    assert not s.call(ChangeShape(change=change(workers=0)), ShapeAnswer).accepted
+    assert s.service.state.membership.losses == {}
+
+
+def test_the_number_of_servers_changes_on_a_complete_record(stage: Callable[..., Stage]):
+    s = stage(rows=6000)
+    s.wait_for(Phase.TRAINING)
+    refused = s.call(ChangeShape(change=change(parameter_servers=3), live_only=True), ShapeAnswer)
+    assert not refused.accepted and "not yet possible live" in refused.reason
+    assert s.call(ChangeShape(change=change(parameter_servers=3)), ShapeAnswer).accepted
+    s.wait(lambda: len(s.service.state.membership.servers()) == 3)
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.rows_trained() == [1] * 6000
+
+
+def test_other_sizes_are_not_yet_possible_live(stage: Callable[..., Stage]):
+    s = stage(rows=10_000)
+    s.wait_for(Phase.TRAINING)
+    memory = change(parameter_server_memory_bytes=3 * 2**30)
+    for asked, words in (
+        (ChangeShape(change=memory, live_only=True), "3 GiB per parameter server"),
+        (ChangeShape(change=memory), "next job file"),
+        (ChangeShape(change=change(worker_cores=7.0), live_only=True), "worker_cores: 7"),
+        (ChangeShape(change=change(parameter_server_cores=7.0), live_only=True), "parameter_server_cores: 7"),
+    ):
+        refused = s.call(asked, ShapeAnswer)
+        assert not refused.accepted and "not yet possible live" in refused.reason and words in refused.reason
+    assert s.call(ChangeShape(change=change(workers=3), live_only=True), ShapeAnswer).accepted
+    s.wait_for(Phase.SUCCEEDED)
+
+
+def test_threads_end_with_the_service(stage: Callable[..., Stage]):
+    s = stage()
+    s.wait_for(Phase.SUCCEEDED)
+    s.stop()
+    assert not any(thread.name in ("timer", "journal") for thread in threading.enumerate())
+    s.start()
+
+
+def test_nothing_is_answered_or_done_before_its_event_is_on_disk(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    may_commit, commit = threading.Event(), Journal._commit
+
+    def held(journal: Journal, *batch: Any) -> None:
+        assert may_commit.wait(60)
+        commit(journal, *batch)
+
+    monkeypatch.setattr(Journal, "_commit", held)
+    s = stage(begin=False)
+    s.cluster.on_create = lambda spec: None
+
+    def is_held(*calls: Callable[[], Any]) -> None:
+        """None of the calls returns until the journal has what they caused; then all do."""
+        may_commit.clear()
+        threads = [threading.Thread(target=call, daemon=True) for call in calls]
+        try:
+            for thread in threads:
+                thread.start()
+            threads[-1].join(0.5)
+            assert [thread.is_alive() for thread in threads] == [True] * len(threads)
+        finally:
+            may_commit.set()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def created() -> None:
+        s.start()
+        assert may_commit.is_set()
+
+    is_held(created)
+    s.wait(lambda: len(s.cluster.specs) == 4)
+    servers, workers = ([f"clicks-1-{role}-{index}" for index in range(2)] for role in ("ps", "worker"))
+    service = s.service
+
+    def registration(pod: str, role: Role, incarnation: str = "1") -> Register:
+        return Register(pod=pod, role=role, incarnation=incarnation, address=f"{pod}:1")
+
+    def heartbeat(pod: str, **fields: Any) -> Heartbeat:
+        return Heartbeat(pod=pod, incarnation="1", generation=0, reached_version=0, **fields)
+
+    def request(pod: str, name: str) -> LeaseShards:
+        return LeaseShards(pod=pod, incarnation="1", generation=0, request_id=name, count=1, kind="train")
+
+    for pod in servers:
+        order = service.register(registration(pod, Role.PARAMETER_SERVER)).directive.restore
+        assert order is not None
+        service.heartbeat(heartbeat(pod, restored_order_id=order.order_id))
+    for pod in workers:
+        service.register(registration(pod, Role.WORKER))
+    assert service.state.phase is Phase.TRAINING
+    (shard,) = service.lease(request(workers[0], "first")).shards
+    progress = progress_of(shard, 10)
+    is_held(
+        lambda: service.register(registration(workers[1], Role.WORKER, "2")),
+        lambda: service.lease(request(workers[0], "second")),
+        lambda: service.heartbeat(heartbeat(workers[0], progress=[progress])),
+        lambda: service.save_now(SaveNow()),
+    )
+    assert service.state.training.samples == 10
+    is_held(lambda: service.stop_job(StopJob(reason="test")))

@@ -1,0 +1,43 @@
+"""A memory forecast beside a plan: which goes first, and what becomes of the other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.scaling.across_jobs.one_change import MEMORY, one_change, told
+from elastrec.platform.scaling.amounts import Change
+from elastrec.platform.scaling.policies.three_stage import ThreeStage
+from elastrec.platform.scaling.policy import Round, View, decide
+from elastrec.platform.scaling.types import JobProfile, MemoryWish
+from tests.platform.scaling.jobs import PLENTY, PRICES, profile
+
+MORE = MemoryWish(
+    allocation=msgspec.structs.replace(profile().allocation, parameter_server_memory_bytes=8 * 2**30),
+    reason="the limit is reached in 600 s at the earliest", seconds_to_limit=600.0,
+)  # fmt: skip
+
+
+def round_of(job: JobProfile) -> Round:
+    return decide(ThreeStage(), [job], View(PLENTY, PRICES))
+
+
+def test_without_a_wish_a_round_stays_as_it_is() -> None:
+    job = profile()
+    assert one_change(round_of(job), [job]) == (round_of(job), {})
+
+
+def test_what_prevents_a_failure_takes_the_place_of_a_plan_where_it_can_be_done() -> None:
+    job = profile(memory_wish=MORE)
+    found, verdicts = one_change(round_of(job), [job])
+    (plan,) = found.plans
+    assert plan.policy == MEMORY and plan.allocation == MORE.allocation
+    assert "memory-forecast (prevent failure)" in told(verdicts["job"])
+
+
+def test_what_is_not_yet_possible_is_put_to_the_master_beside_the_plan() -> None:
+    job = profile(memory_wish=MORE, movable=frozenset({Change.WORKERS}))
+    found, verdicts = one_change(round_of(job), [job])
+    memory, plan = found.plans
+    assert (memory.policy, memory.allocation) == (MEMORY, MORE.allocation)
+    assert plan == round_of(job).plans[0] and plan.allocation.workers > job.allocation.workers
+    assert "not memory-forecast: server size: not yet possible live" in told(verdicts["job"])

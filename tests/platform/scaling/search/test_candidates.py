@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Change
+from elastrec.platform.scaling.model.throughput import fit_job
+from elastrec.platform.scaling.search.candidates import propose
+from elastrec.platform.scaling.search.front import SearchSettings
+from elastrec.platform.scaling.search.objectives import Rules, Situation
+from elastrec.platform.scaling.types import CandidateKind, Prior, Proposal
+from tests.platform.scaling.jobs import (
+    PLENTY,
+    PRICES,
+    allocation,
+    coefficients,
+    known_model,
+    measure,
+    profile,
+    situation,
+)
+
+TRUE = coefficients()
+WORKERS = frozenset({Change.WORKERS})
+
+
+def young(*allocations: object, **changes: object) -> Situation:
+    job = profile(observations=measure(TRUE, list(allocations)), allocation=allocations[-1], **changes)  # type: ignore[arg-type]
+    return Situation(job, fit_job(job), PRICES)
+
+
+def test_to_stay_is_always_the_first_candidate() -> None:
+    first = propose(situation(), PLENTY).candidates[0]
+    assert first.kind is CandidateKind.STAY
+    assert first.allocation == allocation()
+    assert (first.gain, first.cost_per_hour) == (0, 0)
+
+
+def test_the_candidates_are_a_front_and_few() -> None:
+    proposal = propose(situation(), PLENTY, SearchSettings(most=10))
+    growing = [each for each in proposal.candidates if each.kind is CandidateKind.GROW]
+    assert 2 <= len(growing) <= 10
+    assert [each.gain for each in growing] == sorted(each.gain for each in growing)
+    assert [each.cost_per_hour for each in growing] == sorted(each.cost_per_hour for each in growing)
+
+
+def test_a_job_with_too_many_workers_is_offered_a_saving() -> None:
+    bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
+    asked = Situation(profile(allocation=allocation(40, 1), movable=WORKERS), known_model(bound), PRICES)
+    saving = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.SAVE]
+    assert saving
+    assert all(each.cost_per_hour < 0 and each.allocation.workers < 40 for each in saving)
+
+
+def test_a_job_that_has_seen_one_configuration_explores_cheaply() -> None:
+    asked = young(allocation(1, 1), movable=WORKERS)
+    exploring = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.EXPLORE]
+    assert exploring
+    assert all(1 <= each.allocation.workers <= 3 for each in exploring)
+
+
+def test_uncertain_predictions_are_not_chosen_for_their_gain() -> None:
+    asked = young(allocation(1, 1))
+    for each in propose(asked, PLENTY).candidates:
+        if each.kind is CandidateKind.GROW:
+            assert each.relative_error <= asked.rules.trusted_error
+
+
+def test_a_job_whose_model_is_known_does_not_explore() -> None:
+    assert not [each for each in propose(situation(), PLENTY).candidates if each.kind is CandidateKind.EXPLORE]
+
+
+def test_a_job_that_is_about_to_end_neither_grows_nor_explores() -> None:
+    asked = young(allocation(1, 1), remaining_samples=100.0)
+    assert [each.kind for each in propose(asked, PLENTY).candidates] == [CandidateKind.STAY]
+
+
+def test_a_proposal_survives_json_and_is_the_same_when_made_again() -> None:
+    one, other = propose(situation(), PLENTY), propose(situation(), PLENTY)
+    assert one == other
+    assert msgspec.json.decode(msgspec.json.encode(one), type=Proposal) == one
+
+
+def test_the_notes_say_how_far_the_model_is_known() -> None:
+    asked = young(allocation(1, 1))
+    assert any("rank 1 of 5" in note for note in propose(asked, PLENTY).notes)
+    assert any("identified" in note for note in propose(situation(), PLENTY).notes)
+
+
+def test_bold_plans_that_nobody_trusts_do_not_hide_those_that_can_be_trusted() -> None:
+    asked = young(allocation(1, 4), allocation(2, 4), allocation(2, 6))
+    growing = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.GROW]
+    assert growing
+    assert all(each.relative_error <= asked.rules.trusted_error for each in growing)
+
+
+def test_nothing_is_explored_that_no_plan_could_use() -> None:
+    """Whose time is spent in what cores do not change has no use for knowing more about cores."""
+    kinds = {}
+    for name, shares in (("fixed", (0.05, 0.05, 0.0, 0.0, 0.9)), ("computing", (0.9, 0.0, 0.0, 0.0, 0.1))):
+        true = coefficients(shares)
+        job = profile(
+            observations=measure(true, [allocation(1, 1)]), allocation=allocation(1, 1),
+            prior=Prior(coefficients=true, source="its twin"), movable=frozenset({Change.WORKER_SIZE}),
+        )  # fmt: skip
+        asked = Situation(job, fit_job(job), PRICES, rules=Rules(max_slowdown=0.0))
+        kinds[name] = {each.kind for each in propose(asked, PLENTY).candidates}
+    assert kinds["fixed"] == {CandidateKind.STAY}
+    assert len(kinds["computing"]) > 1
+
+
+def test_steps_down_do_not_add_up() -> None:
+    asked = young(allocation(4, 1), allocation(2, 1), allocation(1, 1))
+    fastest = max(each.allocation.workers * 512 / each.iteration_seconds for each in asked.job.observations)
+    for each in propose(asked, PLENTY).candidates:
+        if each.kind is CandidateKind.EXPLORE:
+            assert each.samples_per_second >= (1.0 - asked.rules.max_slowdown) * fastest

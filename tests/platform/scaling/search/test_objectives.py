@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.search.objectives import Rules, Situation, measured_overheads
+from elastrec.platform.scaling.types import Overheads
+from elastrec.platform.specs.errors import ScalingError
+from tests.platform.scaling.jobs import PRICES, allocation, coefficients, known_model, profile, situation, speed
+
+TRUE = coefficients()
+
+
+def test_cost_is_the_price_of_what_is_added() -> None:
+    outcomes = situation().outcomes(Columns.of([allocation(4, 1)]))
+    # Two more workers of one core and 2 GiB.
+    assert outcomes.cost_per_hour[0] == pytest.approx(2 * (0.04 + 2 * 0.005))
+
+
+def test_gain_is_speed_less_what_starting_pods_costs() -> None:
+    asked = Situation(profile(), known_model(), PRICES, Overheads(worker_start_seconds=360))
+    outcomes = asked.outcomes(Columns.of([allocation(4, 1)]))
+    difference = speed(TRUE, allocation(4, 1)) - speed(TRUE, allocation(2, 1))
+    # An hour to pay for itself, so a tenth of the gain is lost; training itself does not stop for workers.
+    assert outcomes.gain[0] == pytest.approx(0.9 * difference, rel=1e-3)
+
+
+def test_a_change_of_servers_stops_the_training_for_a_while() -> None:
+    overheads = Overheads(worker_start_seconds=0, server_start_seconds=0, migration_pause_seconds=30)
+    asked = Situation(profile(), known_model(), PRICES, overheads)
+    outcomes = asked.outcomes(Columns.of([allocation(2, 2), allocation(3, 1)]))
+    assert outcomes.overhead[0] == pytest.approx(speed(TRUE, allocation(2, 1)) * 30 / 3600, rel=1e-3)
+    assert outcomes.overhead[1] == 0
+
+
+def test_a_job_that_is_about_to_end_gains_nothing() -> None:
+    ending = situation(remaining_samples=speed(TRUE, allocation()) * 20.0)
+    assert ending.outcomes(Columns.of([allocation(8, 1)])).gain[0] <= 0
+    ended = situation(remaining_samples=0.0)
+    outcomes = ended.outcomes(Columns.of([allocation(8, 1)]))
+    assert outcomes.gain[0] <= 0
+    assert outcomes.violation[0] > 0
+
+
+def test_staying_breaks_no_capacity_but_is_no_plan() -> None:
+    outcomes = situation().outcomes(Columns.of([allocation()]))
+    assert (outcomes.gain[0], outcomes.cost_per_hour[0]) == (0, 0)
+    assert outcomes.violation[0] > 0
+
+
+def test_a_job_that_scales_linearly_gives_nothing_back() -> None:
+    linear = coefficients((1.0, 0.0, 0.0, 0.0, 0.0))
+    asked = Situation(profile(allocation=allocation(40, 1)), known_model(linear), PRICES)
+    assert asked.outcomes(Columns.of([allocation(39, 1)])).violation[0] > 0
+
+
+def test_a_job_whose_servers_are_the_bottleneck_gives_workers_back() -> None:
+    bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
+    asked = Situation(profile(allocation=allocation(40, 1)), known_model(bound), PRICES, Overheads())
+    outcomes = asked.outcomes(Columns.of([allocation(30, 1), allocation(2, 1)]))
+    assert outcomes.violation[0] <= 0 < outcomes.violation[1]
+    assert outcomes.cost_per_hour[0] < 0
+
+
+def test_small_savings_do_not_add_up_to_a_large_slowdown() -> None:
+    bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
+    before = speed(bound, allocation(40, 1))
+    job = profile(allocation=allocation(20, 1), started_with=allocation(40, 1))
+    asked = Situation(job, known_model(bound), PRICES)
+    outcomes = asked.outcomes(Columns.of([allocation(workers, 1) for workers in range(1, 20)]))
+    kept = outcomes.samples_per_second[outcomes.violation <= 0]
+    assert (kept >= 0.95 * before).all()
+
+
+shares = st.lists(st.floats(0.01, 1), min_size=5, max_size=5)
+places = st.tuples(
+    st.integers(1, 30), st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0, 4.0]), st.sampled_from([0.5, 1.0, 2.0])
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(shares, st.lists(places, min_size=3, max_size=6, unique=True))
+def test_no_path_of_allowed_plans_comes_back(
+    given_shares: list[float], stops: list[tuple[int, int, float, float]]
+) -> None:
+    total = sum(given_shares)
+    model = known_model(coefficients([share / total for share in given_shares]))
+    allocations = [allocation(w, p, cw, cp) for w, p, cw, cp in stops]
+    is_allowed = {}
+    for here in allocations:
+        asked = Situation(profile(allocation=here), model, PRICES, Overheads())
+        violation = asked.outcomes(Columns.of(allocations)).violation
+        is_allowed[here] = [there for k, there in enumerate(allocations) if violation[k] <= 0 and there != here]
+    # A graph without a cycle can be taken apart leaf by leaf.
+    left = set(allocations)
+    while left:
+        ends = {each for each in left if not left.intersection(is_allowed[each])}
+        assert ends, "a job could go round in these allocations"
+        left -= ends
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_rules_under_which_a_job_could_flap_are_refused(save: float, grow: float) -> None:
+    assume(save >= grow)
+    with pytest.raises(ScalingError, match="save < grow"):
+        Rules(save_efficiency=save, grow_efficiency=grow)
+
+
+def test_overheads_are_medians_of_what_was_measured() -> None:
+    found = measured_overheads([10, 30, 20], [], [2.0])
+    assert found == Overheads(worker_start_seconds=20, migration_pause_seconds=2.0, measured=4)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0])
+def test_a_start_that_took_no_time_that_there_is_is_refused(wrong: float) -> None:
+    with pytest.raises(ScalingError, match="worker_start_seconds"):
+        measured_overheads([10.0, wrong], [], [])
+
+
+def test_a_change_has_an_hour_or_what_is_left_of_the_job_to_pay_for_itself() -> None:
+    now = speed(TRUE, allocation())
+    assert situation().horizon_seconds == 3600
+    assert situation(remaining_samples=100 * now).horizon_seconds == pytest.approx(100, rel=1e-6)
+
+
+def test_a_change_has_at_least_until_the_next_one_is_possible_to_pay_for_itself() -> None:
+    job = msgspec.structs.replace(profile(), until_next_change_seconds=60.0)
+    assert Situation(job, known_model(), PRICES, rules=Rules(payback_seconds=0.0)).horizon_seconds == 60
+    assert Situation(job, known_model(), PRICES, rules=Rules(payback_seconds=90.0)).horizon_seconds == 90
+
+
+def test_servers_that_are_far_too_large_shrink_although_that_costs_a_pause() -> None:
+    large = allocation(server_cores=16.0)
+    job = profile(allocation=large, until_next_change_seconds=180.0)
+    pause = Overheads(migration_pause_seconds=30.0, server_start_seconds=60.0)
+    smaller = Columns.of([msgspec.structs.replace(large, parameter_server_cores=4.0)])
+
+    def violation(payback: float) -> float:
+        rules = Rules(payback_seconds=payback)
+        return float(Situation(job, known_model(), PRICES, pause, rules).outcomes(smaller).violation[0])
+
+    assert violation(3600.0) <= 0 < violation(0.0)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_a_time_to_pay_back_that_is_none_is_refused(wrong: float) -> None:
+    with pytest.raises(ScalingError, match=r"rules\.payback_seconds"):
+        Rules(payback_seconds=wrong)

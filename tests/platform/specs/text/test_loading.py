@@ -1,0 +1,209 @@
+"""Job files: what is accepted, and how everything else is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrec.platform.cli.options import parse_overrides
+from elastrec.platform.specs import dump_job, job_from_json, job_to_json, load_job
+from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.text.loading import parse_mapping
+from elastrec.platform.specs.text.quantities import format_bytes, parse_bytes, parse_cores, parse_seconds
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    body = {"model": {"architecture": "dlrm"}, "data": {"path": "clicks", "sparse": [{"name": "C1"}]}, **spec}
+    return {"apiVersion": "elastrec.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "click"}, "spec": body}
+
+
+def problems(content: Any) -> dict[str, str]:
+    with pytest.raises(SpecError) as error:
+        load_job(content)
+    return {problem.path: str(problem) for problem in error.value.problems}
+
+
+def test_a_minimal_job_gets_documented_defaults() -> None:
+    loaded = load_job(job())
+    assert loaded.spec.training.batch_size == 512
+    assert loaded.spec.training.consistency.mode == "async"
+    assert loaded.spec.resources.worker.memory == 2 * 2**30
+    assert loaded.registered_model == "click"
+
+
+def test_a_job_survives_yaml_and_json(tmp_path: Path) -> None:
+    loaded = load_job(job(resources={"worker": {"count": 3, "cores": "500m", "memory": "1.5Gi"}}))
+    assert loaded.spec.resources.worker.cores == 0.5
+    assert load_job(dump_job(loaded)) == loaded
+    assert job_from_json(job_to_json(loaded)) == loaded
+    file = tmp_path / "job.yaml"
+    file.write_text(dump_job(loaded))
+    assert load_job(file) == loaded == load_job(str(file))
+
+
+def test_all_problems_are_reported_at_once_each_with_path_value_and_what_is_allowed() -> None:
+    content = job(
+        model={"architecture": "dlmr", "embeding_dimension": 4},
+        data={"path": "x", "sparse": [{"name": "C1", "pooling": "max"}], "dense": [{"name": "I1", "scale": 0}]},
+        resources={"worker": {"memory": "2GB", "cores": -1}, "master": {"count": 2}, "virtual_buckets": 3},
+        checkpoint={"interval": "5 minutes"},
+    )
+    content["metadata"]["name"] = "A_b"
+    found = problems(content)
+    assert set(found) == {
+        "metadata.name",
+        "spec.model.architecture",
+        "spec.model.embeding_dimension",
+        "spec.data.dense.0.scale",
+        "spec.data.sparse.0.pooling",
+        "spec.resources.master",
+        "spec.resources.worker.cores",
+        "spec.resources.worker.memory",
+        "spec.resources.virtual_buckets",
+        "spec.checkpoint.interval",
+    }
+    assert "did you mean 'embedding_dimension'" in found["spec.model.embeding_dimension"]
+    assert "'2GB'" in found["spec.resources.worker.memory"] and "2Gi" in found["spec.resources.worker.memory"]
+    assert "dlrm" in found["spec.model.architecture"]
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "words"),
+    [
+        ({"training": {"consistency": {"mode": "async", "staleness": 2}}}, "spec.training.consistency", "ssp"),
+        ({"tables": {"C9": {}}}, "spec", "C9"),
+        ({"faults": {"heartbeat_interval": "10s", "heartbeat_timeout": "15s"}}, "spec", "heartbeat_timeout"),
+        ({"data": {"path": "x", "sparse": []}}, "spec.data.sparse", "at least one"),
+        ({"data": {"path": "x", "sparse": [{"name": "a"}, {"name": "a"}]}}, "spec.data", "more than once"),
+        ({"data": {"path": "x", "sparse": [{"name": "a"}], "format": "csv", "csv": {"has_header": False}}},
+         "spec.data", "column_names"),
+        ({"data": {"path": "x", "sparse": [{"name": "a", "table": "b"}, {"name": "b", "pooling": "mean"}]}},
+         "spec.data", "pooling"),
+        ({"resources": {"virtual_buckets": 64, "parameter_server": {"count": 65}}}, "spec.resources", "bucket"),
+        ({"data": {"path": "x", "sparse": [{"name": "a"}], "transform": "nonsense"}}, "spec.data.transform", "matches"),
+    ],
+)  # fmt: skip
+def test_impossible_combinations_are_refused(change: dict[str, Any], path: str, words: str) -> None:
+    found = problems(job(**change))
+    assert path in found
+    assert words in found[path]
+
+
+@pytest.mark.parametrize(("given", "cores"), [(0, 0.0), ("500m", 0.5), (2, 2.0)])
+def test_cores_at_start_may_be_none(given: object, cores: float) -> None:
+    assert load_job(job(resources={"startup_cores": given})).spec.resources.startup_cores == cores
+
+
+@pytest.mark.parametrize(("given", "words"), [(-1, "at least 0"), (float("inf"), "finite"), ("1 core", "500m")])
+def test_cores_at_start_that_no_limit_can_have_are_refused(given: object, words: str) -> None:
+    assert words in problems(job(resources={"startup_cores": given}))["spec.resources.startup_cores"]
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "just text\nmore"])
+def test_text_that_is_no_mapping_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="file"):
+        load_job(text if "\n" in text else text + "\n")
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(SpecError, match=r"nowhere\.yaml"):
+        load_job("nowhere.yaml")
+
+
+def test_overrides_reach_into_mappings_and_lists_and_leave_the_source_alone() -> None:
+    content = job()
+    before = yaml.safe_dump(content)
+    loaded = load_job(content, {"spec.training.batch_size": 64, "spec.data.sparse.0.name": "C7"})
+    assert loaded.spec.training.batch_size == 64
+    assert loaded.spec.data.sparse[0].name == "C7"
+    assert yaml.safe_dump(content) == before
+
+
+@pytest.mark.parametrize("path", ["spec.data.sparse.3.name", "metadata.name.first"])
+def test_an_override_that_leads_nowhere_is_refused(path: str) -> None:
+    with pytest.raises(SpecError, match="override"):
+        load_job(job(), {path: "x"})
+
+
+@given(st.integers(0, 2**50))
+def test_bytes_survive_their_text_form(amount: int) -> None:
+    text = format_bytes(amount)
+    assert parse_bytes(text if not text.isdigit() else int(text)) == amount
+
+
+@pytest.mark.parametrize("value", ["2GB", "1 Gi", "", "Gi", True, 1.5, None])
+def test_wrong_units_of_memory_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="512Mi"):
+        parse_bytes(value)
+
+
+def test_durations_and_cores_have_units() -> None:
+    assert parse_seconds("1.5h") == 5400
+    assert parse_seconds("250ms") == 0.25
+    assert parse_cores("250m") == 0.25
+    for wrong in ("5 minutes", "5x", True):
+        with pytest.raises(ValueError):
+            parse_seconds(wrong)
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [xxxxxxxxxx]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+def merging_bomb(levels: int) -> str:
+    lines = ["a0: &a0 {x: xxxxxxxxxx}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("text", [bomb(10), merging_bomb(10)])
+def test_aliases_that_stand_for_gigabytes_are_refused_with_their_line(text: str) -> None:
+    with pytest.raises(
+        SpecError, match=r"file: the value in line 8 of .* written out .* at most 10,000,000 characters; remove"
+    ):
+        load_job(text)
+
+
+def test_every_way_in_refuses_what_aliases_make_too_large(tmp_path: Path) -> None:
+    inline: Any = "x" * 100
+    for _ in range(10):
+        inline = [inline] * 9
+    for refused in (
+        lambda: load_job(job(model={"architecture": "dlrm", "options": {"a": inline}})),
+        lambda: load_job(job(), {"spec.model.options": {"a": inline}}),
+        lambda: parse_overrides((f"spec.model.options={{{bomb(10)[:-1].replace(chr(10), ', ')}}}",)),
+        lambda: parse_mapping(bomb(10), "scaling.yaml"),
+    ):
+        with pytest.raises(SpecError, match="at most 10,000,000 characters"):
+            refused()
+
+
+def test_a_value_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    endless: dict[str, Any] = {}
+    endless["a"] = [endless]
+    with pytest.raises(SpecError, match="a value that holds itself"):
+        load_job(job(model={"architecture": "dlrm", "options": endless}))
+    with pytest.raises(SpecError, match="the value in line 2 that holds itself"):
+        load_job("kind: x\nspec: &a {b: *a}\n")
+
+
+def test_aliases_of_a_usual_file_are_written_out() -> None:
+    features = "".join(f"      - {{<<: *base, name: C{i}}}\n" for i in range(3000))
+    text = "base: &base {is_list: true, max_length: 50}\nfeatures:\n" + features
+    content = parse_mapping(text, "file")
+    assert len(content["features"]) == 3000
+    assert content["features"][-1] == {"is_list": True, "max_length": 50, "name": "C2999"}
+
+
+def test_text_nested_too_deeply_and_keys_that_are_lists_are_refused() -> None:
+    with pytest.raises(SpecError, match="nested that deeply"):
+        parse_mapping("a: " + "[" * 10_000 + "]" * 10_000, "file")
+    with pytest.raises(SpecError, match="unhashable key"):
+        parse_mapping("? [a]\n: 1\n", "file")

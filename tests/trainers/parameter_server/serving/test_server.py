@@ -1,0 +1,239 @@
+"""One server's handlers, called as the transport calls them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.trainers.parameter_server.messages import (
+    REQUESTS,
+    Blocked,
+    GetStats,
+    InitDense,
+    Join,
+    Leave,
+    Parameter,
+    Pull,
+    Push,
+    Rows,
+    Stale,
+)
+from elastrec.trainers.parameter_server.serving import handlers
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from tests.trainers.parameter_server.calls import (
+    BATCH,
+    LAYOUT,
+    SGD,
+    applied,
+    origin,
+    pull,
+    push,
+    push_pull,
+    server_of,
+    stamp,
+)
+from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
+
+
+def test_every_request_has_a_handler() -> None:
+    assert set(server_of().array_handlers()) == set(REQUESTS)
+
+
+def test_a_repeated_push_is_applied_once_also_when_another_process_sends_it() -> None:
+    server = server_of()
+    start = pull(server, "a", [5])[1][0]
+    for _ in range(3):
+        assert push(server, "a", 0, [5], 0.25)[0] == applied(0)
+    np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.25, atol=1e-6)
+    assert push(server, "a", 0, [5], 0.25, incarnation="another")[0] == applied(0)
+    np.testing.assert_allclose(pull(server, "a", [5])[1][0], start - 0.25, atol=1e-6)
+
+
+def test_a_pull_that_travels_with_a_push_sees_it_and_repeating_both_applies_the_push_once() -> None:
+    server = server_of()
+    start = pull(server, "a", [5])[1][0]
+    for _ in range(3):
+        answer, (rows, dense) = push_pull(server, "a", 0, [5], 0.25)
+        assert answer == Rows(offsets=[BATCH])
+        np.testing.assert_allclose(rows, start - 0.25, atol=1e-6)
+        np.testing.assert_allclose(dense, [-0.25, -0.25])
+    assert server.stats(GetStats()).pushes == 1
+
+
+def test_a_pull_that_travels_with_a_push_waits_for_the_pushs_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "_PATIENCE_SECONDS", 0.01)
+    server = server_of("bsp")
+    for worker in ("a", "b"):
+        server.join(Join(stamp=stamp(worker)), [])
+    start = pull(server, "a", [5])[1][0]
+    assert push_pull(server, "a", 0, [5], 0.25) == (Blocked(), [])
+    push(server, "b", 0, [5], 0.75)
+    np.testing.assert_allclose(push_pull(server, "a", 0, [5], 0.25)[1][0], start - 0.5, atol=1e-6)
+    assert server.stats(GetStats()).pushes == 2
+
+
+def test_a_refused_push_takes_the_pull_that_travels_with_it_along() -> None:
+    server = server_of()
+    assert push_pull(server, "a", 0, [5], 1.0, generation=0) == (Stale(epoch=1, generation=1, ready=True), [])
+    assert (server.stats(GetStats()).pushes, server.stats(GetStats()).pulls) == (0, 0)
+
+
+def test_other_epochs_and_generations_are_told_what_is_current() -> None:
+    server = server_of()
+    for names in ({"epoch": 2}, {"generation": 0}):
+        answer, _ = push(server, "a", 0, [5], 1.0, **names)
+        assert answer == Stale(epoch=1, generation=1, ready=True)
+    assert server.stats(GetStats()).pushes == 0
+
+
+def test_requests_that_would_mislead_a_kernel_are_refused() -> None:
+    server = server_of()
+    ids, counts = np.array([1, 2], np.int64), np.array([2, 0], np.int32)
+    for arrays in (
+        [np.array([3, 0], np.int32), ids],
+        [np.array([3, -1], np.int32), ids],
+        [np.array([2], np.int32), ids],
+        [counts, ids.astype(np.int32)],
+        [counts.astype(np.int64), ids],
+        [counts],
+    ):
+        with pytest.raises(TransportError):
+            server.pull(Pull(stamp=stamp("a")), arrays)
+    gradients, none, dense = np.ones(2 * DIMENSION, np.float32), np.empty(0, np.int32), np.ones(2, np.float32)
+    for arrays in (
+        [counts, ids, gradients[:-1], none, dense],
+        [counts, ids, gradients, np.ones(1, np.int32), dense],
+        [counts, ids, gradients, none, np.ones(3, np.float32)],
+        [counts, ids, gradients.astype(np.float64), none, dense],
+    ):
+        with pytest.raises(TransportError):
+            server.push(Push(stamp=stamp("a"), origin=origin("a", 0), samples=1, number=1), arrays)
+    assert server.stats(GetStats()).tables[0].rows == 0
+
+
+def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_lets_all_go_on() -> None:
+    server = server_of("bsp", workers=2)
+    server.join(Join(stamp=stamp("a")), [])
+    server.join(Join(stamp=stamp("b")), [])
+    start = pull(server, "a", [1, 2, 3])[1][0].reshape(3, DIMENSION)
+    answers: list[Any] = []
+    first = threading.Thread(target=lambda: answers.append(push(server, "a", 0, [1, 2], 1.0, samples=30)))
+    first.start()
+    answers.append(push(server, "b", 0, [2, 3], 2.0, samples=10))
+    first.join(10)
+    assert answers == [(applied(0), []), (applied(0), [])]
+    rows, dense = pull(server, "b", [1, 2, 3])[1]
+    expected = start - np.array([[0.75], [0.75 + 0.5], [0.5]], np.float32)
+    np.testing.assert_allclose(rows.reshape(3, DIMENSION), expected, atol=1e-6)
+    np.testing.assert_allclose(dense, [-1.25, -1.25])
+    assert server.stats(GetStats()).rounds == 1
+
+
+def test_a_push_may_scale_the_learning_rates_of_its_step() -> None:
+    server = server_of()
+    start = pull(server, "a", [1])[1][0].copy()
+    assert push(server, "a", 0, [1], 2.0, rate_scale=0.25)[0] == applied(0)
+    rows, dense = pull(server, "a", [1])[1]
+    np.testing.assert_allclose(rows, start - 0.5, atol=1e-6)
+    np.testing.assert_allclose(dense, [-0.5, -0.5])
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(TransportError, match="rate_scale"):
+            push(server, "a", 1, [1], 2.0, rate_scale=wrong)
+
+
+def test_a_step_of_bsp_has_the_mean_of_its_pushes_scales_by_their_rows() -> None:
+    server = server_of("bsp", workers=2)
+    pull(server, "a", [1])
+    push(server, "a", 0, [1], 1.0, samples=30, rate_scale=1.0)
+    push(server, "a", 1, [1], 1.0, samples=10, rate_scale=0.2)
+    np.testing.assert_allclose(pull(server, "a", [1])[1][1], [-0.8, -0.8])
+
+
+def test_a_bsp_worker_alone_goes_on_at_once_but_its_steps_keep_the_size_of_the_job() -> None:
+    server = server_of("bsp", workers=3)
+    start, dense = (part.copy() for part in pull(server, "a", [1])[1])
+    for sequence, value in enumerate((1.0, 2.0)):
+        assert push(server, "a", sequence, [1], value, samples=BATCH) == (applied(-1), [])
+        np.testing.assert_array_equal(pull(server, "a", [1])[1][1], dense)
+    assert push(server, "a", 2, [1], 6.0, samples=BATCH) == (applied(2), [])
+    rows, dense = pull(server, "a", [1])[1]
+    np.testing.assert_allclose(rows, start - 3.0, atol=1e-6)
+    np.testing.assert_allclose(dense, [-3.0, -3.0])
+
+
+def test_a_worker_that_leaves_or_dies_holds_nobody_up() -> None:
+    server = server_of("bsp")
+    for worker in ("a", "b", "c"):
+        server.join(Join(stamp=stamp(worker)), [])
+    server.leave(Leave(stamp=stamp("c")), [])
+    waiting = threading.Thread(target=push, args=(server, "a", 0, [1], 1.0))
+    waiting.start()
+    server.adopt(routing_of(["here:1"]), 1, [WorkerProcess("a", "i")], version=2)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert server.stats(GetStats()).members == ["a"]
+
+
+def test_an_ssp_pull_waits_for_the_slowest_worker() -> None:
+    server = server_of("ssp", 1)
+    server.join(Join(stamp=stamp("b")), [])
+    for step in range(2):
+        assert isinstance(pull(server, "a", [1])[0], Rows)
+        push(server, "a", step, [1], 1.0)
+    answers: list[Any] = []
+    ahead = threading.Thread(target=lambda: answers.append(pull(server, "a", [1])[0]))
+    ahead.start()
+    ahead.join(0.2)
+    assert ahead.is_alive()
+    push(server, "b", 0, [], 0.0, samples=0)
+    ahead.join(10)
+    assert isinstance(answers[0], Rows)
+
+
+def test_the_first_workers_dense_values_win_and_another_network_is_refused() -> None:
+    server = server_of()
+    server.init_dense(InitDense(stamp=stamp("b"), layout=LAYOUT), [np.ones(2, np.float32)])
+    assert not pull(server, "a", [1])[1][1].any()
+    push(server, "a", 0, [1], 1.0)
+    other = [Parameter("w", (3,))]
+    with pytest.raises(TransportError, match="other dense parameters"):
+        server.init_dense(InitDense(stamp=stamp("b"), layout=other), [np.ones(3, np.float32)])
+
+
+def test_rows_found_by_a_pull_are_looked_up_again_after_an_eviction() -> None:
+    now = [0.0]
+    spec = job_spec(optimizers=SGD, tables={"user": {"evict_after": 100.0}, "item": {"evict_after": 100.0}})
+    server = ParameterServer("ps-0", spec, wall_clock=lambda: now[0], capacity_rows=1000)
+    server.start_empty(routing_of(["here:1"]), 1)
+    server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
+    first = pull(server, "a", [5])[1][0]
+    push(server, "a", 0, [5], 0.25)
+    for _ in range(2):  # as many as are remembered: every one of them knows the row
+        pull(server, "a", [5])
+    now[0] = 1000.0
+    server.evict()
+    # The freed row goes to another id before the push of the older pull arrives.
+    push(server, "b", 0, [6], 0.0)
+    other = pull(server, "b", [6])[1][0]
+    push(server, "a", 1, [5], 0.5)
+    np.testing.assert_array_equal(pull(server, "b", [6])[1][0], other)
+    np.testing.assert_allclose(pull(server, "a", [5])[1][0], first - 0.5, atol=1e-6)
+
+
+def test_a_worker_that_has_pulled_ahead_pushes_to_the_rows_of_its_older_pull() -> None:
+    server = server_of()
+    for sequence, ids in enumerate(([1, 2], [2, 3], [3, 1], [1, 2])):
+        push(server, "b", sequence, ids, 0.0)
+    before = {number: pull(server, "b", [number])[1][0] for number in (1, 2, 3)}
+    pull(server, "a", [1, 2])
+    pull(server, "a", [2, 3])
+    push(server, "a", 0, [1, 2], 0.5)
+    pull(server, "a", [3, 1])
+    push(server, "a", 1, [2, 3], 0.25)
+    for number, moved in ((1, 0.5), (2, 0.75), (3, 0.25)):
+        np.testing.assert_allclose(pull(server, "a", [number])[1][0], before[number] - moved, atol=1e-6)

@@ -1,0 +1,131 @@
+"""Locks of stripes: who waits gets them, requests work on what is free, and nothing keeps one after an error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from elastrec.platform.specs.errors import IncompatibleError
+from elastrec.platform.specs.job import TableSpec
+from elastrec.trainers.parameter_server.plan import make_plan
+from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
+from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, is_wanted, lock_next, try_lock, unlock
+
+BUCKETS, DIMENSION, STRIPES = 64, 4, 4
+IDS = np.arange(4000)
+NONE = np.empty(0, np.int32)
+
+
+def store_of(*, table: TableSpec | None = None, capacity_rows: int = 1_000_000) -> RowStore:
+    plan = make_plan({"t": DIMENSION}, settings={"t": table} if table else {}, virtual_buckets=BUCKETS)
+    return RowStore(plan, plan.groups[0], np.ones(BUCKETS, np.bool_), capacity_rows, STRIPES)
+
+
+def push(store: RowStore, ids: np.ndarray = IDS, lookup: object = None) -> None:
+    gradients = np.ones((len(ids), DIMENSION), np.float32)
+    store.push(np.array([len(ids)], np.int32), ids, NONE, gradients, 0.0, lookup)  # type: ignore[arg-type]
+
+
+def wait_for(fact: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_threads_hold_a_lock_one_at_a_time() -> None:
+    locks, total = Locks(2), [0]
+
+    def work() -> None:
+        for _ in range(2000):
+            with locks.held(1):
+                before = total[0]
+                if before % 50 == 0:
+                    time.sleep(0)
+                total[0] = before + 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert total == [8000]
+    assert not is_wanted(locks.words, 1) and try_lock(locks.words, 1) and try_lock(locks.words, 0)
+
+
+def test_a_lock_that_is_waited_for_says_so_and_passes_to_who_waits() -> None:
+    locks, passed = Locks(1), threading.Event()
+    assert try_lock(locks.words, 0) and not try_lock(locks.words, 0)
+
+    def work() -> None:
+        with locks.held(0):
+            passed.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_for(lambda: bool(is_wanted(locks.words, 0)))
+    assert not passed.is_set()
+    unlock(locks.words, 0)
+    assert passed.wait(60)
+    thread.join(60)
+    assert not is_wanted(locks.words, 0)
+
+
+def test_free_locks_are_taken_first() -> None:
+    locks = Locks(4)
+    assert try_lock(locks.words, 1)
+    assert [lock_next(locks.words, bits) for bits in (0b1010, 0b0001, 0)] == [3, 0, -1]
+
+
+def test_a_pull_copies_the_rows_of_free_stripes_while_it_waits_for_another_one() -> None:
+    store = store_of()
+    push(store)
+    expected = store.pull(np.array([len(IDS)], np.int32), IDS, read_only=True)[0]
+    lookup = store.look_up(np.array([len(IDS)], np.int32), IDS)
+    held = int(store.stripe_of[0])
+    is_held = store.stripe_of[lookup.request.buckets] == held
+    values = np.full((len(IDS), DIMENSION), np.nan, np.float32)
+    with store.locked(0):
+        thread = threading.Thread(
+            target=lambda: store.pull(np.array([len(IDS)], np.int32), IDS, read_only=True, out=values)
+        )
+        thread.start()
+        wait_for(lambda: not np.isnan(values[~is_held]).any())
+        assert np.isnan(values[is_held]).all() and thread.is_alive()
+    thread.join(60)
+    np.testing.assert_array_equal(values, expected)
+
+
+def test_a_push_that_fails_for_want_of_memory_or_of_a_bucket_leaves_every_stripe_free() -> None:
+    store = store_of(capacity_rows=100)
+    with pytest.raises(ServerMemoryError):
+        push(store)
+    assert store.rows == 100
+    with pytest.raises(ServerMemoryError):
+        push(store)
+    store = store_of()
+    push(store)
+    lookup = store.look_up(np.array([len(IDS)], np.int32), IDS)
+    store.bucket(5).drop()
+    with pytest.raises(IncompatibleError, match="another server"):
+        push(store, lookup=lookup)
+    for bucket in range(BUCKETS):
+        store.bucket(bucket).mark()
+
+
+def test_an_eviction_stops_early_when_a_request_waits_for_its_stripe() -> None:
+    store = store_of(table=TableSpec(evict_after=10.0))
+    ids = np.arange(200_000)
+    push(store, ids)
+    whole = next(store.eviction_steps(100.0))
+    assert whole > 1000
+    store.locks.words[1::8] = 1  # as if a request waited for each
+    steps = store.eviction_steps(100.0)
+    early = next(steps)
+    assert 0 < early <= 256
+    store.locks.words[1::8] = 0
+    assert whole + early + sum(steps) == len(ids) and store.rows == 0

@@ -1,0 +1,163 @@
+"""Takes what a record holds into the stores of a server, whose tables, groups and rules may be others by now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from elastrec.checkpoints import BucketRows, DamagedRecordError, RecordManifest, SectionKind
+from elastrec.checkpoints.record import Share
+from elastrec.checkpoints.summary import SegmentSummary
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.job import JobSpec, first_order_columns
+from elastrec.trainers.parameter_server.plan import TablePlan
+from elastrec.trainers.parameter_server.storage import RowStore
+from elastrec.trainers.parameter_server.storage.columns import Columns, candidate_cells, deleted_cells, row_cells
+from elastrec.trainers.parameter_server.storage.conversion import SegmentError, converted_states
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, VERSION
+from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, expect_rows, load, unload
+
+Array = np.ndarray[Any, Any]
+
+
+class Loader:
+    """One restore.
+
+    Args:
+        stores: one per group of the plan; what is restored into them is empty.
+        manifest: of the record.
+        now_seconds: stands in for `last_seen` where the record does not know it.
+
+    Attributes:
+        has_same_buckets: the record's virtual buckets are those of the plan; else each of its rows may lie in any.
+        skipped: tables of the job that the record does not hold, or with rows of another meaning.
+    """
+
+    def __init__(
+        self, plan: TablePlan, spec: JobSpec, stores: Sequence[RowStore], manifest: RecordManifest, now_seconds: float
+    ) -> None:
+        self._stores = stores
+        self._now = int(now_seconds)
+        self.has_same_buckets = manifest.virtual_buckets == plan.virtual_buckets
+        self.skipped: list[str] = []
+        # Table of the record → store, number in its group.
+        self._tables: dict[str, tuple[int, int]] = {}
+        self._segments: dict[str, tuple[SegmentSummary, ...]] = {}
+        self._entered = [np.zeros(plan.virtual_buckets, np.int64) for _ in stores]
+        # Rows of a change may replace others: then their number says nothing.
+        self._has_changes = False
+        weights, recorded_weights = spec.model.first_order_columns, first_order_columns(manifest.model.architecture)
+        for number, store in enumerate(stores):
+            for index in range(store.group.first_table, store.group.end_table):
+                table = plan.tables[index]
+                saved = manifest.model.table(table.name)
+                if saved is None or (saved.dimension, recorded_weights) != (table.dimension, weights):
+                    self.skipped.append(table.name)
+                    continue
+                self._tables[table.name] = number, index - store.group.first_table
+                self._segments[table.name] = tuple(saved.row_segments)
+
+    def take(self, share: Share) -> Iterator[None]:
+        """Takes a share in, chunk by chunk.
+
+        Raises:
+            CheckpointError: the share contradicts itself or is damaged.
+            ServerMemoryError: no room for more rows.
+        """
+        if share.tables and not any(table in self._tables for table in share.tables):
+            return
+        self._has_changes |= bool(share.first.any())
+        if self.has_same_buckets:
+            self._expect(share)
+        for rows in share.read():
+            self._enter(rows)
+            yield
+
+    def _expect(self, share: Share) -> None:
+        """Makes the buckets as old as they were, and room for their rows."""
+        targets = {self._tables[table][0] if table in self._tables else -1 for table in share.tables}
+        buckets = share.answered
+        for number in targets - {-1}:
+            versions = self._stores[number].marks[:, VERSION]
+            versions[buckets] = np.maximum(versions[buckets], share.last + 1)
+        if len(targets) == 1 and -1 not in targets and not share.first.any():
+            expect_rows(self._stores[targets.pop()], *share.row_counts())
+
+    def _enter(self, rows: BucketRows) -> None:
+        target = np.array([self._tables.get(table, (-1, 0))[0] for table in rows.tables], np.int64)
+        numbers = np.array([self._tables.get(table, (-1, 0))[1] for table in rows.tables], np.uint16)
+        store_of_entry = target[rows.columns["tables"]]
+        for number in sorted(set(target.tolist()) - {-1}):
+            chosen = store_of_entry == number
+            if not chosen.any():
+                continue
+            columns = rows.entries(chosen)
+            buckets = rows.bucket_of_entry[chosen] if self.has_same_buckets else None
+            recorded = columns["tables"]
+            columns = {**columns, "tables": numbers[recorded]}
+            try:
+                self._enter_into(number, rows, columns, recorded, buckets)
+            except ForeignCellError as error:
+                assert buckets is not None
+                row_id, table = columns["ids"][error.number], rows.tables[recorded[error.number]]
+                raise DamagedRecordError(
+                    f"{rows.where}: id {row_id} of table {table} is among the {rows.kind} of bucket "
+                    f"{buckets[error.number]}, to which it does not belong; use an older record"
+                ) from error
+
+    def _enter_into(
+        self, number: int, rows: BucketRows, columns: Columns, recorded: Array, buckets: Array | None
+    ) -> None:
+        store = self._stores[number]
+        if rows.kind is SectionKind.DELETED:
+            unload(store, deleted_cells(columns), buckets)
+        elif rows.kind is SectionKind.CANDIDATES:
+            if store.group.admit_after > 1:
+                cells = candidate_cells(columns, store.group.admit_after - 1)
+                load(store, 1, cells, buckets, keep_versions=self.has_same_buckets)
+        else:
+            columns["state"] = self._states(store, rows, columns, recorded)
+            if store.evicts and "last_seen" not in columns:
+                columns["last_seen"] = np.full(len(recorded), self._now, np.uint32)
+            cells = row_cells(store.layout, columns)
+            self._entered[number] += load(store, 0, cells, buckets, keep_versions=self.has_same_buckets)
+
+    def _states(self, store: RowStore, rows: BucketRows, columns: Columns, recorded: Array) -> Array:
+        """[n, S] for the store's update rules; see `converted_states`."""
+        values = columns["values"]
+        states = columns.get("state", np.empty((len(recorded), 0), np.float32))
+        alike: dict[tuple[SegmentSummary, ...], list[int]] = {}
+        for number in np.unique(recorded).tolist():
+            alike.setdefault(self._segments[rows.tables[number]], []).append(number)
+        try:
+            if len(alike) == 1:
+                return converted_states(next(iter(alike)), store.group.segments, values, states)
+            out = np.empty((len(recorded), store.layout.states), np.float32)
+            for segments, numbers in alike.items():
+                chosen = np.isin(recorded, numbers)
+                out[chosen] = converted_states(segments, store.group.segments, values[chosen], states[chosen])
+        except SegmentError as error:
+            raise CheckpointError(
+                f"{rows.where}: rows of {', '.join(rows.tables)}: {error}; use an older record, or "
+                "spec.continual.start_from: nothing"
+            ) from error
+        return out
+
+    def check(self, where: str, buckets: Array) -> None:
+        """That every row of a full record that was entered into buckets [b] is there: no id came twice.
+
+        Raises:
+            DamagedRecordError: names the bucket.
+        """
+        if self._has_changes:
+            return
+        for store, entered in zip(self._stores, self._entered, strict=True):
+            held = store.rows_memory.shelf.pool.buckets[:, COUNT]
+            if len(doubled := buckets[held[buckets] != entered[buckets]]):
+                bucket = int(doubled[0])
+                raise DamagedRecordError(
+                    f"{where}: bucket {bucket} has {entered[bucket]} rows, of which {held[bucket]} are of different "
+                    "ids; use an older record"
+                )

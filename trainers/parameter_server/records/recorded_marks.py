@@ -1,0 +1,75 @@
+"""Marks of applied pushes in records: what a part says of them, and what of it a server takes that restores buckets.
+
+Marks lie in the part that holds what they speak of. They say something only where the splits begin at the positions
+of the same record: those may be behind the marks, because a push is applied before its rows are reported, and never
+ahead of them. No rows and no requests in here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from elastrec.checkpoints import DamagedRecordError, PartManifest, Record
+from elastrec.trainers.parameter_server.serving.marks import BucketMarks, least
+
+Array = np.ndarray[Any, Any]
+
+
+def marks_of(record: Record, buckets: Array, dense_buckets: Array, *, has_same_buckets: bool) -> list[BucketMarks]:
+    """The marks of these virtual and dense buckets. Of base and deltas take the last record.
+
+    Where the job has other buckets than the record, one set of marks stands for all of them, the least: some rows of a
+    push may then count twice for what had them already, and none is lost for what had not.
+
+    Args:
+        buckets, dense_buckets: numbers of the job's.
+        has_same_buckets: the record numbers its buckets as the job does; else each row may have been in any of them.
+
+    Raises:
+        DamagedRecordError: a part or its marks are damaged.
+    """
+    parts = {share.part.file: share.part for share in record.shares(buckets if has_same_buckets else None)}
+    of_dense = {part.file: part for part in record.manifest.parts if np.isin(part.dense_buckets, dense_buckets).any()}
+    found = [marks for part in (parts | of_dense).values() for marks in _marks_in(record, part)]
+    if not has_same_buckets:
+        return [BucketMarks(buckets.tolist(), dense_buckets.tolist(), least([marks.streams for marks in found]))]
+    taken = [
+        BucketMarks(_both(marks.buckets, buckets), _both(marks.dense_buckets, dense_buckets), marks.streams)
+        for marks in found
+    ]
+    return [marks for marks in taken if marks.buckets or marks.dense_buckets]
+
+
+def _both(held: list[int], needed: Array) -> list[int]:
+    numbers: list[int] = np.intersect1d(np.array(held, np.int64), needed).tolist()
+    return numbers
+
+
+def _marks_in(record: Record, part: PartManifest) -> list[BucketMarks]:
+    """All marks of a part; one that was written without any says that no push is applied."""
+    answered = np.unique(np.concatenate([np.empty(0, np.int64), *(group.buckets() for group in part.groups)]))
+    data = record.marks(part)
+    if data is None:
+        return [BucketMarks(answered.tolist(), part.dense_buckets, [])]
+    where = f"{record.uri}/{part.file}"
+    try:
+        marks = msgspec.msgpack.decode(data, type=list[BucketMarks])
+    except msgspec.MsgspecError as error:
+        raise DamagedRecordError(f"{where}: the marks of applied pushes cannot be read: {error}") from error
+    named = sorted(bucket for each in marks for bucket in each.buckets)
+    dense = sorted(bucket for each in marks for bucket in each.dense_buckets)
+    if named != answered.tolist() or dense != sorted(part.dense_buckets):
+        raise DamagedRecordError(
+            f"{where}: the marks of applied pushes name {len(named)} virtual and {len(dense)} dense buckets, the "
+            f"part answers for {len(answered)} and {len(part.dense_buckets)}; each of those must be named "
+            "once; use an older record"
+        )
+    return marks
+
+
+def encode_marks(marks: list[BucketMarks]) -> bytes:
+    """For `PartWriter.write_marks`."""
+    return msgspec.msgpack.encode(marks)

@@ -1,0 +1,84 @@
+"""Writes a server's parts of checkpoint records on a thread of its own, so that a store that hangs stops no server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from elastrec.checkpoints import StoreError
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+from elastrec.trainers.parameter_server.records.share import save_part
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
+
+log = structlog.get_logger(__name__)
+
+
+class Saver:
+    """One part at a time, of the newest order: the next one waits until the store has let go of the one before it.
+
+    Args:
+        report: takes every part that was written, or could not be, while its order was in force.
+        fail: takes an error that is none of the store's; the thread ends.
+    """
+
+    def __init__(
+        self, server: ParameterServer, report: Callable[[SavedPart], None], fail: Callable[[Exception], None]
+    ) -> None:
+        self._server = server
+        self._report = report
+        self._fail = fail
+        self._changed = threading.Condition()
+        self._order: SaveOrder | None = None
+        self._writing = ""
+        threading.Thread(target=self._run, name="saver", daemon=True).start()
+
+    @property
+    def writing(self) -> str:
+        """The order into whose folder the thread may be writing, in force or not; empty: none."""
+        return self._writing
+
+    def begin(self, order: SaveOrder) -> None:
+        """Writes the part of an order as soon as the part before it is done with."""
+        with self._changed:
+            self._order = order
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """No order is in force any more: the server serves again; a part that is being written is dropped."""
+        with self._changed:
+            self._order = None
+        self._server.thaw()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._order is not None)
+                assert self._order is not None
+                order = self._order
+                self._writing = order.order_id
+            try:
+                part = self._write(order)
+            except Exception as error:
+                self._fail(error)
+                return
+            with self._changed:
+                is_in_force = self._order is order
+                self._writing = ""
+                if is_in_force:
+                    self._order = None
+            if is_in_force:
+                self._report(part)
+            else:
+                log.warning("part_given_up", order=order.order_id, uri=order.uri)
+
+    def _write(self, order: SaveOrder) -> SavedPart:
+        try:
+            part = save_part(self._server, order.uri, lambda: self._order is order, cut=order.order_id, base=order.base)
+            return SavedPart(order_id=order.order_id, manifest_json=part.to_json())
+        except (CheckpointError, OSError) as error:
+            log.warning("part_not_saved", uri=order.uri, reason=str(error))
+            problem, away = f"{type(error).__name__}: {error}", isinstance(error, StoreError)
+            return SavedPart(order_id=order.order_id, manifest_json=b"", problem=problem, store_away=away)

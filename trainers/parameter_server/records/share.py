@@ -1,0 +1,293 @@
+"""A server's share of a checkpoint record: writing it, and reading whatever of a record belongs to a place.
+
+A record says nothing of servers: rows lie in columns over virtual buckets, dense parameters in runs by name. So a
+record written by three servers is restored by two, each taking its own virtual and dense buckets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import structlog
+
+from elastrec.checkpoints import (
+    CHUNK_BYTES,
+    DamagedRecordError,
+    GroupPart,
+    PartManifest,
+    PartWriter,
+    Record,
+    SectionKind,
+    answer,
+    chain_shares,
+    open_record,
+)
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
+from elastrec.trainers.parameter_server.dense.store import DenseStore
+from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.trainers.parameter_server.records.loader import Loader
+from elastrec.trainers.parameter_server.records.recorded_marks import encode_marks, marks_of
+from elastrec.trainers.parameter_server.serving.marks import BucketMarks
+from elastrec.trainers.parameter_server.serving.server import ParameterServer, Place
+from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
+from elastrec.trainers.parameter_server.storage.columns import (
+    Columns,
+    candidate_columns,
+    deleted_columns,
+    row_columns,
+)
+from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS, Copied, copy_frozen
+from elastrec.trainers.parameter_server.storage.kernels.arrays import FROZEN
+
+Array = np.ndarray[Any, Any]
+
+log = structlog.get_logger(__name__)
+
+
+def save_part(
+    server: ParameterServer,
+    uri: str,
+    is_wanted: Callable[[], bool] = lambda: True,
+    *,
+    cut: str = "",
+    base: str = "",
+) -> PartManifest:
+    """Writes the server's part of the record at `uri`, of one moment; requests are served meanwhile.
+
+    Args:
+        is_wanted: asked before each section, and before the part is complete.
+        cut: the save that the part is of.
+        base: an earlier save, since which changes are enough; buckets of which the server does not know them are
+            written whole. Empty: everything is.
+
+    Raises:
+        CheckpointError, OSError: the store refused, or the part is not wanted any more; the server is unharmed.
+    """
+
+    def check() -> None:
+        if not is_wanted():
+            raise CheckpointError(f"the part of {uri} is not wanted any more")
+
+    check()
+    for store in server.stores:
+        store.cuts.logs = server.spec.checkpoint.deltas > 0
+        store.cuts.forget_changes(base)
+    frozen = server.freeze()
+    dense = frozen.dense
+    try:
+        groups = [
+            (store, np.array(buckets, np.int64), store.cuts.since(base, np.array(buckets, np.int64)))
+            for store, buckets in frozen.stores
+        ]
+        held: dict[str, int] = {}
+        for store, buckets, _ in groups:
+            store.cuts.remember(cut, buckets)
+            held |= dict(zip(_tables(store), store.cuts.frozen_rows.sum(axis=0).tolist(), strict=True))
+        with PartWriter(
+            uri,
+            server.name,
+            groups=[_answer(*group) for group in groups],
+            dense_buckets=sorted(bucket for marks in frozen.marks for bucket in marks.dense_buckets),
+            dense_ranges=() if dense is None else dense.runs,
+            generation=frozen.generation,
+            cut=cut,
+        ) as writer:
+            for number, (store, buckets, since) in enumerate(groups):
+                for copied in _copied(store, buckets, since, check):
+                    check()
+                    kind, columns = _columns(store, copied)
+                    writer.write_chunk(number, kind, copied.buckets, copied.counts, columns)
+                    server.transfers += 1
+            for piece, arrays in dense.saved() if dense is not None else ():
+                check()
+                writer.write_dense(piece.parameter.name, piece.parameter.shape, piece.start, arrays)
+                server.transfers += 1
+            writer.write_marks(encode_marks(frozen.marks))
+            server.transfers += 1
+            check()
+            manifest = writer.finish(held)
+    finally:
+        frozen.thaw()
+    log.info("part_saved", uri=uri, bytes=manifest.size_bytes, rows=sum(table.rows for table in manifest.tables))
+    return manifest
+
+
+def _tables(store: RowStore) -> list[str]:
+    return [table.name for table in store.plan.tables[store.group.first_table : store.group.end_table]]
+
+
+def _answer(store: RowStore, buckets: Array, since: Array) -> GroupPart:
+    """What a part says of frozen buckets; one that holds no row is answered for, too."""
+    return answer(_tables(store), buckets, first=since + 1, last=np.maximum(store.marks[buckets, FROZEN], since + 1))
+
+
+def _columns(store: RowStore, copied: Copied) -> tuple[SectionKind, Columns]:
+    if copied.kind == ROWS:
+        return SectionKind.ROWS, row_columns(store.layout, copied.cells)
+    if copied.kind == CANDIDATES:
+        return SectionKind.CANDIDATES, candidate_columns(copied.cells)
+    return SectionKind.DELETED, deleted_columns(copied.cells)
+
+
+def _copied(store: RowStore, buckets: Array, since: Array, check: Callable[[], None]) -> Iterator[Copied]:
+    """Frozen buckets' cells; whoever gave the part up has thawed them."""
+    try:
+        yield from copy_frozen(store, buckets, CHUNK_BYTES, since)
+    except ThawedError:
+        check()
+        raise
+
+
+def restore(
+    server: ParameterServer, uri: str, routing: RoutingTable, generation: int, *, with_marks: bool = False
+) -> None:
+    """Forgets everything and takes the server's virtual and dense buckets from a record; `uri` empty: from nothing.
+
+    What the record holds beyond the job is left; tables of another dimension, or whose rows gained or lost the
+    first-order weight, start anew; where the rule of a segment is another one, values are kept and its state starts
+    anew. Rows are read chunk by chunk, so that the memory in use hardly exceeds that of the restored rows.
+
+    Args:
+        with_marks: see RestoreOrder.
+
+    Raises:
+        DamagedRecordError: the record contradicts itself, or its bytes are not those that were written.
+        CheckpointError: the record is missing or damaged; the server answers Stale from then on.
+    """
+    # Before anything is read: the old model and the new one together may be more than the pod's memory.
+    server.forget()
+    if not uri:
+        server.start_empty(routing, generation)
+        log.info("restored_from_nothing", epoch=routing.epoch, generation=generation)
+        return
+    place = Place.under(routing, server.name)
+    record = open_record(uri)
+    stores = server.empty_stores(place)
+    loader = _load(server, record, stores, np.flatnonzero(place.owned))
+    source = _DenseOfRecord(server, record)
+    dense, marks = source.store_of(place), []
+    if with_marks:
+        numbers = np.flatnonzero(place.owned), np.flatnonzero(place.dense_owned)
+        marks = marks_of(record, *numbers, has_same_buckets=loader.has_same_buckets)
+    server.become(place, routing, generation, stores, dense, source, marks)
+    log.info(
+        "restored", uri=uri, rows=sum(store.rows for store in stores), tables_new=loader.skipped, epoch=routing.epoch,
+        generation=generation, with_marks=with_marks,
+    )  # fmt: skip
+
+
+def restore_buckets(
+    server: ParameterServer,
+    uri: str,
+    buckets: Array,
+    routing: RoutingTable,
+    generation: int,
+    *,
+    dense_buckets: Sequence[int] | Array = (),
+    with_marks: bool,
+) -> None:
+    """Takes some virtual and dense buckets from a record, while the server keeps all others.
+
+    What it held of these is forgotten first, so that the memory in use hardly exceeds what is kept and restored.
+    Workers that do not go back with the generation may go on: their pushes that wait, and marks of kept buckets, stay.
+
+    Args:
+        buckets: [b], those held or new ones; with those kept they are all that the routing gives the server.
+        dense_buckets: [d], likewise.
+        with_marks: splits begin at the record's positions: what was pushed since counts for these buckets, and for kept
+            ones not again. False: what was pushed since is lost for these buckets; they count as kept ones do.
+
+    Raises:
+        ElastrecError: the routing gives the server other buckets; nothing has changed.
+        DamagedRecordError, CheckpointError: as of `restore`; the server does not hold these buckets then and answers
+            Stale; it may restore them from another record.
+    """
+    place = Place.under(routing, server.name)
+    buckets, dense_buckets = (np.unique(np.asarray(numbers, np.int64)) for numbers in (buckets, dense_buckets))
+    record = open_record(uri)
+    if record.manifest.virtual_buckets != server.plan.virtual_buckets:
+        raise CheckpointError(
+            f"{record.uri}: has {record.manifest.virtual_buckets} virtual buckets, the job has "
+            f"{server.plan.virtual_buckets}: some of its buckets are not some of the job's; restore all of them"
+        )
+    with server.restoring(place, buckets, dense_buckets) as stores:
+        _load(server, record, stores, buckets)
+        source = _DenseOfRecord(server, record)
+        dense = source.some(place, dense_buckets, server.dense) if len(dense_buckets) else None
+        marks = marks_of(record, buckets, dense_buckets, has_same_buckets=True) if with_marks else None
+    restored = BucketMarks(buckets.tolist(), dense_buckets.tolist(), [])
+    server.take_up(place, routing, generation, restored, marks, dense, source)
+    log.info(
+        "buckets_restored", uri=uri, buckets=len(buckets), dense_buckets=len(dense_buckets), epoch=routing.epoch,
+        generation=generation, with_marks=with_marks,
+    )  # fmt: skip
+
+
+def _load(server: ParameterServer, record: Record, stores: Sequence[RowStore], buckets: Array) -> Loader:
+    """Enters what a record and those that it builds on hold of buckets [b], of which the stores hold nothing."""
+    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds())
+    for share in chain_shares(record.chain(), buckets if loader.has_same_buckets else None):
+        for _ in loader.take(share):
+            server.transfers += 1
+    loader.check(record.uri, buckets)
+    return loader
+
+
+class _DenseOfRecord:
+    """The dense parameters that a record holds, for servers with any dense buckets of any layout."""
+
+    def __init__(self, server: ParameterServer, record: Record) -> None:
+        self._server = server
+        self._optimizer = server.spec.optimizers.dense
+        self._record = record
+        self._keep_state = record.manifest.model.dense_optimizer == self._optimizer.kind
+        self._layout = [Parameter(dense.name, tuple(dense.shape)) for dense in record.manifest.model.dense]
+
+    def store_of(self, place: Place) -> DenseStore | None:
+        """The place's buckets in the record's own order, so that a save before any worker came loses nothing."""
+        if not self._layout:
+            return None
+        size = run_size(dense_runs(place.dense_owned, layout_size(self._layout)))
+        dense = DenseStore(self._layout, place.dense_owned, np.zeros(size, np.float32), self._optimizer)
+        self(dense)
+        return dense
+
+    def some(self, place: Place, numbers: Array, present: DenseStore | None) -> DenseStore | None:
+        """Some dense buckets in the order of those that are present, or all of the place where there are none."""
+        if present is None:
+            return self.store_of(place)
+        owned = np.zeros(len(place.dense_owned), np.bool_)
+        owned[numbers] = True
+        size = run_size(dense_runs(owned, layout_size(present.layout)))
+        dense = DenseStore(present.layout, owned, np.zeros(size, np.float32), self._optimizer)
+        if unknown := self(dense):
+            raise CheckpointError(
+                f"{self._record.uri}: does not hold the dense parameters {unknown} of the network in training; restore "
+                "all buckets, or another record"
+            )
+        return dense
+
+    def __call__(self, dense: DenseStore) -> list[str]:
+        shapes = {parameter.name: parameter.shape for parameter in self._layout}
+        unknown = []
+        for parameter, group in itertools.groupby(dense.pieces(), key=lambda piece: piece.parameter):
+            if shapes.get(parameter.name) != tuple(parameter.shape):
+                unknown.append(parameter.name)
+                continue
+            pieces = list(group)
+            needed = pieces[0].start, pieces[-1].start + pieces[-1].length
+            lacking = sum(piece.length for piece in pieces)
+            for start, arrays in self._record.dense_runs(parameter.name, needed):
+                for piece in pieces:
+                    lacking -= dense.take(piece, start, arrays, keep_state=self._keep_state)
+                self._server.transfers += 1
+            if lacking:
+                raise DamagedRecordError(
+                    f"{self._record.uri}: {lacking} elements of the dense parameter {parameter.name} are not held"
+                )
+        return unknown

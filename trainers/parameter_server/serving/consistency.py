@@ -1,0 +1,194 @@
+"""async, bsp and ssp(k) as one pure state machine: who may pull, and which pushes are applied together.
+
+- async: every push is a round of its own; nobody waits.
+- ssp(k): pushes are applied at once; a worker may pull while its clock (pushes made) is at most k ahead of the slowest
+  member's. A worker that joins starts at the slowest member's clock.
+- bsp: a round holds one push of every member and is applied when complete. A worker whose push is still pending may not
+  pull. Gradients of a round are averaged with the batches' sizes as weights, so W workers with batches of B rows take
+  the step that one worker with a batch of W * B rows would take (see global_batch for its size).
+
+Rounds have numbers, so that they have the same members on every server. A worker that joins takes part from the round
+that is open, or from the next one where the rows of this one are shared out already (`open_round`). Another server may
+be a round further, so the worker names the latest round of all servers before it pulls (`advance`), and each server
+waits for it from that round on. A worker that leaves has no push pending: it leaves all servers before the same round.
+
+Members are processes of workers. They join by their first request, leave when they run out of shards or pause, and are
+dropped when the master's list no longer names them. A process that the list omits is refused: the master has given it
+up and its shards are with others. Lists and workers' directives carry the same version, so a list that is older than
+the directive that a worker acts on says nothing about that worker. No clock and no input or output in here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+from elastrec.platform.transport.messages.job import WorkerProcess
+
+Mode = Literal["async", "bsp", "ssp"]
+Round = list[tuple[WorkerProcess, int]]
+"""Pushes that go together, as (worker, token), ordered by worker so that the sum does not depend on arrival."""
+
+
+class Consistency:
+    """The state machine of one server.
+
+    Args:
+        staleness: k of ssp.
+
+    Attributes:
+        round: with bsp, the number of the open round: the first that is not complete.
+        is_shared_out: members have been told their shares of the open round; nobody else joins it.
+    """
+
+    def __init__(self, mode: Mode, staleness: int = 0) -> None:
+        self.mode = mode
+        self.staleness = staleness
+        self.round = 0
+        self.is_shared_out = False
+        self._clocks: dict[WorkerProcess, int] = {}
+        self._first_round: dict[WorkerProcess, int] = {}  # of each member, the next that waits for it
+        self._pending: dict[WorkerProcess, deque[tuple[int, int]]] = {}  # round and token
+        self._leaving: set[WorkerProcess] = set()
+        self._joined_at: dict[WorkerProcess, int] = {}
+        self._named: frozenset[WorkerProcess] | None = None
+        self._named_at = -1
+
+    @property
+    def members(self) -> list[WorkerProcess]:
+        return sorted(self._clocks)
+
+    @property
+    def awaited(self) -> list[WorkerProcess]:
+        """Members that the open round waits for, or has waited for."""
+        return sorted(worker for worker in self._first_round if self.is_awaited(worker))
+
+    def is_awaited(self, worker: WorkerProcess) -> bool:
+        """Whether it is one of `awaited`."""
+        return self._first_round.get(worker, self.round + 1) <= self.round
+
+    def first_round(self, worker: WorkerProcess) -> int:
+        """With bsp, the next round that waits for a member; -1: it is none."""
+        return self._first_round.get(worker, -1)
+
+    def is_member(self, worker: WorkerProcess) -> bool:
+        return worker in self._clocks
+
+    def clock(self, worker: WorkerProcess) -> int:
+        return self._clocks[worker]
+
+    def join(self, worker: WorkerProcess, version: int) -> bool:
+        """Makes the worker a member; idempotent.
+
+        Args:
+            version: of the directive that the worker acts on.
+
+        Returns:
+            False when the master's list, no older than that directive, does not name the worker.
+        """
+        if worker in self._clocks:
+            return True
+        is_omitted = self._named is not None and worker not in self._named
+        if is_omitted and version <= self._named_at:
+            return False
+        self._clocks[worker] = min(self._clocks.values(), default=0)
+        self._first_round[worker] = self.round + self.is_shared_out
+        self._joined_at[worker] = version
+        return True
+
+    def open_round(self, without: Iterable[WorkerProcess] = ()) -> None:
+        """Shares of the open round are handed out: who joins now takes part from the next one on.
+
+        Args:
+            without: members that get no share; the next round may have one for them.
+        """
+        self.is_shared_out = True
+        for worker in without:
+            self._first_round[worker] = self.round + 1
+
+    def advance(self, worker: WorkerProcess, number: int) -> list[Round]:
+        """A member's next push is of this round, or of the open one if that is later; returns rounds now complete."""
+        if worker in self._first_round:
+            self._first_round[worker] = max(self._first_round[worker], number)
+        return self._complete_rounds()
+
+    def leave(self, worker: WorkerProcess) -> list[Round]:
+        """The worker stops of its own will: its pending pushes stay in their rounds. Returns rounds now complete."""
+        self._end_membership(worker)
+        return self._complete_rounds()
+
+    def leave_after_push(self, worker: WorkerProcess) -> None:
+        """The worker leaves once the round of its pending push is complete."""
+        self._leaving.add(worker)
+
+    def drop(self, worker: WorkerProcess) -> tuple[list[int], list[Round]]:
+        """The worker is gone: its pending pushes are void. Returns their tokens, and rounds now complete."""
+        self._end_membership(worker)
+        self._joined_at.pop(worker, None)
+        void = [token for _, token in self._pending.pop(worker, ())]
+        return void, self._complete_rounds()
+
+    def _end_membership(self, worker: WorkerProcess) -> None:
+        self._clocks.pop(worker, None)
+        self._first_round.pop(worker, None)
+        self._leaving.discard(worker)
+
+    def confirm(self, named: Iterable[WorkerProcess], version: int) -> list[WorkerProcess]:
+        """Takes the master's list of members; returns those to `drop`: the list knows of their joining and omits them.
+
+        A worker that has left is among them, for pushes of it may still wait.
+
+        Args:
+            version: of the directive that brought the list; an older one than the last is ignored.
+        """
+        if version < self._named_at:
+            return []
+        names = frozenset(named)
+        self._named, self._named_at = names, version
+        return [w for w, joined_at in sorted(self._joined_at.items()) if w not in names and joined_at <= version]
+
+    def may_pull(self, worker: WorkerProcess) -> bool:
+        """Whether a member's pull may be answered now."""
+        if self.mode == "bsp":
+            return not self._pending.get(worker) and self._first_round[worker] <= self.round
+        if self.mode == "ssp":
+            return self._clocks[worker] - min(self._clocks.values()) <= self.staleness
+        return True
+
+    def push(self, worker: WorkerProcess, token: int, number: int = -1) -> list[Round]:
+        """A member's push arrived; returns the rounds that are complete now, in order.
+
+        Args:
+            number: of its round, with bsp; a round that is complete already: it is in the open one.
+        """
+        if self.mode != "bsp":
+            self._clocks[worker] += 1
+            return [[(worker, token)]]
+        self._pending.setdefault(worker, deque()).append((number, token))
+        return self.advance(worker, number)
+
+    def _complete_rounds(self) -> list[Round]:
+        rounds: list[Round] = []
+        while True:
+            due = sorted(worker for worker, pushes in self._pending.items() if pushes and pushes[0][0] <= self.round)
+            if any(worker not in due for worker in self._first_round if self.is_awaited(worker)):
+                break
+            self.is_shared_out = False
+            if not due:
+                # Nobody takes part in this round: on with the first that somebody does.
+                later = [*self._first_round.values(), *(pushes[0][0] for pushes in self._pending.values() if pushes)]
+                if not later:
+                    break
+                self.round = min(later)
+                continue
+            rounds.append([(worker, self._pending[worker].popleft()[1]) for worker in due])
+            self.round += 1
+            for worker in due:
+                if worker in self._clocks:
+                    self._clocks[worker] += 1
+                if worker in self._leaving:
+                    self._end_membership(worker)
+        for worker in [worker for worker, pushes in self._pending.items() if not pushes]:
+            del self._pending[worker]
+        return rounds

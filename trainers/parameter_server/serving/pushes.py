@@ -1,0 +1,194 @@
+"""Who may push, which pushes wait, which go together in a step, and what of each is to be applied.
+
+A push is known by the rows that it comes from (`Origin`). It is *taken*, *released* (its worker may go on) and
+*applied*; what is applied lies in `marks`, with the parameters. No lock, no clock and no parameters in here: the server
+calls everything under its condition.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import structlog
+
+from elastrec.platform.specs.job import JobSpec
+from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.trainers.parameter_server.messages import Origin, Push, Share, SplitKey
+from elastrec.trainers.parameter_server.serving.consistency import Consistency, Round
+from elastrec.trainers.parameter_server.serving.global_batch import GlobalBatch, Pushed
+from elastrec.trainers.parameter_server.serving.marks import Marks
+
+log = structlog.get_logger(__name__)
+
+_Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the optimisers.
+
+    Attributes:
+        round: pushes whose workers may go on after it; `pushes`: those that it applies, with bsp of earlier rounds,
+            too.
+    """
+
+    round: Sequence[Pushed]
+    pushes: Sequence[Pushed]
+
+
+class Standing(Enum):
+    """What a server knows of a push."""
+
+    APPLIED = auto()
+    RELEASED = auto()  # its worker may go on, it is applied later
+    WAITING = auto()
+    MISSING = auto()  # the push before it is not here
+    UNKNOWN = auto()
+
+
+def _key(origin: Origin) -> _Key:
+    return origin.stream, origin.number, origin.end
+
+
+class Pushes:
+    """The pushes of one server, since it has taken up its place.
+
+    Args:
+        marks: what is applied already.
+
+    Attributes:
+        is_stepping: a thread applies steps.
+        pulls, pushes, rounds: how many there were.
+    """
+
+    def __init__(self, spec: JobSpec, marks: Marks) -> None:
+        self.marks = marks
+        consistency = spec.training.consistency
+        self.consistency = Consistency(consistency.mode, consistency.staleness)
+        self.is_synchronous = consistency.mode == "bsp"
+        self.is_stepping = False
+        self._taken: dict[_Key, Pushed] = {}
+        self._held: dict[int, Pushed] = {}
+        self._counted: dict[WorkerProcess, int] = {}  # number of the last push, see messages.Push
+        self._next_token = 0
+        self._steps: deque[Step] = deque()
+        self._batch_size = spec.training.batch_size
+        self._batch = GlobalBatch(spec.training.batch_size * spec.resources.worker.count)
+        self._batch_sizes: dict[WorkerProcess, int] = {}
+        self._shares: dict[WorkerProcess, Share] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Pushes that are taken and not applied."""
+        return len(self._taken)
+
+    def standing(self, origin: Origin) -> Standing:
+        """What is known of a push that arrives, or that a worker asks about."""
+        if self.marks.offset(origin.split) >= origin.end:
+            return Standing.APPLIED
+        taken = self._taken.get(_key(origin))
+        if taken is not None:
+            return Standing.RELEASED if taken.is_released else Standing.WAITING
+        if not origin.is_first and self._reached(origin.split) < origin.begin:
+            return Standing.MISSING
+        return Standing.UNKNOWN
+
+    def _reached(self, split: SplitKey) -> int:
+        """Up to where pushes of a split are applied, or wait."""
+        ends = (end for stream, number, end in self._taken if (stream, number) == split)
+        return max(self.marks.offset(split), max(ends, default=-1))
+
+    def offsets(self, splits: Iterable[SplitKey]) -> list[int]:
+        """See messages.Applied."""
+        return [self.marks.offset(split) for split in splits]
+
+    def take(self, push: Pushed, request: Push) -> None:
+        """Takes an unknown push of a member; with bsp its round may be complete then (`next_step`)."""
+        if repeated := self.marks.repeated_rows(push.origin):
+            log.warning("rows_repeated", origin=str(push.origin), rows=repeated, reason="other minibatches than before")
+        self._taken[_key(push.origin)] = push
+        if self.is_synchronous:
+            token, self._next_token = self._next_token, self._next_token + 1
+            self._held[token] = push
+            self._batch_sizes[push.worker] = request.batch_size or self._batch_size
+            if request.leaves:
+                self.consistency.leave_after_push(push.worker)
+            self._queue(self.consistency.push(push.worker, token, -1 if push.share is None else push.share.round))
+
+    def share(self, worker: WorkerProcess) -> Share | None:
+        """The worker's share of the open round of bsp, shared out by the first that asks; None: it has none."""
+        consistency = self.consistency
+        if not self.is_synchronous or not consistency.is_awaited(worker):
+            return None
+        if not consistency.is_shared_out:
+            sizes = {member: self._batch_sizes.get(member, self._batch_size) for member in consistency.awaited}
+            rows, is_last = self._batch.plan(sizes)
+            self._shares = {member: Share(consistency.round, n, is_last) for member, n in rows.items() if n}
+            consistency.open_round(without=[member for member, n in rows.items() if not n])
+        return self._shares.get(worker)
+
+    def advance(self, worker: WorkerProcess, number: int, batch_size: int) -> None:
+        """A member is not to be waited for before a round, and takes at most `batch_size` rows; 0: as the job says."""
+        self._batch_sizes[worker] = batch_size or self._batch_size
+        if self.is_synchronous:
+            self._queue(self.consistency.advance(worker, number))
+
+    def close(self, request: Push) -> None:
+        """Takes note of splits that have ended without another push."""
+        for stream, number, end in request.closed:
+            self.marks.close((stream, number), end)
+
+    def give_up(self, push: Pushed) -> None:
+        """A push could not be applied: it is unknown again."""
+        self._taken.pop(_key(push.origin), None)
+
+    def applied(self, pushes: Iterable[Pushed]) -> None:
+        """These are in the parameters now."""
+        for push in pushes:
+            self._taken.pop(_key(push.origin), None)
+            self.marks.advance(push.origin)
+
+    def count(self, worker: WorkerProcess, number: int) -> None:
+        """The rows of a push are applied, by it or an earlier one: with ssp its worker's clock counts it once."""
+        if self.consistency.is_member(worker) and number > self._counted.get(worker, 0):
+            self._counted[worker] = number
+            self.consistency.push(worker, 0)
+
+    def next_step(self) -> Step | None:
+        """The next step of bsp, to be applied before the one after it."""
+        return self._steps.popleft() if self._steps else None
+
+    @property
+    def has_steps(self) -> bool:
+        return bool(self._steps)
+
+    def leave(self, worker: WorkerProcess) -> None:
+        """Nobody waits for the worker; its pushes stay."""
+        self._queue(self.consistency.leave(worker))
+
+    def confirm(self, members: Sequence[WorkerProcess], version: int) -> list[WorkerProcess]:
+        """Takes the master's list of members; returns those that are dropped: what of them is not applied is void."""
+        dropped = self.consistency.confirm(members, version)
+        for worker in dropped:
+            self._counted.pop(worker, None)
+            tokens, rounds = self.consistency.drop(worker)
+            for token in tokens:
+                del self._held[token]
+            self._batch.drop(worker)
+            self._batch_sizes.pop(worker, None)
+            void = [key for key, push in self._taken.items() if push.worker == worker]
+            for key in void:
+                del self._taken[key]
+            log.info("member_dropped", worker=worker.pod, incarnation=worker.incarnation, pushes_void=len(void))
+            self._queue(rounds)
+        return dropped
+
+    def _queue(self, rounds: Sequence[Round]) -> None:
+        for members in rounds:
+            pushes = [self._held.pop(token) for _, token in members]
+            self._steps.append(Step(pushes, self._batch.add(pushes)))
+        if self.is_synchronous and not self.consistency.members:
+            self._steps.append(Step([], self._batch.take()))  # nobody is left who could fill the step

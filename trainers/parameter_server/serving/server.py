@@ -1,0 +1,247 @@
+"""One parameter server: what the master directs. Its requests are served by `handlers`."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import structlog
+
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError
+from elastrec.platform.specs.job import JobSpec
+from elastrec.platform.transport.messages.job import RoutingTable, WorkerProcess
+from elastrec.trainers.parameter_server.dense.store import DenseStore
+from elastrec.trainers.parameter_server.model import DenseSource, Model, make_stores, stripes_for
+from elastrec.trainers.parameter_server.plan import TablePlan, plan_of_job
+from elastrec.trainers.parameter_server.serving.found_rows import FoundRows
+from elastrec.trainers.parameter_server.serving.handlers import RequestHandlers
+from elastrec.trainers.parameter_server.serving.marks import BucketMarks
+from elastrec.trainers.parameter_server.serving.place import Frozen, Place
+from elastrec.trainers.parameter_server.serving.pushes import Pushes
+from elastrec.trainers.parameter_server.storage import RowStore
+from elastrec.trainers.threads import granted_threads
+
+__all__ = ["Frozen", "ParameterServer", "Place"]
+
+Array = np.ndarray[Any, Any]
+
+log = structlog.get_logger(__name__)
+
+
+class ParameterServer(RequestHandlers):
+    """Everything one server holds. Thread-safe.
+
+    Args:
+        name: the pod's name, as routing tables have it.
+        spec: the job.
+        wall_clock: seconds since the epoch, for eviction.
+        capacity_rows: per table group; default: what the machine could hold.
+        cores: that serve at once; default: what the pod was granted.
+
+    Attributes:
+        transfers: see Heartbeat.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: JobSpec,
+        *,
+        plan: TablePlan | None = None,
+        wall_clock: Callable[[], float] = time.time,
+        capacity_rows: int | None = None,
+        cores: int | None = None,
+    ) -> None:
+        super().__init__(spec, plan or plan_of_job(spec), wall_clock)
+        self.name = name
+        self._capacity_rows = capacity_rows
+        self._stripes = stripes_for(granted_threads(os.environ) if cores is None else cores)
+        self.transfers = 0
+        # Who copies it holds it: what was copied for a save goes with the save.
+        self._frozen: weakref.ref[Frozen] | None = None
+
+    def empty_stores(self, place: Place) -> list[RowStore]:
+        """Fresh stores for a place; to be filled and then given to `become`."""
+        return make_stores(self.plan, place.owned, self._capacity_rows, self._stripes)
+
+    def become(
+        self,
+        place: Place,
+        routing: RoutingTable,
+        generation: int,
+        stores: list[RowStore],
+        dense: DenseStore | None = None,
+        dense_source: DenseSource | None = None,
+        marks: Sequence[BucketMarks] = (),
+    ) -> None:
+        """Forgets everything and starts to serve with these contents.
+
+        Args:
+            dense_source: knows the record's dense values, should a worker's network have another layout than `dense`.
+            marks: which pushes these contents hold; a bucket that none of them names holds none of those that come.
+        """
+        with self.gate.closed(), self.changed:
+            self.begin(Model(self.spec, place, stores, dense, dense_source), marks)
+            self.epoch, self.generation, self.ready = routing.epoch, generation, True
+            self.routing = routing
+            self.changed.notify_all()
+
+    def start_empty(self, routing: RoutingTable, generation: int) -> None:
+        """Serves from nothing: rows come from their hashes, dense values from the first worker."""
+        place = Place.under(routing, self.name)
+        self.become(place, routing, generation, self.empty_stores(place))
+
+    @contextmanager
+    def restoring(self, place: Place, buckets: Array, dense_buckets: Array) -> Iterator[list[RowStore]]:
+        """The stores, with these buckets [b] empty, to be filled in the block; `take_up` follows. Answers Stale.
+
+        When the block raises, the server holds none of these virtual buckets; the others stay.
+
+        Args:
+            place: what the server is responsible for then.
+            dense_buckets: [d], restored, too.
+
+        Raises:
+            ElastrecError: the place has other buckets than those and the ones held now; nothing has changed.
+        """
+        with self.gate.closed(), self.changed:
+            model = self.model
+            if model is None:
+                raise ElastrecError(f"server {self.name} holds nothing that it could keep; restore all of its buckets")
+            for store in model.stores:
+                self._check_kept("bucket", store.owned, place.owned, buckets)
+            self._check_kept("dense bucket", model.place.dense_owned, place.dense_owned, dense_buckets)
+            self.ready = False
+            self.changed.notify_all()
+        self.thaw()
+        handles = [store.bucket(number) for store in model.stores for number in buckets.tolist()]
+        try:
+            for bucket in handles:
+                bucket.drop()
+                bucket.own()
+            yield model.stores
+        except BaseException:
+            for bucket in handles:
+                bucket.drop()
+            raise
+
+    def _check_kept(self, kind: str, held: Array, owned: Array, restored: Array) -> None:
+        chosen = np.zeros(len(owned), np.bool_)
+        chosen[restored] = True
+        for what, numbers in (
+            ("holds {} {}, which another server owns", held & ~owned),
+            ("has to keep {} {}, which it does not hold", owned & ~chosen & ~held),
+            ("has to restore {} {}, which another server owns", chosen & ~owned),
+        ):
+            if numbers.any():
+                raise ElastrecError(f"server {self.name} {what.format(kind, np.flatnonzero(numbers)[0])}")
+
+    def take_up(
+        self,
+        place: Place,
+        routing: RoutingTable,
+        generation: int,
+        restored: BucketMarks,
+        marks: Sequence[BucketMarks] | None,
+        dense: DenseStore | None,
+        dense_source: DenseSource,
+    ) -> None:
+        """Serves again, with buckets that were restored.
+
+        Args:
+            restored, marks: see `Marks.with_restored`.
+            dense: the restored dense buckets; dense_source: as of `become`.
+        """
+        with self.gate.closed(), self.changed:
+            assert self.model is not None
+            self.model.place = place
+            if restored.dense_buckets:
+                self.model.restore_dense(dense, dense_source)
+            known = self.pushes.marks.with_restored(place.owned, place.dense_owned, restored, marks)
+            if generation == self.generation:
+                self.pushes.marks = known
+            else:
+                self.pushes = Pushes(self.spec, known)
+            self._found = FoundRows()
+            self.epoch, self.generation, self.ready = routing.epoch, generation, True
+            self.routing = routing
+            self.changed.notify_all()
+
+    def suspend(self) -> None:
+        """Answers Stale until the next `become`."""
+        with self.gate.closed(), self.changed:
+            self.ready = False
+            self.changed.notify_all()
+
+    def forget(self) -> None:
+        """Frees the model and answers Stale until the next `become`."""
+        with self.gate.closed(), self.changed:
+            self.ready, self._frozen = False, None
+            self.begin(None)
+            self.changed.notify_all()
+
+    def adopt(self, routing: RoutingTable, generation: int, members: Sequence[WorkerProcess], version: int) -> None:
+        """Takes a directive that orders no restore; another share of the rows suspends the server until one does.
+
+        Args:
+            members, version: of the directive; see Consistency.confirm.
+        """
+        with self.gate.closed(), self.changed:
+            if not self.ready:
+                return
+            assert self.model is not None
+            if not self.model.place.same_as(Place.under(routing, self.name)):
+                log.warning("suspended", reason="another share of the buckets without a restore", epoch=routing.epoch)
+                self.ready = False
+            self.epoch, self.generation, self.routing = routing.epoch, generation, routing
+            for worker in self.pushes.confirm(members, version):
+                self.forget_found(worker)
+            self.take_steps()
+            self.changed.notify_all()
+
+    def freeze(self) -> Frozen:
+        """What the server holds, of this moment, for a copy while requests go on; `Frozen.thaw` ends it.
+
+        Raises:
+            CheckpointError: there is nothing yet.
+        """
+        with self.gate.closed(), self.changed:
+            model = self.model
+            if not self.ready or model is None:
+                raise CheckpointError(f"server {self.name} has nothing to save: it has not restored yet")
+            frozen = Frozen(
+                owned=np.flatnonzero(model.place.owned).tolist(),
+                stores=[(store, np.flatnonzero(store.owned).tolist()) for store in model.stores],
+                dense=None if model.dense is None else model.dense.copy(),
+                generation=self.generation,
+                marks=self.pushes.marks.values(),
+            )
+            for store, buckets in frozen.stores:
+                store.cuts.freeze(buckets)
+            self._frozen = weakref.ref(frozen)
+            return frozen
+
+    def thaw(self) -> None:
+        """Gives up a copy that is under way: it fails."""
+        with self.changed:
+            frozen = None if self._frozen is None else self._frozen()
+        if frozen is not None:
+            frozen.thaw()
+
+    def evict(self) -> None:
+        """Drops what was not seen for long, in steps between which requests are served."""
+        for store in list(self.stores):
+            steps, dropped = store.eviction_steps(self.now_seconds()), 0
+            while True:
+                with self.gate.passed():
+                    step = next(steps, None)
+                if step is None:
+                    break
+                dropped += step
+            if dropped:
+                log.info("evicted", entries=dropped, rows_left=store.rows, group=store.group.index)

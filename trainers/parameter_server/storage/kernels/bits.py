@@ -1,0 +1,36 @@
+"""Finding bytes in 64-bit words, inside compiled kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined
+
+_ONES = np.uint64(0x0101010101010101)
+_LOWS = np.uint64(0x7F7F7F7F7F7F7F7F)
+_GATHER = np.uint64(0x0102040810204080)
+_S7, _S56 = np.uint64(7), np.uint64(56)
+
+
+@intrinsic
+def trailing_zeros(typing_context: Any, value: Any) -> Any:
+    """Number of zero bits below the lowest one of a uint64; 64 of zero."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), generate
+
+
+@inlined
+def matches(word, byte):  # type: ignore[no-untyped-def]
+    """8 bits: which bytes of `word` equal `byte`; all are uint64."""
+    different = word ^ (byte * _ONES)
+    # Bit 7 of exactly those bytes that are zero, and then byte i's to bit i.
+    equal = ~(((different & _LOWS) + _LOWS) | different | _LOWS)
+    return ((equal >> _S7) * _GATHER) >> _S56

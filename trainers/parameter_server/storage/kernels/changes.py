@@ -1,0 +1,207 @@
+"""Kernels that note what changes: shadows of frozen cells, logs, tombstones. The lock of the stripe is held."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastrec.trainers.parameter_server.hashing import splitmix64
+from elastrec.trainers.parameter_server.prefetch import AHEAD
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
+    CELL_VERSION,
+    COPIED,
+    COUNT,
+    FOLLOWING,
+    FROZEN,
+    ID,
+    LAST,
+    LOG_FROM,
+    LOGGING,
+    PREVIOUS,
+    TABLE,
+    VERSION,
+)
+from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
+from elastrec.trainers.parameter_server.storage.kernels.index import leave, move
+from elastrec.trainers.parameter_server.storage.kernels.pools import (
+    append,
+    cut_last,
+    has_room,
+    last_place,
+    number_of,
+    offset_of,
+    owner_of,
+    prefetch_cell,
+    slab_at,
+)
+
+_S32 = np.uint64(32)
+_TABLE_BITS = np.uint32(0xFFFF)
+_PLACE_BITS = 0xFFFFFFFF
+LEAST_LOGGED = 64
+"""Changes that a log holds in any case; beyond, no more than a quarter of the bucket's cells."""
+
+
+@kernel
+def may_change(shelf, marks, bucket, stripe, cells):  # type: ignore[no-untyped-def]
+    """Whether so many cells of a bucket may be changed with the slabs that the stripe has."""
+    if marks[bucket, FROZEN] >= 0 and not has_room(shelf.shadows, bucket, stripe, cells):
+        return False
+    return marks[bucket, LOGGING] == 0 or has_room(shelf.log, bucket, stripe, cells)
+
+
+@kernel
+def log_change(shelf, marks, bucket, stripe, place):  # type: ignore[no-untyped-def]
+    """Appends a place to the bucket's log, or ends the log when it has become longer than it is worth."""
+    if marks[bucket, LOGGING] == 0:
+        return
+    if 4 * shelf.log.buckets[bucket, COUNT] > shelf.pool.buckets[bucket, COUNT] + 4 * LEAST_LOGGED:
+        # Its slabs stay until the next mark: releasing them here might need more room than there is.
+        marks[bucket, LOG_FROM] = marks[bucket, VERSION]
+        marks[bucket, LOGGING] = 0
+        return
+    at = offset_of(shelf.log.shape, append(shelf.log, bucket, stripe))
+    shelf.log.words[at] = np.uint32(place)
+    shelf.log.words[at + 1] = np.uint32(marks[bucket, VERSION])
+
+
+@kernel
+def note_change(shelf, marks, bucket, stripe, place):  # type: ignore[no-untyped-def]
+    """A cell that is older than its bucket's version is about to change. `may_change` holds."""
+    pool, at = shelf.pool, offset_of(shelf.pool.shape, place)
+    if (
+        np.int64(pool.words[at + CELL_VERSION]) <= marks[bucket, FROZEN]
+        and number_of(pool, place) >= pool.buckets[bucket, COPIED]
+    ):
+        to = offset_of(shelf.shadows.shape, append(shelf.shadows, bucket, stripe))
+        for word in range(pool.shape.width):
+            shelf.shadows.words[to + word] = pool.words[at + word]
+    log_change(shelf, marks, bucket, stripe, place)
+    pool.words[at + CELL_VERSION] = np.uint32(marks[bucket, VERSION])
+
+
+@kernel
+def remove(shelf, marks, bucket, stripe, place, salts):  # type: ignore[no-untyped-def]
+    """Takes a cell out of bucket and index; the last one moves into its place. `may_change` holds for two cells."""
+    pool = shelf.pool
+    at, last = offset_of(pool.shape, place), last_place(pool, bucket)
+    version = marks[bucket, VERSION]
+    if np.int64(pool.words[at + CELL_VERSION]) != version:
+        note_change(shelf, marks, bucket, stripe, place)
+    key = np.uint64(pool.words[at + ID]) | (np.uint64(pool.words[at + ID + 1]) << _S32)
+    leave(shelf.slots, bucket, splitmix64(key ^ salts[pool.words[at + TABLE] & _TABLE_BITS]), place)
+    if last != place:
+        end = offset_of(pool.shape, last)
+        is_watched = marks[bucket, FROZEN] >= 0 or marks[bucket, LOGGING] != 0
+        if is_watched and np.int64(pool.words[end + CELL_VERSION]) != version:
+            note_change(shelf, marks, bucket, stripe, last)
+        key = np.uint64(pool.words[end + ID]) | (np.uint64(pool.words[end + ID + 1]) << _S32)
+        move(shelf.slots, bucket, splitmix64(key ^ salts[pool.words[end + TABLE] & _TABLE_BITS]), last, place)
+        for word in range(pool.shape.width):
+            pool.words[at + word] = pool.words[end + word]
+    cut_last(pool, bucket, stripe)
+
+
+@kernel
+def bury(tombs, marks, bucket, stripe, low, high, table):  # type: ignore[no-untyped-def]
+    """Leaves a tombstone while changes are logged. There is room."""
+    if marks[bucket, LOGGING]:
+        at = offset_of(tombs.shape, append(tombs, bucket, stripe))
+        tombs.words[at + ID] = low
+        tombs.words[at + ID + 1] = high
+        tombs.words[at + CELL_VERSION] = np.uint32(marks[bucket, VERSION])
+        tombs.words[at + TABLE] = table
+
+
+@kernel
+def copy_frozen(shelf, marks, bucket, out):  # type: ignore[no-untyped-def]
+    """Copies the next cells of a frozen bucket into `out` [n, W] uint32; returns how many.
+
+    The copy passes as many cells as there is room for, those that are younger than the freeze included: it ends when
+    `pool.buckets[bucket, COPIED]` has reached the count.
+    """
+    pool = shelf.pool
+    number, count = pool.buckets[bucket, COPIED], pool.buckets[bucket, COUNT]
+    slab, copied, passed = slab_at(pool, bucket, number), 0, 0
+    frozen = marks[bucket, FROZEN]
+    while number < count and passed < out.shape[0]:
+        place = (slab << pool.shape.shift) | (number % pool.shape.per_slab)
+        at = offset_of(pool.shape, place)
+        if np.int64(pool.words[at + CELL_VERSION]) <= frozen:
+            for word in range(pool.shape.width):
+                out[copied, word] = pool.words[at + word]
+            copied += 1
+        number += 1
+        passed += 1
+        if number % pool.shape.per_slab == 0:
+            slab = pool.slabs[slab, FOLLOWING]
+    pool.buckets[bucket, COPIED] = number
+    return copied
+
+
+@kernel
+def copy_cells(pool, bucket, since, first, out):  # type: ignore[no-untyped-def]
+    """Copies a bucket's cells from number `first` on whose version is above `since` into `out`.
+
+    Returns how many were copied, and the number of the first cell that was not looked at.
+    """
+    count, number, copied = pool.buckets[bucket, COUNT], first, 0
+    slab = slab_at(pool, bucket, number)
+    while number < count and copied < out.shape[0]:
+        at = offset_of(pool.shape, (slab << pool.shape.shift) | (number % pool.shape.per_slab))
+        if np.int64(pool.words[at + CELL_VERSION]) > since:
+            for word in range(pool.shape.width):
+                out[copied, word] = pool.words[at + word]
+            copied += 1
+        number += 1
+        if number % pool.shape.per_slab == 0:
+            slab = pool.slabs[slab, FOLLOWING]
+    return copied, number
+
+
+@kernel
+def changed_places(shelf, bucket, since, seen, out):  # type: ignore[no-untyped-def]
+    """Places of the bucket's log whose cells have changed since a version, each once; returns how many.
+
+    The log is walked from its end, and no further than the version.
+
+    Args:
+        seen: [cells // 64 + 1] uint64, zeros.
+        out: [n] int64, as many as the log has entries.
+    """
+    log, pool = shelf.log, shelf.pool
+    slab, left, entries = log.buckets[bucket, LAST], log.buckets[bucket, COUNT], 0
+    while left:
+        at = offset_of(log.shape, (slab << log.shape.shift) | ((left - 1) % log.shape.per_slab))
+        if np.int64(log.words[at + 1]) <= since:
+            break
+        out[entries] = np.int64(log.words[at]) | (np.int64(log.words[at + 1]) << 32)
+        entries += 1
+        left -= 1
+        if left % log.shape.per_slab == 0 and left:
+            slab = np.int64(log.slabs[slab, PREVIOUS])
+    found = 0
+    for k in range(entries):
+        if k + AHEAD < entries:
+            prefetch_cell(pool.words, pool.shape, out[k + AHEAD] & _PLACE_BITS)
+        place, version = out[k] & _PLACE_BITS, np.uint32(out[k] >> 32)
+        number = number_of(pool, place)
+        # A place that was given up may be another bucket's by now, and one may be in the log twice.
+        if owner_of(pool, place) != bucket or number >= pool.buckets[bucket, COUNT]:
+            continue
+        word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
+        if not seen[word] & bit and pool.words[offset_of(pool.shape, place) + CELL_VERSION] == version:
+            seen[word] |= bit
+            out[found] = place
+            found += 1
+    return found
+
+
+@kernel
+def gather(pool, places, out):  # type: ignore[no-untyped-def]
+    """Copies the cells of places [n] into `out` [n, W] uint32."""
+    for k in range(places.shape[0]):
+        if k + AHEAD < places.shape[0]:
+            prefetch_cell(pool.words, pool.shape, places[k + AHEAD])
+        at = offset_of(pool.shape, places[k])
+        for word in range(pool.shape.width):
+            out[k, word] = pool.words[at + word]

@@ -1,0 +1,212 @@
+"""Kernels of the index: open addressing by lines of 12 slots. The lock of the bucket's stripe is held.
+
+A cell is put into the first line with a free slot, from the line that its hash names on; each full line that is passed
+counts it, so a search ends at the first line that nothing passed, and a freed slot needs no mark. (As F14, Bronson and
+Shi, "Open-sourcing F14 for faster, more memory-efficient hash tables", Meta, 2019.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastrec.trainers.parameter_server.hashing import splitmix64
+from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FIRST, FOLLOWING, ID, LINES, START, TABLE
+from elastrec.trainers.parameter_server.storage.kernels.bits import matches, trailing_zeros
+from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
+from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, prefetch_cell
+
+ABSENT = -1
+RING = 4 * AHEAD
+PASSED, PLACES = 3, 4  # words of a line
+_BYTE, _ONE, _EIGHT, _S24, _S32 = np.uint64(255), np.uint64(1), np.uint64(8), np.uint64(24), np.uint64(32)
+_LAST_FOUR, _THREE, _SEVEN = np.uint64(15), np.uint64(3), np.uint64(7)
+_TABLE_BITS = np.uint32(0xFFFF)
+
+
+@inlined
+def home_of(row_hash, lines):  # type: ignore[no-untyped-def]
+    """The line of a run of `lines` that is tried first: the hash's upper half scaled to the run's length."""
+    return np.int64(((row_hash >> _S32) * np.uint64(lines)) >> _S32)
+
+
+@inlined
+def _tag_of(row_hash):  # type: ignore[no-untyped-def]
+    tag = (row_hash >> _S24) & _BYTE
+    return tag if tag else _ONE
+
+
+@inlined
+def _slots(longs, line, tag):  # type: ignore[no-untyped-def]
+    """12 bits: which slots of a line have the tag."""
+    return matches(longs[line, 0], tag) | ((matches(longs[line, 1], tag) & _LAST_FOUR) << _EIGHT)
+
+
+@inlined
+def _is_of(words, shape, place, key, table):  # type: ignore[no-untyped-def]
+    at = offset_of(shape, place)
+    same = (words[at + ID] == np.uint32(key)) & (words[at + ID + 1] == np.uint32(key >> 32))
+    return same & ((words[at + TABLE] & _TABLE_BITS) == table)
+
+
+@kernel
+def _search(words, shape, lines, longs, start, count, row_hash, key, table):  # type: ignore[no-untyped-def]
+    """As `search`, in a run of `count` lines, at least one, from line `start` on."""
+    tag, number = _tag_of(row_hash), home_of(row_hash, count)
+    while True:
+        line = start + number
+        slots = _slots(longs, line, tag)
+        while slots:
+            place = np.int64(lines[line, PLACES + np.int64(trailing_zeros(slots))])
+            if _is_of(words, shape, place, key, table):
+                return place
+            slots &= slots - _ONE
+        if lines[line, PASSED] == 0:
+            return ABSENT
+        number = number + 1 if number + 1 < count else 0
+
+
+@kernel
+def search(pool, index, bucket, row_hash, key, table):  # type: ignore[no-untyped-def]
+    """Place of an id's cell, or ABSENT."""
+    count = index.runs[bucket, LINES]
+    if count == 0:
+        return ABSENT
+    start = index.runs[bucket, START]
+    return _search(pool.words, pool.shape, index.lines, index.longs, start, count, row_hash, key, table)
+
+
+@kernel
+def find(  # type: ignore[no-untyped-def]
+    words, shape, lines, longs, runs, order, hashes, buckets, ids, tables, first, last, places, scratch
+):
+    """Places of the ids at order[first:last], or ABSENT, into `places` [U].
+
+    Args:
+        words, shape: of a pool; lines, longs, runs: of its index; order and what follows: of a request.
+        scratch: [2, RING] int64.
+    """
+    # An id's line is asked for AHEAD ids before it is read, and then the cell that it most likely names.
+    homes, guesses = scratch[0], scratch[1]
+    for step in range(first, last + 2 * AHEAD):
+        if step < last:
+            j, n = order[step], step & (RING - 1)
+            count = runs[buckets[j], LINES]
+            homes[n] = runs[buckets[j], START] + home_of(hashes[j], count) if count else ABSENT
+            prefetch(lines, homes[n])
+        k = step - AHEAD
+        if first <= k < last:
+            n = k & (RING - 1)
+            guesses[n] = ABSENT
+            if homes[n] >= 0:
+                slots = _slots(longs, homes[n], _tag_of(hashes[order[k]]))
+                if slots:
+                    guesses[n] = lines[homes[n], PLACES + np.int64(trailing_zeros(slots))]
+                    prefetch_cell(words, shape, guesses[n])
+        k = step - 2 * AHEAD
+        if k >= first:
+            j, n = order[k], k & (RING - 1)
+            table = np.uint32(tables[j])
+            places[j] = guesses[n]
+            if guesses[n] >= 0 and _is_of(words, shape, guesses[n], ids[j], table):
+                continue
+            places[j] = ABSENT
+            if homes[n] >= 0 and (guesses[n] >= 0 or lines[homes[n], PASSED]):
+                start, count = runs[buckets[j], START], runs[buckets[j], LINES]
+                places[j] = _search(words, shape, lines, longs, start, count, hashes[j], ids[j], table)
+
+
+@kernel
+def has_slot(pool, index, bucket):  # type: ignore[no-untyped-def]
+    """Whether another cell may enter; else the bucket's run has to grow."""
+    return 10 * (pool.buckets[bucket, COUNT] + 1) <= 96 * index.runs[bucket, LINES]
+
+
+def lines_for(cells: int) -> int:
+    """Lines of a run in which so many cells have a slot."""
+    return -(-10 * cells // 96)
+
+
+@kernel
+def _put(lines, longs, start, count, row_hash, place):  # type: ignore[no-untyped-def]
+    number, tag = home_of(row_hash, count), _tag_of(row_hash)
+    while True:
+        line = start + number
+        free = _slots(longs, line, np.uint64(0))
+        if free:
+            slot = trailing_zeros(free)
+            longs[line, np.int64(slot >> _THREE)] |= tag << ((slot & _SEVEN) << _THREE)
+            lines[line, PLACES + np.int64(slot)] = np.uint32(place)
+            return
+        lines[line, PASSED] += np.uint32(1)
+        number = number + 1 if number + 1 < count else 0
+
+
+@kernel
+def enter(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
+    """Puts a cell that is not there into a run that has a slot."""
+    _put(index.lines, index.longs, index.runs[bucket, START], index.runs[bucket, LINES], row_hash, place)
+
+
+@kernel
+def _slot_of(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
+    """(number of the line, slot) of a place that is there."""
+    start, lines, tag = index.runs[bucket, START], index.runs[bucket, LINES], _tag_of(row_hash)
+    number = home_of(row_hash, lines)
+    while True:
+        line = start + number
+        slots = _slots(index.longs, line, tag)
+        while slots:
+            slot = np.int64(trailing_zeros(slots))
+            if index.lines[line, PLACES + slot] == np.uint32(place):
+                return number, slot
+            slots &= slots - _ONE
+        number = number + 1 if number + 1 < lines else 0
+
+
+@kernel
+def move(index, bucket, row_hash, place, to):  # type: ignore[no-untyped-def]
+    """The cell of a place lies at another one now."""
+    number, slot = _slot_of(index, bucket, row_hash, place)
+    index.lines[index.runs[bucket, START] + number, PLACES + slot] = np.uint32(to)
+
+
+@kernel
+def leave(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
+    """Takes a place out."""
+    start, lines = index.runs[bucket, START], index.runs[bucket, LINES]
+    end, slot = _slot_of(index, bucket, row_hash, place)
+    half, bit = slot // 8, np.uint64(8 * (slot % 8))
+    index.longs[start + end, half] &= ~(_BYTE << bit)
+    number = home_of(row_hash, lines)
+    while number != end:
+        index.lines[start + number, PASSED] -= np.uint32(1)
+        number = number + 1 if number + 1 < lines else 0
+
+
+@kernel
+def lay_out(pool, index, bucket, start, lines, salts, hashes, places):  # type: ignore[no-untyped-def]
+    """Gives the bucket another, empty run of lines and enters all of its cells.
+
+    Args:
+        hashes, places: [AHEAD] uint64, int64, scratch.
+    """
+    index.runs[bucket, START] = start
+    index.runs[bucket, LINES] = lines
+    words, slabs, shape, line_words, longs = pool.words, pool.slabs, pool.shape, index.lines, index.longs
+    slab, left = pool.buckets[bucket, FIRST], pool.buckets[bucket, COUNT]
+    while left:
+        cells = min(left, shape.per_slab)
+        for first in range(0, cells, AHEAD):
+            last = min(first + AHEAD, cells)
+            for number in range(first, last):
+                k = number - first
+                places[k] = (slab << shape.shift) | number
+                at = offset_of(shape, places[k])
+                key = np.uint64(words[at + ID]) | (np.uint64(words[at + ID + 1]) << _S32)
+                hashes[k] = splitmix64(key ^ salts[words[at + TABLE] & _TABLE_BITS])
+                prefetch(line_words, start + home_of(hashes[k], lines))
+            for k in range(last - first):
+                _put(line_words, longs, start, lines, hashes[k], places[k])
+        left -= cells
+        slab = np.int64(slabs[slab, FOLLOWING])
