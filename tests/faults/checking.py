@@ -25,7 +25,7 @@ DROPPED_BATCHES = 4
 """A worker that loses a connection drops what it pulled, what it computes, and a push without an answer."""
 HELD_BATCHES = 3 * SHARD_BATCHES
 """A worker that is lost may have trained all of its shards without having told: it reads ahead into two more."""
-_SIZE = Size(rows=ROWS, shard_rows=SHARD_ROWS, epochs=EPOCHS, seed=1)
+SIZE = Size(rows=ROWS, shard_rows=SHARD_ROWS, epochs=EPOCHS, seed=1)
 
 
 def check_model(
@@ -73,7 +73,7 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
         return
     attempts = ledger.to_pylist()
     begun = journals(list_terms(str(site.store), job_name, prepared.job_id))
-    books = check_books(attempts, story, _SIZE, begun=begun)
+    books = check_books(attempts, story, SIZE, begun=begun)
     if outcome.in_flight is not None:
         outcome.in_flight -= rows_told(attempts)
         if not 0 <= outcome.in_flight <= outcome.in_flight_allowed:

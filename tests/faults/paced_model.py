@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +20,25 @@ class PacedModel(nn.Module):
         embedding_bag_collection: rows of at least two numbers.
         schema: names and sizes of the inputs.
         pause_seconds: per training step, without using a core; faults need a job that lasts.
+        pause_while: path of a file; steps pause only while it is there. Empty: always.
     """
 
     def __init__(
-        self, embedding_bag_collection: nn.Module, schema: FeatureSchema, *, pause_seconds: float = 0.0
+        self,
+        embedding_bag_collection: nn.Module,
+        schema: FeatureSchema,
+        *,
+        pause_seconds: float = 0.0,
+        pause_while: str = "",
     ) -> None:
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
-        self.pause_seconds = pause_seconds
+        self.pause_seconds, self.pause_while = pause_seconds, pause_while
         deep_in = len(schema.sparse_names) * (schema.embedding_dimension - 1) + len(schema.dense_names)
         self.deep = LogitMLP(deep_in, [16])
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        if self.training:
+        if self.training and (not self.pause_while or Path(self.pause_while).exists()):
             time.sleep(self.pause_seconds)
         rows_BFR = pooled_rows(self.embedding_bag_collection, sparse_features)
         deep_in_BX = torch.cat([rows_BFR[:, :, 1:].flatten(1), dense_features], dim=1)

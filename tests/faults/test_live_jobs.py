@@ -1,0 +1,216 @@
+"""Jobs of real processes that change while they train: workers come and go in bsp, a server is lost between deltas.
+
+Each job trains as long as a file lies there in slow steps, so that what a test waits for happens while it trains; then
+in quick ones, to the end. All are compared with one that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastrec.checkpoints import list_records, list_terms, open_record
+from elastrec.platform import jobs
+from elastrec.platform.jobs.identity import secret_of
+from elastrec.platform.jobs.masters import live_master, pod_of_master, wait_for_master
+from elastrec.platform.master.explanation import Explanation, read_explanation
+from elastrec.platform.master.launch import master_pod
+from elastrec.platform.master.ledger import read_ledger
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.loading import job_from_json
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.transport import RpcClient, new_token
+from elastrec.platform.transport.observer_messages import ChangeShape, ShapeAnswer
+from elastrec.trainers.parameter_server.messages import GetStats, Stats
+from tests.faults.books import Books, check_books, journals
+from tests.faults.checking import AUC_TOLERANCE, SIZE
+from tests.faults.job import BATCH_ROWS, EPOCHS, ROWS, campaign_job
+from tests.faults.plan import Shape
+from tests.faults.site import Site, site_at
+from tests.processes import pod_processes, wait_for
+from tests.shapes import change
+
+WORKERS, SERVERS = 2, 2
+GLOBAL_BATCH = WORKERS * BATCH_ROWS
+SLOW_SECONDS = 0.25
+PATIENCE_SECONDS, _LOOK_SECONDS = 120.0, 0.2
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site_at(tmp_path_factory.mktemp("live") / "home") as here:
+        yield here
+
+
+class LiveJob:
+    """A job under way.
+
+    Args:
+        is_slow: until `hurry`.
+        checkpoint: further fields of the section.
+    """
+
+    def __init__(self, site: Site, name: str, *, is_slow: bool, **checkpoint: Any) -> None:
+        self.site, self.platform = site, site.platform
+        self._slow = site.home / f"{name} is slow"
+        self._slow.touch() if is_slow else None
+        content = json.loads(campaign_job(Shape("bsp", 0, WORKERS, SERVERS), site.data).model_dump_json(by_alias=True))
+        content["metadata"]["name"] = name
+        spec = content["spec"]
+        spec["model"]["options"] = {"pause_seconds": SLOW_SECONDS, "pause_while": str(self._slow)}
+        spec["resources"]["worker"]["cores"] = 1.0
+        spec["checkpoint"] |= checkpoint
+        self.name = name
+        self.prepared = jobs.prepare(self.platform, job_from_json(json.dumps(content)), jobs.job_id_for(name, "1"))
+        self.job_id = self.prepared.job_id
+        request = jobs.launch_request(self.prepared, jobs.warm_start(self.platform, self.prepared))
+        self.platform.launcher.submit(master_pod(request, self.platform.cluster_config, new_token()))
+        wait_for_master(self.platform, self.job_id).close()
+        self.rows_of_steps: dict[str, dict[int, int]] = {}
+
+    def hurry(self) -> None:
+        self._slow.unlink(missing_ok=True)
+
+    def metrics(self) -> TrainingMetrics:
+        return jobs.observe(self.platform, self.job_id).metrics
+
+    def ask_for_workers(self, count: int) -> None:
+        with live_master(self.platform, self.job_id) as master:
+            assert master is not None
+            answer = master.call(ChangeShape(change=change(workers=count)), ShapeAnswer, timeout_seconds=15.0)
+        assert answer.accepted, answer.reason
+
+    def workers_at_work(self) -> list[str]:
+        """Workers that have trained since they were there."""
+        pods = self.metrics().pods
+        return [pod.name for pod in pods if pod.role is Role.WORKER and pod.state == "Running" and pod.samples]
+
+    def has_workers(self, count: int) -> Callable[[], bool]:
+        def has() -> bool:
+            pods = [pod for pod in self.platform.launcher.pods(self.job_id) if pod.role is Role.WORKER]
+            return len(self.workers_at_work()) == len(pods) == count
+
+        return has
+
+    def look_at_steps(self) -> None:
+        """Keeps how many rows the servers' steps have had until now."""
+        with contextlib.suppress(TransportError, ClusterError):
+            master = pod_of_master(self.platform, self.job_id)
+            secret = secret_of(self.platform, master) if master else None
+            pods = [p for p in self.platform.launcher.pods(self.job_id) if p.role is Role.PARAMETER_SERVER]
+            for pod in pods if secret is not None else []:
+                with contextlib.closing(RpcClient(pod.address, secret.token, secret.tls)) as client:
+                    self.rows_of_steps[pod.name] = client.call(GetStats(), Stats, timeout_seconds=1.0).steps_by_rows
+
+    def train_to_the_end(self) -> TrainingMetrics:
+        self.hurry()
+
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (metrics := self.metrics()).phase.is_final:
+            assert time.monotonic() < deadline, f"the job does not end: {metrics.model_dump_json()}"
+            if metrics.phase is Phase.EVALUATING:
+                self.look_at_steps()
+            time.sleep(_LOOK_SECONDS)
+        assert metrics.phase is Phase.SUCCEEDED, metrics.reason
+        jobs.finish(self.platform, self.job_id)
+        return metrics
+
+    def books(self) -> tuple[Books, Explanation]:
+        """What its ledger says, checked against its story."""
+        store = str(self.site.store)
+        ledger, story = read_ledger(store, self.job_id), read_explanation(store, self.job_id)
+        assert ledger is not None and story is not None
+        begun = journals(list_terms(store, self.name, self.job_id))
+        return check_books(ledger.to_pylist(), story, SIZE, begun=begun), story
+
+    def stop(self) -> None:
+        self.hurry()
+        jobs.stop(self.platform, self.job_id, "the test is over")
+
+
+@contextlib.contextmanager
+def live_job(site: Site, name: str, *, is_slow: bool = True, **checkpoint: Any) -> Iterator[LiveJob]:
+    job = LiveJob(site, name, is_slow=is_slow, **checkpoint)
+    try:
+        yield job
+    finally:
+        job.stop()
+
+
+@pytest.fixture(scope="module")
+def undisturbed_auc(site: Site) -> float:
+    with live_job(site, "undisturbed", is_slow=False) as job:
+        auc = job.train_to_the_end().auc
+    assert auc is not None
+    return auc
+
+
+@pytest.mark.timeout(400)
+def test_a_bsp_job_whose_workers_go_from_2_to_4_to_1_keeps_its_global_batch_and_its_model(
+    site: Site, undisturbed_auc: float
+) -> None:
+    with live_job(site, "elastic") as job:
+        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
+        for count in (4, 1):
+            before = job.metrics().samples_trained
+            job.ask_for_workers(count)
+            wait_for(job.has_workers(count), PATIENCE_SECONDS, f"{count} workers that train")
+            reached = job.metrics().samples_trained + 4 * GLOBAL_BATCH
+            wait_for(lambda: job.metrics().samples_trained > reached, PATIENCE_SECONDS, "four steps")  # noqa: B023
+            assert before < reached < EPOCHS * ROWS, "the job ended before its workers changed"
+        metrics = job.train_to_the_end()
+        assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
+        books, _ = job.books()
+    assert not books.problems and (books.lost, books.repeated) == (0, 0)
+    one, other = job.rows_of_steps.values()
+    assert one == other and sum(rows * steps for rows, steps in one.items()) == EPOCHS * ROWS
+    # A step is smaller where a split ends within a share; it is never larger.
+    steps = sum(one.values())
+    assert max(one) == GLOBAL_BATCH and one[GLOBAL_BATCH] > 0.7 * steps and EPOCHS * ROWS / steps > 0.9 * GLOBAL_BATCH
+    assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
+
+
+@pytest.mark.timeout(400)
+def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
+    site: Site, undisturbed_auc: float
+) -> None:
+    with live_job(site, "deltas", interval="1s", deltas=3) as job:
+        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
+
+        def newest() -> str:
+            records = list_records(str(site.store), job.name, job.job_id)
+            return records[0][0] if records else ""
+
+        def chain() -> list[str]:
+            return [record.uri for record in open_record(newest()).chain()] if newest() else []
+
+        def lose_server_between_deltas() -> bool:
+            (master,) = pod_processes(job.job_id, "master", site.home)
+            # No newer record may be complete before the server is gone.
+            master.suspend()
+            try:
+                if len(chain()) < 3:
+                    return False
+                chains.append(chain())
+                pod_processes(job.job_id, "ps-0", site.home)[0].kill()
+                return True
+            finally:
+                master.resume()
+
+        chains: list[list[str]] = []
+        wait_for(lambda: len(chain()) >= 3 and lose_server_between_deltas(), PATIENCE_SECONDS, "a delta of a delta")
+        wait_for(lambda: job.metrics().generation == 1, PATIENCE_SECONDS, "the rollback")
+        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train again")
+        metrics = job.train_to_the_end()
+        books, story = job.books()
+    restored = chains[-1][-1]
+    assert any(entry.what == f"rolled back to {restored}, generation 1" for entry in story.timeline), story.timeline
+    assert [open_record(uri).manifest.base for uri in chains[-1]] == ["", *(Path(u).name for u in chains[-1][:-1])]
+    assert not books.problems and books.lost == 0 and metrics.shards_done == metrics.shards_total
+    assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
