@@ -51,7 +51,7 @@ def drill(site: Site, run: Run, expected_auc: float | None, evidence: Path) -> O
         plan=[f"at {strike.at:.2f}: {fault}" for strike in run.strikes for fault in strike.faults],
     )  # fmt: skip
     began, before = time.monotonic(), shared_memory()
-    prepared = site.prepare(run.shape)
+    prepared = site.prepare(run.shape, run.deltas)
     job_name = campaign_job(run.shape, site.data).metadata.name
     kept = Keeper(site.home / "agent", site.home / "kept")
     ports: frozenset[int] = frozenset()

@@ -33,14 +33,15 @@ class Site:
     data: GenerateReport
     platform: jobs.Platform
     cluster: LocalCluster
-    prepared: dict[Shape, Prepared] = field(default_factory=dict)
+    prepared: dict[tuple[Shape, int], Prepared] = field(default_factory=dict)
 
-    def prepare(self, shape: Shape) -> Prepared:
+    def prepare(self, shape: Shape, deltas: int = 0) -> Prepared:
         """The job of a shape, checked once and then given a new identity for every run."""
-        if shape not in self.prepared:
-            job = campaign_job(shape, self.data)
-            self.prepared[shape] = jobs.prepare(self.platform, job, jobs.job_id_for(job.metadata.name, "prepared"))
-        prepared = self.prepared[shape]
+        if (shape, deltas) not in self.prepared:
+            job = campaign_job(shape, self.data, deltas)
+            made = jobs.prepare(self.platform, job, jobs.job_id_for(job.metadata.name, "prepared"))
+            self.prepared[shape, deltas] = made
+        prepared = self.prepared[shape, deltas]
         stem = prepared.job_id.rpartition("-")[0]
         return msgspec.structs.replace(prepared, job_id=jobs.job_id_for(stem, uuid.uuid4().hex))
 
