@@ -13,7 +13,7 @@ from airflow.sdk.log import mask_secret
 
 from elastrec.operators import settings
 from elastrec.platform.specs.environment import CA_FILE
-from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, ClusterError, FieldProblem, SpecError
 from elastrec.platform.specs.text.uris import credentials
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ElastrecHook(BaseHook):
         connection = self.get_connection(self.elastrec_conn_id)
         extra: dict[str, Any] = connection.extra_dejson
         problems = [
-            FieldProblem(f"extra.{name}", "absent", "a URI", "add it to the connection")
+            FieldProblem(f"extra.{name}", MISSING, "a URI", "add it to the connection")
             for name in ("tracking_uri", "work_uri")
             if not extra.get(name)
         ]
@@ -102,7 +102,7 @@ class ElastrecHook(BaseHook):
             "fill it in, or name a node agent's folder in extra.agent_state or a cluster's file in extra.cluster_file"
         )
         problems = [
-            FieldProblem(field, "absent", allowed, remedy)
+            FieldProblem(field, MISSING, allowed, remedy)
             for field, value, allowed in (
                 ("host", connection.host, "the host of the cluster's API"),
                 ("port", connection.port, "the port of the cluster's API"),

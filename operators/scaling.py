@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from elastrec.platform.specs.scaling import ScalingSettings
 
 
+_NOTHING_TO_DECIDE = "no job trains that could be changed"
 LEFT_ALONE = "left_alone"
 """XCom key of the jobs that are not decided about."""
 
@@ -68,7 +69,9 @@ class RunningJobsOperator(_ScalingOperator):
                 self.log.info("%s: %s, %d observations", job_id, told.allocation, len(told.observations))
                 found.append(msgspec.to_builtins(told))
         if not found and not any(other.holder for other in others):
-            raise AirflowSkipException("no job trains that could be changed")
+            # Airflow's own line says no more than that the task is skipped.
+            self.log.info("the round ends here: %s", _NOTHING_TO_DECIDE)
+            raise AirflowSkipException(_NOTHING_TO_DECIDE)
         context["ti"].xcom_push(key=LEFT_ALONE, value=msgspec.to_builtins(others))
         return found
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from elastrec.platform.clusters.local.absent import AbsentLauncher
 from elastrec.platform.jobs.surroundings import Platform, home_folder
 from elastrec.platform.jobs.types import Interval
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError
 from elastrec.platform.specs.text.loading import parse_value
 
 _WIDE_COLUMNS = 500
@@ -94,7 +94,7 @@ def parse_interval(since: str | None, until: str | None, evaluate_until: str | N
     """
     if since is None:
         if until or evaluate_until:
-            problem = FieldProblem("--from", "absent", "a date", "give --from together with --until")
+            problem = FieldProblem("--from", MISSING, "a date", "give --from together with --until")
             raise SpecError([problem], "the command line")
         return None
     start = _date("--from", since)

@@ -21,6 +21,10 @@ class ElastrecError(Exception):
     remedy: str = ""
 
 
+MISSING = "absent"
+"""The value of a `FieldProblem` whose field is not there."""
+
+
 @dataclass(frozen=True)
 class FieldProblem:
     """One thing wrong with one field of a spec or of an input."""
@@ -32,6 +36,8 @@ class FieldProblem:
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.value} is not allowed; allowed: {self.allowed}"
+        if self.value == MISSING:
+            text = f"{self.path} is missing; needed: {self.allowed}"
         return f"{text}; {self.mend}" if self.mend else text
 
 
@@ -50,7 +56,8 @@ class SpecError(ElastrecError):
             self.field, self.remedy = problems[0].path, problems[0].mend
         where = f" in {source}" if source else ""
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        super().__init__(f"{len(problems)} problem(s){where}:\n{lines}")
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(f"{count}{where}:\n{lines}")
 
 
 class ClusterError(ElastrecError):

@@ -64,5 +64,5 @@ CASES = [
     Case(REMOTE, "a model of a module that is not installed", _users_module,
          ("spec.model.architecture", ":MyModel", "no installed package", "in the image")),
     Case(REMOTE, "several of them", _all_at_once,
-         ("3 problem(s)", "spec.data.path", "work_uri", "tracking_uri", "'sqlite:///")),
+         ("3 problems", "spec.data.path", "work_uri", "tracking_uri", "'sqlite:///")),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import traceback
 import torch
 from torch import nn
 
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError
 from elastrec.platform.specs.job import BUILT_IN_MODELS, ModelSpec
 from elastrec.trainers.models.schema import FeatureSchema
 
@@ -115,7 +115,7 @@ def _check_options(found: type[nn.Module], spec: ModelSpec) -> None:
         if name not in known
     ]
     problems += [
-        FieldProblem(f"spec.model.options.{name}", "absent", "the model needs this option")
+        FieldProblem(f"spec.model.options.{name}", MISSING, "a value", "the model needs this option")
         for name, parameter in known.items()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -6,13 +6,15 @@ import click
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.commands.status import pods_of
+from elastrec.platform.cli.completion import running_jobs, running_pods
 from elastrec.platform.cli.options import echo_json, output_option
 from elastrec.platform.clusters.nodes import Capacity, limits_enforced
+from elastrec.platform.jobs.known import not_in_cluster
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 
 
 @click.command()
-@click.argument("pod")
+@click.argument("pod", shell_complete=running_pods)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the pod ends.")
 @click.option("--tail", type=click.IntRange(min=1), help="Only the last lines.")
 def logs(pod: str, follow: bool, tail: int | None) -> None:
@@ -22,15 +24,17 @@ def logs(pod: str, follow: bool, tail: int | None) -> None:
     if pod not in names:
         first = platform.launcher.find(pod)
         if first is None:
-            known = ", ".join(sorted(names)) or "none: the cluster has no pods"
-            raise SpecError([FieldProblem("POD", repr(pod), known)], "the command line")
+            of_job = [name for name in sorted(names) if name.startswith(f"{pod.rpartition('-')[0]}-")]
+            if not of_job:
+                raise not_in_cluster(platform, pod)
+            raise SpecError([FieldProblem("POD", repr(pod), ", ".join(of_job))], "the command line")
         pod = first.name
     for line in platform.launcher.logs(pod, tail_lines=tail, follow=follow):
         click.echo(line)
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=running_jobs)
 @output_option
 def stop(job: str, output: str) -> None:
     """Stop a JOB and remove its pods."""
@@ -66,7 +70,8 @@ def agent_start(cores: float | None, memory: str | None) -> None:
         if memory_bytes == 0:
             raise ValueError("more than 0, for example 8Gi")
     except ValueError as error:
-        raise SpecError([FieldProblem("--memory", repr(memory), str(error))], "the command line") from None
+        remedy = getattr(error, "remedy", "")
+        raise SpecError([FieldProblem("--memory", repr(memory), str(error), remedy)], "the command line") from None
     state = jobs.home_folder() / "agent"
     start_agent(state, cores=cores, memory_bytes=memory_bytes, tls_folder=jobs.tls_folder())
     _show_capacity()

@@ -10,7 +10,7 @@ import msgspec
 from rich.table import Table
 
 from elastrec.platform.cli.options import echo_json, output_option, wide_console
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError
 
 if TYPE_CHECKING:
     from elastrec.checkpoints import Record
@@ -38,7 +38,7 @@ def inspect(
 
     if (table is None) != (key is None):
         name, other = ("--key", "--table") if key is None else ("--table", "--key")
-        raise SpecError([FieldProblem(name, "absent", f"given together with {other}")], "the command line")
+        raise SpecError([FieldProblem(name, MISSING, f"a value, together with {other}")], "the command line")
     record = _record(checkpoint, job_name)
     if table is None or key is None:
         facts, positions = record_facts(record), _positions(record)
@@ -114,7 +114,7 @@ def _recorded_encoding(record: Record, table: str, features: list[str]) -> str:
     found = sorted({recorded[feature] for feature in features if feature in recorded})
     if len(found) != 1:
         what = "not recorded" if not found else f"{' and '.join(found)}, by feature"
-        problem = FieldProblem("--encoding", "absent", ", ".join(_ENCODINGS), f"in this record it is {what}")
+        problem = FieldProblem("--encoding", MISSING, ", ".join(_ENCODINGS), f"in this record it is {what}")
         raise SpecError([problem], f"table {table}")
     return found[0]
 

@@ -48,11 +48,11 @@ def validate(
     Without --data only the file itself is read.
     """
     job = load_job(file, parse_overrides(overrides))
+    interval = parse_interval(since, until, evaluate_until)
     facts: dict[str, Any] = {"file": file, "valid": True, "name": job.metadata.name}
     if data:
         from elastrec.platform.jobs import job_id_for, prepare
 
-        interval = parse_interval(since, until, evaluate_until)
         prepared = prepare(platform_to_look(), job, job_id_for(job.metadata.name, "validate"), interval)
         facts |= {
             "training_rows": prepared.training_rows,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,10 @@ import msgspec
 from rich.table import Table
 
 from elastrec.platform import jobs
+from elastrec.platform.cli.completion import all_jobs
 from elastrec.platform.cli.options import echo_json, output_option, platform_to_look, wide_console
+from elastrec.platform.jobs.known import unknown
+from elastrec.platform.jobs.watching.past import NothingLeftError
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.job import HistorySpec
 
@@ -25,7 +30,7 @@ _SHOWN_LINES = 1000
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=all_jobs)
 @store_option
 @output_option
 def explain(job: str, store: str, output: str) -> None:
@@ -35,7 +40,9 @@ def explain(job: str, store: str, output: str) -> None:
     """
     from elastrec.platform.master.reporting.explanation import as_text
 
-    told = jobs.explanation(platform_to_look(), job, store)
+    platform = platform_to_look()
+    with _known_to(platform, job, store):
+        told = jobs.explanation(platform, job, store)
     if output == "json":
         echo_json({name: value for name, value in msgspec.to_builtins(told).items() if name != "type"})
     else:
@@ -43,7 +50,7 @@ def explain(job: str, store: str, output: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=all_jobs)
 @click.option(
     "--experiment",
     metavar="NAME",
@@ -70,7 +77,7 @@ def report(job: str, experiment: str, to: str | None, store: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=all_jobs)
 @click.option("--parquet", type=click.Path(dir_okay=False), help="Also write the whole ledger into this file.")
 @click.option("--kind", type=click.Choice(["train", "evaluate"]), help="Only shards of this kind.")
 @store_option
@@ -83,7 +90,9 @@ def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: 
     """
     import pyarrow.compute as pc
 
-    table = jobs.ledger(platform_to_look(), job, store)
+    platform = platform_to_look()
+    with _known_to(platform, job, store):
+        table = jobs.ledger(platform, job, store)
     if kind:
         table = table.filter(pc.equal(table.column("kind").cast("string"), kind))
     if parquet:
@@ -104,6 +113,15 @@ def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: 
         )
     if parquet:
         click.echo(f"written: {parquet}")
+
+
+@contextmanager
+def _known_to(platform: jobs.Platform, job: str, store: str) -> Iterator[None]:
+    """Names the jobs that there are when neither cluster nor store knows this one."""
+    try:
+        yield
+    except NothingLeftError as error:
+        raise unknown(platform, job, store) from error
 
 
 def _write(table: pa.Table, file: Path) -> None:

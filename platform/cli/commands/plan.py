@@ -10,6 +10,8 @@ import msgspec
 from rich.table import Table
 
 from elastrec.platform import jobs
+from elastrec.platform.cli.commands.status import NO_JOBS, pods_of
+from elastrec.platform.cli.completion import running_jobs
 from elastrec.platform.cli.options import echo_json, output_option, wide_console
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job", nargs=-1)
+@click.argument("job", nargs=-1, shell_complete=running_jobs)
 @click.option(
     "--settings", "file", type=click.Path(dir_okay=False), help="YAML with policy, prices, shares and priorities."
 )
@@ -42,12 +44,17 @@ def plan(job: tuple[str, ...], file: str | None, policy: str | None, explain: bo
     if policy:
         settings = settings.model_copy(update={"policy": policy})
     platform = jobs.Platform.from_environment(start=False)
+    for name in job:
+        pods_of(platform, name)
     decided, left_alone = scaling.plan(platform, settings, list(job) or None)
     applied = [scaling.apply(platform, each) for each in decided.plans] if applies else []
     for each, done in zip(decided.plans, applied, strict=False):
         scaling_story.log_decision(platform, each, done)
     if output == "json":
         echo_json(_plain(decided, left_alone, applied, explain=explain))
+        return
+    if not decided.plans and not left_alone:
+        click.echo(f"{NO_JOBS} that train")
         return
     console = wide_console()
     console.print(_overview(decided, left_alone))

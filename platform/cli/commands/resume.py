@@ -7,6 +7,7 @@ import shlex
 import click
 
 from elastrec.platform import jobs
+from elastrec.platform.cli.completion import all_jobs
 from elastrec.platform.cli.job_course import Course, show_outcome, train_and_publish
 from elastrec.platform.cli.options import output_option, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
@@ -15,7 +16,7 @@ from elastrec.platform.specs.errors import FieldProblem, SpecError
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=all_jobs)
 @click.option(
     "--store",
     metavar="URI",

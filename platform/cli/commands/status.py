@@ -13,11 +13,12 @@ from rich.live import Live
 from rich.text import Text
 
 from elastrec.platform import jobs
+from elastrec.platform.cli.completion import running_jobs
 from elastrec.platform.cli.options import echo_json, output_option
 from elastrec.platform.cli.progress import PLAIN_LINE_EVERY_SECONDS, progress_line
 from elastrec.platform.cli.tables import Columns
 from elastrec.platform.clusters.pods import PodStatus
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.jobs.known import not_in_cluster
 from elastrec.platform.specs.metrics import IDLE, Phase, Role
 from elastrec.platform.specs.text.quantities import format_bytes
 
@@ -30,7 +31,7 @@ _POD_EXPENDABLE = ("NODE", "ROLE", "CORES", "MEMORY", "AGE", "RESTARTS", "USED")
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=running_jobs)
 @click.option("--watch", "-w", is_flag=True, help="Go on until Ctrl-C, or until JOB is gone.")
 @output_option
 def status(job: str | None, watch: bool, output: str) -> None:
@@ -154,13 +155,11 @@ def pods_of(platform: jobs.Platform, job: str) -> list[PodStatus]:
     """The pods of a job.
 
     Raises:
-        SpecError: the cluster has no such job; names those that it has.
+        SpecError: the cluster has no such job; names those that it has, and what can be asked of one that is over.
     """
     pods = jobs.pods_of_job(platform, job)
     if not pods:
-        known = sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER)
-        allowed = ", ".join(known) if known else "none: the cluster has no jobs"
-        raise SpecError([FieldProblem("JOB", repr(job), allowed)], "the command line")
+        raise not_in_cluster(platform, job)
     return pods
 
 

@@ -16,7 +16,7 @@ from elastrec.platform.jobs.scaling.overheads import overheads
 from elastrec.platform.jobs.scaling.standing import room_of, standing
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import live_master
-from elastrec.platform.jobs.watching.observation import jobs
+from elastrec.platform.jobs.watching.observation import jobs, observe
 from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.one_change import told as told_verdict
 from elastrec.platform.scaling.across_jobs.quota import Holder
@@ -188,15 +188,24 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
         job_ids: default: all that train.
 
     Raises:
-        ClusterError: the cluster or a master does not answer.
+        ClusterError: the cluster or a master does not answer, or a job of `job_ids` is not in the cluster.
         ScalingError: there is no such policy.
     """
     policy = load_policy(settings.policy)
-    found = [profile(platform, job_id, settings) for job_id in job_ids or training_jobs(platform)]
+    if job_ids is None:
+        found = [profile(platform, job_id, settings) for job_id in training_jobs(platform)]
+    else:
+        found = [_profile_unless_over(platform, job_id, settings) for job_id in job_ids]
     profiles = [each for each in found if isinstance(each, JobProfile)]
     known = standing(platform, settings, holders_of(found))
     decided = decide_shared(policy, profiles, view(platform, settings), known)
     return with_forecasts(decided, profiles), [each for each in found if isinstance(each, NotNow)]
+
+
+def _profile_unless_over(platform: Platform, job_id: str, settings: ScalingSettings) -> JobProfile | NotNow:
+    """`profile` of a job that may be over: its master has nothing to measure any more, and refuses to be asked."""
+    phase = observe(platform, job_id).metrics.phase
+    return NotNow(job_id, f"it is over: {phase}") if phase.is_final else profile(platform, job_id, settings)
 
 
 def with_forecasts(decided: Round, profiles: Sequence[JobProfile]) -> Round:

@@ -89,14 +89,23 @@ def kept_launch(store: str, job: str) -> KeptLaunch:
         launches = [found for job_id in launched_jobs(opened, job) if (found := _read(opened, job, job_id))]
         if launches:
             return max(launches, key=lambda each: each.launched)
-    known = {name: launched_jobs(opened, name) for name in names}
-    shown = [f"{job_id} (of {name})" for name, ids in known.items() for job_id in ids]
+    shown = [f"{job_id} (of {name})" for name, ids in launched(store).items() for job_id in ids]
     more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
     there = ", ".join(shown[-_NAMED:]) + more if shown else "none: no job was ever launched with this store"
     problem = FieldProblem(
         "JOB", repr(job), f"a job of {opened.uri} by id or name: {there}", "--store names another checkpoint store"
     )
     raise SpecError([problem], "the command line")
+
+
+def launched(store: str) -> dict[str, list[str]]:
+    """Ids of the jobs that were launched with a store, by job name.
+
+    Raises:
+        CheckpointError: the store could not be asked.
+    """
+    opened = open_store(store)
+    return {name: launched_jobs(opened, name) for name in opened.folders()}
 
 
 def _read(store: Store, job_name: str, job_id: str) -> KeptLaunch | None:

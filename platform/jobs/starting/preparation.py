@@ -31,7 +31,7 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.master.service.resumption import StartPositions, start_positions
 from elastrec.platform.specs.data import Partitioning
-from elastrec.platform.specs.errors import CheckpointError, ElastrecError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, CheckpointError, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_to_json
 from elastrec.platform.specs.text.quantities import format_bytes
@@ -222,7 +222,7 @@ def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:
         if not data.evaluation_path:
             problem = FieldProblem(
                 "spec.data.evaluation_path",
-                "absent",
+                MISSING,
                 "a folder with the rows to evaluate on, since the data has no partitions",
                 "add it, or make daily partitions with `elastrec data convert`",
             )

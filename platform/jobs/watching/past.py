@@ -34,6 +34,10 @@ DEFAULT_STORE = "checkpoints"
 Left = TypeVar("Left")
 
 
+class NothingLeftError(CheckpointError):
+    """Neither the cluster nor the checkpoint store knows the job."""
+
+
 def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Table:
     """Every attempt at every shard; the columns are `platform.master.reporting.ledger.SCHEMA`.
 
@@ -42,7 +46,8 @@ def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Ta
 
     Raises:
         ClusterError: the job's master does not answer.
-        CheckpointError: the job is not in the cluster and left no ledger in the store.
+        NothingLeftError: the job is not in the cluster and left no ledger in the store.
+        CheckpointError: the store could not be asked.
     """
     from elastrec.platform.master.reporting.ledger import ledger_table, read_ledger
 
@@ -129,7 +134,7 @@ def _left(read: Callable[[str, str], Left | None], platform: Platform, job_id: s
     where = resolved(store, platform.work_uri)
     found = read(where, job_id)
     if found is None:
-        raise CheckpointError(
+        raise NothingLeftError(
             f"job {job_id}: it is not in the cluster, and nothing of it was left in {where}; "
             "name the store that its job file names with --store"
         )

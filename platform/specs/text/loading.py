@@ -12,12 +12,14 @@ import yaml
 from pydantic import ValidationError
 
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.written_size import MAXIMUM_CHARACTERS, oversized_node, oversized_value
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 _LONGEST_VALUE = 80
+_DEEPEST_SECTION = 5
+_MOST_SUGGESTED = 3
 
 
 def load_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> TrainingJob:
@@ -82,8 +84,11 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         try:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            allowed = "a readable YAML file in UTF-8"
-            raise SpecError([FieldProblem("file", f"{name!r} ({error})", allowed, "check the path")], name) from None
+            reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+            problem = FieldProblem(
+                "file", f"a path that cannot be read ({reason})", "a YAML file in UTF-8", "check the path"
+            )
+            raise SpecError([problem], name) from None
     return parse_mapping(text, name), name
 
 
@@ -208,18 +213,18 @@ def _problem(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
     error = detail["type"]
     context = detail.get("ctx", {})
     if error == "missing":
-        return FieldProblem(path, "absent", "a value", "add the field")
+        return FieldProblem(path, MISSING, "a value", "add the field")
     if error == "extra_forbidden":
         key = str(detail["loc"][-1])
         known = _known_fields(kind, detail["loc"][:-1])
-        near = difflib.get_close_matches(key, known, n=1)
-        mend = f"did you mean {near[0]!r}?" if near else "remove the field"
-        return FieldProblem(path, f"the unknown field {key!r}", f"the fields {', '.join(known)}", mend)
+        near = difflib.get_close_matches(key, known, n=1) or _elsewhere(kind, key)
+        mend = f"did you mean {' or '.join(map(repr, near))}?" if near else "remove the field"
+        return FieldProblem(path, "an unknown field", f"the fields {', '.join(known)}", mend)
     if error == "value_error":
         reason = str(context.get("error", detail["msg"]))
         if isinstance(detail["input"], Mapping | Spec):
             return FieldProblem(path, "this combination", reason)
-        return FieldProblem(path, value, reason)
+        return FieldProblem(path, value, reason, getattr(context.get("error"), "remedy", ""))
     if error in ("enum", "literal_error"):
         return FieldProblem(path, value, f"one of {context['expected']}")
     return FieldProblem(path, value, _allowed(detail))
@@ -252,6 +257,23 @@ def _known_fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
         place = _resolve(schema, place)
         place = place.get("items", {}) if isinstance(part, int) else place.get("properties", {}).get(part, {})
     return sorted(_resolve(schema, place).get("properties", {}))
+
+
+def _elsewhere(kind: Any, key: str) -> list[str]:
+    """Paths of the fields of this name in other sections."""
+    schema = kind.model_json_schema(by_alias=True)
+    found: list[str] = []
+    sections: list[tuple[str, dict[str, Any]]] = [("", schema)]
+    while sections:
+        path, section = sections.pop()
+        if path.count(".") >= _DEEPEST_SECTION:
+            continue
+        for name, field in _resolve(schema, section).get("properties", {}).items():
+            place = f"{path}.{name}" if path else name
+            if name == key:
+                found.append(place)
+            sections.append((place, field))
+    return sorted(found)[:_MOST_SUGGESTED]
 
 
 def _resolve(schema: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:

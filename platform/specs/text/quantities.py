@@ -16,9 +16,44 @@ _BYTES = {
 }  # fmt: skip
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
+_SPELT_BYTES = {
+    **{unit.lower(): unit for unit in _BYTES if unit},
+    **{f"{unit}b".lower(): unit for unit in _BYTES if unit},
+}
+_SPELT_SECONDS = {
+    **dict.fromkeys(("millisecond", "milliseconds", "msec"), "ms"),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("d", "day", "days"), "d"),
+}
+_SPELT_CORES = {
+    **dict.fromkeys(("core", "cores", "cpu", "cpus"), ""),
+    **dict.fromkeys(("millicore", "millicores"), "m"),
+}
+
 _BYTES_PATTERN = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)$"
 _SECONDS_PATTERN = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
 _CORES_PATTERN = r"^[0-9]+(\.[0-9]+)?m?$"
+
+
+class AmountError(ValueError):
+    """Text that is no amount.
+
+    Attributes:
+        remedy: the amount that was probably meant; empty where none is near.
+    """
+
+    def __init__(self, allowed: str, meant: str | None = None) -> None:
+        super().__init__(allowed)
+        self.remedy = f"did you mean {meant}?" if meant else ""
+
+
+def _meant(value: Any, spellings: dict[str, str]) -> str | None:
+    """The amount with its unit spelt as here; None where text is no number with a known unit."""
+    found = re.match(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*$", value) if isinstance(value, str) else None
+    unit = spellings.get(found.group(2).lower()) if found else None
+    return f"{found.group(1)}{unit}" if found and unit is not None else None
 
 
 def parse_bytes(value: Any) -> int:
@@ -34,7 +69,8 @@ def parse_bytes(value: Any) -> int:
     if isinstance(value, str) and re.match(_BYTES_PATTERN, value):
         number, unit = re.match(r"^([0-9.]+)([A-Za-z]+)$", value).groups()  # type: ignore[union-attr]
         return int(float(number) * _BYTES[unit])
-    raise ValueError("an amount of memory such as 512Mi or 2Gi (units k, M, G, T, Ki, Mi, Gi, Ti)")
+    allowed = "an amount of memory such as 512Mi or 2Gi (units k, M, G, T, Ki, Mi, Gi, Ti)"
+    raise AmountError(allowed, _meant(value, _SPELT_BYTES))
 
 
 def parse_seconds(value: Any) -> float:
@@ -50,7 +86,7 @@ def parse_seconds(value: Any) -> float:
     if isinstance(value, str) and re.match(_SECONDS_PATTERN, value):
         number, unit = re.match(r"^([0-9.]+)([a-z]+)$", value).groups()  # type: ignore[union-attr]
         return float(number) * _SECONDS[unit]
-    raise ValueError("a duration such as 30s or 5m (units ms, s, m, h, d)")
+    raise AmountError("a duration such as 30s or 5m (units ms, s, m, h, d)", _meant(value, _SPELT_SECONDS))
 
 
 def parse_cores(value: Any) -> float:
@@ -65,7 +101,7 @@ def parse_cores(value: Any) -> float:
         return float(value)
     if isinstance(value, str) and re.match(_CORES_PATTERN, value):
         return float(value[:-1]) / 1000 if value.endswith("m") else float(value)
-    raise ValueError("a number of cores such as 2, 0.5 or 500m")
+    raise AmountError("a number of cores such as 2, 0.5 or 500m", _meant(value, _SPELT_CORES))
 
 
 def format_bytes(amount: int) -> str:

@@ -115,6 +115,48 @@ def test_a_missing_file_is_named() -> None:
         load_job("nowhere.yaml")
 
 
+def test_a_missing_file_is_named_once() -> None:
+    with pytest.raises(SpecError) as error:
+        load_job("nosuch.yaml")
+    assert str(error.value).count("nosuch.yaml") == 1
+
+
+def test_a_field_in_the_wrong_section_is_suggested_where_it_belongs() -> None:
+    message = problems({**job(), "batch_size": 3})["batch_size"]
+    assert message.endswith("did you mean 'spec.training.batch_size'?")
+    assert problems(job(training={"batch_sizes": 3}))["spec.training.batch_sizes"].endswith(
+        "did you mean 'batch_size'?"
+    )
+    assert problems({**job(), "weather": 3})["weather"].endswith("remove the field")
+
+
+@pytest.mark.parametrize(
+    ("path", "written", "meant"),
+    [
+        ("resources.worker.memory", "2GB", "2G"),
+        ("resources.worker.memory", "512 mib", "512Mi"),
+        ("resources.worker.cores", "2 cores", "2"),
+        ("checkpoint.interval", "5 minutes", "5m"),
+        ("checkpoint.interval", "90sec", "90s"),
+    ],
+)
+def test_an_amount_in_a_usual_spelling_is_suggested_in_ours(path: str, written: str, meant: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load_job(job(), {f"spec.{path}": written})
+    (problem,) = error.value.problems
+    assert str(problem).endswith(f"did you mean {meant}?")
+    assert load_job(job(), {f"spec.{path}": meant})
+
+
+def test_an_amount_that_is_near_nothing_suggests_nothing() -> None:
+    assert problems(job(resources={"worker": {"memory": "much"}}))["spec.resources.worker.memory"].endswith("Gi, Ti)")
+
+
+def test_a_missing_field_is_said_to_be_missing() -> None:
+    message = problems({"apiVersion": "elastrec.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "click"}})
+    assert message["spec"] == "spec is missing; needed: a value; add the field"
+
+
 def test_overrides_reach_into_mappings_and_lists_and_leave_the_source_alone() -> None:
     content = job()
     before = yaml.safe_dump(content)

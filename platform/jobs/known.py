@@ -1,0 +1,93 @@
+"""Which jobs there are, in the cluster and in a checkpoint store: for messages and for completion in the shell."""
+
+from __future__ import annotations
+
+import difflib
+
+import structlog
+
+from elastrec.platform.jobs.starting.kept_launch import launched
+from elastrec.platform.jobs.starting.preparation import resolved
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.watching.past import DEFAULT_STORE
+from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
+from elastrec.platform.specs.metrics import Role
+
+log = structlog.get_logger(__name__)
+_NAMED = 20
+
+
+def jobs_of_cluster(platform: Platform) -> list[str]:
+    """Ids of the jobs whose master is in the cluster, sorted.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    return sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER)
+
+
+def jobs_of_store(platform: Platform, store: str = DEFAULT_STORE) -> list[str]:
+    """Ids of the jobs that were launched with a checkpoint store, sorted; none where it cannot be asked.
+
+    Args:
+        store: URI; relative as in job files.
+    """
+    try:
+        return sorted(job_id for ids in launched(resolved(store, platform.work_uri)).values() for job_id in ids)
+    except CheckpointError as error:
+        log.info("store_not_asked", store=store, error=str(error))
+        return []
+
+
+def not_in_cluster(platform: Platform, job: str) -> SpecError:
+    """Why a command that needs a job's pods does nothing; for a job that is over, what can still be asked of it.
+
+    Args:
+        job: its id, or the name of one of its pods.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    running, left = jobs_of_cluster(platform), jobs_of_store(platform)
+    allowed = _listed("a job of the cluster", running, "the cluster has no jobs")
+    over = next((each for each in left if job == each or job.startswith(f"{each}-")), "")
+    if over:
+        asked = ", ".join(f"`elastrec {command} {over}`" for command in ("explain", "report", "ledger"))
+        return _refused(f"{job!r}, which is over and has no pods,", allowed, f"what it did: {asked}")
+    near = _near(job, running)
+    if near:
+        return _refused(repr(job), allowed, f"did you mean {near!r}?")
+    remedy = f"`elastrec explain` knows jobs that are over: {_some(left)}" if left else ""
+    return _refused(repr(job), allowed, remedy)
+
+
+def unknown(platform: Platform, job: str, store: str = DEFAULT_STORE) -> SpecError:
+    """Why nothing can be said about a job: neither the cluster nor the store knows it.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    known = sorted({*jobs_of_cluster(platform), *jobs_of_store(platform, store)})
+    where = resolved(store, platform.work_uri)
+    allowed = _listed(f"a job of the cluster or of {where}", known, "there are none")
+    near = _near(job, known)
+    return _refused(repr(job), allowed, f"did you mean {near!r}?" if near else "--store names another checkpoint store")
+
+
+def _refused(value: str, allowed: str, remedy: str) -> SpecError:
+    return SpecError([FieldProblem("JOB", value, allowed, remedy)], "the command line")
+
+
+def _listed(what: str, known: list[str], none: str) -> str:
+    return f"{what}: {_some(known)}" if known else f"{what} ({none})"
+
+
+def _some(known: list[str]) -> str:
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    return ", ".join(known[-_NAMED:]) + more
+
+
+def _near(job: str, known: list[str]) -> str:
+    """The job that was probably meant; also one that was called by its name alone."""
+    close = difflib.get_close_matches(job, known, n=1) or [each for each in known if each.startswith(f"{job}-")]
+    return close[-1] if close else ""
