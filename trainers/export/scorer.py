@@ -162,27 +162,28 @@ class PyfuncModel:
             found = self._score(table_of(model_input))
         else:
             found = answer(self._score, model_input, len(self._columns))
-        reasons = np.full(len(model_input), None, object)
+        index = model_input.index
+        reasons = np.full(len(index), None, object)
         for row, reason in found.reasons.items():
             reasons[row] = reason
-        is_bad = np.zeros(len(model_input), np.bool_)
+        is_bad = np.zeros(len(index), np.bool_)
         is_bad[list(found.reasons)] = True
-        columns: dict[str, Any] = {name: found.prediction_BH[:, index] for index, name in enumerate(self._columns)}
+        columns: dict[str, Any] = {name: found.prediction_BH[:, head] for head, name in enumerate(self._columns)}
         if found.reasons and os.environ.get(_SERVING):
-            columns = {name: _objects(column, is_bad) for name, column in columns.items()}
-        found_columns = {**columns, IS_BAD: is_bad, REASON: _objects(reasons, ~is_bad)}
-        return pd.DataFrame(found_columns).set_axis(model_input.index)
+            for name, predictions in columns.items():
+                objects = predictions.astype(object)
+                objects[is_bad] = None
+                columns[name] = _objects(objects, index)
+        return pd.DataFrame({**columns, IS_BAD: is_bad, REASON: _objects(reasons, index)}, index=index)
 
     def _score(self, rows: pa.Table) -> Answer:
         scored = self.scorer.score(rows)
         return Answer(scored.prediction, {row: bad.reason for row, bad in scored.reasons.items()})
 
 
-def _objects(values: np.ndarray[Any, Any], absent: np.ndarray[Any, np.dtype[np.bool_]]) -> pd.Series[Any]:
-    """A column with None where a value is absent: pandas would make NaN of it, beside text as beside numbers."""
-    objects = values.astype(object)
-    objects[absent] = None
-    return pd.Series(objects, dtype=object)
+def _objects(values: np.ndarray[Any, Any], index: pd.Index[Any]) -> pd.Series[Any]:
+    """A column in which None stays: pandas would make NaN of it, beside text as beside numbers."""
+    return pd.Series(values, index, dtype=object)
 
 
 def _load_pyfunc(data_path: str) -> PyfuncModel:

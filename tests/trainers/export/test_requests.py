@@ -9,14 +9,16 @@ import mlflow
 import msgspec
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mlflow.pyfunc import scoring_server
 
-from elastrec.platform.specs.errors import MissingColumnError
+from elastrec.platform.specs.errors import DataError, MissingColumnError
 from elastrec.trainers.export.process import export
+from elastrec.trainers.export.requests import table_of
 
 GOOD = {"price": 3.5, "user": 7, "city": "c1", "device": "0000002a", "history": [1, 2]}
 # pandas makes floats of a column of whole numbers with a hole, which are exact to here.
@@ -89,3 +91,24 @@ def test_mlflows_server_answers_each_row_in_strict_json(served: Any, monkeypatch
     assert [answers[0]["probability"], answers[3]["probability"]] == pytest.approx(wanted.tolist())
     refused = client.post("/invocations", json={"dataframe_records": [{"price": 1.0}]})
     assert refused.status_code >= 400 and "is missing" in refused.text
+
+
+def test_a_request_becomes_the_table_that_arrow_makes_of_a_frame() -> None:
+    rows = pd.DataFrame(
+        {
+            "float": [1.5, np.nan], "whole": np.array([1, 2], np.int8), "holes": pd.array([1, None], "Int64"),
+            "text": ["a", None], "object": pd.Series(["a", None], dtype=object), "lists": [[1, 2], None],
+            "arrays": [np.arange(2), np.arange(3)], "flag": [True, False], "kind": pd.Categorical(["x", "y"]),
+            "time": pd.to_datetime(["2026-01-01", "2026-01-02"], utc=True), "nothing": [None, None], 7: [b"a", b"b"],
+        },
+        index=[5, 5],
+    )  # fmt: skip
+    expected = pa.Table.from_pandas(rows, preserve_index=False).replace_schema_metadata(None)
+    assert table_of(rows).equals(expected, check_metadata=True)
+    assert table_of(rows.iloc[:0]).schema == pa.Table.from_pandas(rows.iloc[:0], preserve_index=False).schema
+
+
+def test_a_column_that_is_there_twice_is_refused_by_name() -> None:
+    rows = pd.DataFrame([[1, 2]], columns=["user", "user"])
+    with pytest.raises(DataError, match="column 'user' is there twice"):
+        table_of(rows)
