@@ -7,7 +7,6 @@ import shutil
 import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from mlflow.models import Model
 
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.trainers.export.requirements import STAND_INS, pinned, write_wheels
 from elastrec.trainers.export.signature import described_inputs, raw_frame, signature
-from elastrec.trainers.export.wheel import PACKAGE, write_wheel
+from elastrec.trainers.export.wheel import PACKAGE
 
 log = structlog.get_logger(__name__)
 
 LOADER_MODULE = "elastrec.trainers.export.scorer"
 _DATA, _WHEELS = "model", "wheels"
-_REQUIREMENTS = (PACKAGE, "torch", "torchrec", "fbgemm-gpu-cpu", "numpy", "pandas", "pyarrow", "mlflow")
 
 
 Predict = Callable[[pd.DataFrame], pd.DataFrame]
@@ -50,19 +49,26 @@ def save(job: TrainingJob, artifact: Path, folder: Path, example: pa.Table | Non
         example: a few raw rows, for people.
         columns: of the predictions.
     """
+    versions = pinned()
     with tempfile.TemporaryDirectory(prefix="stub-", dir=artifact.parent) as temporary:
         # MLflow copies what it is given: an empty folder, in whose place the artifact is moved.
         stub = Path(temporary) / _DATA
         stub.mkdir()
-        mlflow.pyfunc.save_model(str(folder), **_contents(job, stub, example, columns))
+        mlflow.pyfunc.save_model(str(folder), **_contents(job, stub, example, columns, versions))
     place = folder / "data" / _DATA
     place.rmdir()
     shutil.move(artifact, place)
-    wheel = write_wheel(folder / _WHEELS)
+    wheels = [f"{_WHEELS}/{wheel.name}" for wheel in write_wheels(folder / _WHEELS, versions)]
+    named = f"{PACKAGE}=={versions[PACKAGE]}"
     for name in ("requirements.txt", "conda.yaml"):
         file = folder / name
-        pinned, shipped = f"{PACKAGE}=={version(PACKAGE)}", f"{_WHEELS}/{wheel.name}"
-        file.write_text(file.read_text().replace(pinned, shipped))
+        # MLflow knows no wheels that are made later; in their place stands the package.
+        lines = [
+            line.replace(named, shipped)
+            for line in file.read_text().splitlines()
+            for shipped in (wheels if line.split()[-1:] == [named] else [named])
+        ]
+        file.write_text("\n".join([*lines, ""]))
     described = Model.load(str(folder))
     described.model_size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     described.save(str(folder / "MLmodel"))
@@ -117,14 +123,16 @@ def _name(folder: Path, model_id: str, run_id: str, location: str) -> None:
     described.save(str(folder / "MLmodel"))
 
 
-def _contents(job: TrainingJob, data: Path, example: pa.Table | None, columns: Sequence[str]) -> dict[str, Any]:
+def _contents(
+    job: TrainingJob, data: Path, example: pa.Table | None, columns: Sequence[str], versions: dict[str, str]
+) -> dict[str, Any]:
     contents: dict[str, Any] = {
         "loader_module": LOADER_MODULE,
         "data_path": str(data),
         "signature": signature(columns),
         "metadata": {"inputs": described_inputs(job.spec.data)},
         # Named here: inferring them would load the model in yet another process.
-        "pip_requirements": [f"{name}=={version(name)}" for name in _REQUIREMENTS],
+        "pip_requirements": [f"{name}=={version}" for name, version in versions.items() if name not in STAND_INS],
     }
     if example is not None:
         contents["input_example"] = raw_frame(job.spec.data, example)

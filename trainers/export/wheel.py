@@ -1,7 +1,9 @@
 """The installed package as a wheel: what an exported model needs of elastrec, without an index that has it.
 
 Packed from the files that this process imports, so that it works alike for an installed package and for a checkout in
-editable mode, without a network or a build tool. The format: PEP 427, "The Wheel Binary Package Format 1.0".
+editable mode, without a network or a build tool. A build tag tells wheels of one version
+apart: MLflow takes an environment that it has built for equal requirements. The format: PEP 427, "The Wheel Binary
+Package Format 1.0".
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import hashlib
 import importlib.util
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from elastrec.platform.specs.errors import HistoryError
@@ -24,31 +26,58 @@ _METADATA = ("METADATA", "entry_points.txt", "top_level.txt")
 _MOMENT = (1980, 1, 1, 0, 0, 0)
 
 
-def write_wheel(folder: Path) -> Path:
-    """Packs the package that is running into `folder`; returns the wheel.
+def installed_package() -> Distribution:
+    """The installation that is running.
 
     Raises:
-        HistoryError: the package's files or its metadata cannot be found.
+        HistoryError: it has no metadata.
     """
     # A build leaves metadata of another form beside a checkout; the installation's own is wanted.
     installed = (each for each in distributions(name=PACKAGE) if each.read_text("METADATA"))
     found = next(installed, None)
     if found is None:
         raise HistoryError(f"{PACKAGE}: its installation has no METADATA; install it again")
-    info = f"{PACKAGE}-{found.version}.dist-info"
-    contents = {f"{PACKAGE}/{name}": file.read_bytes() for name, file in _files()}
-    for name in _METADATA:
-        text = found.read_text(name)
-        if text is not None:
-            contents[f"{info}/{name}"] = text.encode()
-    contents[f"{info}/WHEEL"] = _WHEEL.encode()
-    lines = [f"{name},{_digest(content)},{len(content)}" for name, content in contents.items()]
+    return found
+
+
+def write_wheel(folder: Path) -> Path:
+    """Packs the package that is running into `folder`; returns the wheel.
+
+    Raises:
+        HistoryError: the package's files or its metadata cannot be found.
+    """
+    found = installed_package()
+    texts = {name: text for name in _METADATA if (text := found.read_text(name)) is not None}
+    return _write(
+        folder, PACKAGE, found.version, {f"{PACKAGE}/{name}": file.read_bytes() for name, file in _files()}, texts
+    )
+
+
+def write_stand_in(folder: Path, name: str, provider: str, version: str) -> Path:
+    """Packs a distribution without files, which requires the one that has them; returns the wheel."""
+    metadata = (
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: {provider} provides its modules\n"
+        f"Requires-Dist: {provider}=={version}\n"
+    )
+    return _write(folder, name, version, {}, {"METADATA": metadata})
+
+
+def _write(folder: Path, name: str, version: str, contents: dict[str, bytes], texts: dict[str, str]) -> Path:
+    """Packs contents, and texts of the metadata folder."""
+    normalized = name.replace("-", "_")
+    info = f"{normalized}-{version}.dist-info"
+    contents |= {f"{info}/{file}": text.encode() for file, text in texts.items()}
+    lines = [f"{file},{_digest(content)},{len(content)}" for file, content in contents.items()]
+    build = "0" + hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+    about = f"{_WHEEL}Build: {build}\n".encode()
+    contents[f"{info}/WHEEL"] = about
+    lines.append(f"{info}/WHEEL,{_digest(about)},{len(about)}")
     contents[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""]).encode()
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"{PACKAGE}-{found.version}-py3-none-any.whl"
+    wheel = folder / f"{normalized}-{version}-{build}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in contents.items():
-            entry = zipfile.ZipInfo(name, _MOMENT)
+        for file, content in contents.items():
+            entry = zipfile.ZipInfo(file, _MOMENT)
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     return wheel

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
-from importlib.metadata import distributions
+import venv
+from importlib.metadata import distribution, distributions, version
 from pathlib import Path
 
 import mlflow
@@ -15,17 +17,22 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from mlflow.entities import LoggedModelStatus
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from elastrec.checkpoints import open_record
 from elastrec.platform.data import ByRows, convert
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import CheckpointError, DataError, HistoryError, JobFailedError
 from elastrec.platform.transport.messages.export import parse_result, result_line
+from elastrec.trainers.export import wheel as wheel_module
 from elastrec.trainers.export.artifact import INDEX_FILE, Artifact, write_artifact
 from elastrec.trainers.export.process import export
 from elastrec.trainers.export.scorer import PyfuncModel, Scorer
 from elastrec.trainers.export.signature import raw_frame
+from elastrec.trainers.export.wheel import write_wheel
 from elastrec.trainers.worker.predictions import read_predictions, write_predictions
 from tests.test_house import ROOMS, ROOT, sources
 from tests.trainers.export.conftest import ROWS, build, raw_rows
@@ -197,21 +204,63 @@ def test_a_model_whose_files_did_not_all_arrive_is_marked_as_failed(
     assert mlflow.MlflowClient(uri).get_logged_model(model_id).status == LoggedModelStatus.FAILED
 
 
-def test_a_model_brings_the_package_that_it_needs(finished, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    export(msgspec.structs.replace(finished.request, artifact_uri=str(folder)), tmp_path)
-    requirements = (folder / "requirements.txt").read_text().splitlines()
-    (wheel,) = (folder / "wheels").iterdir()
-    assert f"wheels/{wheel.name}" in requirements and f"wheels/{wheel.name}" in (folder / "conda.yaml").read_text()
-    assert not [line for line in requirements if line.startswith("elastrec")]
-    target = tmp_path / "installed"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
-    subprocess.run([*command, f"wheels/{wheel.name}"], cwd=folder, check=True)
+@pytest.fixture(scope="module")
+def exported(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an exported model."""
+    folder = tmp_path_factory.mktemp("exported")
+    export(msgspec.structs.replace(finished.request, artifact_uri=str(folder / "model")), folder)
+    return folder / "model"
+
+
+def requirements_of(model: Path) -> list[str]:
+    return (model / "requirements.txt").read_text().splitlines()
+
+
+def test_a_model_brings_the_package_that_it_needs(exported: Path, tmp_path: Path) -> None:
+    wheels = {wheel.name.partition("-")[0]: wheel for wheel in (exported / "wheels").iterdir()}
+    assert set(wheels) == {"elastrec", "fbgemm_gpu"}
+    lines = requirements_of(exported)
+    *_, conda = yaml.safe_load((exported / "conda.yaml").read_text())["dependencies"]
+    assert conda == {"pip": lines}
+    assert {line for line in lines if "wheels/" in line} == {f"wheels/{wheel.name}" for wheel in wheels.values()}
+    assert not [line for line in lines if line.startswith(("elastrec", "fbgemm-gpu="))]
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    command = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-deps"]
+    subprocess.run([*command, "--no-index", *(str(wheel) for wheel in wheels.values())], cwd=exported, check=True)
+    target = environment / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     installed = {file.relative_to(target) for file in target.rglob("*.py")}
     wanted = {Path("elastrec") / file.relative_to(ROOT) for room in ROOMS for file in sources(room)}
     assert installed == wanted
     (metadata,) = target.glob("elastrec-*.dist-info/METADATA")
     assert metadata.read_text() in [each.read_text("METADATA") for each in distributions(name="elastrec")]
+    check = [sys.executable, "-m", "pip", "--python", str(environment), "list", "--format", "freeze"]
+    listed = subprocess.run(check, capture_output=True, text=True, check=True).stdout.split()
+    assert f"fbgemm_gpu=={version('fbgemm-gpu-cpu')}" in [line.replace("-", "_") for line in listed]
+
+
+def test_a_models_requirements_are_the_locked_versions_of_all_that_the_package_needs(exported: Path) -> None:
+    locked = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line)
+    named = dict(line.split("==") for line in requirements_of(exported) if "==" in line)
+    assert {name: locked.get(name) for name in named} == named
+    # An installer that gets these has nothing to choose.
+    shipped = {"elastrec", "fbgemm-gpu"}
+    for name in ("elastrec", *named):
+        for needed in map(Requirement, distribution(name).requires or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                found = canonicalize_name(needed.name)
+                assert found in shipped or needed.specifier.contains(named[found]), f"{name} needs {needed}"
+    environment = yaml.safe_load((exported / "python_env.yaml").read_text())
+    assert environment["python"] == platform.python_version() and environment["dependencies"] == ["-r requirements.txt"]
+
+
+def test_wheels_of_other_contents_have_other_names_and_equal_ones_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = write_wheel(tmp_path / "1"), write_wheel(tmp_path / "2")
+    assert first.name == second.name and first.read_bytes() == second.read_bytes()
+    monkeypatch.setattr(wheel_module, "SUB_PACKAGES", wheel_module.SUB_PACKAGES[1:])
+    assert write_wheel(tmp_path / "3").name != first.name
 
 
 @pytest.fixture(scope="module")

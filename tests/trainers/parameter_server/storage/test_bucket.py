@@ -133,6 +133,29 @@ def test_a_frozen_bucket_cannot_be_frozen_again_and_a_copy_that_was_given_up_say
         store.bucket(0).copy()
 
 
+def test_of_a_bucket_that_was_dropped_since_a_save_everything_has_changed() -> None:
+    store, buckets = store_of(), np.arange(BUCKETS)
+    store.cuts.logs = True
+
+    def save(cut: str) -> None:
+        store.cuts.freeze(buckets)
+        store.cuts.remember(cut, buckets)
+        store.cuts.thaw(buckets)
+
+    push(store, np.arange(1000))
+    for cut in ("one", "two", "three"):
+        push(store, np.arange(40))
+        save(cut)
+    store.bucket(0).drop()
+    store.bucket(0).own()
+    push(store, np.arange(40))
+    # A save that became no record: changes are logged again from here.
+    store.cuts.freeze(buckets)
+    store.cuts.thaw(buckets)
+    store.cuts.freeze(buckets)
+    assert store.cuts.since("three", buckets).tolist() == [-1, 2, 2, 2]
+
+
 def test_requests_evictions_and_copies_side_by_side_lose_nothing() -> None:
     """Threads push to the same rows, others copy, list and evict: each gradient is in the sums once."""
     store = store_of(stripes=4, table=TableSpec(evict_after=1000.0))

@@ -1,0 +1,73 @@
+"""What the environment of an exported model is built from: exact versions, and wheels that no index has.
+
+MLflow installs `requirements.txt` with pip or uv. It names all that the package needs, directly and not, in the
+versions that have checked the model, so that a later release of any of them changes nothing.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+import structlog
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from elastrec.trainers.export.wheel import PACKAGE, installed_package, write_stand_in, write_wheel
+
+log = structlog.get_logger(__name__)
+
+STAND_INS = {"fbgemm-gpu": "fbgemm-gpu-cpu"}
+"""torchrec names the CUDA build of its operators; an installer would lay both builds over each other."""
+
+
+def pinned() -> dict[str, str]:
+    """Versions of the package and of all that it needs, by name, sorted; of `STAND_INS` those of their providers.
+
+    Raises:
+        HistoryError: the package has no metadata.
+    """
+    versions: dict[str, str] = {}
+    waiting, seen = [(PACKAGE, "")], set()
+    while waiting:
+        name, extra = waiting.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        found = _installed(STAND_INS.get(name, name))
+        if found is None:
+            log.warning("requirement_not_installed", name=name, consequence="the installer chooses its version")
+            continue
+        versions[name] = _public(found)
+        for needed in map(Requirement, found.requires or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                waiting += [(canonicalize_name(needed.name), each) for each in ("", *needed.extras)]
+    return dict(sorted(versions.items()))
+
+
+def _installed(name: str) -> Distribution | None:
+    if name == PACKAGE:
+        return installed_package()
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _public(found: Distribution) -> str:
+    """Without the local part: an index has 2.13.0, whose builds are called 2.13.0+cpu."""
+    return Version(found.version).public
+
+
+def write_wheels(folder: Path, versions: dict[str, str]) -> list[Path]:
+    """Packs what of `pinned` no index has: the package, and a stand-in for each whose provider is installed.
+
+    Raises:
+        HistoryError: the package's files cannot be found.
+    """
+    stand_ins = [name for name in STAND_INS if name in versions]
+    return [
+        write_wheel(folder),
+        *(write_stand_in(folder, name, STAND_INS[name], versions[name]) for name in stand_ins),
+    ]
