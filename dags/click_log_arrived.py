@@ -5,6 +5,7 @@ from __future__ import annotations
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Asset, PartitionedAssetTimetable
 
+from elastrec.operators.params import scheduled_moment
 from elastrec.operators.settings import CLICK_LOG_ASSET
 
 DOCUMENTATION = """
@@ -25,15 +26,14 @@ with DAG(
     doc_md=DOCUMENTATION,
     schedule=PartitionedAssetTimetable(assets=Asset(CLICK_LOG_ASSET)),
     catchup=False,
+    user_defined_macros={"scheduled_moment": scheduled_moment},
     tags=["elastrec", "training"],
 ):
     TriggerDagRunOperator(
         task_id="retrain",
         trigger_dag_id="daily_retraining",
-        logical_date="{{ macros.ds_add(dag_run.partition_key, 1) }}T02:00:00+00:00",
-        conf={
-            "interval_start": "{{ macros.ds_add(dag_run.partition_key, -1) }}T00:00:00+00:00",
-            "interval_end": "{{ dag_run.partition_key }}T00:00:00+00:00",
-        },
+        logical_date="{{ scheduled_moment(dag_run.partition_key) }}",
+        # A day of the log's own calendar, whatever its time zone is.
+        conf={"evaluation_day": "{{ dag_run.partition_key }}"},
         skip_when_already_exists=True,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from airflow.sdk import DAG, CronTriggerTimetable
 
 from elastrec.operators.params import training_params
-from elastrec.operators.settings import JOB_FILE_VARIABLE
+from elastrec.operators.settings import DAILY_HOUR, JOB_FILE_VARIABLE, LOG_TIMEZONE
 from elastrec.operators.training_job import training_tasks
 
 JOBS = Path(__file__).parent / "jobs"
@@ -35,6 +35,9 @@ or an absolute path; without it the first task fails and says so. A run by hand 
 day, and trains on January 1st; a run by hand with the same logical date trains on the same rows. Days in the form go
 before it. To train on all data that is there, empty the field *Logical Date*.
 
+Days are those of the log's own time zone, `spec.data.timezone` of the job file. For a log that does not count days in
+UTC, give the environment variable `ELASTREC_LOG_TIMEZONE` of Airflow the same name, so that runs begin at 02:00 there.
+
 Each task has a button to its **MLflow run**. A failed job's last lines are in the log of the task that waited for it.
 *Clear* and retries attach to the running job; there is never a second one for the same logical date. A job file that
 was changed meanwhile is refused.
@@ -48,7 +51,7 @@ with DAG(
     description="Train on yesterday, evaluate on the newest day, publish what passes the gate.",
     doc_md=DOCUMENTATION,
     # Without an interval, the logical date of a scheduled run is the time it starts at, as that of a run by hand is.
-    schedule=CronTriggerTimetable("0 2 * * *", timezone="UTC", run_immediately=NEVER_LATE),
+    schedule=CronTriggerTimetable(f"0 {DAILY_HOUR} * * *", timezone=LOG_TIMEZONE, run_immediately=NEVER_LATE),
     catchup=False,
     # A day continues from the checkpoint of the day before, so days are trained one after the other.
     max_active_runs=1,
@@ -62,6 +65,7 @@ with DAG(
         job="{{ params.job }}",
         overrides="{{ params.overrides }}",
         start_from="{{ params.start_from }}",
+        evaluation_day="{{ params.evaluation_day }}",
         interval_start="{{ params.interval_start }}",
         interval_end="{{ params.interval_end }}",
     )

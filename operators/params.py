@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 from airflow.sdk import Param
 
@@ -49,6 +50,15 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
             description_md="A whole TrainingJob as JSON; used instead of the job file. Checked against the job schema.",
             # The form sends {} for an empty editor: what is required is left to the check of the whole job.
             **{**inline, "type": ["object", "null"]},
+        ),
+        "evaluation_day": Param(
+            None,
+            title="Day to evaluate on",
+            type=["string", "null"],
+            format="date",
+            description_md="A day in the time zone of the log, `spec.data.timezone`; the day before is trained on. "
+            "Empty: the moments below, or the run's logical date.",
+            section="Days to train on",
         ),
         "interval_start": Param(
             None,
@@ -139,24 +149,43 @@ def _advice(near: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else "remove it"
 
 
+def scheduled_moment(day: str) -> str:
+    """The logical date of the scheduled run that evaluates on a day, `2026-01-31`, of the click log."""
+    after = datetime.fromisoformat(day) + _DAY
+    return after.replace(hour=settings.DAILY_HOUR, tzinfo=ZoneInfo(settings.LOG_TIMEZONE)).isoformat()
+
+
 def read_interval(
-    interval_start: str | None, interval_end: str | None, run_interval: tuple[datetime, datetime] | None
+    interval_start: str | None,
+    interval_end: str | None,
+    run_interval: tuple[datetime, datetime] | None,
+    *,
+    evaluation_day: str | None = None,
+    timezone: str = "UTC",
 ) -> Interval | None:
     """The days that a filled-in form means; None: the newest partitions of the data.
 
-    Without days in the form, those of the run's data interval count: the last one that is complete is evaluated on,
-    the others are trained on, at least one. So a run started by hand with the logical date of a scheduled run trains on
-    the same rows.
+    Without days in the form, those of the run's data interval count, in the log's time zone: the last one that is
+    complete is evaluated on, the others are trained on, at least one. So a run started by hand with the logical date of
+    a scheduled run trains on the same rows.
 
     Args:
-        interval_start, interval_end: ISO 8601, or empty.
+        interval_start, interval_end: ISO 8601, or empty; without an offset they are moments of the log's time zone.
         run_interval: start and end of the DAG run's data interval; None for a run without a logical date.
+        evaluation_day: ISO 8601 date, or empty; the day before it is trained on.
+        timezone: of the log.
 
     Raises:
-        SpecError: an end without a start, or an end that is not after the start.
+        SpecError: an end without a start, a day beside moments, or an end that is not after the start.
     """
     from elastrec.platform.jobs import Interval
 
+    if evaluation_day:
+        if interval_start:
+            allowed = "one of the two: a day, or the moments"
+            raise SpecError([FieldProblem("evaluation_day", "given beside interval_start", allowed)], "the form")
+        day = _moment(evaluation_day, "evaluation_day")
+        return Interval((day - _DAY).isoformat(), day.isoformat()).resolved(timezone)
     if not interval_start:
         if interval_end:
             raise SpecError(
@@ -164,26 +193,26 @@ def read_interval(
             )
         if run_interval is None:
             return None
-        first, after_last = (_day_of(moment) for moment in run_interval)
-        start, end = min(first, after_last - 2 * _DAY), after_last - _DAY
-    else:
-        start = _moment(interval_start, "interval_start")
-        end = _moment(interval_end, "interval_end") if interval_end else start + _DAY
-        if end <= start:
-            allowed = f"a moment after interval_start {start.isoformat()}"
-            raise SpecError([FieldProblem("interval_end", end.isoformat(), allowed)], "the form")
-    return Interval(start.isoformat(), end.isoformat(), (end + _DAY).isoformat())
-
-
-def _day_of(moment: datetime) -> datetime:
-    """The beginning of a moment's day in UTC."""
-    return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        # Without offsets: the beginnings of days in the log's calendar.
+        first, after_last = (
+            moment.astimezone(ZoneInfo(timezone)).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+            for moment in run_interval
+        )
+        return Interval(min(first, after_last - 2 * _DAY).isoformat(), (after_last - _DAY).isoformat()).resolved(
+            timezone
+        )
+    ends = _moment(interval_end, "interval_end").isoformat() if interval_end else ""
+    interval = Interval(_moment(interval_start, "interval_start").isoformat(), ends).resolved(timezone)
+    start, end, _ = interval.moments()
+    if end <= start:
+        allowed = f"a moment after interval_start {start.isoformat()}"
+        raise SpecError([FieldProblem("interval_end", end.isoformat(), allowed)], "the form")
+    return interval
 
 
 def _moment(text: str, field: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        return datetime.fromisoformat(text)
     except ValueError:
         problem = FieldProblem(field, repr(text), "ISO 8601, for example 2026-01-31T00:00:00+00:00")
         raise SpecError([problem], "the form") from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 CONNECTION_TYPE = "elastrec"
@@ -12,6 +13,10 @@ JOB_FILE_VARIABLE = "elastrec_job_file"
 CLUSTERED_LOG_VARIABLE = "elastrec_clustered_log"
 """Airflow variable: where the clustered click log goes."""
 CLICK_LOG_ASSET = "click_log"
+LOG_TIMEZONE = os.environ.get("ELASTREC_LOG_TIMEZONE", "UTC")
+"""IANA time zone of the click log whose days the ready DAGs train, as `spec.data.timezone` of their job files."""
+DAILY_HOUR = 2
+"""When a day of the log is complete: this hour of the next day, in that zone."""
 MODELS_ALIAS = "elastrec_models"
 """Asset alias of all registered models: the asset `model/NAME` of each gets an event for every version."""
 CLUSTERED_CLICK_LOG_ASSET = "clustered_click_log"

@@ -44,7 +44,8 @@ class PrepareDataOperator(ElastrecOperator):
 
     Args:
         jobs_folder: relative job files are taken from here.
-        job_file, job, overrides, start_from, interval_start, interval_end: see `params.training_params`.
+        job_file, job, overrides, start_from, evaluation_day, interval_start, interval_end: see
+            `params.training_params`.
 
     A run's `conf` may hold the DAG's params and nothing else.
 
@@ -57,6 +58,7 @@ class PrepareDataOperator(ElastrecOperator):
         "job",
         "overrides",
         "start_from",
+        "evaluation_day",
         "interval_start",
         "interval_end",
     )
@@ -69,6 +71,7 @@ class PrepareDataOperator(ElastrecOperator):
         job: Mapping[str, Any] | str | None = None,
         overrides: Mapping[str, Any] | str | None = None,
         start_from: str | None = None,
+        evaluation_day: str | None = None,
         interval_start: str | None = None,
         interval_end: str | None = None,
         **kwargs: Any,
@@ -80,6 +83,7 @@ class PrepareDataOperator(ElastrecOperator):
         self.job: Any = job
         self.overrides: Any = overrides
         self.start_from = start_from
+        self.evaluation_day = evaluation_day
         self.interval_start = interval_start
         self.interval_end = interval_end
 
@@ -93,8 +97,14 @@ class PrepareDataOperator(ElastrecOperator):
             of_dag = self.dag.params if self.has_dag() else {}  # type: ignore[no-untyped-call]
             refuse_unknown(run.conf or {}, {*self.params, *of_dag})
             job = read_job(Path(self.jobs_folder), self.job_file, self.job, self.overrides, self.start_from)
-            interval = read_interval(self.interval_start, self.interval_end, _data_interval(run))
-            if interval is not None and not self.interval_start:
+            interval = read_interval(
+                self.interval_start,
+                self.interval_end,
+                _data_interval(run),
+                evaluation_day=self.evaluation_day,
+                timezone=job.spec.data.timezone,
+            )
+            if interval is not None and not (self.interval_start or self.evaluation_day):
                 self.log.info(
                     "the days are those of the run's logical date %s: training on %s to %s, evaluation to %s",
                     run.logical_date,

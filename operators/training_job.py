@@ -45,7 +45,8 @@ def training_tasks(
         deferrable: wait for the job in the triggerer; false: in the tasks, each of which holds a slot of a worker.
         arguments: further arguments of single operators, by task id, for example
             `{"offline_phase": {"execution_timeout": timedelta(hours=6)}}`.
-        job: jobs_folder, job_file, job, overrides, start_from, interval_start, interval_end of `PrepareDataOperator`.
+        job: jobs_folder, job_file, job, overrides, start_from, evaluation_day, interval_start, interval_end of
+            `PrepareDataOperator`.
 
     Raises:
         ValueError: `arguments` names a task that there is not.

@@ -31,6 +31,9 @@ ONLY_FOR_TYPES = {"mypy_boto3_s3"}
 # fsspec imports the library of a URI's scheme by itself.
 IMPORTED_BY_FSSPEC = {"requests", "gcsfs", "adlfs"}
 
+# The standard library's zoneinfo imports it where the system has no time zones.
+IMPORTED_BY_ZONEINFO = {"tzdata"}
+
 
 def declared() -> set[str]:
     """Modules of the dependencies and of the extras that users install (all but `test`)."""
@@ -60,7 +63,7 @@ def test_every_imported_library_is_declared() -> None:
 
 
 def test_every_declared_library_is_imported() -> None:
-    assert not declared() - imported() - IMPORTED_BY_TORCHREC - IMPORTED_BY_FSSPEC
+    assert not declared() - imported() - IMPORTED_BY_TORCHREC - IMPORTED_BY_FSSPEC - IMPORTED_BY_ZONEINFO
 
 
 def test_the_licence_that_is_declared_lies_beside_the_code() -> None:

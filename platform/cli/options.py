@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 import click
@@ -41,7 +41,10 @@ def job_options(function: Function) -> Function:
             "--evaluate-until", metavar="DATE",
             help="End of the partitions to evaluate on; default: one day after --until.",
         ),
-        click.option("--until", metavar="DATE", help="End of the partitions to train on, exclusive (ISO 8601, UTC)."),
+        click.option(
+            "--until", metavar="DATE",
+            help="End of the partitions to train on, exclusive (ISO 8601, in the log's time zone).",
+        ),
         click.option(
             "--from", "since", metavar="DATE",
             help="Begin of the partitions to train on. Without it: all but the newest, which is evaluated on.",
@@ -97,19 +100,16 @@ def parse_interval(since: str | None, until: str | None, evaluate_until: str | N
             problem = FieldProblem("--from", MISSING, "a date", "give --from together with --until")
             raise SpecError([problem], "the command line")
         return None
-    start = _date("--from", since)
-    end = _date("--until", until) if until else start + timedelta(days=1)
-    evaluation_end = _date("--evaluate-until", evaluate_until) if evaluate_until else end + timedelta(days=1)
-    return Interval(start.isoformat(), end.isoformat(), evaluation_end.isoformat())
+    options = (("--from", since), ("--until", until), ("--evaluate-until", evaluate_until))
+    return Interval(*(_date(option, text) for option, text in options))
 
 
-def _date(option: str, text: str) -> datetime:
+def _date(option: str, text: str | None) -> str:
     try:
-        moment = datetime.fromisoformat(text)
+        return datetime.fromisoformat(text).isoformat() if text else ""
     except ValueError:
         problem = FieldProblem(option, repr(text), "an ISO 8601 date such as 2026-01-31 or 2026-01-31T07:00")
         raise SpecError([problem], "the command line") from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def wide_console() -> Console:

@@ -13,6 +13,7 @@ from elastrec.platform.data.generating.generator import (
     read_report,
     training_data_for,
 )
+from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import (
     DataFile,
     DataManifest,
@@ -22,7 +23,7 @@ from elastrec.platform.data.manifest import (
     write_new_manifest,
 )
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch, Calibration
-from elastrec.platform.data.partitions import Partition, existing_partitions, partitions_between
+from elastrec.platform.data.partitions import Partition, existing_partitions
 from elastrec.platform.data.reading.batches import (
     JaggedIds,
     dense_of,
@@ -47,6 +48,7 @@ __all__ = [
     "GenerateReport",
     "GenerateSpec",
     "JaggedIds",
+    "LogCalendar",
     "Partition",
     "RowEncoder",
     "ShardReader",
@@ -57,7 +59,6 @@ __all__ = [
     "generate",
     "ids_of",
     "label_of",
-    "partitions_between",
     "read_manifest",
     "read_report",
     "targets_of",

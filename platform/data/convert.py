@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
+from elastrec.platform.data.log_calendar import FIRST_SECOND, LAST_SECOND, LogCalendar
 from elastrec.platform.data.manifest import DataManifest, build_manifest
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.batches import targets_of
@@ -51,7 +52,7 @@ _COMPARE: dict[str, Callable[[NDArray[np.float64], float], NDArray[np.bool_]]] =
 
 
 class ByTime(Spec):
-    """A row goes to the day or hour (UTC) of its timestamp."""
+    """A row goes to the day or hour of its timestamp in the log's time zone."""
 
     kind: Literal["time"] = "time"
     unit: Literal["day", "hour"] = "day"
@@ -132,8 +133,11 @@ def convert(
     manifest = build_manifest(reading, try_rows=False, allow_compressed_text=True)
     existing = _existing(destination)
     if existing is not None:
-        same = (manifest.digest, manifest.schema_fingerprint, layout, label_rule)
-        found = (existing.source_digest, existing.source_fingerprint, existing.layout, existing.label_rule)
+        same = (manifest.digest, manifest.schema_fingerprint, layout, label_rule, source.timezone)
+        found = (
+            existing.source_digest, existing.source_fingerprint, existing.layout, existing.label_rule,
+            existing.data.timezone,
+        )  # fmt: skip
         if same != found:
             raise DataError(f"{destination}: holds another conversion; choose another destination or remove it")
         return existing
@@ -260,7 +264,7 @@ def _seconds(column: str, table: pa.Table, piece: RawRows | None = None) -> NDAr
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
     value_B, missing_B, wrong_B = as_float64(values, column)
-    unusable = missing_B | wrong_B | ~np.isfinite(value_B) | (np.abs(value_B) > 2.5e11)
+    unusable = missing_B | wrong_B | ~np.isfinite(value_B) | (value_B < FIRST_SECOND) | (value_B > LAST_SECOND)
     if unusable.any():
         row = int(np.flatnonzero(unusable)[0])
         where = "" if piece is None else f"{piece.file.uri}: row {piece.first_row + row}, "
@@ -277,6 +281,8 @@ def _assigned(
 ) -> Iterator[tuple[list[tuple[Partition, NDArray[np.int64]]], pa.Table]]:
     """For each piece: its partitions with the indexes of their rows."""
     cuts = np.empty(0, np.int64)
+    hourly = isinstance(layout, ByTime) and layout.unit == "hour"
+    calendar = LogCalendar(source.timezone, Partitioning.HOUR if hourly else Partitioning.DAY)
     if isinstance(layout, ByFractions):
         shares = np.cumsum(layout.fractions)[:-1] / sum(layout.fractions)
         if layout.by_time:
@@ -286,8 +292,7 @@ def _assigned(
             cuts = np.rint(shares * manifest.rows).astype(np.int64)
     for table, number_B in pieces:
         if isinstance(layout, ByTime):
-            width = 86_400 if layout.unit == "day" else 3_600
-            key_B = np.asarray(combined(table[source.timestamp])) // width
+            key_B = calendar.keys_of(np.asarray(combined(table[source.timestamp])))
         elif isinstance(layout, ByRows):
             key_B = number_B // layout.rows
         else:
@@ -296,16 +301,13 @@ def _assigned(
         order = np.argsort(key_B, kind="stable")
         keys, begins = np.unique(key_B[order], return_index=True)
         chosen = [
-            (_partition(layout, int(key)), rows)
+            (calendar.partition(int(key)) if isinstance(layout, ByTime) else _consecutive(layout, int(key)), rows)
             for key, rows in zip(keys, np.split(order, begins[1:]), strict=True)
         ]  # fmt: skip
         yield chosen, table
 
 
-def _partition(layout: Layout, key: int) -> Partition:
-    if isinstance(layout, ByTime):
-        moment = datetime.fromtimestamp(key * (86_400 if layout.unit == "day" else 3_600), UTC)
-        return Partition(moment.date(), -1 if layout.unit == "day" else moment.hour)
+def _consecutive(layout: ByFractions | ByRows, key: int) -> Partition:
     return Partition(layout.start + timedelta(days=key))
 
 
@@ -363,6 +365,7 @@ def converted_data(source: TrainingData, destination: str, layout: Layout) -> Tr
             "evaluation_path": None,
             "format": FileFormat.PARQUET,
             "partitioning": Partitioning.HOUR if hourly else Partitioning.DAY,
+            "partition_folder": None,
             "sparse": tuple(_converted_feature(feature) for feature in source.sparse),
             "transform": None,
         }

@@ -21,6 +21,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
         bytes: size of the file.
         modified_ns: when it was last modified, in nanoseconds since the epoch; None where the file system does not say.
         row_group_rows: rows of each row group (Parquet).
+        keys: values of the Hive keys in the names of its folders, for columns that the file does not have; None: empty.
         deduplicated: groups of features of which the file holds each distinct row once (Parquet).
         text: layout and row offsets (text files).
     """
@@ -30,6 +31,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     bytes: int
     modified_ns: int | None = None
+    keys: dict[str, str | None] = {}
     row_group_rows: list[int] = []
     deduplicated: tuple[tuple[str, ...], ...] = ()
     text: TextLayout | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 
 import msgspec
 import pyarrow as pa
@@ -19,7 +20,13 @@ import xxhash
 from elastrec.platform.data.deduplicating.stored_groups import plain_schema, stored_groups
 from elastrec.platform.data.entries import MANIFEST_VERSION, DataFile, DataManifest
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
-from elastrec.platform.data.partitions import Partition, existing_partitions
+from elastrec.platform.data.partitions import (
+    Partition,
+    existing_partitions,
+    folder_keys,
+    other_folders,
+    partition_roots,
+)
 from elastrec.platform.data.reading.compressed_text import codec_of
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.raw import RawReader
@@ -64,8 +71,8 @@ def build_manifest(
     else:
         chosen = sorted(set(existing_partitions(data) if partitions is None else partitions))
         if not chosen:
-            raise DataError(f"{data.path}: holds no partition; expected folders such as day=2026-01-31")
-        roots = [(partition.folder, join(data.path, partition.folder)) for partition in chosen]
+            raise no_partition(data)
+        roots = [(partition.folder, root) for partition in chosen for root in partition_roots(data, partition)]
     found = []
     for partition, root in roots:
         try:
@@ -75,7 +82,9 @@ def build_manifest(
                 raise
             names = [existing.folder for existing in existing_partitions(data)]
             there = f"from {names[0]} to {names[-1]} ({len(names)})" if names else "none"
-            raise DataError(f"{data.path}: the partition {partition} is missing; partitions there: {there}") from error
+            raise DataError(
+                f"{data.path}: the partition {partition} is missing ({root}); partitions there: {there}"
+            ) from error
         if partition and [uri for uri, _ in files] == [root]:
             raise DataError(f"{root}: is a file; a partition is a folder of {data.format} files")
         if not files:
@@ -99,11 +108,21 @@ def build_manifest(
         bytes=sum(file.bytes for file, _ in described),
         digest=digest.hexdigest(),
         schema_fingerprint=_fingerprint(data, described[0][1]),
-        partitions=[partition for partition, _ in roots if partition],
+        partitions=[*dict.fromkeys(partition for partition, _ in roots if partition)],
     )
     if try_rows:
         _try_rows(data, manifest)
     return manifest
+
+
+def no_partition(data: TrainingData) -> DataError:
+    """What to say where a log has no partition at all."""
+    example = data.folders.path(date(2026, 1, 31), 7)
+    hint = ""
+    if found := other_folders(data):
+        fields = f"data.partitioning ({data.partitioning}) or data.partition_folder ({data.folders})"
+        hint = f"; there are {found}: correct {fields}"
+    return DataError(f"{data.path}: holds no partition; expected folders such as {example}{hint}")
 
 
 def write_manifest(manifest: DataManifest, uri: str) -> None:
@@ -182,8 +201,9 @@ def _describe(
     if not info.size:
         raise DataError(f"{uri}: the file is empty; remove it or write its rows")
     needed = dict.fromkeys(RowEncoder(data).columns)
+    keys = folder_keys(data, uri)
     if data.format is FileFormat.PARQUET:
-        file, names, types = _describe_parquet(data, partition, uri, info, needed)
+        file, names, types = _describe_parquet(data, partition, uri, info, needed, keys)
     else:
         if codec_of(uri) and not allow_compressed_text:
             raise DataError(
@@ -191,10 +211,12 @@ def _describe(
                 "`elastrec data convert`"
             )
         layout, rows = scan_text(data, uri)
+        keys = {key: value for key, value in keys.items() if key not in layout.columns}
         file = DataFile(
-            partition=partition, uri=uri, rows=rows, bytes=info.size, modified_ns=info.mtime_ns, text=layout
+            partition=partition, uri=uri, rows=rows, bytes=info.size, modified_ns=info.mtime_ns, keys=keys, text=layout
         )
-        names, types = layout.columns, ["text"] * len(layout.columns)
+        names = [*layout.columns, *keys]
+        types = ["text"] * len(names)
     if not file.rows:
         raise DataError(f"{uri}: the file holds no rows; remove it or write its rows")
     if data.transform is None:
@@ -209,7 +231,12 @@ def _describe(
 
 
 def _describe_parquet(
-    data: TrainingData, partition: str, uri: str, info: pafs.FileInfo, needed: Collection[str]
+    data: TrainingData,
+    partition: str,
+    uri: str,
+    info: pafs.FileInfo,
+    needed: Collection[str],
+    keys: dict[str, str | None],
 ) -> tuple[DataFile, list[str], list[str]]:
     filesystem, path = locate(uri)
     try:
@@ -232,6 +259,9 @@ def _describe_parquet(
     except DataError as error:
         raise DataError(f"{uri}: {error}") from error
     schema = plain_schema(stored, deduplicated)
+    keys = {key: value for key, value in keys.items() if key not in schema.names}
+    for key in keys:
+        schema = schema.append(pa.field(key, pa.string()))
     if data.transform is None:
         try:
             # No rows are enough to find a type that can never fit.
@@ -242,7 +272,7 @@ def _describe_parquet(
             raise DataError(f"{uri}: {error}") from error
     file = DataFile(
         partition=partition, uri=uri, rows=metadata.num_rows, bytes=info.size, modified_ns=info.mtime_ns,
-        row_group_rows=groups, deduplicated=deduplicated,
+        keys=keys, row_group_rows=groups, deduplicated=deduplicated,
     )  # fmt: skip
     return file, schema.names, [str(field.type) for field in schema]
 

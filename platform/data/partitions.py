@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 
 import pyarrow.fs as pafs
 
-from elastrec.platform.data.files import locate
+from elastrec.platform.data.files import join, locate
 from elastrec.platform.specs.data import Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.partition_folders import HIVE_NULL, Level, hive_keys
 
-_FOLDER = re.compile(r"^(?:day=)?(\d{4}-\d{2}-\d{2})(?:[/T](?:hour=)?(\d{2}))?$")
+_NAME = re.compile(r"^(?:day=)?(\d{4}-\d{2}-\d{2})(?:[/T](?:hour=)?(\d{2}))?$")
+_SHOWN = 3
 
 
 @dataclass(frozen=True, order=True)
 class Partition:
-    """One day (`hour` -1) or one hour (0 to 23) of a click log, in UTC."""
+    """One day (`hour` -1) or one hour (0 to 23) of a click log, in the log's own time zone."""
 
     day: date
     hour: int = -1
 
     @property
     def folder(self) -> str:
-        """`day=2026-01-31` or `day=2026-01-31/hour=07`."""
+        """`day=2026-01-31` or `day=2026-01-31/hour=07`: its name, and where elastrec writes it. Logs made elsewhere may
+        hold it in another folder, see `partition_roots`."""
         day = f"day={self.day.isoformat()}"
         return day if self.hour < 0 else f"{day}/hour={self.hour:02d}"
 
     def __str__(self) -> str:
         return self.folder
-
-    @property
-    def start(self) -> datetime:
-        return datetime(self.day.year, self.day.month, self.day.day, max(self.hour, 0), tzinfo=UTC)
-
-    @property
-    def end(self) -> datetime:
-        """The first moment after the partition."""
-        return self.start + (timedelta(days=1) if self.hour < 0 else timedelta(hours=1))
-
-    def next(self) -> Partition:
-        """The partition that begins where this one ends."""
-        return Partition(self.end.date(), -1 if self.hour < 0 else self.end.hour)
 
     @classmethod
     def parse(cls, text: str) -> Partition:
@@ -51,7 +42,7 @@ class Partition:
         Raises:
             DataError: another form, or no such day or hour.
         """
-        match = _FOLDER.match(text)
+        match = _NAME.match(text)
         try:
             if match is None:
                 raise ValueError("unknown form")
@@ -66,38 +57,11 @@ class Partition:
             ) from error
 
 
-def partitions_between(data: TrainingData, start: date | datetime, end: date | datetime) -> list[Partition]:
-    """Every partition that begins in [start, end), whether it exists or not (a manifest refuses missing ones).
-
-    Args:
-        start, end: dates, or date-times (without a time zone: UTC).
-
-    Raises:
-        DataError: the data has no partitions, or the interval is empty.
-    """
-    if data.partitioning is Partitioning.NONE:
-        raise DataError("data.partitioning: none has no partitions to choose from; allowed here: day, hour")
-    first, last = _moment(start), _moment(end)
-    step = timedelta(days=1) if data.partitioning is Partitioning.DAY else timedelta(hours=1)
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    at = epoch + -((epoch - first) // step) * step
-    partitions = []
-    while at < last:
-        partitions.append(Partition(at.date(), -1 if data.partitioning is Partitioning.DAY else at.hour))
-        at += step
-    if not partitions:
-        raise DataError(
-            f"no {data.partitioning} begins in the interval from {start} up to {end}; allowed: an interval that "
-            "holds the beginning of at least one partition"
-        )
-    return partitions
-
-
 def existing_partitions(data: TrainingData) -> list[Partition]:
     """The partitions whose folders exist, oldest first.
 
     Raises:
-        DataError: the data's root folder does not exist.
+        DataError: the data's root folder does not exist, or a folder is named almost like a partition.
     """
     filesystem, root = locate(data.path)
     kind = filesystem.get_file_info(root).type
@@ -105,21 +69,88 @@ def existing_partitions(data: TrainingData) -> list[Partition]:
         raise DataError(f"data.path: {data.path} is a file; allowed: a folder of partitions; correct the path")
     if kind != pafs.FileType.Directory:
         raise DataError(f"data.path: the folder {data.path} does not exist; create it or correct the path")
-    days = _folders(filesystem, root, "day=")
-    if data.partitioning is Partitioning.HOUR:
-        names = [f"{day}/{hour}" for day in days for hour in _folders(filesystem, f"{root.rstrip('/')}/{day}", "hour=")]
-    else:
-        names = days
-    return sorted(Partition.parse(name) for name in names)
+    pattern, found = data.folders, set()
+    for names in _walk(data, filesystem, root.rstrip("/"), ()):
+        try:
+            found.add(Partition(*pattern.read(names)))
+        except ValueError as error:
+            raise _odd(data, names, str(error)) from error
+    return sorted(found)
 
 
-def _folders(filesystem: pafs.FileSystem, path: str, prefix: str) -> list[str]:
-    infos = filesystem.get_file_info(pafs.FileSelector(path))
-    names = (info.base_name for info in infos if info.type == pafs.FileType.Directory)
-    return [name for name in names if name.startswith(prefix)]
+def partition_roots(data: TrainingData, partition: Partition) -> list[str]:
+    """URIs of a partition's folder, or of its folders where the pattern has keys of any value.
+
+    Those with such keys exist; where there are none, it is the pattern with the keys as they stand there.
+    """
+    path = data.folders.path(partition.day, partition.hour)
+    if not any(level.is_any for level in data.folders.levels):
+        return [join(data.path, path)]
+    filesystem, root = locate(data.path)
+    found: list[tuple[str, ...]] = [()]
+    for name, level in zip(path.split("/"), data.folders.levels, strict=True):
+        if level.is_any:
+            found = [(*above, each) for above in found for each in _named(filesystem, "/".join((root, *above)), level)]
+        else:
+            found = [(*above, name) for above in found]
+    roots = [names for names in found if _exists(filesystem, "/".join((root, *names)))]
+    return [join(data.path, *names) for names in roots] or [join(data.path, path)]
 
 
-def _moment(value: date | datetime) -> datetime:
-    if not isinstance(value, datetime):
-        value = datetime(value.year, value.month, value.day)
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+def folder_keys(data: TrainingData, uri: str) -> dict[str, str | None]:
+    """Values of the Hive keys `key=value` in the folders of a file, except those that say the partition."""
+    folder = uri[len(join(data.path)) :].strip("/").rpartition("/")[0]
+    return hive_keys(folder) if data.partitioning is Partitioning.NONE else data.folders.keys(folder)
+
+
+def _walk(
+    data: TrainingData, filesystem: pafs.FileSystem, root: str, above: tuple[str, ...]
+) -> Iterator[tuple[str, ...]]:
+    """Names of folders, level by level, whose beginnings are those of the pattern."""
+    if len(above) == len(data.folders.levels):
+        yield above
+        return
+    level = data.folders.levels[len(above)]
+    for name in _named(filesystem, "/".join((root, *above)), level):
+        if level.names.fullmatch(name) is None:
+            raise _odd(data, (*above, name), f"{name} is not of the form {level.text}")
+        yield from _walk(data, filesystem, root, (*above, name))
+
+
+def _named(filesystem: pafs.FileSystem, path: str, level: Level) -> list[str]:
+    """Folders that are or should be of a level."""
+    names = _folders(filesystem, path)
+    if level.is_fixed:
+        return [name for name in names if name == level.text]
+    # Names without a fixed beginning are told from other folders by their first digit.
+    return [name for name in names if name.startswith(level.prefix) and (level.prefix or name[0].isdigit())]
+
+
+def _exists(filesystem: pafs.FileSystem, path: str) -> bool:
+    return bool(filesystem.get_file_info(path).type != pafs.FileType.NotFound)
+
+
+def _folders(filesystem: pafs.FileSystem, path: str) -> list[str]:
+    infos = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+    return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)
+
+
+def other_folders(data: TrainingData) -> str:
+    """A few folders `key=value` beside those of the pattern, for a message; empty where there are none."""
+    filesystem, root = locate(data.path)
+    names = [name for name in _folders(filesystem, root) if "=" in name]
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _odd(data: TrainingData, names: tuple[str, ...], reason: str) -> DataError:
+    where = join(data.path, *names)
+    if names[-1].endswith(f"={HIVE_NULL}"):
+        return DataError(
+            f"{where}: holds rows without a {data.partitioning}, which belong to no partition; move the folder out of "
+            "data.path, or write its rows with a value"
+        )
+    example = data.folders.path(date(2026, 1, 31), 7)
+    return DataError(
+        f"{where}: is no {data.partitioning} ({reason}); data.partition_folder is {data.folders}, for example "
+        f"{example}; rename the folder, move it out of data.path, or correct data.partition_folder"
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -10,18 +11,33 @@ import msgspec
 class Interval(msgspec.Struct, frozen=True):
     """Half-open interval of days or hours; `evaluation_end` ends the partitions evaluated on, which begin at `end`.
 
-    ISO 8601 text in UTC, for example `2026-01-01T00:00:00+00:00`.
+    ISO 8601 text, for example `2026-01-01T00:00:00+00:00`; without an offset from UTC it is a moment of the log's own
+    time zone, `spec.data.timezone`. An empty `end` is one day after the start, an empty `evaluation_end` one day after
+    the end.
     """
 
     start: str
-    end: str
-    evaluation_end: str
+    end: str = ""
+    evaluation_end: str = ""
+
+    def resolved(self, timezone: str) -> Interval:
+        """All three moments, with the offsets that the log's time zone has then.
+
+        Days are added as its calendar counts them, also where one has 23 or 25 hours.
+        """
+        zone = ZoneInfo(timezone)
+        moments: list[datetime] = []
+        for text in (self.start, self.end, self.evaluation_end):
+            moment = datetime.fromisoformat(text) if text else moments[-1] + timedelta(days=1)
+            moments.append(moment.replace(tzinfo=zone) if moment.tzinfo is None else moment.astimezone(zone))
+        return Interval(*(moment.isoformat() for moment in moments))
 
     def moments(self) -> tuple[datetime, datetime, datetime]:
-        """The three moments in UTC."""
-        parsed = [datetime.fromisoformat(text) for text in (self.start, self.end, self.evaluation_end)]
-        moments = [moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC) for moment in parsed]
-        return moments[0], moments[1], moments[2]
+        """The three moments of a resolved interval, each with its offset from UTC."""
+        start, end, evaluation_end = (
+            datetime.fromisoformat(text) for text in (self.start, self.end, self.evaluation_end)
+        )
+        return start, end, evaluation_end
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
+from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.partition_folders import (
+    DAY_PATTERN,
+    HOUR_PATTERN,
+    PartitionFolders,
+    partition_folders,
+)
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -27,7 +35,7 @@ class FileFormat(StrEnum):
 
 
 class Partitioning(StrEnum):
-    """One folder per day (`day=2026-01-31`), per hour (`day=2026-01-31/hour=07`), or none."""
+    """One folder per day, per hour, or none; `partition_folder` says how they are called."""
 
     DAY = "day"
     HOUR = "hour"
@@ -143,6 +151,13 @@ class TrainingData(Spec):
     """Rows to evaluate on, needed and allowed only without partitions; else the next partition is evaluated on."""
     format: FileFormat = FileFormat.PARQUET
     partitioning: Partitioning = Partitioning.DAY
+    partition_folder: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    """The folder of a partition below `path`: `%Y`, `%m`, `%d` and `%H` stand for year, month, day and hour (`%-m`,
+    `%-d`, `%-H`: without a leading zero), `key=*` for a key with any value, as in `country=*/dt=%Y-%m-%d/hour=%-H`.
+    Absent: `day=%Y-%m-%d`, for hours `day=%Y-%m-%d/hour=%H`. Other keys, also of folders below, are columns of text
+    where the files have no such column."""
+    timezone: str = "UTC"
+    """IANA name of the time zone whose days and hours the partitions are, such as `America/Los_Angeles`."""
     label: ColumnName = "label"
     """The column with 0 or 1."""
     labels: tuple[LabelColumn, ...] = ()
@@ -168,6 +183,28 @@ class TrainingData(Spec):
         if not sparse:
             raise ValueError("at least one sparse feature")
         return sparse
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_timezone(cls, timezone: str) -> str:
+        try:
+            ZoneInfo(timezone)
+        except (KeyError, OSError, ValueError):
+            near = difflib.get_close_matches(timezone, available_timezones(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"an IANA time zone such as 'UTC' or 'Europe/Berlin'{hint}") from None
+        return timezone
+
+    @model_validator(mode="after")
+    def _has_folders(self) -> TrainingData:
+        if self.partitioning is not Partitioning.NONE:
+            try:
+                _ = self.folders
+            except ValueError as error:
+                raise ValueError(f"for partition_folder {self.partition_folder!r}: {error}") from error
+        elif self.partition_folder is not None:
+            raise ValueError("partition_folder has a meaning only with partitioning: day or hour; remove it")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingData:
@@ -196,6 +233,14 @@ class TrainingData(Spec):
                 f"csv.delimiter and csv.list_separator are both {self.csv.delimiter!r}; lists need another character"
             )
         return self
+
+    @property
+    def folders(self) -> PartitionFolders:
+        """How the folders of partitions are called; only with partitions."""
+        has_hours = self.partitioning is Partitioning.HOUR
+        return partition_folders(
+            self.partition_folder or (HOUR_PATTERN if has_hours else DAY_PATTERN), has_hours=has_hours
+        )
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -76,6 +76,11 @@ def _gap(place: Place) -> list[str]:
     return [*run(place), "--from", FIRST, "--until", LAST]
 
 
+def _other_key(place: Place) -> None:
+    for day in DAYS:
+        place.part(day).parent.rename(place.log / f"dt={day}")
+
+
 def _dangling(place: Place) -> None:
     place.part(SECOND).unlink()
     place.part(SECOND).symlink_to(place.folder / "nowhere.parquet")
@@ -116,8 +121,16 @@ CASES = [
     Case(PLACES, "a day that no calendar has",
          with_files(lambda place: place.part(SECOND).parent.rename(place.log / "day=2026-02-30")),
          ("day=2026-02-30", "out of range", "2026-01-31")),
+    Case(PLACES, "a day without hyphens",
+         with_files(lambda place: place.part(SECOND).parent.rename(place.log / "day=20260102")),
+         ("clicks/day=20260102", "not of the form day=%Y-%m-%d", "rename", "data.partition_folder")),
+    Case(PLACES, "rows without a day",
+         with_files(lambda place: place.part(SECOND).parent.rename(place.log / "day=__HIVE_DEFAULT_PARTITION__")),
+         ("clicks/day=__HIVE_DEFAULT_PARTITION__", "rows without a day", "move the folder")),
+    Case(PLACES, "folders of another key", with_files(_other_key),
+         ("clicks", "dt=2026-01-01", "data.partition_folder", "day=%Y-%m-%d")),
     Case(PLACES, "days where hours are promised", with_field("spec.data.partitioning", "hour"),
-         ("spec.data.path", "0 partition(s)", "at least two")),
+         ("clicks", "day=2026-01-31/hour=07", "there are day=2026-01-01", "data.partitioning (hour)")),
     Case(FILES, "an empty file", bytes_of(lambda body: b""), ("part-0.parquet", "the file is empty", "remove it")),
     Case(FILES, "a file that was cut off", bytes_of(lambda body: body[: len(body) // 2]),
          ("part-0.parquet", "no readable Parquet", "write it again")),

@@ -18,7 +18,6 @@ import pendulum
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk._shared.secrets_masker import redact
-from airflow.sdk.execution_time import macros
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import DataInterval
 
@@ -156,7 +155,10 @@ def test_a_run_by_hand_with_the_logical_date_of_a_scheduled_one_trains_on_the_sa
     started = dags.dags["click_log_arrived"].get_task("retrain")
     announced = SimpleNamespace(partition_key="2026-01-02")
     template = jinja2.Template(started.logical_date)
-    assert pendulum.parse(template.render(macros=macros, dag_run=announced)) == scheduled.logical_date
+    assert (
+        pendulum.parse(template.render(dag_run=announced, **dags.dags["click_log_arrived"].user_defined_macros))
+        == scheduled.logical_date
+    )
 
 
 def test_no_dag_has_a_job_of_its_own(dags: DagBag) -> None:

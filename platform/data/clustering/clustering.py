@@ -31,7 +31,9 @@ from elastrec.platform.data.clustering.sorting import (
 from elastrec.platform.data.deduplicating.stored_groups import Groups, stored_schema, without_repeats
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile
-from elastrec.platform.data.partitions import Partition, existing_partitions
+from elastrec.platform.data.manifest import no_partition
+from elastrec.platform.data.partitions import Partition, existing_partitions, folder_keys, partition_roots
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -116,19 +118,19 @@ def cluster(
     if data.partitioning is Partitioning.NONE:
         if partitions is not None:
             raise DataError("partitions: the data has data.partitioning none; allowed: no choice of partitions")
-        folders = [""]
+        folders = [("", [join(data.path)])]
     else:
         chosen = sorted(set(existing_partitions(data) if partitions is None else partitions))
         if not chosen:
-            raise DataError(f"{data.path}: holds no partition; expected folders such as day=2026-01-31")
-        folders = [partition.folder for partition in chosen]
+            raise no_partition(data)
+        folders = [(partition.folder, partition_roots(data, partition)) for partition in chosen]
     limits = _Limits(row_group_rows, memory_bytes, engine, spark_master, groups)
-    return [_one(data, keys, destination, folder, limits, progress) for folder in folders]
+    return [_one(data, keys, destination, folder, roots, limits, progress) for folder, roots in folders]
 
 
 def clustered_data(data: TrainingData, destination: str) -> TrainingData:
     """The data section of a job that reads what `cluster` wrote."""
-    return data.model_copy(update={"path": join(destination)})
+    return data.model_copy(update={"path": join(destination), "partition_folder": None})
 
 
 def without_keys(groups: Groups, keys: ClusterKeys) -> Groups:
@@ -295,14 +297,17 @@ def _one(
     keys: ClusterKeys,
     destination: str,
     folder: str,
+    roots: Sequence[str],
     limits: _Limits,
     progress: Progress | None,
 ) -> ClusterReport:
-    root = join(data.path, folder) if folder else join(data.path)
     target = join(destination, folder) if folder else join(destination)
-    found = list_files(root)
+    found = [pair for root in roots for pair in list_files(root)]
+    # The folder below which the files' names tell them apart.
+    root = roots[0] if len(roots) == 1 else join(data.path)
     if not found:
         raise DataError(f"{root}: the folder holds no files; expected Parquet files")
+    _check_folder_keys(data, [uri for uri, _ in found])
     digest = xxhash.xxh3_128()
     for uri, info in found:
         digest.update(f"{uri[len(root) :]}\0{info.size}\0{info.mtime_ns}\n".encode())
@@ -358,6 +363,22 @@ def _one(
             final.rmdir()  # seen to be empty; a rename must not meet it
         Path(staging).rename(final)
     return report
+
+
+def _check_folder_keys(data: TrainingData, uris: Sequence[str]) -> None:
+    """Rows of files that are sorted together lose what their folders say.
+
+    Raises:
+        DataError: a column that the job reads is a key in the names of folders.
+    """
+    needed = {*RowEncoder(data).columns, *(name for name in (data.session, data.timestamp) if name)}
+    for uri in uris:
+        named = sorted(needed & set(folder_keys(data, uri)))
+        if named:
+            raise DataError(
+                f"{uri}: the columns {named} stand in the names of folders, whose files are written anew; write them "
+                "into the files first, with `elastrec data convert`"
+            )
 
 
 def _in_order(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, model_validator
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
 from elastrec.platform.data.generating.clicks import ClickMaker, Clicks
 from elastrec.platform.data.generating.writers import PartitionWriter
+from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.specs.base import Spec
@@ -169,7 +170,7 @@ def generate(spec: GenerateSpec, progress: Progress | None = None) -> GenerateRe
         size = 0
         for partition, part_rows, first in _partitions(spec, index):
             with PartitionWriter(spec, join(spec.path, partition.folder)) as writer:
-                for clicks in _ahead(maker, partition, index, first, part_rows):
+                for clicks in _ahead(spec, maker, partition, index, first, part_rows):
                     writer.write(clicks)
                     truth.update(clicks.probability, clicks.label)
                     if clicks.conversion is not None and clicks.conversion_probability is not None:
@@ -254,11 +255,14 @@ def _partitions(spec: GenerateSpec, index: int) -> Iterator[tuple[Partition, int
             yield Partition(day, hour), bounds[hour + 1] - bounds[hour], bounds[hour]
 
 
-def _ahead(maker: ClickMaker, partition: Partition, day: int, first: int, rows: int) -> Iterator[Clicks]:
+def _ahead(
+    spec: GenerateSpec, maker: ClickMaker, partition: Partition, day: int, first: int, rows: int
+) -> Iterator[Clicks]:
     """The partition's chunks in order, the next two being made meanwhile."""
     maker.prepare(day)
-    begin = int((partition.start - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds())
-    seconds = (partition.end - partition.start).total_seconds()
+    calendar = LogCalendar("UTC", spec.partitioning)
+    begin, end = (int(moment.timestamp()) for moment in (calendar.begin(partition), calendar.end(partition)))
+    seconds = float(end - begin)
     with ThreadPoolExecutor(2) as pool:
         waiting: deque[Future[Clicks]] = deque()
         for low in range(0, rows, CHUNK_ROWS):

@@ -89,7 +89,9 @@ class RawReader:
         self._data = data
         self._manifest = manifest
         self._columns = tuple(dict.fromkeys((*RowEncoder(data).columns, *extra)))
-        self._texts = [f.name for f in data.sparse if f.encoding != "integer" and not f.is_list]
+        # A user's transform gets plain text, and may make columns that the file does not have.
+        plain = data.transform is not None
+        self._texts = [f.name for f in data.sparse if f.encoding != "integer" and not f.is_list and not plain]
         self._numbers = frozenset(
             (*(target.name for target in data.targets), *(feature.name for feature in data.dense))
         )
@@ -117,9 +119,22 @@ class RawReader:
             else:
                 pieces = self._parquet(file, first, count)
             for piece in pieces:
+                if file.keys:
+                    piece = replace(piece, table=self._with_keys(piece.table, file))
                 if transformed and self._transform is not None:
                     piece = replace(piece, table=apply_transform(self._data, self._transform, piece.table))
                 yield piece
+
+    def _with_keys(self, table: pa.Table, file: DataFile) -> pa.Table:
+        """The rows with the columns that only the names of the file's folders hold."""
+        for key, value in file.keys.items():
+            if self._transform is not None or key in self._columns:
+                table = table.append_column(key, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
+        return table
+
+    def _stored_columns(self, file: DataFile) -> list[str]:
+        """What is needed of the columns that the file itself holds."""
+        return [name for name in self._columns if name not in file.keys]
 
     def close(self) -> None:
         """Forget open files and cached row groups."""
@@ -184,7 +199,9 @@ class RawReader:
                     # Of use where each read is a request; of a local file it is one more copy.
                     pre_buffer=not planned.is_local,
                     # Distinct texts are hashed once each.
-                    read_dictionary=stored_names(self._texts, file.deduplicated),
+                    read_dictionary=stored_names(
+                        [name for name in self._texts if name not in file.keys], file.deduplicated
+                    ),
                 )
                 self._open = (file.uri, planned, parquet)
             _, planned, parquet = self._open
@@ -193,7 +210,9 @@ class RawReader:
                     f"{file.uri}: holds {parquet.metadata.num_rows} rows, the manifest says {file.rows}; the file "
                     "changed after the job began: start the job again"
                 )
-            columns = columns_to_read(None if self._transform is not None else self._columns, file.deduplicated)
+            columns = columns_to_read(
+                None if self._transform is not None else self._stored_columns(file), file.deduplicated
+            )
             table = parquet.read_row_groups(groups, columns=columns, use_threads=pa.cpu_count() > 1)
             planned.check_read()
             return table
@@ -209,7 +228,7 @@ class RawReader:
     def _text(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
         layout = file.text
         assert layout is not None
-        columns = layout.columns if self._transform is not None else list(self._columns)
+        columns = layout.columns if self._transform is not None else self._stored_columns(file)
         try:
             planned = PlannedFile(file)
             with opened_text(planned.stream, layout.codec) as stream:

@@ -11,7 +11,6 @@ import fcntl
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +24,7 @@ from pydantic import ValidationError
 from elastrec.platform.data.convert import ByTime, converted_data
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
-from elastrec.platform.data.partitions import Partition
+from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.stream.broker import Topic, describe_topic
 from elastrec.platform.data.stream.consuming import PartitionLog
@@ -38,7 +37,6 @@ RECORD_NAME = "_landed.json"
 _LOCK_NAME = "_landing.lock"
 _FILE = re.compile(r"/kafka-(\d{5})-(\d{20})\.parquet$")
 _TYPES = {"integer": pa.int64(), "text": pa.string()}
-_DAY_SECONDS = 86_400
 _log = structlog.get_logger()
 
 
@@ -49,6 +47,8 @@ class LandRecord(Spec):
     cluster_id: str
     topic_id: str
     columns: tuple[str, ...]
+    timezone: str = "UTC"
+    """Of the days."""
     session_type: Literal["integer", "text"] | None = None
     """Decided by the first message."""
     next_offsets: dict[int, int] = {}
@@ -100,7 +100,7 @@ def land(
     found = describe_topic(servers, topic, settings or {})
     landed = []
     with _locked(destination):
-        record = _begun(destination, found, form)
+        record = _begun(destination, found, form, data.timezone)
         _remove_unrecorded(destination, record)
         for partition in range(found.partitions):
             log = PartitionLog(found.name, partition, servers, settings or {})
@@ -136,7 +136,7 @@ def _land_one(
         )
     if begin == end:
         return None, record
-    writer = _DayFiles(destination, log.partition, begin)
+    writer = _DayFiles(destination, LogCalendar(data.timezone), log.partition, begin)
     skipped, session_type = record.skipped_messages, record.session_type
     try:
         for messages in log.read(begin, end, ROW_GROUP_ROWS):
@@ -189,7 +189,8 @@ def _land_one(
 class _DayFiles:
     """The rows of one partition of the topic, one file per day, row groups of ROW_GROUP_ROWS."""
 
-    def __init__(self, destination: str, partition: int, begin: int) -> None:
+    def __init__(self, destination: str, calendar: LogCalendar, partition: int, begin: int) -> None:
+        self._calendar = calendar
         self._destination = destination
         self._name = f"kafka-{partition:05d}-{begin:020d}.parquet"
         self._held: dict[int, list[pa.Table]] = {}
@@ -199,7 +200,7 @@ class _DayFiles:
 
     def write(self, table: pa.Table, timestamp: str) -> None:
         """Rows in the order of the topic, of any days."""
-        day_B = np.asarray(combined(table[timestamp])) // _DAY_SECONDS
+        day_B = self._calendar.keys_of(np.asarray(combined(table[timestamp])))
         for day in np.unique(day_B).tolist():
             held = self._held.setdefault(day, [])
             held.append(table.filter(pa.array(day_B == day)))
@@ -233,15 +234,15 @@ class _DayFiles:
             self._open[day][1].write_table(table.slice(0, whole), row_group_size=ROW_GROUP_ROWS)
         self._held[day] = [table.slice(whole)] if whole < table.num_rows else []
 
-    @staticmethod
-    def _folder(day: int) -> str:
-        return Partition(datetime.fromtimestamp(day * _DAY_SECONDS, UTC).date()).folder
+    def _folder(self, day: int) -> str:
+        return self._calendar.partition(day).folder
 
 
-def _begun(destination: str, topic: Topic, form: MessageForm) -> LandRecord:
+def _begun(destination: str, topic: Topic, form: MessageForm, timezone: str) -> LandRecord:
     """The record that lies there, or a new one."""
     new = LandRecord(
-        topic=topic.name, cluster_id=topic.cluster_id, topic_id=topic.topic_id, columns=form.columns
+        topic=topic.name, cluster_id=topic.cluster_id, topic_id=topic.topic_id, columns=form.columns,
+        timezone=timezone,
     )  # fmt: skip
     filesystem, path = locate(destination)
     info = filesystem.get_file_info(path)
@@ -260,7 +261,7 @@ def _begun(destination: str, topic: Topic, form: MessageForm) -> LandRecord:
         raise DataError(f"{uri}: cannot be read ({error}); land into a new destination") from error
     differing = [
         f"{name} {getattr(old, name)!r} (now {getattr(new, name)!r})"
-        for name in ("topic", "cluster_id", "topic_id", "columns")
+        for name in ("topic", "cluster_id", "topic_id", "columns", "timezone")
         if getattr(old, name) != getattr(new, name)
     ]
     if differing:

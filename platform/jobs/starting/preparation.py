@@ -18,12 +18,14 @@ from elastrec.checkpoints.record import Record
 from elastrec.platform.clusters.nodes import Capacity
 from elastrec.platform.data import (
     DataManifest,
+    LogCalendar,
     Partition,
     build_manifest,
     existing_partitions,
-    partitions_between,
     write_new_manifest,
 )
+from elastrec.platform.data.manifest import no_partition
+from elastrec.platform.data.partitions import other_folders
 from elastrec.platform.jobs.starting.deduplication import with_groups
 from elastrec.platform.jobs.starting.model_check import ModelCheck
 from elastrec.platform.jobs.starting.reach import refuse_unreachable
@@ -231,12 +233,13 @@ def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:
         return _Rows(
             build_manifest(data, None), build_manifest(evaluation_data, None), interval or Interval("", "", "")
         )
+    calendar = LogCalendar.of(data)
     if interval is None:
         training, evaluation = _newest_last(job, existing_partitions(data))
-        interval = Interval(
-            training[0].start.isoformat(), evaluation[0].start.isoformat(), evaluation[-1].end.isoformat()
-        )
+        bounds = calendar.begin(training[0]), calendar.begin(evaluation[0]), calendar.end(evaluation[-1])
+        interval = Interval(*(moment.isoformat() for moment in bounds))
     else:
+        interval = interval.resolved(data.timezone)
         start, end, evaluation_end = interval.moments()
         if not start < end < evaluation_end:
             problem = FieldProblem(
@@ -245,12 +248,14 @@ def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:
                 "start before end before the end of evaluation",
             )
             raise SpecError([problem], "the data interval")
-        training = partitions_between(data, start, end)
-        evaluation = partitions_between(data, end, evaluation_end)
+        training = calendar.between(start, end)
+        evaluation = calendar.between(end, evaluation_end)
     return _Rows(build_manifest(data, training), build_manifest(data, evaluation), interval)
 
 
 def _newest_last(job: TrainingJob, partitions: list[Partition]) -> tuple[list[Partition], list[Partition]]:
+    if not partitions and other_folders(job.spec.data):
+        raise no_partition(job.spec.data)
     if len(partitions) < 2:
         problem = FieldProblem(
             "spec.data.path",

@@ -310,8 +310,7 @@ def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once_with_the_job
         return [run for run in found if run["logical_date"] and run["logical_date"].startswith("2026-01-04T02:00:00")]
 
     (run,) = wait(runs, "the run of the new day")
-    assert run["conf"]["interval_start"].startswith("2026-01-02")
-    assert run["conf"]["interval_end"].startswith("2026-01-03")
+    assert run["conf"] == {"evaluation_day": "2026-01-03"}
     assert finished(airflow, DAG_ID, run["dag_run_id"]) == "success", logs(airflow, run["dag_run_id"], "offline_phase")
     trained = airflow.xcom(DAG_ID, run["dag_run_id"], "offline_phase")
     assert (trained["samples_trained"], trained["evaluation_samples"]) == tuple(day.rows for day in click_log.days[1:])

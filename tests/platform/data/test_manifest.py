@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +12,7 @@ import pytest
 from elastrec.platform.data import (
     Partition,
     build_manifest,
-    existing_partitions,
     manifest,
-    partitions_between,
     read_manifest,
     write_manifest,
 )
@@ -168,34 +166,6 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         build_manifest(data(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="nowhere does not exist"):
         build_manifest(data(tmp_path / "nowhere", partitioning="day"))
-
-
-def test_partitions_between_are_those_that_begin_in_the_interval(tmp_path: Path) -> None:
-    days = partitions_between(data(tmp_path, partitioning="day"), date(2026, 1, 30), date(2026, 2, 2))
-    assert [str(day) for day in days] == ["day=2026-01-30", "day=2026-01-31", "day=2026-02-01"]
-    hours = partitions_between(
-        data(tmp_path, partitioning="hour"), datetime(2026, 1, 1, 22, 30), datetime(2026, 1, 2, 1)
-    )
-    assert [str(hour) for hour in hours] == ["day=2026-01-01/hour=23", "day=2026-01-02/hour=00"]
-    with pytest.raises(DataError, match="no day begins"):
-        partitions_between(data(tmp_path, partitioning="day"), date(2026, 1, 2), date(2026, 1, 2))
-
-
-def test_partitions_are_read_from_their_usual_spellings() -> None:
-    assert (
-        Partition.parse("2026-01-31T07") == Partition.parse("day=2026-01-31/hour=07") == Partition(date(2026, 1, 31), 7)
-    )
-    assert Partition(date(2026, 1, 31), 23).next() == Partition(date(2026, 2, 1), 0)
-    for wrong in ("2026-13-01", "yesterday", "2026-01-01T24"):
-        with pytest.raises(DataError, match="not allowed"):
-            Partition.parse(wrong)
-
-
-def test_existing_partitions_of_hours_are_sorted(tmp_path: Path) -> None:
-    for folder in ("day=2026-01-02/hour=00", "day=2026-01-01/hour=23", "other"):
-        (tmp_path / folder).mkdir(parents=True)
-    found = existing_partitions(data(tmp_path, partitioning="hour"))
-    assert [str(p) for p in found] == ["day=2026-01-01/hour=23", "day=2026-01-02/hour=00"]
 
 
 def test_a_manifest_of_another_kind_is_refused(tmp_path: Path) -> None:
