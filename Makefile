@@ -1,4 +1,4 @@
-# make setup | test | quick | spikes | mutants | demo | bench | lint | types   (see README.md)
+# `make` or `make help` lists the targets.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
@@ -6,9 +6,26 @@ BIN := $(VENV)/bin
 WAIT ?= 1
 STREAMS ?= 2
 
-.PHONY: setup test quick spikes mutants demo bench lint types lock clean
+.PHONY: help setup check test quick nightly coverage spikes mutants demo screenshots bench lint types lock clean
+
+help:
+	@echo "make setup        install the locked environment into $(VENV)"
+	@echo "make check        lint, types and every test that starts no service: before each commit"
+	@echo "make test         all tests"
+	@echo "make quick        the tests of check alone; arguments for pytest in ARGS, such as ARGS=--lf"
+	@echo "make nightly      the tests of quick with fifty times the examples of hypothesis"
+	@echo "make coverage     the lines that no test of quick runs"
+	@echo "make spikes       tests against real Kubernetes, YARN, HDFS and object stores, built first"
+	@echo "make mutants      break the promises of tests/mutants.toml one by one; ONLY=\"M4 W1\" for some"
+	@echo "make demo         a click log, Airflow, MLflow and one training, on this machine"
+	@echo "make screenshots  the pictures of README and docs, from a running demo"
+	@echo "make bench        all figures of docs/figures.md"
+	@echo "make lint, types  ruff, codespell; mypy"
 
 setup: $(VENV)/.installed
+
+# What every commit passes; .ci/run does all of it and more.
+check: lint types quick
 
 # Reinstalls only when the lock or the packaging changes.
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -28,7 +45,15 @@ test: setup
 
 # The tests that start no services: no node agent, pod, broker, MLflow or Airflow. Minutes instead of half an hour.
 quick: setup
-	$(BIN)/python -m pytest tests -n $(STREAMS) -m "not services"
+	$(BIN)/python -m pytest tests -n $(STREAMS) -m "not services" $(ARGS)
+
+nightly: setup
+	ELASTREC_EXAMPLES=50 $(BIN)/python -m pytest tests -n $(STREAMS) -m "not services" --timeout 7200 $(ARGS)
+
+# The editable package is imported by its links' names, so the rooms are named one by one.
+coverage: setup
+	$(BIN)/python -m pytest tests -n $(STREAMS) -m "not services" --cov=platform --cov=trainers --cov=checkpoints \
+	--cov=operators --cov-report=term:skip-covered --cov-report=html:.coverage_pages
 
 # Tests against real servers of clusters and stores, fetched and built first (about ten minutes, once);
 # `make spikes PROCESSES=1` builds with one compiler at a time.
@@ -58,6 +83,10 @@ types: setup
 
 demo: setup
 	$(BIN)/python -m tools.stack.demo $(if $(filter 0,$(WAIT)),--no-wait)
+
+# The demo trains two days first, unless its home has them already.
+screenshots: setup
+	$(BIN)/python -m tools.screenshots
 
 # A benchmark that cannot measure here (no TensorFlow, no control groups) says why; the others still run.
 bench: setup

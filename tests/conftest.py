@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,18 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests import skips
 from tests.streams import SERVICES, Streams
 
 # How long one example takes says more about the machine's other work than about the code.
 settings.register_profile("elastrec", deadline=None)
 settings.load_profile("elastrec")
+
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LEFT_OUT] = Counter()
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +41,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SERVICES):
             item.add_marker("services")
+    factor = int(os.environ.get("ELASTREC_EXAMPLES", "1"))
+    for test in {getattr(item, "obj", None) for item in items} if factor > 1 else ():
+        # hypothesis has no public way to change what a test's own `@settings` says.
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if own is not None:
+            test._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * factor)
+    for machine in {item.cls for item in items if isinstance(item, pytest.Function)} if factor > 1 else ():
+        if isinstance(own := getattr(machine, "settings", None), settings):
+            machine.settings = settings(own, max_examples=own.max_examples * factor)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> Any:
+    # Asked once for each report in the process that sums up, also with `pytest -n 2`.
+    if report.skipped and not hasattr(report, "wasxfail"):
+        config.stash[_LEFT_OUT][skips.reason_of(report.longrepr)] += 1
+    return (yield)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    is_summing_up = "PYTEST_XDIST_WORKER" not in os.environ
+    if skips.is_complete() and is_summing_up and skips.not_allowed(session.config.stash[_LEFT_OUT]):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if skips.is_complete():
+        for line in skips.not_allowed(config.stash[_LEFT_OUT]):
+            terminalreporter.write_line(f"{line} (allowed are the reasons of tests/skips.py)", red=True)
 
 
 def pytest_keyboard_interrupt() -> None:

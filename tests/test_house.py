@@ -202,6 +202,13 @@ def test_the_wheel_has_every_package() -> None:
     assert packed == {f"elastrec.{'.'.join(folder.parts)}" for folder in folders if folder != Path("platform")}
 
 
+def test_every_package_below_a_namespace_says_that_it_has_types() -> None:
+    tops = {file.parent.relative_to(ROOT).parts for room in ROOMS for file in sources(room)} - {("dags",)}
+    packages = {parts[: 2 if parts[0] == "platform" else 1] for parts in tops} - {("platform",)}
+    assert len(packages) > 10
+    assert not [package for package in packages if not ROOT.joinpath(*package, "py.typed").exists()]
+
+
 def test_nothing_is_ever_unpickled() -> None:
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
     wrong = []

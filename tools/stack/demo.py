@@ -118,7 +118,7 @@ def run_dag(stack: ServiceStack, clicks: Path, console: Console) -> Outcome:
         DemoError: the DAG cannot be read, or the run failed; holds the end of the failed task's log.
     """
     airflow = AirflowClient(stack.airflow_url)
-    _wait_for_dag(airflow)
+    wait_for_dag(airflow)
     for forgotten in airflow.end_active_runs(settings.DAG_ID):
         console.print(f"ended the run {forgotten}, which an interrupted demo left unfinished", soft_wrap=True)
     airflow.unpause(settings.DAG_ID)
@@ -181,7 +181,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _wait_for_dag(airflow: AirflowClient) -> None:
+def wait_for_dag(airflow: AirflowClient) -> None:
+    """Waits until Airflow has read the DAG file.
+
+    Raises:
+        DemoError: the file cannot be read, or not within two minutes.
+    """
     deadline = time.monotonic() + _DAG_SECONDS
     while not airflow.has_dag(settings.DAG_ID):
         errors = airflow.import_errors()

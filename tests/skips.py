@@ -1,0 +1,39 @@
+"""Which tests may be left out of a run that has to be complete (`ELASTREC_TESTS_COMPLETE=1`, as in `.ci/run`).
+
+Every other skip fails such a run: on a machine that lacks something, a test would otherwise vanish from a green run.
+Not here: tests that are left out by their marker.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+
+VARIABLE = "ELASTREC_TESTS_COMPLETE"
+
+# A pattern of the reason, and why the test may be left out of a complete run.
+ALLOWED = {
+    r"^the spikes need real servers: `make spikes` runs them$": "servers of clusters are built first, in ten minutes",
+    r"is not installed: tools/stores/requirements\.txt$": "libraries of stores are installed by `make spikes`",
+    r"^only of ": "of tests over several kinds of cluster or store, those that one kind is not for",
+    r"^this cluster refuses what has no room$": "of tests over several kinds of cluster, what one kind does not do",
+    r"^pyspark is not installed \(extra spark\)$": "Spark is 400 MB; `pip install elastrec[spark]` and run the file",
+}
+
+
+def is_complete() -> bool:
+    """Whether this run has to be complete."""
+    return os.environ.get(VARIABLE, "") not in ("", "0")
+
+
+def not_allowed(reasons: Counter[str]) -> list[str]:
+    """A line for each reason that is not allowed: how many tests, and the reason."""
+    bad = {reason: count for reason, count in reasons.items() if not any(re.search(each, reason) for each in ALLOWED)}
+    return [f"{count} left out: {reason}" for reason, count in sorted(bad.items())]
+
+
+def reason_of(longrepr: object) -> str:
+    """The reason in the report of a skipped test: pytest writes file, line and `Skipped: reason`."""
+    text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    return text.removeprefix("Skipped: ")

@@ -1,0 +1,39 @@
+"""A complete run fails when a test is left out for a reason that is not listed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests import skips
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_a_listed_reason_is_allowed_and_another_is_not() -> None:
+    reasons = Counter({"the spikes need real servers: `make spikes` runs them": 9, "no group can be frozen here": 2})
+    assert skips.not_allowed(reasons) == ["2 left out: no group can be frozen here"]
+
+
+def test_the_reason_is_read_from_pytests_report() -> None:
+    assert skips.reason_of(("test_x.py", 3, "Skipped: no disk can be mounted here")) == "no disk can be mounted here"
+
+
+@pytest.mark.parametrize("streams", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(("complete", "status"), [("1", 1), ("0", 0)])
+def test_a_skip_that_is_not_listed_fails_a_complete_run_alone(
+    tmp_path: Path, complete: str, status: int, streams: tuple[str, ...]
+) -> None:
+    (tmp_path / "test_left_out.py").write_text("import pytest\n\ndef test_one():\n    pytest.skip('no such cable')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "/dev/null", "--rootdir", str(tmp_path),
+         "-o", "markers=services: x", *streams, str(tmp_path)],
+        cwd=ROOT, env=os.environ | {skips.VARIABLE: complete}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    assert ("1 left out: no such cable" in done.stdout) is (complete == "1")
