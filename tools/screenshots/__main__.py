@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -29,6 +30,8 @@ _POLL_SECONDS = 2.0
 @click.option("--output", type=click.Path(path_type=Path, exists=True), default=Path("docs/images"), show_default=True)
 def main(home: Path, rows_per_day: int, output: Path) -> None:
     """Takes the pictures of README and docs."""
+    # As Ctrl-C: the services are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     chromium = shutil.which("chromium")
     if chromium is None:
         sys.exit("there is no Chromium on this machine (apt-get install chromium)")

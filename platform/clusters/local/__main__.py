@@ -19,12 +19,12 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.local import messages
-from elastrec.platform.clusters.local.agent import NodeAgent
-from elastrec.platform.clusters.local.journal import Journal
-from elastrec.platform.clusters.local.limits import Limits, ThreadLimits, probe_limits
-from elastrec.platform.clusters.local.ports import choose_port, is_free
-from elastrec.platform.clusters.local.rights import JobRights
-from elastrec.platform.clusters.local.sizes import keep_size
+from elastrec.platform.clusters.local.agent.journal import Journal
+from elastrec.platform.clusters.local.agent.rights import JobRights
+from elastrec.platform.clusters.local.agent.service import NodeAgent
+from elastrec.platform.clusters.local.agent.sizes import keep_size
+from elastrec.platform.clusters.local.processes.limits import Limits, ThreadLimits, probe_limits
+from elastrec.platform.clusters.local.processes.ports import choose_port, is_free
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.text.quantities import parse_bytes

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from elastrec.platform.clusters.local.agent.journal import Journal
+from elastrec.platform.clusters.local.agent.sizes import kept_size, machine_size
 from elastrec.platform.clusters.local.client import creation_request
-from elastrec.platform.clusters.local.journal import Journal
 from elastrec.platform.clusters.local.launcher import FIRST_ROLES
-from elastrec.platform.clusters.local.sizes import kept_size, machine_size
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from elastrec.platform.clusters.local import messages
+from elastrec.platform.clusters.local.agent.pod_checks import check_options
 from elastrec.platform.clusters.local.config import LocalConfig
-from elastrec.platform.clusters.local.pod_checks import check_options
-from elastrec.platform.clusters.local.pod_environment import pod_command
+from elastrec.platform.clusters.local.processes.pod_environment import pod_command
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodEvent, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError, TransportError

@@ -10,8 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+from elastrec.platform.clusters.local.agent.journal import DamagedJournalError, Journal
 from elastrec.platform.clusters.local.client import LocalCluster
-from elastrec.platform.clusters.local.journal import DamagedJournalError, Journal
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.transport.security import TlsConfig

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.clusters.local import pod_logs
-from elastrec.platform.clusters.local.shim import SegmentedLog
+from elastrec.platform.clusters.local.processes import pod_logs
+from elastrec.platform.clusters.local.processes.shim import SegmentedLog
 from elastrec.platform.clusters.pods import RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.clusters.local import pod_life as life
-from elastrec.platform.clusters.local.pod_checks import check_fits_at_all
-from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
-from elastrec.platform.clusters.local.pod_runner import ProcessExit
+from elastrec.platform.clusters.local.agent import pod_life as life
+from elastrec.platform.clusters.local.agent.pod_checks import check_fits_at_all
+from elastrec.platform.clusters.local.agent.pod_life import PodRecord, Stage
+from elastrec.platform.clusters.local.processes.pod_runner import ProcessExit
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodSpec, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.clusters.local.limits import ThreadLimits
-from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod
+from elastrec.platform.clusters.local.processes.limits import ThreadLimits
+from elastrec.platform.clusters.local.processes.pod_runner import PodRunner, ProcessExit, RunningPod
 from elastrec.platform.clusters.pods import PodSize
 
 _SIZE = PodSize(1.0, 1 << 26)

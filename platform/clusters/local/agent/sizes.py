@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from elastrec.platform.clusters.local.journal import Journal
+from elastrec.platform.clusters.local.agent.journal import Journal
 from elastrec.platform.clusters.pods import PodSize
 
 _MEMORY_SHARE = 0.9

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from elastrec.platform.clusters.local.pod_life import PodRecord, Stage, free_of, shortage
+from elastrec.platform.clusters.local.agent.pod_life import PodRecord, Stage, free_of, shortage
 from elastrec.platform.clusters.pods import PodGroup, PodSize
 
 

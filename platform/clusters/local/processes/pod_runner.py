@@ -22,8 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from elastrec.platform.clusters.local.limits import Limits, Usage
-from elastrec.platform.clusters.local.shim import boot_id, start_ticks, write_once
+from elastrec.platform.clusters.local.processes.limits import Limits, Usage
+from elastrec.platform.clusters.local.processes.shim import boot_id, start_ticks, write_once
 from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.transport.security import write_secret

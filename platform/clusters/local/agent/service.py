@@ -15,17 +15,17 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from elastrec.platform.clusters.local import pod_life as life
-from elastrec.platform.clusters.local.admission import admission
-from elastrec.platform.clusters.local.journal import Journal, KeptEvent
-from elastrec.platform.clusters.local.limits import Limits, Usage
-from elastrec.platform.clusters.local.long_polls import LongPolls
-from elastrec.platform.clusters.local.pod_checks import check_fits_at_all, check_group, check_size, check_spec
-from elastrec.platform.clusters.local.pod_environment import pod_command, pod_environment
-from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
-from elastrec.platform.clusters.local.pod_runner import PodRunner, ProcessExit, RunningPod, StillDyingError
-from elastrec.platform.clusters.local.ports import choose_port
-from elastrec.platform.clusters.local.reactor import Reactor
+from elastrec.platform.clusters.local.agent import pod_life as life
+from elastrec.platform.clusters.local.agent.admission import admission
+from elastrec.platform.clusters.local.agent.journal import Journal, KeptEvent
+from elastrec.platform.clusters.local.agent.long_polls import LongPolls
+from elastrec.platform.clusters.local.agent.pod_checks import check_fits_at_all, check_group, check_size, check_spec
+from elastrec.platform.clusters.local.agent.pod_life import PodRecord, Stage
+from elastrec.platform.clusters.local.agent.reactor import Reactor
+from elastrec.platform.clusters.local.processes.limits import Limits, Usage
+from elastrec.platform.clusters.local.processes.pod_environment import pod_command, pod_environment
+from elastrec.platform.clusters.local.processes.pod_runner import PodRunner, ProcessExit, RunningPod, StillDyingError
+from elastrec.platform.clusters.local.processes.ports import choose_port
 from elastrec.platform.clusters.nodes import Node, NodeCondition
 from elastrec.platform.clusters.pods import EndReason, PodEventKind, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.errors import ClusterError

@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 import time
 
-from elastrec.platform.clusters.local import messages, pod_logs
-from elastrec.platform.clusters.local import pod_life as life
-from elastrec.platform.clusters.local.journal import Journal
-from elastrec.platform.clusters.local.limits import Usage
-from elastrec.platform.clusters.local.pod_life import PodRecord, Stage
-from elastrec.platform.clusters.local.pod_runner import PodRunner
+from elastrec.platform.clusters.local import messages
+from elastrec.platform.clusters.local.agent import pod_life as life
+from elastrec.platform.clusters.local.agent.journal import Journal
+from elastrec.platform.clusters.local.agent.pod_life import PodRecord, Stage
+from elastrec.platform.clusters.local.processes import pod_logs
+from elastrec.platform.clusters.local.processes.limits import Usage
+from elastrec.platform.clusters.local.processes.pod_runner import PodRunner
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 

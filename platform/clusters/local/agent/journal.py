@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from elastrec.platform.clusters.local.pod_life import PodRecord
+from elastrec.platform.clusters.local.agent.pod_life import PodRecord
 from elastrec.platform.clusters.pods import PodEventKind, PodStatus
 from elastrec.platform.specs.errors import ClusterError
 

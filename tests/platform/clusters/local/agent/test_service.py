@@ -103,7 +103,8 @@ def test_a_start_that_was_only_written_down_is_done_by_the_next_agent(state, mak
     program = f"""
 import msgspec
 from pathlib import Path
-from elastrec.platform.clusters.local import journal, pod_life
+from elastrec.platform.clusters.local.agent import journal
+from elastrec.platform.clusters.local.agent import pod_life
 from elastrec.platform.clusters.pods import PodEventKind
 book = journal.Journal(Path({str(state / "journal.sqlite")!r}))
 record = pod_life.starting(book.records()[1])

@@ -7,8 +7,8 @@ import os
 import re
 from collections.abc import Iterable
 
-from elastrec.platform.clusters.local.limits import LEAST_CORES
-from elastrec.platform.clusters.local.pod_life import shortage
+from elastrec.platform.clusters.local.agent.pod_life import shortage
+from elastrec.platform.clusters.local.processes.limits import LEAST_CORES
 from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.specs.errors import ClusterError
 

@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.clusters.local.admission import admission
-from elastrec.platform.clusters.local.pod_life import PodRecord, Stage, free_of, new_record, shortage, starting
+from elastrec.platform.clusters.local.agent.admission import admission
+from elastrec.platform.clusters.local.agent.pod_life import PodRecord, Stage, free_of, new_record, shortage, starting
 from elastrec.platform.clusters.pods import PodGroup, PodSize, PodSpec
 from elastrec.platform.specs.metrics import Role
 

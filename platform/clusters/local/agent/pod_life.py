@@ -17,8 +17,8 @@ from enum import StrEnum
 
 import msgspec
 
-from elastrec.platform.clusters.local.limits import Usage
-from elastrec.platform.clusters.local.pod_runner import ProcessExit
+from elastrec.platform.clusters.local.processes.limits import Usage
+from elastrec.platform.clusters.local.processes.pod_runner import ProcessExit
 from elastrec.platform.clusters.pods import (
     BAD_INPUT_EXIT_CODE,
     EndCause,

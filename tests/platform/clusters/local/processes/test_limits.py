@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.processes.groups import limit_cores, pod_groups
 from elastrec.platform.clusters.local import start_agent
-from elastrec.platform.clusters.local.journal import Journal, KeptEvent
-from elastrec.platform.clusters.local.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
-from elastrec.platform.clusters.local.pod_life import status_of
+from elastrec.platform.clusters.local.agent.journal import Journal, KeptEvent
+from elastrec.platform.clusters.local.agent.pod_life import status_of
+from elastrec.platform.clusters.local.processes.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
 from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.clusters.pods import PodEventKind, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from elastrec.platform.clusters.local import messages
-from elastrec.platform.clusters.local.agent import NodeAgent
+from elastrec.platform.clusters.local.agent.service import NodeAgent
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.specs.environment import CLUSTER_FILE
