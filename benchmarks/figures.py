@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -90,6 +93,35 @@ def take_turns(sides: Mapping[str, Callable[[], T]], slices: int) -> dict[str, l
             results[name].append(run())
         order.reverse()
     return results
+
+
+class OtherLoad:
+    """What other processes of this machine use meanwhile: figures of waits need it to be nearly nothing.
+
+    As a context manager around a measurement.
+
+    Attributes:
+        cores: average number of cores that others had; 0 where the system does not say.
+    """
+
+    cores = 0.0
+
+    def __enter__(self) -> Self:
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        busy, own = _busy_seconds() - self._busy, time.process_time() - self._own
+        self.cores = max(0.0, busy - own) / (time.monotonic() - self._began)
+
+
+def _busy_seconds() -> float:
+    """CPU seconds of all processes since the machine started, as Linux counts them."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return 0.0
+    user, nice, system, _, _, interrupts, soft, *_ = map(int, path.read_text().splitlines()[0].split()[1:])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -1,32 +1,37 @@
 """The rows of a parameter server: memory, requests side by side, and requests during a save and an eviction.
 
-One process, requests in it: what is measured is `ParameterServer`, without sockets. Waits are wall times of the thread
-that pulls, so they need idle cores; bytes and ratios of rows do not.
+One process, requests in it: what is measured is `ParameterServer`, without sockets. Requests side by side and waits are
+counted in wall time, so they need idle cores: `others_cores` beside them says how many cores other processes had
+meanwhile. Bytes do not, and ratios of CPU seconds are medians of several turns.
 
     python -m benchmarks.storage [--rows 10000000] [--seconds 5] [--folder DISK] [--output json]
 
 What makes each figure red: one stripe (`two_cores`); a save or an eviction that holds a stripe's lock for a whole
 bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles (`staircase`); a listing that looks at
 every row (`listing_5_percent`); a delta save that looks at every row (`delta_5_percent`); slabs that are kept
-(`drop_half`); a restore beside the old rows (`restore_peak`).
+(`drop_half`); a restore beside the old rows (`restore_peak`); a section for each bucket (`save_4096_buckets`,
+`restore_4096_buckets`).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
+import shutil
 import statistics
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import structlog
 
-from benchmarks.figures import Figure, run_benchmark
+from benchmarks.figures import Figure, OtherLoad, ratio, run_benchmark, take_turns
 from elastrec.checkpoints import commit_record
 from elastrec.platform.specs.job import JobSpec, Metadata, TrainingJob
 from elastrec.platform.transport.messages.job import RoutingTable
@@ -38,6 +43,7 @@ from elastrec.trainers.parameter_server.warm_up import warm_kernels
 _DIMENSION, _AT_ONCE, _REQUEST = 16, 200_000, 8192
 _NOTHING = np.empty(0, np.int32)
 _KEEP_SECONDS = 100.0
+_TURNS = 5
 
 
 class Server:
@@ -151,12 +157,16 @@ def _cpu_seconds(task: Callable[[], object]) -> float:
 
 def measure_memory(rows: int) -> list[Figure]:
     """Bytes per row at every size, what the process says of it, and what dropping returns."""
+    # What requests need beside rows stays with the process, and is no memory of rows: here those of another server.
+    other = Server(_AT_ONCE)
+    for _ in range(3):
+        other.fill()
+    del other
+    gc.collect()
     server = Server(rows)
     server.touch(np.arange(1000))
-    before, per_row, differences = _status("VmRSS"), [], []
-    steps = np.linspace(rows // 20, rows, 40).astype(int)
-    end = 1000
-    for step in steps:
+    before, end, per_row, differences = _status("VmRSS"), 1000, [], []
+    for step in np.linspace(rows // 20, rows, 40).astype(int):
         server.fill(end, int(step))
         end = int(step)
         per_row.append(sum(usage.bytes for usage in server.store.usage()) / server.store.rows)
@@ -180,14 +190,23 @@ def measure_memory(rows: int) -> list[Figure]:
 
 
 def measure_listing(rows: int) -> list[Figure]:
-    server = Server(rows)
+    """Listings of all rows and of 5 % changed ones, in turns."""
+    server, random, seconds = Server(rows), np.random.default_rng(0), []
     server.fill()
-    buckets = range(256)
-    full = _cpu_seconds(lambda: [server.store.bucket(bucket).changes(-1) for bucket in buckets])
-    versions = [server.store.bucket(bucket).mark() for bucket in buckets]
-    server.touch(np.random.default_rng(0).permutation(rows)[: rows // 20])
-    changed = _cpu_seconds(lambda: [server.store.bucket(b).changes(v) for b, v in zip(buckets, versions, strict=True)])
-    return [Figure("storage.listing_5_percent", changed / full, "of a full listing's CPU seconds", at_most=0.1)]
+    buckets = [server.store.bucket(number) for number in range(256)]
+    for _ in range(_TURNS):
+        full = _cpu_seconds(lambda: [bucket.changes(-1) for bucket in buckets])
+        versions = [bucket.mark() for bucket in buckets]
+        server.touch(random.permutation(rows)[: rows // 20])
+        changed = _cpu_seconds(lambda v=versions: [bucket.changes(one) for bucket, one in zip(buckets, v, strict=True)])
+        seconds.append(changed / full)
+    settings = {"rows": rows, "each": [round(value, 3) for value in seconds]}
+    return [
+        Figure(
+            "storage.listing_5_percent", statistics.median(seconds), "of a full listing's CPU seconds", at_most=0.1,
+            settings=settings,
+        )
+    ]  # fmt: skip
 
 
 def measure_delta(rows: int, folder: Path) -> list[Figure]:
@@ -209,29 +228,44 @@ def measure_delta(rows: int, folder: Path) -> list[Figure]:
 
 
 def measure_cores(rows: int, seconds: float) -> list[Figure]:
-    one, two = Server(rows, cores=1), Server(rows, cores=2)
-    one.fill()
-    two.fill()
-    ratios = []
-    for _ in range(3):
-        alone = one.work_for(seconds, 1)
-        ratios.append(two.work_for(seconds, 2) / alone)
-    settings = {"ids_per_request": _REQUEST, "each": [round(value, 2) for value in ratios]}
+    servers = {cores: Server(rows, cores=cores) for cores in (1, 2)}
+    for server in servers.values():
+        server.fill()
+    sides = {cores: partial(server.work_for, seconds, cores) for cores, server in servers.items()}
+    with OtherLoad() as load:
+        found = take_turns(sides, _TURNS)
+    settings = {
+        "ids_per_request": _REQUEST, "each": [round(two / one, 2) for one, two in zip(*found.values(), strict=True)],
+        "others_cores": round(load.cores, 2),
+    }  # fmt: skip
     return [
-        Figure("storage.two_cores", statistics.median(ratios), "× one core's requests", at_least=1.7, settings=settings)
+        Figure("storage.two_cores", ratio(found[2], found[1]), "× one core's requests", at_least=1.7, settings=settings)
     ]
 
 
 def measure_save(rows: int, seconds: float, folder: Path) -> list[Figure]:
     """Requests while a record is written, and what restoring it needs."""
-    server = Server(rows, cores=2)
+    server, names = Server(rows, cores=2), iter(range(2 * _TURNS))
     server.fill()
-    quiet = server.pulls_during(lambda: time.sleep(seconds))
-    busy = server.pulls_during(lambda: server.save(folder, "while-pulled"))
-    p99 = [float(np.quantile(waits, 0.99)) for waits in (quiet, busy)]
+
+    def saving() -> float:
+        waits = server.pulls_during(lambda: saved.append(server.save(folder, f"while-pulled-{next(names)}")))
+        shutil.rmtree(saved.pop())
+        return float(np.quantile(waits, 0.99))
+
+    saved: list[str] = []
+    sides = {"quiet": lambda: float(np.quantile(server.pulls_during(lambda: time.sleep(seconds)), 0.99)),
+             "saving": saving}  # fmt: skip
+    with OtherLoad() as load:
+        p99 = take_turns(sides, _TURNS)
+    settings = {
+        "quiet_ms": round(1e3 * statistics.median(p99["quiet"]), 2), "bytes": server.store.memory_bytes,
+        "each": [round(busy / quiet, 2) for quiet, busy in zip(*p99.values(), strict=True)],
+        "others_cores": round(load.cores, 2),
+    }  # fmt: skip
     figures = [
-        Figure("storage.pull_p99_while_saving", p99[1] / p99[0], "× quiet", at_most=2,
-               settings={"quiet_ms": round(1e3 * p99[0], 2), "bytes": server.store.memory_bytes}),
+        Figure("storage.pull_p99_while_saving", ratio(p99["saving"], p99["quiet"]), "× quiet", at_most=2,
+               settings=settings),
     ]  # fmt: skip
     uri = server.save(folder, "to-restore")
     before = _status("VmRSS")
@@ -241,32 +275,38 @@ def measure_save(rows: int, seconds: float, folder: Path) -> list[Figure]:
 
 
 def measure_bucket_counts(rows: int, folder: Path) -> list[Figure]:
-    seconds: dict[int, tuple[float, float]] = {}
-    for buckets in (256, 4096):
-        server, uris = Server(rows, buckets=buckets), []
+    """Saves and restores of servers with few buckets and with many, in turns."""
+    servers = {buckets: Server(rows, buckets=buckets) for buckets in (256, 4096)}
+    for server in servers.values():
         server.fill()
-        saving = _cpu_seconds(
-            lambda server=server, uris=uris, n=buckets: uris.append(server.save(folder, f"buckets-{n}"))
-        )
-        restoring = _cpu_seconds(lambda server=server, uris=uris: restore(server.server, uris[0], server.routing, 1))
-        seconds[buckets] = saving, restoring
-    return [
-        Figure(
-            f"storage.{name}_4096_buckets",
-            seconds[4096][index] / seconds[256][index],
-            "× CPU seconds with 256",
-            at_most=1.2,
-        )
-        for index, name in enumerate(("save", "restore"))
-    ]
+
+    def save_and_restore(buckets: int) -> tuple[float, float]:
+        server, uris = servers[buckets], []
+        saving = _cpu_seconds(lambda: uris.append(server.save(folder, f"buckets-{buckets}")))
+        restoring = _cpu_seconds(lambda: restore(server.server, uris[0], server.routing, 1))
+        shutil.rmtree(uris[0])
+        return saving, restoring
+
+    seconds = take_turns({buckets: partial(save_and_restore, buckets) for buckets in servers}, _TURNS)
+    figures = []
+    for index, name in enumerate(("save", "restore")):
+        few, many = ([each[index] for each in seconds[buckets]] for buckets in (256, 4096))
+        settings = {"rows": rows, "each": [round(more / less, 2) for less, more in zip(few, many, strict=True)]}
+        figures.append(
+            Figure(f"storage.{name}_4096_buckets", ratio(many, few), "× CPU seconds with 256", at_most=1.2,
+                   settings=settings)
+        )  # fmt: skip
+    return figures
 
 
 def measure_eviction(rows: int) -> list[Figure]:
     server = Server(rows, cores=2, evicts=True)
     server.fill()
     server.now += 2 * _KEEP_SECONDS
-    waits = server.pulls_during(server.server.evict)
-    return [Figure("storage.eviction_longest_wait", 1e3 * max(waits), "ms", at_most=20, settings={"rows": rows})]
+    with OtherLoad() as load:
+        waits = server.pulls_during(server.server.evict)
+    settings = {"rows": rows, "others_cores": round(load.cores, 2)}
+    return [Figure("storage.eviction_longest_wait", 1e3 * max(waits), "ms", at_most=20, settings=settings)]
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
@@ -279,6 +319,9 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         server.store.bucket(0).changes(server.store.bucket(0).mark())
         server.store.bucket(0).drop()
     with tempfile.TemporaryDirectory(prefix="elastrec-benchmark-", dir=arguments.folder) as folder:
+        # What the first save, delta and restore of a process load is no part of what they cost.
+        measure_delta(1000, Path(folder) / "warm-up")
+        measure_bucket_counts(1000, Path(folder) / "warm-up")
         return [
             *measure_memory(rows),
             *measure_listing(rows),

@@ -33,7 +33,7 @@ def page(documents: Iterable[Mapping[str, Any]]) -> str:
             f"{each['value']:.4g}",
             each["goal"],
             each["unit"],
-            "met" if each["met"] else "**missed**",
+            ("met" if each["met"] else "**missed**") + _during(each["settings"]),
         )
         by_benchmark.setdefault(benchmark, []).append(f"| {' | '.join(cells)} |")
     parts = [_HEAD]
@@ -41,6 +41,12 @@ def page(documents: Iterable[Mapping[str, Any]]) -> str:
         lines = "\n".join(by_benchmark[benchmark])
         parts.append(f"## {benchmark}\n\n| figure | value | goal | unit | |\n|---|---|---|---|---|\n{lines}\n")
     return "\n".join(parts)
+
+
+def _during(settings: Mapping[str, Any]) -> str:
+    """What else the machine did: it changes figures of waits."""
+    cores = settings.get("others_cores", 0)
+    return f", while others used {cores:.1f} cores" if cores >= 0.1 else ""
 
 
 if __name__ == "__main__":

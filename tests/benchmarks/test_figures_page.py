@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.figures import Figure
+import pytest
+
+from benchmarks import figures
+from benchmarks.figures import Figure, OtherLoad
 from benchmarks.processes.figures_page import page
 
 FIGURES = [
@@ -25,3 +28,18 @@ def test_a_line_per_figure_with_a_goal_by_benchmark_missed_and_simulated_ones_ma
         "| parquet | 0.61 | ≥ 0.7 | of pyarrow's rows | **missed** |",
         "| criteo tsv | 3.42 | ≥ 3 | of torchrec's rows | met |",
     ]
+
+
+def test_what_others_used_of_the_machine_stands_beside_a_figure() -> None:
+    figure = Figure("storage.two_cores", 1.2, "×", at_least=1.7, settings={"others_cores": 1.52})
+    assert "| **missed**, while others used 1.5 cores |" in page([figure.document()])
+
+
+def test_the_load_of_others_leaves_out_this_process_and_the_time_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, moments, own = iter([100.0, 106.0]), iter([10.0, 12.0]), iter([1.0, 3.0])
+    monkeypatch.setattr(figures, "_busy_seconds", lambda: next(busy))
+    monkeypatch.setattr(figures.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(figures.time, "process_time", lambda: next(own))
+    with OtherLoad() as load:
+        pass
+    assert load.cores == (106 - 100 - (3 - 1)) / (12 - 10)
