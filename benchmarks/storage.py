@@ -287,11 +287,15 @@ def measure_bucket_counts(rows: int, folder: Path) -> list[Figure]:
         shutil.rmtree(uris[0])
         return saving, restoring
 
-    seconds = take_turns({buckets: partial(save_and_restore, buckets) for buckets in servers}, _TURNS)
+    with OtherLoad() as load:
+        seconds = take_turns({buckets: partial(save_and_restore, buckets) for buckets in servers}, _TURNS)
     figures = []
     for index, name in enumerate(("save", "restore")):
         few, many = ([each[index] for each in seconds[buckets]] for buckets in (256, 4096))
-        settings = {"rows": rows, "each": [round(more / less, 2) for less, more in zip(few, many, strict=True)]}
+        settings = {
+            "rows": rows, "each": [round(more / less, 2) for less, more in zip(few, many, strict=True)],
+            "others_cores": round(load.cores, 2),
+        }  # fmt: skip
         figures.append(
             Figure(f"storage.{name}_4096_buckets", ratio(many, few), "× CPU seconds with 256", at_most=1.2,
                    settings=settings)
