@@ -147,7 +147,7 @@ def compare(record: ModelSummary, job: TrainingJob, dense: Sequence[DenseSummary
     """
     new = summarize(job)
     has_weight = first_order_columns(record.architecture), first_order_columns(new.architecture)
-    decisions = [_table(old, new.table(old.name), *has_weight) for old in record.tables]
+    decisions = [_table(old, new.table(old.name), *has_weight, job) for old in record.tables]
     known = {table.name for table in record.tables}
     decisions += [
         Decision(
@@ -180,7 +180,9 @@ def _text(table: TableSummary) -> str:
     return f"dimension {table.dimension}, {rules}{limit}"
 
 
-def _table(old: TableSummary, new: TableSummary | None, old_weights: int, new_weights: int) -> Decision:
+def _table(
+    old: TableSummary, new: TableSummary | None, old_weights: int, new_weights: int, job: TrainingJob
+) -> Decision:
     if new is None:
         return Decision(
             what="table", name=old.name, verdict=Verdict.DROPPED, reason="no feature of the job uses it",
@@ -189,7 +191,8 @@ def _table(old: TableSummary, new: TableSummary | None, old_weights: int, new_we
     verdict, reason, field, mend = Verdict.KEPT, "", f"spec.tables.{old.name}", ""
     if old.dimension != new.dimension:
         verdict, reason = Verdict.NEW, f"the dimension changed from {old.dimension} to {new.dimension}"
-        field = "spec.model.embedding_dimension"
+        has_its_own = job.spec.table(old.name).dimension is not None
+        field = f"spec.tables.{old.name}.dimension" if has_its_own else "spec.model.embedding_dimension"
     elif old_weights != new_weights:
         verdict, field = Verdict.NEW, "spec.model.architecture"
         reason = f"rows {'gain' if new_weights else 'lose'} the first-order weight"
@@ -285,11 +288,13 @@ def _all_dense(
     record: ModelSummary, new: ModelSummary, anew: str, field: str, kept: Verdict, why_kept: str, optimizer_field: str
 ) -> Decision:
     verdict, reason, where = kept, why_kept, optimizer_field
+    now = {table.name: table.dimension for table in new.tables}
+    resized = [table.name for table in record.tables if now.get(table.name, table.dimension) != table.dimension]
     changed = [
         (name, path)
         for name, path, differs in (
             ("model options", "spec.model.options", record.options_json != new.options_json),
-            ("the embedding dimension", "spec.model.embedding_dimension", _dimensions(record) != _dimensions(new)),
+            ("the embedding dimension", "spec.model.embedding_dimension", bool(resized)),
             ("the number of dense features", "spec.data.dense", record.dense_features != new.dense_features),
             ("the number of sparse features", "spec.data.sparse", record.sparse_features != new.sparse_features),
         )
@@ -306,7 +311,3 @@ def _all_dense(
         old=f"{record.architecture}, {len(record.dense)} parameters, {record.dense_optimizer.value}",
         new=f"{new.architecture}, {new.dense_optimizer.value}",
     )  # fmt: skip
-
-
-def _dimensions(model: ModelSummary) -> set[int]:
-    return {table.dimension for table in model.tables}

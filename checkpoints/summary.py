@@ -110,7 +110,7 @@ def summarize(job: TrainingJob, dense: list[DenseSummary] | None = None) -> Mode
         tables=[
             TableSummary(
                 name=name,
-                dimension=spec.model.row_dimension,
+                dimension=spec.row_dimension(name),
                 optimizer=spec.row_segments(name)[-1].rule.kind,
                 hash_size=spec.table(name).hash_size,
                 features=features[name],

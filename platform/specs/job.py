@@ -52,8 +52,9 @@ class ModelSpec(Spec):
     """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, `din`, `bst`, `two_tower`, `mmoe` for several labels, or
     `package.module:Class` of your own."""
     embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Numbers per embedding row, of every table. `wide_and_deep`, `deepfm` and `xdeepfm` add one: the id's first-order
-    weight, which starts at zero and has an update rule of its own, `optimizers.first_order`."""
+    """Numbers per embedding row, of every table that names no `dimension` of its own. `wide_and_deep`, `deepfm` and
+    `xdeepfm` add one: the id's first-order weight, which starts at zero and has an update rule of its own,
+    `optimizers.first_order`."""
     initial_range: Annotated[float, Field(gt=0)] | None = None
     """Embeddings of all tables start uniform in ±initial_range; absent: 0.01, for `dlrm` 1 / sqrt(dimension)."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -91,7 +92,8 @@ class ModelSpec(Spec):
 
     @property
     def row_dimension(self) -> int:
-        """Numbers per row of every embedding table; known without importing the model (servers have no torch)."""
+        """Numbers per row of tables without a dimension of their own; known without importing the model (servers have
+        no torch)."""
         return self.embedding_dimension + self.first_order_columns
 
     @property
@@ -214,6 +216,10 @@ def row_state(kind: OptimizerKind, width: int) -> tuple[tuple[str, int], ...]:
 class TableSpec(Spec):
     """What differs from the default for one embedding table."""
 
+    dimension: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Numbers per embedding of this table; absent: `model.embedding_dimension`. For `wide_and_deep`, `dcn_v2`, `mmoe`,
+    `two_tower`, and models of your own that say `takes_table_dimensions = True`. The other models combine embeddings
+    number by number, so theirs have one dimension."""
     initial_range: Annotated[float, Field(gt=0)] | None = None
     """Rows of this table start uniform in ±initial_range; absent: as `model.initial_range` says."""
     hash_size: Annotated[int, Field(ge=1)] | None = None
@@ -457,6 +463,14 @@ class JobSpec(Spec):
         """The settings of one table, defaults where the job file says nothing."""
         return self.tables.get(name, TableSpec())
 
+    def embedding_dimension(self, table: str) -> int:
+        """Numbers per embedding of a table."""
+        return self.table(table).dimension or self.model.embedding_dimension
+
+    def row_dimension(self, table: str) -> int:
+        """Numbers per row of a table: the embedding, and the first-order weight where the model has one."""
+        return self.embedding_dimension(table) + self.model.first_order_columns
+
     @property
     def first_order_rule(self) -> OptimizerSpec | None:
         """The rule of the rows' first-order weights; None: they have none."""
@@ -465,7 +479,7 @@ class JobSpec(Spec):
     def row_segments(self, table: str) -> tuple[RowSegment, ...]:
         """What the rows of a table are made of."""
         rows = self.table(table).optimizer or self.optimizers.rows
-        return row_segments(self.model.row_dimension, rows, self.first_order_rule)
+        return row_segments(self.row_dimension(table), rows, self.first_order_rule)
 
 
 class TrainingJob(Spec):

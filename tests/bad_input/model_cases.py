@@ -56,6 +56,12 @@ def transform(text: str) -> Arguments:
     return prepare
 
 
+def _unequal(place: Place) -> list[str]:
+    place.set("spec.model.architecture", "dlrm")
+    place.set("spec.tables", {"C1": {"dimension": 8}})
+    return run(place)
+
+
 def _crowd(place: Place) -> None:
     place.set("spec.resources.parameter_server", {"count": 40, "cores": 0.25, "memory": "512Mi"})
 
@@ -90,6 +96,8 @@ CASES = [
          ("spec.model.architecture", "depend on its parameters")),
     Case(MODEL, "logits that are no numbers", forward("return self.layer.bias.expand(4) * float('nan')"),
          ("spec.model.architecture", "finite", "nan")),
+    Case(MODEL, "a table with a dimension of its own in a model that multiplies embeddings", _unequal,
+         ("spec.tables.C1.dimension", "8", "4, as spec.model.embedding_dimension says", "dlrm", "remove the field")),
     Case(MODEL, "an unknown option", with_field("spec.model.options", {"layers": [8]}),
          ("spec.model.options.layers", "[8]")),
     Case(MODEL, "an option that is missing",

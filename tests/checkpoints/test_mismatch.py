@@ -47,6 +47,15 @@ def test_a_changed_dimension_starts_every_table_anew(record: ModelSummary, make_
     assert not adaptation.refused
 
 
+def test_a_table_that_gets_a_dimension_of_its_own_starts_anew_alone(make_job: MakeJob) -> None:
+    record = summarize(make_job(architecture="dcn_v2"), DENSE)
+    adaptation = compare(record, make_job(architecture="dcn_v2", tables={"ad": {"dimension": 6}}))
+    assert adaptation.table("ad") is Verdict.NEW and adaptation.table("user") is Verdict.KEPT
+    decision = adaptation.decisions[0]
+    assert decision.field == "spec.tables.ad.dimension" and decision.reason == "the dimension changed from 4 to 6"
+    assert adaptation.dense("anything") is Verdict.KEPT_WHERE_SHAPE_FITS
+
+
 def test_a_first_order_model_has_rows_of_another_length(record: ModelSummary, make_job: MakeJob) -> None:
     assert compare(record, make_job(architecture="deepfm")).table("ad") is Verdict.NEW
 

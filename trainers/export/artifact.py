@@ -63,7 +63,9 @@ def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) 
         )
     for name in ("tables", "dense"):
         (folder / name).mkdir(parents=True)
-    tables = _write_tables(folder / "tables", job.spec.data.tables, job.spec.model.row_dimension, record)
+    tables = _write_tables(
+        folder / "tables", {name: job.spec.row_dimension(name) for name in job.spec.data.tables}, record
+    )
     dense = []
     for position, summary in enumerate(record.manifest.model.dense):
         values = np.ascontiguousarray(record.dense(summary.name)["value"], np.float32)
@@ -83,13 +85,13 @@ def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) 
     return index
 
 
-def _write_tables(folder: Path, names: Sequence[str], dimension: int, record: Record) -> list[ArtifactTable]:
+def _write_tables(folder: Path, dimensions: Mapping[str, int], record: Record) -> list[ArtifactTable]:
     counts = record.manifest.rows
     writers = {
         name: ShardWriter(folder, str(position), name, rows=counts.get(name, 0), dimension=dimension, source=record.uri)
-        for position, name in enumerate(names)
+        for position, (name, dimension) in enumerate(dimensions.items())
     }
-    for name, columns in _rows_by_table(record, names, ("ids", "tables", "values")):
+    for name, columns in _rows_by_table(record, list(dimensions), ("ids", "tables", "values")):
         writers[name].add(columns["ids"].view(np.int64), columns["values"])
     return [writer.finish() for writer in writers.values()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,13 +96,20 @@ def first_difference(scorer: Scorer, scored: Scored, shard: Predictions, row: in
         ours, theirs = (batch.column(sparse.name)[row].as_py() for batch in (scored.batch, shard.batch))
         if ours != theirs:
             return f"first feature that differs: {sparse.name!r}, exported ids {ours}, trained ids {theirs}"
-    order = [scorer.features.index(name) for name in shard.metadata.features]
-    for position, name in enumerate(shard.metadata.features):
-        left: np.ndarray[Any, Any] = scored.pooled[row, order[position]]
-        right: np.ndarray[Any, Any] = shard.pooled[row, position]
-        gap = float(np.abs(left - right).max(initial=0.0))
+    left = _by_feature(scored.pooled[row], list(scorer.widths), scorer.widths)
+    right = _by_feature(shard.pooled[row], shard.metadata.features, scorer.widths)
+    for name in shard.metadata.features:
+        gap = float(np.abs(left[name] - right[name]).max(initial=0.0))
         if gap > TOLERANCE:
             return f"first feature that differs: {name!r}, its pooled embedding by {gap:.3g}"
     unseen = [name for name in scorer.job.spec.model.sequence_features if name not in shard.metadata.features]
     rest = f", or rows of {', '.join(unseen)}, which the model pools itself" if unseen else ""
     return f"all features agree, so the dense parameters differ{rest}"
+
+
+def _by_feature(
+    pooled_X: np.ndarray[Any, Any], names: list[str], widths: Mapping[str, int]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The pooled rows of features that lie side by side."""
+    ends = np.cumsum([widths[name] for name in names])
+    return dict(zip(names, np.split(pooled_X, ends[:-1]), strict=True))

@@ -20,7 +20,7 @@ class ArtifactEmbeddings(nn.Module):
     """Takes the place of torchrec's EmbeddingBagCollection when scoring; ids that were never trained count as zero.
 
     Args:
-        tables: all of one row dimension, R.
+        tables: names, features and row dimensions R.
         artifact: where their rows are.
         sequences: features that the output leaves out, because the model asks for their `rows`.
     """
@@ -33,13 +33,13 @@ class ArtifactEmbeddings(nn.Module):
         self._last = threading.local()
         self._uses = [(table, name) for table in tables for name in table.feature_names]
         self._pooled = [(table, name) for table, name in self._uses if name not in sequences]
-        self.feature_names = [name for _, name in self._pooled]
+        self.widths = {name: table.embedding_dim for table, name in self._pooled}
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return self._tables
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled rows: KeyedJaggedTensor of B bags per feature to a KeyedTensor `[B, F · R]`."""
+        """Pooled rows: KeyedJaggedTensor of B bags per feature to a KeyedTensor `[B, sum of R]`."""
         jagged = features.to_dict()
         pooled: list[Tensor] = []
         for table, name in self._pooled:
@@ -54,10 +54,10 @@ class ArtifactEmbeddings(nn.Module):
                 else torch.zeros(len(offsets) - 1, table.embedding_dim)
             )
         values = torch.cat(pooled, dim=1)
-        self._last.pooled = values.detach().numpy().reshape(values.shape[0], len(pooled), -1)
+        self._last.pooled = values.detach().numpy()
         return KeyedTensor(
-            keys=self.feature_names,
-            length_per_key=[table.embedding_dim for table, _ in self._pooled],
+            keys=list(self.widths),
+            length_per_key=list(self.widths.values()),
             values=values,
         )
 
@@ -74,6 +74,6 @@ class ArtifactEmbeddings(nn.Module):
         return torch.from_numpy(inverse_L.astype(np.int64, copy=False)), torch.from_numpy(rows_UR)
 
     def last_pooled(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Pooled rows `[B, F, R]` of this thread's latest forward, for the check against the trainer."""
+        """Pooled rows `[B, sum of R]` of this thread's latest forward, for the check against the trainer."""
         pooled: np.ndarray[Any, np.dtype[np.float32]] = self._last.pooled
         return pooled

@@ -69,7 +69,7 @@ class Scorer:
         self._encoder = RowEncoder(spec.data, hash_sizes)
         self._transform = load_transform(spec.data.transform) if spec.data.transform else None
         self._embeddings = ArtifactEmbeddings(embedding_tables(self.job), artifact, spec.model.sequence_features)
-        self.features = self._embeddings.feature_names
+        self.widths = self._embeddings.widths
         schema = FeatureSchema.from_job(self.job)
         self._model = build_model(spec.model, self._embeddings, schema, seed=spec.training.seed)
         _load_dense(self._model, artifact)
@@ -107,9 +107,8 @@ class Scorer:
                 pooled.append(self._embeddings.last_pooled())
         if scores:
             prediction[~encoded.bad_B] = np.concatenate(scores)
-        width = self.job.spec.model.row_dimension
-        pooled_BFR = np.concatenate(pooled) if pooled else np.empty((0, len(self.features), width), np.float32)
-        return Scored(prediction, encoded.bad_B, good, pooled_BFR, encoded.bad_rows())
+        pooled_BX = np.concatenate(pooled) if pooled else np.empty((0, sum(self.widths.values())), np.float32)
+        return Scored(prediction, encoded.bad_B, good, pooled_BX, encoded.bad_rows())
 
 
 def together(parts: list[Scored]) -> Scored:

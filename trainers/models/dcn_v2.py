@@ -15,7 +15,6 @@ from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.models import options
-from elastrec.trainers.models.parts import pooled_rows
 from elastrec.trainers.models.schema import FeatureSchema
 
 
@@ -35,6 +34,8 @@ class DcnV2(nn.Module):
         structure: `stacked` or `parallel`.
     """
 
+    takes_table_dimensions = True
+
     def __init__(
         self,
         embedding_bag_collection: nn.Module,
@@ -50,7 +51,7 @@ class DcnV2(nn.Module):
         layers = options.whole_number("cross_layers", cross_layers)
         rank = options.whole_number("low_rank", low_rank, at_least=0)
         self.stacked = options.one_of("structure", structure, ("stacked", "parallel")) == "stacked"
-        width = len(schema.sparse_names) * schema.embedding_dimension + len(schema.dense_names)
+        width = schema.width() + len(schema.dense_names)
         self.embedding_bag_collection = embedding_bag_collection
         self.cross = LowRankCrossNet(width, layers, rank) if rank else CrossNet(width, layers)
         self.deep = MLP(width, sizes, activation="relu")
@@ -61,8 +62,8 @@ class DcnV2(nn.Module):
         return embedding_dimension
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        rows_BFD = pooled_rows(self.embedding_bag_collection, sparse_features)
-        x0_BX = torch.cat([rows_BFD.flatten(1), dense_features], dim=1)
+        embeddings_BX = self.embedding_bag_collection(sparse_features).values()
+        x0_BX = torch.cat([embeddings_BX, dense_features], dim=1)
         crosses_BX = self.cross(x0_BX)
         if self.stacked:
             return self.output(self.deep(crosses_BX)).squeeze(1)

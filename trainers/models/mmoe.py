@@ -14,7 +14,7 @@ from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.models import options
-from elastrec.trainers.models.parts import LogitMLP, pooled_rows
+from elastrec.trainers.models.parts import LogitMLP
 from elastrec.trainers.models.schema import FeatureSchema
 
 
@@ -32,6 +32,8 @@ class Mmoe(nn.Module):
         tower_layer_sizes: hidden layers of each tower h_k.
     """
 
+    takes_table_dimensions = True
+
     def __init__(
         self,
         embedding_bag_collection: nn.Module,
@@ -45,7 +47,7 @@ class Mmoe(nn.Module):
         count = options.whole_number("experts", experts)
         expert_sizes = options.layer_sizes("expert_layer_sizes", expert_layer_sizes)
         tower_sizes = options.layer_sizes("tower_layer_sizes", tower_layer_sizes)
-        width = len(schema.sparse_names) * schema.embedding_dimension + len(schema.dense_names)
+        width = schema.width() + len(schema.dense_names)
         self.embedding_bag_collection = embedding_bag_collection
         self.experts = nn.ModuleList(MLP(width, expert_sizes, activation="relu") for _ in range(count))
         self.gates = nn.ModuleList(nn.Linear(width, count, bias=False) for _ in schema.label_names)
@@ -56,8 +58,8 @@ class Mmoe(nn.Module):
         return embedding_dimension
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        rows_BFD = pooled_rows(self.embedding_bag_collection, sparse_features)
-        x_BX = torch.cat([rows_BFD.flatten(1), dense_features], dim=1)
+        embeddings_BX = self.embedding_bag_collection(sparse_features).values()
+        x_BX = torch.cat([embeddings_BX, dense_features], dim=1)
         experts_BEX = torch.stack([expert(x_BX) for expert in self.experts], dim=1)
         outputs = []
         for gate, tower in zip(self.gates, self.towers, strict=True):

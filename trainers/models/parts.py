@@ -20,6 +20,20 @@ def pooled_rows(embedding_bag_collection: nn.Module, sparse_features: KeyedJagge
     return values.reshape(values.shape[0], len(pooled.keys()), -1)
 
 
+def first_and_others(embedding_bag_collection: nn.Module, sparse_features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+    """The first numbers of the pooled rows of all features, `[B, F]`, and all other numbers side by side, `[B, F·D]`.
+
+    Tables may have different R; then the others are `[B, sum of R - F]`.
+    """
+    pooled = embedding_bag_collection(sparse_features)
+    values, lengths = pooled.values(), pooled.length_per_key()
+    if len(set(lengths)) == 1:
+        rows_BFR = values.reshape(values.shape[0], len(lengths), -1)
+        return rows_BFR[:, :, 0], rows_BFR[:, :, 1:].flatten(1)
+    blocks = values.split(lengths, dim=1)
+    return torch.stack([block[:, 0] for block in blocks], dim=1), torch.cat([block[:, 1:] for block in blocks], dim=1)
+
+
 def pooled_others(
     embedding_bag_collection: nn.Module, sparse_features: KeyedJaggedTensor, sequences: Collection[str]
 ) -> tuple[list[str], Tensor]:

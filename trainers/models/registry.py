@@ -82,9 +82,30 @@ def build_model(spec: ModelSpec, embedding_bag_collection: nn.Module, schema: Fe
     found = model_class(spec.architecture)
     _check_options(found, spec)
     _check_row_dimension(found, spec)
+    _check_table_dimensions(found, spec, schema)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return found(embedding_bag_collection, schema, **spec.options)
+
+
+def _check_table_dimensions(found: type[nn.Module], spec: ModelSpec, schema: FeatureSchema) -> None:
+    """A class takes tables of different dimensions if it says `takes_table_dimensions = True`."""
+    if not schema.dimensions or getattr(found, "takes_table_dimensions", False):
+        return
+    is_own = spec.architecture not in _BUILT_IN
+    say = "let the class say takes_table_dimensions = True and read schema.dimensions, or " if is_own else ""
+    raise SpecError(
+        [
+            FieldProblem(
+                f"spec.tables.{table}.dimension",
+                str(dimension),
+                f"{schema.embedding_dimension}, as spec.model.embedding_dimension says: {spec.architecture} needs "
+                "embeddings of one dimension",
+                f"{say}remove the field, or choose another architecture",
+            )
+            for table, dimension in sorted({schema.tables[name]: d for name, d in schema.dimensions.items()}.items())
+        ]
+    )
 
 
 def _check_signature(architecture: str, found: type[nn.Module]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
@@ -18,6 +18,8 @@ class FeatureSchema:
         dense_names: I dense features, columns of `dense_features_BI`; may be empty.
         sparse_names: F sparse features, keys of the KeyedJaggedTensor.
         embedding_dimension: D of the job file; a first-order model's rows have D + 1 numbers, the weight first.
+        dimensions: of the sparse features whose table has a dimension of its own: that one, instead of D.
+        tables: of these features, the name of the table.
         list_lengths: list features and how many ids a list of theirs has at most.
         label_names: H labels; a model without heads of its own has one output for each.
     """
@@ -27,16 +29,27 @@ class FeatureSchema:
     embedding_dimension: int
     list_lengths: Mapping[str, int] = field(default_factory=dict)
     label_names: tuple[str, ...] = ("label",)
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+
+    def width(self, names: Iterable[str] | None = None) -> int:
+        """Numbers of the embeddings of these sparse features side by side; None: of all."""
+        wanted = self.sparse_names if names is None else names
+        return sum(self.dimensions.get(name, self.embedding_dimension) for name in wanted)
 
     @staticmethod
     def from_job(job: TrainingJob) -> FeatureSchema:
-        data = job.spec.data
+        spec, data = job.spec, job.spec.data
+        common = spec.model.embedding_dimension
+        odd = [f for f in data.sparse if spec.embedding_dimension(f.table_name) != common]
         return FeatureSchema(
             dense_names=tuple(feature.name for feature in data.dense),
             sparse_names=tuple(feature.name for feature in data.sparse),
-            embedding_dimension=job.spec.model.embedding_dimension,
+            embedding_dimension=common,
             list_lengths={feature.name: feature.max_length for feature in data.sparse if feature.is_list},
             label_names=tuple(label.name for label in data.label_columns),
+            dimensions={feature.name: spec.embedding_dimension(feature.table_name) for feature in odd},
+            tables={feature.name: feature.table_name for feature in odd},
         )
 
 
@@ -53,7 +66,7 @@ def embedding_tables(job: TrainingJob) -> list[EmbeddingBagConfig]:
         tables.append(
             EmbeddingBagConfig(
                 name=name,
-                embedding_dim=job.spec.model.row_dimension,
+                embedding_dim=job.spec.row_dimension(name),
                 num_embeddings=job.spec.table(name).hash_size or 1,
                 feature_names=[feature.name for feature in features],
                 pooling=PoolingType.MEAN if features[0].pooling == "mean" else PoolingType.SUM,

@@ -32,6 +32,8 @@ class TwoTower(nn.Module):
         vector_size: V.
     """
 
+    takes_table_dimensions = True
+
     def __init__(
         self,
         embedding_bag_collection: nn.Module,
@@ -52,10 +54,7 @@ class TwoTower(nn.Module):
         dense = [[i for i, name in enumerate(schema.dense_names) if (name in items) == side] for side in (False, True)]
         self.register_buffer("_query_dense", torch.tensor(dense[0], dtype=torch.int64), persistent=False)
         self.register_buffer("_item_dense", torch.tensor(dense[1], dtype=torch.int64), persistent=False)
-        widths = [
-            len(names) * schema.embedding_dimension + len(numbers)
-            for names, numbers in zip(self._sparse, dense, strict=True)
-        ]
+        widths = [schema.width(names) + len(numbers) for names, numbers in zip(self._sparse, dense, strict=True)]
         self.query, self.item = (
             nn.Sequential(MLP(width, hidden, activation="relu"), nn.Linear(hidden[-1], size)) for width in widths
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.models import options
-from elastrec.trainers.models.parts import FirstOrder, LogitMLP, pooled_rows
+from elastrec.trainers.models.parts import FirstOrder, LogitMLP, first_and_others
 from elastrec.trainers.models.schema import FeatureSchema
 
 
@@ -20,13 +20,15 @@ class WideAndDeep(nn.Module):
     """logit = wide(x) + deep(x), eq. 3 of the paper, without crossed features.
 
     Shapes: dense `[B, I]`, pooled rows `[B, F, 1 + D]` (wide weight, then the embedding), MLP input `[B, F·D + I]`,
-    logits `[B]`.
+    logits `[B]`. Tables may have different D.
 
     Args:
         embedding_bag_collection: rows of D + 1 numbers.
         schema: names and sizes of the inputs.
         layer_sizes: hidden layers of the deep part.
     """
+
+    takes_table_dimensions = True
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class WideAndDeep(nn.Module):
         sizes = options.layer_sizes("layer_sizes", layer_sizes)
         self.embedding_bag_collection = embedding_bag_collection
         self.wide = FirstOrder(len(schema.dense_names))
-        deep_in = len(schema.sparse_names) * schema.embedding_dimension + len(schema.dense_names)
+        deep_in = schema.width() + len(schema.dense_names)
         self.deep = LogitMLP(deep_in, sizes)
 
     @staticmethod
@@ -47,6 +49,6 @@ class WideAndDeep(nn.Module):
         return embedding_dimension + 1
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        rows_BFR = pooled_rows(self.embedding_bag_collection, sparse_features)
-        deep_in_BX = torch.cat([rows_BFR[:, :, 1:].flatten(1), dense_features], dim=1)
-        return self.wide(dense_features, rows_BFR[:, :, 0]) + self.deep(deep_in_BX)
+        weights_BF, embeddings_BX = first_and_others(self.embedding_bag_collection, sparse_features)
+        deep_in_BX = torch.cat([embeddings_BX, dense_features], dim=1)
+        return self.wide(dense_features, weights_BF) + self.deep(deep_in_BX)

@@ -125,7 +125,7 @@ def make_plan(
 def plan_of_job(spec: JobSpec) -> TablePlan:
     """The plan of a job file."""
     return make_plan(
-        dict.fromkeys(spec.data.tables, spec.model.row_dimension),
+        {name: spec.row_dimension(name) for name in spec.data.tables},
         settings=spec.tables,
         initial_range=spec.model.row_range,
         rows=spec.optimizers.rows,

@@ -57,7 +57,7 @@ class ShardEvaluation:
                 metadata=metadata,
                 batch=pa.concat_batches([batch for batch, _ in self._kept]),
                 prediction=np.concatenate([prediction.prediction_BH for _, prediction in self._kept]),
-                pooled=np.concatenate([prediction.pooled_BFR for _, prediction in self._kept]),
+                pooled=np.concatenate([prediction.pooled_BX for _, prediction in self._kept]),
             )
             write_predictions(self._folder_uri, split.number, together)
         return msgspec.structs.replace(last, sketch=self._sketches.encode())

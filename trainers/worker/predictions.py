@@ -1,7 +1,7 @@
 """What a worker leaves of an evaluation shard for the check of the export: features, pooled rows, predictions.
 
 A Parquet file per shard, `{predictions folder}/{shard index}.parquet`: the trainer-ready columns, `prediction`
-list<float32> [H] and `pooled` list<float32> [F · R], heads and features in the order that the file's metadata names.
+list<float32> [H] and `pooled` list<float32> [sum of R], heads and features in the order that the file's metadata names.
 The shard's range of rows stands in the metadata, so that a reader finds the raw rows.
 """
 
@@ -31,7 +31,7 @@ class PredictionsMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predictions(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: `batch` trainer-ready rows, `prediction` float32 [B, H], `pooled` float32 [B, F, R]."""
+    """One file: `batch` trainer-ready rows, `prediction` float32 [B, H], `pooled` float32 [B, sum of R]."""
 
     metadata: PredictionsMetadata
     batch: pa.RecordBatch
@@ -45,10 +45,10 @@ def write_predictions(folder_uri: str, index: int, predictions: Predictions) -> 
     Raises:
         CheckpointError: the store refused.
     """
-    rows, features, dimension = predictions.pooled.shape
+    rows, width = predictions.pooled.shape
     table = pa.Table.from_batches([predictions.batch])
     table = table.append_column(PREDICTION, _lists(predictions.prediction, len(predictions.metadata.heads)))
-    table = table.append_column(POOLED, _lists(predictions.pooled, features * dimension))
+    table = table.append_column(POOLED, _lists(predictions.pooled, width))
     table = table.replace_schema_metadata({_METADATA: msgspec.json.encode(predictions.metadata)})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
@@ -87,7 +87,7 @@ def read_predictions(folder_uri: str) -> list[Predictions]:
                 metadata=metadata,
                 batch=batches[0],
                 prediction=prediction.reshape(table.num_rows, len(metadata.heads)),
-                pooled=values.reshape(table.num_rows, len(metadata.features), -1),
+                pooled=values.reshape(table.num_rows, -1),
             )
         )
     return sorted(found, key=lambda item: item.metadata.start)

@@ -172,9 +172,8 @@ class Step:
             self._load(started.pulled)
             outputs = self._forward(started.inputs)
         assert self._pooled is not None
-        rows, features = started.item.batch.num_rows, len(self.feature_names)
-        pooled_BFR = self._pooled.reshape(rows, features, -1)
-        return Prediction(self.heads.predicted(outputs, self.heads.targets(started.inputs.target_BT)), pooled_BFR)
+        predicted = self.heads.predicted(outputs, self.heads.targets(started.inputs.target_BT))
+        return Prediction(predicted, self._pooled)
 
     def drop(self) -> None:
         """Forgets minibatches that were started; gradients are kept (see ParameterClient.drop)."""

@@ -28,10 +28,10 @@ class Started:
 
 
 class Prediction(NamedTuple):
-    """What each head of the model predicts for a minibatch, with labels, and pooled embedding rows `[B, F, R]`."""
+    """What each head of the model predicts for a minibatch, with labels, and pooled rows `[B, sum of R]`."""
 
     heads: tuple[Predicted, ...]
-    pooled_BFR: FloatArray
+    pooled_BX: FloatArray
 
     @property
     def prediction_BH(self) -> FloatArray:

@@ -30,7 +30,7 @@ POOLING = {"user": PoolingType.SUM, "item": PoolingType.MEAN}
 FEATURES = {"user": ["user"], "item": ["clicked", "item"]}
 
 
-def job_spec(rows: OptimizerSpec, dense: OptimizerSpec) -> JobSpec:
+def job_spec(rows: OptimizerSpec, dense: OptimizerSpec, **tables: dict[str, int]) -> JobSpec:
     return JobSpec.model_validate(
         {
             "model": {"architecture": "dlrm", "embedding_dimension": DIMENSION},
@@ -43,6 +43,7 @@ def job_spec(rows: OptimizerSpec, dense: OptimizerSpec) -> JobSpec:
                     {"name": "item", "table": "item", "pooling": "mean"},
                 ],
             },
+            "tables": tables,
             "optimizers": {"rows": rows.model_dump(), "dense": dense.model_dump()},
             "training": {"batch_size": BATCH, "consistency": Consistency(mode="bsp").model_dump(), "seed": 5},
         }
@@ -71,11 +72,11 @@ def running_servers(spec: JobSpec, count: int) -> Iterator[RoutingTable]:
             rpc.shutdown()
 
 
-def configs() -> list[EmbeddingBagConfig]:
+def configs(spec: JobSpec) -> list[EmbeddingBagConfig]:
     return [
         EmbeddingBagConfig(
             name=name,
-            embedding_dim=DIMENSION,
+            embedding_dim=spec.row_dimension(name),
             num_embeddings=VOCABULARY,
             feature_names=FEATURES[name],
             pooling=POOLING[name],
@@ -100,8 +101,23 @@ def batches(count: int) -> list[tuple[torch.Tensor, KeyedJaggedTensor, torch.Ten
     return made
 
 
-def network(collection: nn.Module) -> DLRM:
+class SideBySide(nn.Module):
+    """Embeddings of any dimensions and dense features, concatenated, behind one linear layer."""
+
+    def __init__(self, collection: nn.Module, width: int) -> None:
+        super().__init__()
+        self.collection = collection
+        self.output = nn.Linear(width + DENSE, 1)
+
+    def forward(self, dense: torch.Tensor, sparse: KeyedJaggedTensor) -> torch.Tensor:
+        out: torch.Tensor = self.output(torch.cat([self.collection(sparse).values(), dense], dim=1))
+        return out
+
+
+def network(collection: nn.Module, spec: JobSpec) -> nn.Module:
     torch.manual_seed(1)
+    if spec.tables:
+        return SideBySide(collection, sum(spec.row_dimension(name) * len(FEATURES[name]) for name in FEATURES))
     return DLRM(collection, DENSE, dense_arch_layer_sizes=[16, DIMENSION], over_arch_layer_sizes=[16, 1])
 
 
@@ -109,13 +125,15 @@ def dense_names(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for name, parameter in model.named_parameters() if "embedding_bags" not in name]
 
 
-def train_with_torchrec(rows: OptimizerSpec, dense: OptimizerSpec, steps: int) -> list[float]:
-    collection = EmbeddingBagCollection(tables=configs())
-    model = network(collection)
-    plan = plan_of_job(job_spec(rows, dense))
+def train_with_torchrec(spec: JobSpec, steps: int) -> list[float]:
+    rows, dense = spec.optimizers.rows, spec.optimizers.dense
+    collection = EmbeddingBagCollection(tables=configs(spec))
+    model = network(collection, spec)
+    plan = plan_of_job(spec)
     for name, bag in collection.embedding_bags.items():
-        reach = plan.by_name[name].initial_range
-        values = initial_rows(np.arange(VOCABULARY), name, seed=5, initial_range=reach, dimension=DIMENSION)
+        table = plan.by_name[name]
+        ids, reach = np.arange(VOCABULARY), table.initial_range
+        values = initial_rows(ids, name, seed=5, initial_range=reach, dimension=table.dimension)
         bag.weight.data.copy_(torch.from_numpy(values))
     tables = [bag.weight for bag in collection.embedding_bags.values()]
     if rows.kind is OptimizerKind.ADAGRAD:
@@ -143,8 +161,8 @@ def train_remotely(spec: JobSpec, servers: int, steps: int) -> list[float]:
     with running_servers(spec, servers) as routing:
         client = ParameterClient(plan_of_job(spec), worker="w", incarnation="i", token=TOKEN)
         client.connect(routing, 1)
-        collection = RemoteEmbeddingBagCollection(configs(), client)
-        model = network(collection)
+        collection = RemoteEmbeddingBagCollection(configs(spec), client)
+        model = network(collection, spec)
         flat = FlatParameters(model)
         client.layout = flat.layout
         client.init_dense(flat.values)
@@ -169,7 +187,15 @@ def train_remotely(spec: JobSpec, servers: int, steps: int) -> list[float]:
     [(OptimizerKind.ADAGRAD, OptimizerKind.ADAM), (OptimizerKind.SGD, OptimizerKind.ADAGRAD)],
 )
 def test_training_over_servers_takes_torchrecs_steps(servers: int, rows: OptimizerKind, dense: OptimizerKind) -> None:
-    row_rule, dense_rule = OptimizerSpec(kind=rows, learning_rate=0.05), OptimizerSpec(kind=dense, learning_rate=0.01)
-    expected = train_with_torchrec(row_rule, dense_rule, steps=20)
-    trained = train_remotely(job_spec(row_rule, dense_rule), servers, steps=20)
+    spec = job_spec(OptimizerSpec(kind=rows, learning_rate=0.05), OptimizerSpec(kind=dense, learning_rate=0.01))
+    expected = train_with_torchrec(spec, steps=20)
+    trained = train_remotely(spec, servers, steps=20)
     np.testing.assert_allclose(trained, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_tables_of_different_dimensions_take_torchrecs_steps(servers: int) -> None:
+    rows, dense = (OptimizerSpec(kind=kind, learning_rate=0.05) for kind in (OptimizerKind.ADAGRAD, OptimizerKind.ADAM))
+    spec = job_spec(rows, dense, item={"dimension": 3})
+    assert [group.dimension for group in plan_of_job(spec).groups] == [DIMENSION, 3]
+    np.testing.assert_allclose(train_remotely(spec, servers, steps=20), train_with_torchrec(spec, 20), atol=1e-5)

@@ -68,7 +68,11 @@ class MappedCollection(EmbeddingBagCollection):
 
 
 def build(
-    folder: Path, architecture: str = "dlrm", name: str = "tiny", data: TrainingData | None = None
+    folder: Path,
+    architecture: str = "dlrm",
+    name: str = "tiny",
+    data: TrainingData | None = None,
+    city_dimension: int | None = None,
 ) -> FinishedJob:
     """A finished job on `data`, which has ROWS rows and the features of `raw_rows`; default: Parquet of those rows."""
     raw = raw_rows(1, ROWS)
@@ -78,7 +82,7 @@ def build(
         spec=JobSpec(
             model=ModelSpec(architecture=architecture, embedding_dimension=4),
             data=data,
-            tables={"city": TableSpec(hash_size=5)},
+            tables={"city": TableSpec(hash_size=5, dimension=city_dimension)},
             checkpoint=CheckpointSpec(store=str(folder / "store")),
         ),
     )
@@ -179,7 +183,7 @@ def predict(job: TrainingJob, manifest_uri: str, folder_uri: str, collection, mo
                 ),
                 batch=batch,
                 prediction=heads.predictions(heads.outputs(result, length)).numpy(),
-                pooled=pooled.values().numpy().reshape(length, len(pooled.keys()), -1),
+                pooled=pooled.values().numpy(),
             ),
         )
 

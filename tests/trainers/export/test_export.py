@@ -129,11 +129,32 @@ def test_a_model_that_differs_is_refused_and_the_feature_is_named(finished, tmp_
                 values[17] += 1
                 batch = batch.set_column(batch.schema.get_field_index("city"), "city", pa.array(values))
             else:
-                pooled[17, item.metadata.features.index("history")] += 0.1
+                pooled[17, 4 * item.metadata.features.index("history")] += 0.1
         changed = msgspec.structs.replace(item, batch=batch, prediction=prediction, pooled=pooled)
         write_predictions(tampered, index, changed)
     with pytest.raises(JobFailedError, match=rf"row 120 \+ 17 .*first feature that differs: '{feature}'"):
         export(msgspec.structs.replace(finished.request, predictions_uri=tampered), tmp_path)
+
+
+def test_a_table_with_a_dimension_of_its_own_is_exported_and_checked_feature_by_feature(tmp_path: Path) -> None:
+    finished = build(tmp_path / "job", "wide_and_deep", city_dimension=7)
+    export_folder = tmp_path / "export"
+    export_folder.mkdir()
+    result = export(finished.request, export_folder)
+    assert result.checked_rows == ROWS and result.largest_difference < 1e-6
+    artifact = tmp_path / "artifact"
+    artifact.mkdir()
+    index = write_artifact(artifact, finished.job, "job-1", open_record(finished.request.record_uri))
+    assert {table.name: table.dimension for table in index.tables} == {"goods": 5, "city": 8, "device": 5}
+    tampered = str(tmp_path / "predictions")
+    for index_of_file, item in enumerate(read_predictions(finished.request.predictions_uri)):
+        prediction, pooled, features = item.prediction.copy(), item.pooled.copy(), item.metadata.features
+        prediction[3, 0] += 0.01
+        before = features[: features.index("city")]
+        pooled[3, 5 * len(before) + 7] += 0.1  # the last number of the longer rows
+        write_predictions(tampered, index_of_file, msgspec.structs.replace(item, prediction=prediction, pooled=pooled))
+    with pytest.raises(JobFailedError, match=r"first feature that differs: 'city', its pooled embedding by 0\.1"):
+        export(msgspec.structs.replace(finished.request, predictions_uri=tampered), export_folder)
 
 
 def test_missing_predictions_fail_the_export(finished, tmp_path: Path) -> None:

@@ -173,3 +173,59 @@ def test_dense_parameters_depend_on_the_seed_alone(name: str) -> None:
 def test_pairwise_products_are_those_of_torchrec() -> None:
     dense, rows = torch.randn(B, D), torch.randn(B, 5, D)
     assert torch.equal(PairwiseProducts(5)(dense, rows), InteractionArch(5)(dense, rows))
+
+
+@pytest.mark.parametrize("architecture", ["wide_and_deep", "dcn_v2", "mmoe", "two_tower"])
+def test_tables_of_different_dimensions_go_side_by_side(architecture: str) -> None:
+    """As with one dimension, where the narrow table's missing numbers are zero and count for nothing."""
+    names, wide, narrow = ("user", "item"), 5, 3
+    extra = 1 if architecture == "wide_and_deep" else 0
+    options: dict[str, object] = {
+        "wide_and_deep": {},
+        "dcn_v2": {"low_rank": 0, "structure": "parallel"},
+        "mmoe": {},
+        "two_tower": {"item_features": ["item"]},
+    }[architecture]
+    spec = ModelSpec(architecture=architecture, options=options)
+    random = np.random.default_rng(2)
+    sparse = KeyedJaggedTensor(
+        keys=list(names),
+        values=torch.from_numpy(random.integers(0, ROWS, 2 * B)),
+        lengths=torch.ones(2 * B, dtype=torch.int32),
+    )
+    dense = torch.from_numpy(random.normal(size=(B, 1)).astype(np.float32))
+
+    def built(item: int) -> torch.nn.Module:
+        tables = [
+            EmbeddingBagConfig(
+                name=f"table_{name}", embedding_dim=size + extra, num_embeddings=ROWS, feature_names=[name]
+            )
+            for name, size in zip(names, (wide, item), strict=True)
+        ]
+        odd = {"item": item} if item != wide else {}
+        schema = FeatureSchema(("x",), names, wide, dimensions=odd, tables=dict.fromkeys(odd, "item"))
+        return build_model(spec, EmbeddingBagCollection(tables=tables), schema, seed=1)
+
+    equal, unequal = built(wide), built(narrow)
+    bags, narrow_bags = (model.embedding_bag_collection.embedding_bags for model in (equal, unequal))
+    keep = narrow + extra
+    # Which inputs of the layers behind are there, by the width of these with two equal tables.
+    there = {2 * wide + 1: [*range(wide + narrow), 2 * wide], wide: list(range(narrow))}
+    with torch.no_grad():
+        bags["table_item"].weight[:, keep:] = 0
+        narrow_bags["table_item"].weight.copy_(bags["table_item"].weight[:, :keep])
+        narrow_bags["table_user"].weight.copy_(bags["table_user"].weight)
+        for (name, full), part in zip(equal.named_parameters(), unequal.parameters(), strict=True):
+            if "embedding_bag" in name:
+                continue
+            taken = full
+            for axis, (size, smaller) in enumerate(zip(full.shape, part.shape, strict=True)):
+                if size != smaller:
+                    # Before the MLP's outputs where a layer has both.
+                    inputs_before = max(each for each in there if each <= size)
+                    kept = [*there[inputs_before], *range(inputs_before, size)]
+                    taken = taken.index_select(axis, torch.tensor(kept))
+            part.copy_(taken)
+    expected = equal(dense_features=dense, sparse_features=sparse)
+    found = unequal(dense_features=dense, sparse_features=sparse)
+    torch.testing.assert_close(found, expected)

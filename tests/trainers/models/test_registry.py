@@ -41,10 +41,14 @@ class Wider(Good):
         return embedding_dimension + 2
 
 
+class OfAnyDimensions(Good):
+    takes_table_dimensions = True
+
+
 @pytest.fixture(autouse=True)
 def users_package(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("users_package")
-    for entry in (Good, WrongForward, WrongConstructor, Wider):
+    for entry in (Good, WrongForward, WrongConstructor, Wider, OfAnyDimensions):
         setattr(module, entry.__name__, entry)
     module.helper = len  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "users_package", module)
@@ -103,3 +107,21 @@ def test_the_job_files_row_dimension_is_that_of_the_class() -> None:
 def test_a_users_rows_are_as_wide_as_the_job_file_says() -> None:
     with pytest.raises(SpecError, match="set embedding_dimension to 18"):
         build_model(ModelSpec(architecture="users_package:Wider"), nn.Identity(), SCHEMA, seed=0)
+
+
+UNEQUAL = FeatureSchema(("x",), ("user", "item"), 4, dimensions={"item": 8}, tables={"item": "goods"})
+
+
+@pytest.mark.parametrize("architecture", ["deepfm", "xdeepfm", "dlrm", "users_package:Good"])
+def test_a_model_that_needs_one_dimension_refuses_a_table_with_another(architecture: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        build_model(ModelSpec(architecture=architecture), nn.Identity(), UNEQUAL, seed=0)
+    said = str(caught.value)
+    assert "spec.tables.goods.dimension: 8 is not allowed; allowed: 4, as spec.model.embedding_dimension says" in said
+    assert architecture in said and "remove the field" in said
+    assert ("takes_table_dimensions = True" in said) == (":" in architecture)
+
+
+@pytest.mark.parametrize("architecture", ["wide_and_deep", "dcn_v2", "mmoe", "users_package:OfAnyDimensions"])
+def test_a_model_that_takes_any_dimensions_is_built_with_them(architecture: str) -> None:
+    build_model(ModelSpec(architecture=architecture), nn.Identity(), UNEQUAL, seed=0)

@@ -12,7 +12,7 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.trainers.parameter_server.records.share import save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS
-from tests.trainers.parameter_server.running import DIMENSION, routing_of, training_job
+from tests.trainers.parameter_server.running import routing_of, training_job
 from tests.trainers.parameter_server.storage.copies import columns_of
 
 Contents = dict[tuple[str, str, int], tuple[Any, ...]]
@@ -44,7 +44,7 @@ def push(servers: Sequence[ParameterServer], ids: Sequence[int], gradient: float
             mine = store.owned[lookup.request.buckets]
             counts = np.array([mine[table * len(keys) :][: len(keys)].sum() for table in range(tables)], np.int32)
             total = int(counts.sum())
-            gradients = np.full((total, DIMENSION), gradient, np.float32)
+            gradients = np.full((total, store.group.dimension), gradient, np.float32)
             store.push(counts, np.tile(keys, tables)[mine], np.ones(total, np.int32), gradients, now)
 
 

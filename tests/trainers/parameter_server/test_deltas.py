@@ -76,13 +76,14 @@ def name_of(uri: str) -> str:
         max_size=14,
     ),
     admit_after=st.sampled_from([1, 2]),
+    dimension=st.sampled_from([None, 3]),
 )
 def test_a_chain_of_records_restores_what_was_held_bit_for_bit(
-    steps: list[tuple[str, int, int]], admit_after: int
+    steps: list[tuple[str, int, int]], admit_after: int, dimension: int | None
 ) -> None:
     folder, now = Path(tempfile.mkdtemp()), 1000.0
     table = {"evict_after": 100.0, "admit_after": admit_after}
-    made, known = Job(folder, user=table, item=table), dict[str, Rows]()
+    made, known = Job(folder, user=table, item={**table, "dimension": dimension}), dict[str, Rows]()
     push(made.servers, range(100), 1.0, now)
     try:
         for what, first, second in [*steps, ("save", True, 0)]:

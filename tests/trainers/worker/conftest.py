@@ -29,6 +29,7 @@ from elastrec.platform.specs.job import (
     ModelSpec,
     PodResources,
     Resources,
+    TableSpec,
     Training,
     TrainingJob,
 )
@@ -73,6 +74,7 @@ def make_job(
     workers: int = 1,
     model_options: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
+    tables: dict[str, TableSpec] | None = None,
 ) -> TrainingJob:
     """A job on ROWS rows; `data` holds further fields of its data section."""
     (folder / "data").mkdir(parents=True)
@@ -109,6 +111,7 @@ def make_job(
                 architecture=architecture, embedding_dimension=4, precision=precision, options=model_options or {}
             ),
             data=TrainingData.model_validate({**log.model_dump(), **(data or {})}),
+            tables=tables or {},
             training=Training(batch_size=batch, seed=11, consistency=Consistency(mode=mode)),
             resources=Resources(worker=PodResources(count=workers)),
             checkpoint=CheckpointSpec(store=str(folder / "store")),

@@ -18,7 +18,7 @@ from elastrec.platform.data.manifest import build_manifest, read_manifest, write
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.job import TableSpec, TrainingJob
 from elastrec.platform.specs.splits import TRAINING_STREAM
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.messages.job import Mode, ShardProgress, WorkerProcess
@@ -285,8 +285,26 @@ def test_two_workers_train_every_row_once_and_evaluate_every_row_once(setting) -
     together = HeadSketches()
     for item in kept:
         together.update(predicted(item.prediction[:, 0], item.batch.column("label")))
-        assert item.pooled.shape == (100, 3, 4) and item.metadata.heads == ["label"]
+        assert item.pooled.shape == (100, 3 * 4) and item.metadata.heads == ["label"]
     assert together == here.master.sketches
+
+
+def test_a_job_with_tables_of_different_dimensions_trains_and_keeps_their_pooled_rows(setting) -> None:
+    here = setting(servers=2, mode="async", architecture="wide_and_deep", tables={"item": TableSpec(dimension=2)})
+    here.master.add_shards("train", ROWS, SHARD)
+    worker = here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    here.master.done.clear()
+    here.master.add_shards("evaluate", ROWS, SHARD)
+    here.master.command(Mode.EVALUATE)
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    here.finish()
+    assert not here.errors and trained_samples(here) == ROWS
+    assert [(store.group.dimension, store.rows > 0) for store in here.servers[0].stores] == [(5, True), (3, True)]
+    assert worker.trainer.pooled_names == ["user", "item", "history"]
+    # A weight and an embedding each; users first, whose rows are the longer ones.
+    pooled = np.concatenate([item.pooled for item in read_predictions(worker._predictions_uri)])
+    assert pooled.shape == (ROWS, 5 + 3 + 3) and (pooled[:, :8] != 0).any(axis=0).all()
 
 
 def test_evaluation_changes_nothing_on_the_servers(setting) -> None:
