@@ -118,7 +118,7 @@ class Side:
 
         pulled, number = self._ahead, self._taken
         self._ahead, self._taken = self._pull(number + 1), number + 1
-        np.copyto(self._values, pulled.dense())
+        pulled.dense(out=self._values)
         (rows,) = pulled.rows()
         origin = Origin("training", 0, 1, number, number + 1, is_first=number == 0, is_last=False)
         self._client.push(pulled, [self._rows[: len(rows)]], self._gradient, self._batch, origin, hold=True)

@@ -171,7 +171,7 @@ def run_worker(network: str, batch: int, rows: int, address: str) -> None:
             moments = [clock()]
             ahead = collection.prefetch(batches[at % len(batches)][1], dense=True)
             moments.append(clock())
-            flat.load(pulled.dense())
+            pulled.dense(out=flat.values)
             pulled.rows()
             moments.append(clock())
             flat.zero_gradients()

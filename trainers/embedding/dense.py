@@ -52,10 +52,6 @@ class FlatParameters:
         self._parameters = [parameter for _, parameter in named]
         self.values: Array = values.numpy()
 
-    def load(self, values: Array) -> None:
-        """Takes pulled values [P] float32."""
-        np.copyto(self.values, values)
-
     @property
     def gradients(self) -> list[Array]:
         """What backward left, a part of the vector for each parameter, float32; zero where the loss does not depend.

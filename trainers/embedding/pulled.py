@@ -54,9 +54,13 @@ class Pulled:
             self._rows = [each[0] if len(each) == 1 else np.concatenate(each) for each in parts]
         return self._rows
 
-    def dense(self) -> Array:
-        """The flat dense vector [P] float32 (empty unless it was asked for). Waits; raises like `rows`."""
-        return self._dense.joined([arrays[1] for arrays in self._wait()])
+    def dense(self, out: Array | None = None) -> Array:
+        """The flat dense vector [P] float32 (empty unless it was asked for). Waits; raises like `rows`.
+
+        Args:
+            out: [P] float32, filled with it if it was asked for.
+        """
+        return self._dense.joined([arrays[1] for arrays in self._wait()], out)
 
     @property
     def bytes(self) -> int:

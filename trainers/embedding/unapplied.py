@@ -14,7 +14,7 @@ from elastrec.platform.transport.wire.frames import Joined
 from elastrec.trainers.embedding.lane import Request
 from elastrec.trainers.embedding.replies import Reply
 from elastrec.trainers.embedding.routing import RoutedIds, Router
-from elastrec.trainers.parameter_server.dense.layout import DenseRouting, Run
+from elastrec.trainers.parameter_server.dense.layout import DenseRouting
 from elastrec.trainers.parameter_server.messages import (
     Applied,
     Origin,
@@ -94,14 +94,14 @@ class KeptPush:
         return [
             routed.counts[server],
             routed.of_server(server, routed.ids),
-            Joined(runs),
+            Joined.of(runs),
             routed.of_server(server, routed.sightings) if self.sightings else np.empty(0, np.int32),
             self._dense_shares[server],
         ]
 
     @cached_property
     def _dense_shares(self) -> list[Joined]:
-        return _shares_of(self.dense, self.dense_routing.runs(sum(len(part) for part in self.dense)))
+        return self.dense_routing.shares(self.dense)
 
     @property
     def size_bytes(self) -> int:
@@ -173,17 +173,3 @@ class UnappliedPushes:
                 push.lacking.discard(server)
         while self._pushes and not self._pushes[0].lacking:
             self._pushes.popleft()
-
-
-def _shares_of(parts: Sequence[Array], runs: Sequence[Sequence[Run]]) -> list[Joined]:
-    """By server, its runs of the vector that the parts make, float32, without copies; in one pass over the parts."""
-    shares: list[list[Array]] = [[] for _ in runs]
-    number, begin = 0, 0
-    for (start, end), server in sorted((run, server) for server, mine in enumerate(runs) for run in mine):
-        while start < end:
-            while begin + len(parts[number]) <= start:
-                begin, number = begin + len(parts[number]), number + 1
-            stop = min(end, begin + len(parts[number]))
-            shares[server].append(parts[number][start - begin : stop - begin])
-            start = stop
-    return [Joined(share or [np.empty(0, np.float32)]) for share in shares]

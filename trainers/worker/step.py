@@ -182,9 +182,7 @@ class Step:
         self._dense_is_current = False
 
     def _load(self, pulled: Pulled) -> None:
-        dense = pulled.dense()
-        if len(dense):
-            self.flat.load(dense)
+        pulled.dense(out=self.flat.values)
         pulled.rows()
 
     def _forward(self, inputs: Inputs) -> dict[str, Tensor]:

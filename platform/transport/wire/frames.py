@@ -33,15 +33,32 @@ Array = np.ndarray[Any, Any]
 class Joined:
     """A vector whose parts lie apart in memory; it arrives as one array.
 
-    Args:
-        parts: at least one, of one dimension and one dtype.
+    Attributes:
+        dtype: as frames name it.
+        buffers: its bytes, in views that begin and end with an element.
+        size_bytes: of all buffers together.
     """
 
-    parts: Sequence[Array]
+    dtype: str
+    buffers: Sequence[memoryview]
+    size_bytes: int
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+    @classmethod
+    def of(cls, parts: Sequence[Array]) -> Joined:
+        """The vector that parts make: at least one, contiguous, of one dimension and one numeric dtype.
+
+        Raises:
+            TransportError: they are not.
+        """
+        first = parts[0]
+        dtype = _name_of(first.dtype)
+        for part in parts:
+            if dtype not in _ALLOWED_DTYPES or not part.flags.c_contiguous:
+                raise TransportError(f"a frame carries contiguous numeric arrays, not {part.dtype} {part.strides}")
+            if part.dtype != first.dtype or part.ndim != 1:
+                raise TransportError(f"parts {first.dtype} {first.shape} and {part.dtype} {part.shape} make no vector")
+        buffers = [part.data.cast("B") for part in parts if part.nbytes]
+        return cls(dtype, buffers, sum(map(len, buffers)))
 
 
 class Layout(msgspec.Struct, array_like=True):
@@ -128,8 +145,8 @@ def encode_frame(
     Arrays must be C-contiguous numeric numpy arrays, at most 12.
 
     Raises:
-        TransportError: the message or the arrays are too large, there are too many arrays, one is not contiguous or not
-            numeric, or parts do not fit.
+        TransportError: the message or the arrays are too large, there are too many arrays, or one is not contiguous or
+            not numeric.
     """
     if len(arrays) > MAXIMUM_ARRAYS:
         raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(arrays)}")
@@ -137,19 +154,17 @@ def encode_frame(
     layout = []
     total_bytes = 0
     for array in arrays:
-        parts = array.parts if isinstance(array, Joined) else (array,)
-        first = parts[0]
-        dtype = _name_of(first.dtype)
-        size_bytes = 0
-        for part in parts:
-            if dtype not in _ALLOWED_DTYPES or not part.flags.c_contiguous:
-                raise TransportError(f"a frame carries contiguous numeric arrays, not {part.dtype} {part.strides}")
-            if part is not first and (part.dtype != first.dtype or part.ndim != 1 or first.ndim != 1):
-                raise TransportError(f"parts {first.dtype} {first.shape} and {part.dtype} {part.shape} make no vector")
-            if part_bytes := part.nbytes:
-                buffers.append(part.data.cast("B"))
-                size_bytes += part_bytes
-        layout.append((dtype, list(first.shape) if len(parts) == 1 else [size_bytes // first.itemsize]))
+        if isinstance(array, Joined):
+            dtype, size_bytes = array.dtype, array.size_bytes
+            shape = [size_bytes // int(dtype[1:])]
+            buffers += array.buffers
+        else:
+            dtype, size_bytes, shape = _name_of(array.dtype), array.nbytes, list(array.shape)
+            if dtype not in _ALLOWED_DTYPES or not array.flags.c_contiguous:
+                raise TransportError(f"a frame carries contiguous numeric arrays, not {array.dtype} {array.strides}")
+            if size_bytes:
+                buffers.append(array.data.cast("B"))
+        layout.append((dtype, shape))
         if over := size_bytes % ALIGNMENT_BYTES:
             buffers.append(_PADDINGS[over])
             size_bytes += ALIGNMENT_BYTES - over

@@ -288,7 +288,7 @@ def test_arrays_that_are_not_plain_numbers_are_refused(array: np.ndarray) -> Non
 
 @given(st.lists(hnp.arrays(np.float32, st.integers(0, 40)), min_size=1, max_size=6), st.integers(1, 5))
 def test_a_vector_in_parts_arrives_as_one(parts: list[np.ndarray], columns: int) -> None:
-    metadata, buffers = encode_frame(Ask(1), [np.ones((2, columns)), Joined(parts), np.arange(3)])
+    metadata, buffers = encode_frame(Ask(1), [np.ones((2, columns)), Joined.of(parts), np.arange(3)])
     joined = b"".join(bytes(buffer) for buffer in buffers)
     body = empty_body(len(joined))
     body[:] = np.frombuffer(joined, np.uint8)
@@ -303,7 +303,7 @@ def test_a_vector_in_parts_arrives_as_one(parts: list[np.ndarray], columns: int)
 )
 def test_parts_that_make_no_vector_are_refused(parts: list[np.ndarray]) -> None:
     with pytest.raises(TransportError, match="make no vector"):
-        encode_frame(Ask(1), [Joined(parts)])
+        Joined.of(parts)
 
 
 def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(client: RpcClient) -> None:
@@ -311,7 +311,7 @@ def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(cl
     for opener in (client, tcp_only(client)):
         stream = opener.open_stream([Told])
         for count in (3, 3000):
-            (got,) = stream.request(AskArrays(1), [Joined(parts[:count])])[1]
+            (got,) = stream.request(AskArrays(1), [Joined.of(parts[:count])])[1]
             np.testing.assert_array_equal(got, np.concatenate(parts[:count]) + 1)
         stream.close()
 

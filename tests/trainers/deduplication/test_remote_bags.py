@@ -69,7 +69,7 @@ def _train(servers: int, deduplicate: bool) -> tuple[list[float], dict[str, int]
             pulled = collection.prefetch(features.stacked if deduplicate else sparse, dense=True)
             counts["routed"] += len(pulled.routed.inverse)
             counts["pulled"] += sum(len(rows) for rows in pulled.rows())
-            flat.load(pulled.dense())
+            pulled.dense(out=flat.values)
             flat.zero_gradients()
             loss = nn.functional.binary_cross_entropy_with_logits(model(numbers, features), labels)
             loss.backward()

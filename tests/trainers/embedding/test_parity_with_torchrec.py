@@ -169,7 +169,7 @@ def train_remotely(spec: JobSpec, servers: int, steps: int) -> list[float]:
         losses = []
         for numbers, sparse, labels in batches(steps):
             pulled = collection.prefetch(sparse, dense=True)
-            flat.load(pulled.dense())
+            pulled.dense(out=flat.values)
             flat.zero_gradients()
             loss = nn.functional.binary_cross_entropy_with_logits(model(numbers, sparse).squeeze(1), labels)
             loss.backward()

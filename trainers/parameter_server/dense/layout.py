@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.transport.frames import Joined
 from elastrec.trainers.parameter_server.messages import Parameter
 
 Array = np.ndarray[Any, Any]
@@ -93,31 +94,76 @@ class DenseRouting:
     def __init__(self, owners: Sequence[int], servers: int) -> None:
         self._owners = np.asarray(owners, np.int64)
         self._servers = servers
+        # Of the layout that was asked for last; a job has one.
         self._elements = -1
         self._runs: list[list[Run]] = []
+        self._sizes: list[int] = []
+        self._places: list[tuple[int, slice]] = []
+        self._lengths: list[int] = []
+        self._cuts: list[list[tuple[int, slice]]] = [[] for _ in range(servers)]
 
     def runs(self, elements: int) -> list[list[Run]]:
         """By server, the runs of a vector of so many elements."""
         if elements != self._elements:
             self._runs = [dense_runs(self._owners == server, elements) for server in range(self._servers)]
+            self._sizes = [run_size(runs) for runs in self._runs]
+            self._places = _places_of(self._runs)
             self._elements = elements
         return self._runs
 
-    def joined(self, shares: Sequence[Array]) -> Array:
-        """The flat vector that the shares of all servers make, empty if they are; the share of a single server itself.
+    def joined(self, shares: Sequence[Array], out: Array | None = None) -> Array:
+        """The flat vector that the shares of all servers make, empty if they are.
+
+        Args:
+            out: [P] float32 to be filled and returned, unless the shares are empty. None: a new vector, or the share of
+                a single server itself.
 
         Raises:
             TransportError: a share is not as long as the runs of its server.
         """
         elements = sum(len(share) for share in shares)
-        if len(shares) == 1 or not elements:
+        if not elements or (out is None and len(shares) == 1):
             return shares[0]
-        vector = np.empty(elements, np.float32)
-        for server, (share, runs) in enumerate(zip(shares, self.runs(elements), strict=True)):
-            if len(share) != (size := run_size(runs)):
+        vector = np.empty(elements, np.float32) if out is None else out
+        self.runs(len(vector))
+        for server, (share, size) in enumerate(zip(shares, self._sizes, strict=True)):
+            if len(share) != size:
                 raise TransportError(f"server {server} sent {len(share)} dense parameters; {size} are its own")
-            place = 0
-            for start, end in runs:
-                vector[start:end] = share[place : place + end - start]
-                place += end - start
-        return vector
+        return np.concatenate([shares[server][place] for server, place in self._places], out=vector)
+
+    def shares(self, parts: Sequence[Array]) -> list[Joined]:
+        """By server, its share of the vector that parts [E_i] float32 make, contiguous, in their order; not copied."""
+        lengths = [len(part) for part in parts]
+        if lengths != self._lengths:
+            self._cuts = [_cuts_of(lengths, runs) for runs in self.runs(sum(lengths))]
+            self._lengths = lengths
+        views = [part.data.cast("B") if len(part) else memoryview(b"") for part in parts]
+        shares = []
+        for cuts in self._cuts:
+            buffers = [views[number][cut] for number, cut in cuts]
+            shares.append(Joined("f4", buffers, sum(map(len, buffers))))
+        return shares
+
+
+def _places_of(runs: Sequence[Sequence[Run]]) -> list[tuple[int, slice]]:
+    """The runs of all servers in the order of the flat vector: (server, which elements of its share)."""
+    found = []
+    for server, mine in enumerate(runs):
+        place = 0
+        for start, end in mine:
+            found.append((start, server, slice(place, place + end - start)))
+            place += end - start
+    return [(server, place) for _, server, place in sorted(found, key=lambda each: each[0])]
+
+
+def _cuts_of(lengths: Sequence[int], runs: Sequence[Run]) -> list[tuple[int, slice]]:
+    """A server's runs in a vector of parts of these lengths, float32: (number of a part, which bytes of it)."""
+    cuts, number, begin = [], 0, 0
+    for start, end in runs:
+        while start < end:
+            while begin + lengths[number] <= start:
+                begin, number = begin + lengths[number], number + 1
+            stop = min(end, begin + lengths[number])
+            cuts.append((number, slice(4 * (start - begin), 4 * (stop - begin))))
+            start = stop
+    return cuts

@@ -40,6 +40,9 @@ def test_the_shares_of_all_servers_make_the_vector(owners: list[int], elements: 
     runs = routing.runs(elements)
     shares = [np.concatenate([vector[:0], *(vector[start:end] for start, end in mine)]) for mine in runs]
     np.testing.assert_array_equal(routing.joined(shares), vector)
+    out = np.full(elements, -1, np.float32)
+    routing.joined(shares, out)
+    np.testing.assert_array_equal(out, vector)
     assert all(start < end for mine in runs for start, end in mine)
 
 
@@ -52,6 +55,20 @@ def test_a_share_of_another_length_is_refused() -> None:
     routing = DenseRouting([0, 1], 2)
     with pytest.raises(TransportError, match="server 0 sent 6 dense parameters; 5 are its own"):
         routing.joined([np.zeros(6, np.float32), np.zeros(4, np.float32)])
+    with pytest.raises(TransportError, match="server 0 sent 1 dense parameters; 10 are its own"):
+        DenseRouting([0] * 4, 1).joined([np.zeros(1, np.float32)], out=np.zeros(10, np.float32))
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=12), st.lists(st.integers(0, 9), min_size=1, max_size=5))
+def test_a_vector_in_parts_is_cut_into_the_shares_of_all_servers(owners: list[int], lengths: list[int]) -> None:
+    vector = np.arange(sum(lengths), dtype=np.float32)
+    parts = np.split(vector, np.cumsum(lengths)[:-1])
+    routing = DenseRouting(owners, 4)
+    for given in (parts, [vector], parts):  # other parts of a vector of the same size
+        shares = routing.shares(given)
+        received = [np.frombuffer(b"".join(share.buffers), np.float32) for share in shares]
+        assert [4 * len(share) for share in received] == [share.size_bytes for share in shares]
+        np.testing.assert_array_equal(routing.joined(received), vector)
 
 
 @given(st.lists(st.integers(0, 7), max_size=5), st.lists(st.booleans(), min_size=1, max_size=9))
