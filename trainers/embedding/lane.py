@@ -19,6 +19,7 @@ from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, StreamLoop, TlsConfig
 from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.platform.transport.wire.frames import Encoded, Joined
+from elastrec.platform.transport.wire.loop import Watched
 from elastrec.trainers.embedding.replies import Answer, Reply
 from elastrec.trainers.parameter_server.messages import ANSWERS, Blocked, Missing, Stale, Stamp
 
@@ -104,7 +105,7 @@ class Lane:
         self._sent_under = stamp
         self._deadline = 0.0
         self._failure: Exception | None = None
-        self._stream: ArrayStream | None = None
+        self._watched: Watched | None = None  # the stream, while there is one
         self._is_opening = self._is_closed = False
         self._is_busy = False  # the stream carries a request: the current one, or one that was given up
 
@@ -127,8 +128,8 @@ class Lane:
             self.stamp = stamp
             self._give_up()
             self._failure = None
-            if self._stream is not None:
-                self._stream.hurry(self._patience_seconds)
+            if self._watched is not None:
+                self._watched.stream.hurry(self._patience_seconds)
 
     def close(self) -> None:
         """Fails what is not answered, and whatever is sent from now on."""
@@ -163,14 +164,14 @@ class Lane:
         if queued is None or self._is_opening or self._is_busy:
             return
         try:
-            if self._stream is None:
+            if self._watched is None:
                 self._loop.open(self._client, ANSWERS, self._opened)
                 self._is_opening = True
                 return
             self._sent_under = self.stamp
-            self._stream.begin(queued.request.under(self.stamp), queued.arrays)
+            self._watched.stream.begin(queued.request.under(self.stamp), queued.arrays)
             self._is_busy = True
-            self._loop.update(self._stream)
+            self._loop.update(self._watched)
         except Exception as error:
             self._lost(error)
 
@@ -181,20 +182,19 @@ class Lane:
         elif self._is_closed:
             result.close()
         else:
-            self._stream = result
-            self._loop.watch(result, self._go_on)
+            self._watched = self._loop.watch(result, self._go_on)
             self._attempt()
 
     def _go_on(self) -> None:
-        if self._stream is None:
+        if self._watched is None:
             return
         try:
-            answer = self._stream.advance()
+            answer = self._watched.stream.advance()
         except Exception as error:
             self._lost(error)
             return
         if answer is None:
-            self._loop.update(self._stream)
+            self._loop.update(self._watched)
             return
         if not self._is_busy:
             self._lost(TransportError("it answers what was not asked", retryable=True))
@@ -265,8 +265,8 @@ class Lane:
         self._send_next()
 
     def _drop_stream(self) -> None:
-        if self._stream is not None:
-            self._loop.forget(self._stream)
-            self._stream.close()
-            self._stream = None
+        if self._watched is not None:
+            self._loop.forget(self._watched)
+            self._watched.stream.close()
+            self._watched = None
         self._is_busy = False

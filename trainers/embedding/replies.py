@@ -44,7 +44,12 @@ class Reply:
 
     def result(self) -> Answer:
         """Waits for the answer; raises what the request failed with."""
-        return results([self])[0]
+        if not self.is_done:
+            wait_for([self])
+        if self._error is not None:
+            raise self._error
+        assert self._answer is not None
+        return self._answer
 
 
 def results(replies: Sequence[Reply]) -> list[Answer]:
@@ -58,7 +63,10 @@ def results(replies: Sequence[Reply]) -> list[Answer]:
 
 def wait_for(replies: Sequence[Reply]) -> None:
     """Returns once all answers are here, or a request has failed."""
-    if all(reply.is_done for reply in replies):
+    for reply in replies:
+        if not reply.is_done:
+            break
+    else:
         return
     with replies[0]._lock:
         missing = [reply for reply in replies if not reply.is_done]

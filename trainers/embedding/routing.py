@@ -43,18 +43,17 @@ class RoutedIds:
 
     def run(self, group: int, server: int) -> tuple[int, int]:
         """Where one server's ids of a group begin and end among the group's."""
-        first = group * self.group_sizes.shape[1]
-        begin = self._bounds[first]
-        return self._bounds[first + server] - begin, self._bounds[first + server + 1] - begin
+        bounds, first = self._bounds, group * len(self.counts)
+        return bounds[first + server] - bounds[first], bounds[first + server + 1] - bounds[first]
 
     def of_server(self, server: int, array: Array) -> Array:
         """One server's share of an array [U, ...] that is laid out like `ids`; a view when there is one group."""
-        groups, servers = self.group_sizes.shape
-        runs = [
-            array[self._bounds[group * servers + server] : self._bounds[group * servers + server + 1]]
-            for group in range(groups)
-        ]
-        return runs[0] if len(runs) == 1 else np.concatenate(runs)
+        bounds, servers = self._bounds, len(self.counts)
+        share: Array = array[bounds[server] : bounds[server + 1]]
+        if len(bounds) == servers + 1:
+            return share
+        runs = [array[bounds[at] : bounds[at + 1]] for at in range(servers + server, len(bounds) - 1, servers)]
+        return np.concatenate([share, *runs])
 
 
 class Router:

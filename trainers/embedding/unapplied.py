@@ -27,6 +27,7 @@ from elastrec.trainers.parameter_server.messages import (
 )
 
 Array = np.ndarray[Any, Any]
+_NO_SIGHTINGS = np.empty(0, np.int32)
 
 
 @dataclass(eq=False)
@@ -94,8 +95,8 @@ class KeptPush:
         return [
             routed.counts[server],
             routed.of_server(server, routed.ids),
-            Joined.of(runs),
-            routed.of_server(server, routed.sightings) if self.sightings else np.empty(0, np.int32),
+            runs[0] if len(runs) == 1 else Joined.of(runs),
+            routed.of_server(server, routed.sightings) if self.sightings else _NO_SIGHTINGS,
             self._dense_shares[server],
         ]
 
@@ -153,9 +154,8 @@ class UnappliedPushes:
     def take_answers(self) -> None:
         """Takes note of answers that have arrived; raises what a request failed with."""
         for push in self:
-            for server, reply in tuple(push.replies.items()):
-                if reply.is_done:
-                    self.take(push, server)
+            for server in [server for server, reply in push.replies.items() if reply.is_done]:
+                self.take(push, server)
 
     def take(self, push: KeptPush, server: int) -> None:
         """Waits for a server's answer to a push, and takes note of it."""

@@ -85,8 +85,9 @@ class Channel:
     def _is_sent(self, send: Callable[[], None]) -> bool:
         self._is_sending = True
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # as in `request`
-                send()
+            send()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # as in `request`
         except BlockingIOError:
             return False
         except OSError as error:

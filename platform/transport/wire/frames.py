@@ -23,7 +23,9 @@ MAXIMUM_CALL_BYTES = 2**26
 MAXIMUM_FRAME_BYTES = 2**29
 """Of all arrays of one frame together; larger ones are refused by both sides."""
 ALIGNMENT_BYTES = 64
-_ALLOWED_DTYPES = frozenset({"i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1"})
+_ALLOWED_DTYPES = {
+    name: np.dtype(name) for name in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1")
+}
 _PADDINGS = [bytes(ALIGNMENT_BYTES - over) for over in range(ALIGNMENT_BYTES)]  # by bytes behind the last multiple
 
 Array = np.ndarray[Any, Any]
@@ -93,13 +95,14 @@ class Layout(msgspec.Struct, array_like=True):
         body.flags.writeable = False
         arrays, at = [], 0
         for dtype, shape in self.arrays:
-            if dtype not in _ALLOWED_DTYPES:
+            kind = _ALLOWED_DTYPES.get(dtype)
+            if kind is None:
                 raise TransportError(f"a frame names the dtype {dtype!r}; allowed: {sorted(_ALLOWED_DTYPES)}")
-            size = math.prod(shape) * np.dtype(dtype).itemsize
+            size = math.prod(shape) * kind.itemsize
             if any(extent < 0 for extent in shape) or at + size > body.nbytes:
                 raise TransportError(f"a frame's body of {body.nbytes} bytes cannot have the shape {shape} of {dtype}")
             try:
-                arrays.append(np.ndarray(shape, dtype, body, at))
+                arrays.append(np.ndarray(shape, kind, body, at))
             except (TypeError, ValueError, OverflowError) as error:
                 raise TransportError(f"a frame names the shape {shape}, which no array has: {error}") from error
             at += size + -size % ALIGNMENT_BYTES

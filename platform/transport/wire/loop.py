@@ -23,8 +23,15 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
-class _Watched:
+class Watched:
+    """A stream that a loop watches.
+
+    Attributes:
+        events: of epoll, that the loop waits for.
+    """
+
     stream: ArrayStream
+    descriptor: int
     on_ready: Callable[[], None]
     events: int
 
@@ -44,7 +51,7 @@ class StreamLoop:
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._bell, select.EPOLLIN)
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, Watched] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._wakes_at = -math.inf  # -inf: it is awake
@@ -86,23 +93,24 @@ class StreamLoop:
             elif isinstance(result, ArrayStream):
                 result.close()
 
-    def watch(self, stream: ArrayStream, on_ready: Callable[[], None]) -> None:
+    def watch(self, stream: ArrayStream, on_ready: Callable[[], None]) -> Watched:
         """Calls back from now on, until `forget`."""
-        watched = _Watched(stream, on_ready, _events_of(stream))
-        self._watched[stream.fileno()] = watched
-        self._epoll.register(stream.fileno(), watched.events)
+        watched = Watched(stream, stream.fileno(), on_ready, _events_of(stream))
+        self._watched[watched.descriptor] = watched
+        self._epoll.register(watched.descriptor, watched.events)
+        return watched
 
-    def update(self, stream: ArrayStream) -> None:
+    def update(self, watched: Watched) -> None:
         """Takes note of what a stream waits for now; to be called after its `begin` and `advance`."""
-        watched, events = self._watched[stream.fileno()], _events_of(stream)
+        events = _events_of(watched.stream)
         if events != watched.events:
             watched.events = events
-            self._epoll.modify(stream.fileno(), events)
+            self._epoll.modify(watched.descriptor, events)
 
-    def forget(self, stream: ArrayStream) -> None:
+    def forget(self, watched: Watched) -> None:
         """To be called before a stream is closed."""
-        del self._watched[stream.fileno()]
-        self._epoll.unregister(stream.fileno())
+        del self._watched[watched.descriptor]
+        self._epoll.unregister(watched.descriptor)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Calls a function after this time."""

@@ -225,7 +225,7 @@ def test_a_push_whose_connection_broke_is_applied_once() -> None:
             answer = real(message, arrays)
             if not lost:
                 lost.append(message.origin.end)
-                client._lanes["ps-0"]._stream.cut()
+                client._lanes["ps-0"]._watched.stream.cut()
             return answer
 
         second = RpcServer({}, token=TOKEN, array_handlers={**servers[0].array_handlers(), Push: lossy})

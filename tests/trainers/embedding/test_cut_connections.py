@@ -265,14 +265,14 @@ def test_an_epoch_that_changes_between_any_two_messages_costs_no_push_and_no_con
         streams: list[Any] = []
 
         def note() -> None:
-            streams.append([lane._stream for lane in lanes])
+            streams.append([lane._watched for lane in lanes])
 
         def newest() -> RoutingTable:
             assert epoch.routing is not None
             return epoch.routing
 
         assert train(client, newest, note)
-        streams.append([lane._stream for lane in client._lanes.values()])
+        streams.append([lane._watched for lane in client._lanes.values()])
         assert list(client._lanes.values()) == lanes
         assert all(seen == streams[0] for seen in streams)
         client.close()

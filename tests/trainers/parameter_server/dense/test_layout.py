@@ -64,8 +64,8 @@ def test_a_vector_in_parts_is_cut_into_the_shares_of_all_servers(owners: list[in
     vector = np.arange(sum(lengths), dtype=np.float32)
     parts = np.split(vector, np.cumsum(lengths)[:-1])
     routing = DenseRouting(owners, 4)
-    for given in (parts, [vector], parts):  # other parts of a vector of the same size
-        shares = routing.shares(given)
+    for pieces in (parts, [vector], parts):  # other parts of a vector of the same size
+        shares = routing.shares(pieces)
         received = [np.frombuffer(b"".join(share.buffers), np.float32) for share in shares]
         assert [4 * len(share) for share in received] == [share.size_bytes for share in shares]
         np.testing.assert_array_equal(routing.joined(received), vector)
