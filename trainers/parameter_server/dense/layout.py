@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.frames import Joined
+from elastrec.platform.transport.wire.frames import Joined
 from elastrec.trainers.parameter_server.messages import Parameter
 
 Array = np.ndarray[Any, Any]
