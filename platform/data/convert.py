@@ -26,16 +26,17 @@ from pydantic import ValidationError
 
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
-from elastrec.platform.data.log_calendar import FIRST_SECOND, LAST_SECOND, LogCalendar
+from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import DataManifest, build_manifest
+from elastrec.platform.data.moments import seconds_of
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.batches import targets_of
 from elastrec.platform.data.reading.encode import DENSE, MISSING_ID, RowEncoder
 from elastrec.platform.data.reading.numbers import as_float64, combined
-from elastrec.platform.data.reading.raw import RawReader, RawRows
+from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.data.reading.reader import BadRowLedger
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.data import FileFormat, Partitioning, SparseFeature, TrainingData
+from elastrec.platform.specs.data import CsvOptions, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 RECORD_NAME = "_converted.json"
@@ -222,7 +223,7 @@ def _pieces(
                 ids = pc.if_else(pc.equal(ids, MISSING_ID), pa.scalar(None, pa.int64()), ids)
             columns[sparse.name] = ids
         if source.timestamp:
-            columns[source.timestamp] = pa.array(_seconds(source.timestamp, table, piece))
+            columns[source.timestamp] = pa.array(seconds_of(source, table, piece))
         if source.session and source.session not in columns:
             columns[source.session] = combined(table[source.session])
         number_B = np.arange(done, done + rows)
@@ -257,19 +258,6 @@ def _with_label(source: TrainingData, table: pa.Table, rule: _Rule) -> pa.Table:
     label_B = _COMPARE[rule.operator](value_B, rule.bound).astype(np.float64)
     index = table.schema.get_field_index(rule.column)
     return table.set_column(index, source.label, pa.array(label_B, mask=missing_B | wrong_B))
-
-
-def _seconds(column: str, table: pa.Table, piece: RawRows | None = None) -> NDArray[np.int64]:
-    values = combined(table[column])
-    if pa.types.is_timestamp(values.type):
-        values = values.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
-    value_B, missing_B, wrong_B = as_float64(values, column)
-    unusable = missing_B | wrong_B | ~np.isfinite(value_B) | (value_B < FIRST_SECOND) | (value_B > LAST_SECOND)
-    if unusable.any():
-        row = int(np.flatnonzero(unusable)[0])
-        where = "" if piece is None else f"{piece.file.uri}: row {piece.first_row + row}, "
-        raise DataError(f"{where}column {column!r}: found {values[row]}, expected seconds since the epoch")
-    return value_B.astype(np.int64)
 
 
 def _assigned(
@@ -316,7 +304,7 @@ def _time_cuts(
 ) -> NDArray[np.int64]:
     """Timestamps where one day ends and the next begins: 8 bytes of memory per row of the log."""
     raw = RawReader(reading, manifest, extra=[timestamp])
-    seconds = np.concatenate([_seconds(timestamp, piece.table, piece) for piece in raw.read(0, manifest.rows)])
+    seconds = np.concatenate([seconds_of(reading, piece.table, piece) for piece in raw.read(0, manifest.rows)])
     positions = np.minimum(np.rint(shares * len(seconds)).astype(np.int64), len(seconds) - 1)
     return np.sort(seconds)[positions]
 
@@ -366,6 +354,10 @@ def converted_data(source: TrainingData, destination: str, layout: Layout) -> Tr
             "format": FileFormat.PARQUET,
             "partitioning": Partitioning.HOUR if hourly else Partitioning.DAY,
             "partition_folder": None,
+            "include": (),
+            # Rows to be scored may hold lists as the source had them.
+            "csv": CsvOptions(list_separator=source.csv.list_separator),
+            "timestamp_unit": "seconds",
             "sparse": tuple(_converted_feature(feature) for feature in source.sparse),
             "transform": None,
         }

@@ -4,28 +4,50 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from elastrec.platform.specs.errors import DataError
 
+_SHARED = ("s3", "gs", "gcs")
+# What an open file system depends on besides its URI.
+_SETTINGS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")
+
 
 def locate(uri: str) -> tuple[pafs.FileSystem, str]:
     """The file system of a local path or URI, and the path inside it.
+
+    Files of one bucket or host share one file system, and with it its connections and credentials.
 
     Raises:
         DataError: no file system of pyarrow knows the scheme.
     """
     if "://" not in uri:
         return pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
+    parts = urlsplit(uri)
     try:
-        return pafs.FileSystem.from_uri(uri)
+        if parts.scheme not in _SHARED:
+            return pafs.FileSystem.from_uri(uri)
+        settings = tuple(sorted(pair for pair in os.environ.items() if pair[0].startswith(_SETTINGS)))
+        filesystem = _file_system(parts._replace(path="", fragment="").geturl(), settings)
+        # Names of objects as they are: listed ones may hold a percent sign, which is no escape.
+        return filesystem, f"{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{uri}: cannot be opened ({error}); allowed: a local path or a URI such as s3://bucket/folder"
         ) from error
+
+
+@lru_cache(maxsize=16)
+def _file_system(endpoint: str, settings: tuple[tuple[str, str], ...]) -> pafs.FileSystem:
+    filesystem, _ = pafs.FileSystem.from_uri(endpoint)
+    return filesystem
 
 
 def join(uri: str, *parts: str) -> str:
@@ -35,8 +57,11 @@ def join(uri: str, *parts: str) -> str:
     return "/".join((uri.rstrip("/"), *parts))
 
 
-def list_files(uri: str) -> list[tuple[str, pafs.FileInfo]]:
+def list_files(uri: str, include: Sequence[str] = ()) -> list[tuple[str, pafs.FileInfo]]:
     """(URI, info) of a file, or of all files below a folder, by name; names beginning with `.` or `_` are left out.
+
+    Args:
+        include: patterns, of which a file's name has to match one; none: all are listed.
 
     Raises:
         DataError: there is neither a file nor a folder.
@@ -50,7 +75,9 @@ def list_files(uri: str) -> list[tuple[str, pafs.FileInfo]]:
     found = []
     for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)):
         relative = info.path[len(path.rstrip("/")) + 1 :]
-        if info.type == pafs.FileType.File and not any(part[0] in "._" for part in relative.split("/")):
+        hidden = any(part[0] in "._" for part in relative.split("/"))
+        chosen = not include or any(fnmatchcase(info.base_name, pattern) for pattern in include)
+        if info.type == pafs.FileType.File and chosen and not hidden:
             found.append((join(uri, relative), info))
     return sorted(found, key=lambda pair: pair[0])
 

@@ -49,12 +49,22 @@ class LogCalendar:
 
     def keys_of(self, second_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """The partition of each moment, seconds since the epoch; both int64 [B]."""
+        return np.asarray((second_B + self._offsets_at(second_B)) // self._width)
+
+    def seconds_of_clock(self, local_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The moments at which a clock in the zone shows these times, as if they were seconds since the epoch; [B].
+
+        Of a time that clocks show twice one of the two, of one that they skip a moment close to it.
+        """
+        guess_B = local_B - self._offsets_at(local_B)
+        return np.asarray(local_B - self._offsets_at(guess_B))
+
+    def _offsets_at(self, second_B: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(second_B):
             return second_B
         days = np.unique(second_B // _DAY_SECONDS)
         begins, offsets = np.array([*chain.from_iterable(_offsets(self.zone, day) for day in days.tolist())]).T
-        local_B = second_B + offsets[np.searchsorted(begins, second_B, side="right") - 1]
-        return np.asarray(local_B // self._width)
+        return np.asarray(offsets[np.searchsorted(begins, second_B, side="right") - 1])
 
     def partition(self, key: int) -> Partition:
         """The partition of a key."""

@@ -76,7 +76,7 @@ def build_manifest(
     found = []
     for partition, root in roots:
         try:
-            files = list_files(root)
+            files = list_files(root, data.include)
         except DataError as error:
             if not partition:
                 raise
@@ -88,7 +88,7 @@ def build_manifest(
         if partition and [uri for uri, _ in files] == [root]:
             raise DataError(f"{root}: is a file; a partition is a folder of {data.format} files")
         if not files:
-            raise DataError(f"{root}: the folder holds no files; expected {data.format} files")
+            raise no_files(data, root)
         found += [(partition, uri, info) for uri, info in files]
 
     def describe(item: tuple[str, str, pafs.FileInfo]) -> tuple[DataFile, Columns]:
@@ -123,6 +123,17 @@ def no_partition(data: TrainingData) -> DataError:
         fields = f"data.partitioning ({data.partitioning}) or data.partition_folder ({data.folders})"
         hint = f"; there are {found}: correct {fields}"
     return DataError(f"{data.path}: holds no partition; expected folders such as {example}{hint}")
+
+
+def no_files(data: TrainingData, root: str) -> DataError:
+    """What to say of a folder without files."""
+    if not data.include or not (others := list_files(root)):
+        return DataError(f"{root}: the folder holds no files; expected {data.format} files")
+    name = others[0][0].rsplit("/", 1)[-1]
+    return DataError(
+        f"{root}: none of its {len(others)} files, such as {name}, matches data.include {list(data.include)}; "
+        "correct the patterns"
+    )
 
 
 def write_manifest(manifest: DataManifest, uri: str) -> None:
@@ -246,7 +257,8 @@ def _describe_parquet(
             groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{uri}: is no readable Parquet file ({error}); write it again or correct data.format"
+            f"{uri}: is no readable Parquet file ({error}); write it again, correct data.format, or say with "
+            "data.include which files are read, for example ['*.parquet']"
         ) from error
     doubled = sorted(name for name, count in Counter(stored.names).items() if count > 1)
     if doubled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 from collections import Counter
 from enum import StrEnum
@@ -23,6 +24,8 @@ IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 ImportPath = Annotated[str, Field(pattern=IMPORT_PATH_PATTERN, examples=["my_package.models:MyModel"])]
 
 
+WIDE_ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be")
+"""Two bytes for each character of a line's end."""
 _LARGEST_FLOAT32 = 3.4028235e38
 
 
@@ -124,6 +127,31 @@ class CsvOptions(Spec):
     """Needed when the files have no header."""
     list_separator: Annotated[str, Field(min_length=1, max_length=1)] = "|"
     """Between two ids of a list column."""
+    encoding: str = "utf-8"
+    """How characters are written: the name of an encoding of Python's in which ASCII stands for itself (`latin-1`,
+    `cp1252`, ...), or `utf-16`, `utf-16-le`, `utf-16-be`."""
+    null_tokens: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=100)], ...], Field(max_length=100)] = ()
+    """Fields that count as empty beside empty ones, such as `NA`, `\\N` or `null`; of all text formats."""
+    decimal_point: Literal[".", ","] = "."
+    """Between the digits of numbers."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _is_readable(cls, encoding: str) -> str:
+        ascii_text = "".join(map(chr, range(128)))
+        try:
+            name = codecs.lookup(encoding).name
+            if name in WIDE_ENCODINGS or ascii_text.encode(name) == ascii_text.encode():
+                return name
+        except (LookupError, ValueError):
+            pass
+        raise ValueError("an encoding of Python's in which ASCII stands for itself, such as latin-1, or utf-16")
+
+    @model_validator(mode="after")
+    def _tells_fields_from_fractions(self) -> CsvOptions:
+        if self.delimiter == self.decimal_point:
+            raise ValueError(f"delimiter and decimal_point are both {self.delimiter!r}; numbers need another character")
+        return self
 
 
 class BadRows(Spec):
@@ -156,6 +184,9 @@ class TrainingData(Spec):
     `%-d`, `%-H`: without a leading zero), `key=*` for a key with any value, as in `country=*/dt=%Y-%m-%d/hour=%-H`.
     Absent: `day=%Y-%m-%d`, for hours `day=%Y-%m-%d/hour=%H`. Other keys, also of folders below, are columns of text
     where the files have no such column."""
+    include: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
+    """Patterns of the names of files that are read, such as `*.parquet`; empty: all whose names do not begin with `.`
+    or `_`, so that a stray file is noticed."""
     timezone: str = "UTC"
     """IANA name of the time zone whose days and hours the partitions are, such as `America/Los_Angeles`."""
     label: ColumnName = "label"
@@ -168,7 +199,10 @@ class TrainingData(Spec):
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...]
     timestamp: ColumnName | None = None
-    """Seconds since the epoch; used by tools that split by time."""
+    """The time of a row; used by tools that split by time. Numbers since the epoch, or times, dates or ISO 8601 text,
+    of which those without an offset are of `timezone`."""
+    timestamp_unit: Literal["seconds", "milliseconds", "microseconds", "nanoseconds"] = "seconds"
+    """Of a timestamp that is a number."""
     session: ColumnName | None = None
     """Rows with an equal value belong together; used by tools that split or cluster by session."""
     csv: CsvOptions = CsvOptions()

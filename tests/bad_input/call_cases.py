@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 
-from tests.bad_input.case import DAYS, Arguments, Case, Place, call
+from tests.bad_input.case import DAYS, ROWS, Arguments, Case, Place, call
 
 DATES = "Dates"
 OVERRIDES = "Overrides"
@@ -51,6 +51,12 @@ def _cut_off(place: Place) -> list[str]:
         part if part != str(place.log) else f"{part}/part-0.csv.gz"
         for part in convert("{format: csv, sparse: [{name: C1}]}\n", "--rows-per-day", "4")(place)
     ]
+
+
+def _milliseconds(place: Place) -> list[str]:
+    for day in DAYS:
+        place.write(day, time=[1767225600000 + i for i in range(ROWS)])
+    return convert("{format: parquet, sparse: [{name: C1}], timestamp: time}\n", "--by-time")(place)
 
 
 DESCRIBED = "{format: parquet, sparse: [{name: C1}]}\n"
@@ -118,6 +124,8 @@ CASES = [
          ("label rule", "'I1'", ">=")),
     Case(MAKING, "converting by time without times", convert(DESCRIBED, "--by-time"),
          ("data.timestamp", "needed to split by time", "name the column")),
+    Case(MAKING, "milliseconds where seconds are promised", _milliseconds,
+         ("row 0", "'time'", "expected seconds since the epoch", "data.timestamp_unit")),
     Case(MAKING, "converting compressed text that was cut off", _cut_off,
          ("part-0.csv.gz", "cannot be read", "copy it again")),
     Case(MAKING, "fractions that are no numbers", convert(DESCRIBED, "--fractions", "most,rest"),

@@ -76,6 +76,18 @@ def _gap(place: Place) -> list[str]:
     return [*run(place), "--from", FIRST, "--until", LAST]
 
 
+def _dots(place: Place) -> list[str]:
+    for day in DAYS:
+        place.write_text((HEADER + ROW * ROWS).replace(",", ";"), day)
+    place.set("spec.data.format", "csv")
+    place.set("spec.data.csv", {"delimiter": ";", "decimal_point": ","})
+    return run(place)
+
+
+def _readme(place: Place) -> None:
+    (place.part(SECOND).parent / "README.txt").write_text("How this log was made.")
+
+
 def _other_key(place: Place) -> None:
     for day in DAYS:
         place.part(day).parent.rename(place.log / f"dt={day}")
@@ -132,6 +144,10 @@ CASES = [
     Case(PLACES, "days where hours are promised", with_field("spec.data.partitioning", "hour"),
          ("clicks", "day=2026-01-31/hour=07", "there are day=2026-01-01", "data.partitioning (hour)")),
     Case(FILES, "an empty file", bytes_of(lambda body: b""), ("part-0.parquet", "the file is empty", "remove it")),
+    Case(FILES, "a file that holds no rows beside the others", with_files(_readme),
+         ("README.txt", "no readable Parquet", "data.include", "['*.parquet']")),
+    Case(FILES, "patterns that no file matches", with_field("spec.data.include", ["*.csv"]),
+         ("day=2026-01-0", "part-0.parquet", "data.include", "'*.csv'", "correct the patterns")),
     Case(FILES, "a file that was cut off", bytes_of(lambda body: body[: len(body) // 2]),
          ("part-0.parquet", "no readable Parquet", "write it again")),
     Case(FILES, "a file whose footer is damaged", bytes_of(lambda body: body[:-300] + bytes(292) + body[-8:]),
@@ -205,6 +221,14 @@ CASES = [
          ("part-0.csv", "6 fields", "2 names", "csv.column_names")),
     Case(TEXT, "Latin-1 text", text((HEADER + "0,1,7,a,Zo\xeb,1\n").encode("latin-1")), ("part-0.csv", "UTF-8")),
     Case(TEXT, "UTF-16 text", text((HEADER + ROW).encode("utf-16")), ("part-0.csv", "UTF-8")),
+    Case(TEXT, "UTF-16 without a byte order mark", text((HEADER + ROW).encode("utf-16-le"), encoding="utf-16"),
+         ("part-0.csv", "byte order mark", "utf-16-le or utf-16-be")),
+    Case(TEXT, "bytes that are not of the encoding that is said", text((HEADER + "0,1,7,a,\x81,1\n").encode("latin-1"),
+         encoding="cp1252"), ("part-0.csv", "cp1252", "csv.encoding")),
+    Case(TEXT, "tokens for empty fields that are not named", text(HEADER + "0,NA,7,a,text,1\n"),
+         ("part-0.csv", "row 0", "'I1'", "'NA'")),
+    Case(TEXT, "a decimal point where a comma is said", _dots,
+         ("part-0.csv", "row 0", "'I1'", "'1.5 (with a dot)'")),
     Case(TEXT, "compressed text", text(b"\x1f\x8b\x08", name="part-0.csv.gz"),
          ("part-0.csv.gz", "compressed", "unpack it")),
     Case(TEXT, "a header and no rows", text(HEADER), ("part-0.csv", "no rows", "remove it")),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,23 +7,19 @@ from typing import Any
 import boto3
 import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 
 from elastrec.checkpoints.stores import store as store_module
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
+from tests.s3 import s3_server
 from tools.stores import servers
 from tools.stores.fetching import missing
 
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_server() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture

@@ -302,7 +302,7 @@ def _one(
     progress: Progress | None,
 ) -> ClusterReport:
     target = join(destination, folder) if folder else join(destination)
-    found = [pair for root in roots for pair in list_files(root)]
+    found = [pair for root in roots for pair in list_files(root, data.include)]
     # The folder below which the files' names tell them apart.
     root = roots[0] if len(roots) == 1 else join(data.path)
     if not found:

@@ -21,6 +21,7 @@ from elastrec.platform.data.reading.planned_file import PlannedFile
 from elastrec.platform.data.reading.text import (
     INDEX_ROWS,
     TextLayout,
+    as_utf8,
     opened_text,
     parse_strings,
     parse_typed,
@@ -249,10 +250,11 @@ class RawReader:
         self, block: memoryview, layout: TextLayout, columns: list[str], rows: int
     ) -> tuple[pa.Table, Mapping[int, int]]:
         ragged: Mapping[int, int] = {}
+        text, csv = as_utf8(block, layout.encoding), self._data.csv
         try:
-            table = parse_typed(block, layout, columns, self._numbers)
+            table = parse_typed(text, layout, columns, self._numbers, csv)
         except pa.ArrowInvalid:
-            table, ragged = parse_strings(block, layout, columns, rows)
+            table, ragged = parse_strings(text, layout, columns, rows, self._numbers, csv)
             if self._transform is not None:
                 for name in sorted(self._numbers & set(columns)):
                     value_B, missing_B, wrong_B = as_float64(table[name].combine_chunks(), name)
@@ -276,7 +278,7 @@ def _lines(
     end = layout.row_offsets[high] if high < len(layout.row_offsets) else layout.end
     stream.seek(begin)
     block = stream.read(end - begin)
-    starts = row_starts(block)
+    starts = row_starts(block, layout.encoding)
     skip = first - low * INDEX_ROWS
     if len(block) != end - begin or len(starts) < skip + rows:
         raise DataError(f"{file.uri}: is shorter than the manifest says; the file changed: start the job again")

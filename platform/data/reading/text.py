@@ -6,7 +6,9 @@ random access looks for line breaks without parsing what is before them.
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from elastrec.platform.data.files import locate
 from elastrec.platform.data.reading.compressed_text import CompressedText, codec_of
-from elastrec.platform.specs.data import FileFormat, TrainingData
+from elastrec.platform.specs.data import CsvOptions, FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
@@ -24,7 +26,8 @@ INDEX_ROWS = 16_384
 """A manifest notes where every so-manieth row begins; a read wastes at most the scan of this many lines."""
 
 _SCAN_BYTES = 16 * 2**20
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UNITS = {"utf-16-le": np.dtype("<u2"), "utf-16-be": np.dtype(">u2")}
+_BYTE_ORDER_MARKS = {"utf-8": codecs.BOM_UTF8, "utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
 _LONGEST_HEADER_BYTES = 2**20
 _LOOKED_AT_BYTES = 4096
 
@@ -37,6 +40,7 @@ class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
         row_offsets: byte position of the rows 0, INDEX_ROWS, 2 * INDEX_ROWS, ...
         end: byte position after the last row.
         codec: of compressed text, see `codec_of`; positions count plain bytes.
+        encoding: of the characters; `utf-16` is resolved into one of its two orders of bytes.
     """
 
     delimiter: str
@@ -44,6 +48,7 @@ class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
     row_offsets: list[int]
     end: int
     codec: str = ""
+    encoding: str = "utf-8"
 
 
 def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
@@ -57,7 +62,8 @@ def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
     try:
         with opened_text(filesystem.open_input_file(path), codec) as file:
             head = file.read(_LONGEST_HEADER_BYTES)
-            delimiter, columns, position = _header(data, uri, head)
+            encoding, mark = _encoding(data, uri, head)
+            delimiter, columns, position = _header(data, uri, head, encoding, mark)
             offsets: list[int] = []
             rows = 0
             pending_start = position
@@ -67,8 +73,8 @@ def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
                 block = tail + chunk
                 if not chunk and not block:
                     break
-                complete = block if not chunk else block[: block.rfind(b"\n") + 1]
-                starts = row_starts(complete)
+                complete = block if not chunk else block[: _lines_end(block, encoding)]
+                starts = row_starts(complete, encoding)
                 first = -rows % INDEX_ROWS
                 offsets.extend((starts[first::INDEX_ROWS] + pending_start).tolist())
                 rows += len(starts)
@@ -79,7 +85,9 @@ def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
     except OSError as error:
         mend = "; compress or copy it again" if codec else ""
         raise DataError(f"{uri}: cannot be read ({error}){mend}") from error
-    return TextLayout(delimiter=delimiter, columns=columns, row_offsets=offsets, end=pending_start, codec=codec), rows
+    return TextLayout(
+        delimiter=delimiter, columns=columns, row_offsets=offsets, end=pending_start, codec=codec, encoding=encoding
+    ), rows
 
 
 def opened_text(stream: pa.NativeFile, codec: str) -> pa.NativeFile | CompressedText:
@@ -87,9 +95,28 @@ def opened_text(stream: pa.NativeFile, codec: str) -> pa.NativeFile | Compressed
     return CompressedText(stream, codec) if codec else stream
 
 
-def row_starts(block: bytes | memoryview) -> NDArray[np.int64]:
+def row_starts(block: bytes | memoryview, encoding: str = "utf-8") -> NDArray[np.int64]:
     """Positions in `block` (which begins at a line's beginning) where a line begins that is not blank; int64 [R]."""
-    raw = np.frombuffer(block, np.uint8)
+    raw = _units(block, encoding)
+    return _row_starts(raw) * raw.itemsize
+
+
+def _units(block: bytes | memoryview, encoding: str) -> NDArray[Any]:
+    """The numbers of which one is a line feed."""
+    dtype = _UNITS.get(encoding, np.dtype(np.uint8))
+    return np.frombuffer(block, dtype, len(block) // dtype.itemsize)
+
+
+def _lines_end(block: bytes, encoding: str) -> int:
+    """Where the last whole line ends."""
+    if encoding not in _UNITS:
+        return block.rfind(b"\n") + 1
+    raw = _units(block, encoding)
+    feeds = np.flatnonzero(raw == 10)
+    return int(feeds[-1] + 1) * raw.itemsize if len(feeds) else 0
+
+
+def _row_starts(raw: NDArray[Any]) -> NDArray[np.int64]:
     if not len(raw):
         return np.empty(0, np.int64)
     feeds = np.flatnonzero(raw == 10)
@@ -102,9 +129,17 @@ def row_starts(block: bytes | memoryview) -> NDArray[np.int64]:
 
 
 def parse_strings(
-    block: bytes | memoryview, layout: TextLayout, columns: list[str], rows: int
+    block: bytes | memoryview,
+    layout: TextLayout,
+    columns: list[str],
+    rows: int,
+    numbers: frozenset[str],
+    csv: CsvOptions,
 ) -> tuple[pa.Table, dict[int, int]]:
     """Columns of whole lines as strings; and of lines with a wrong number of fields (all null there) that number.
+
+    Args:
+        numbers: columns whose decimal point becomes a dot.
 
     Raises:
         DataError: the text is no UTF-8.
@@ -117,9 +152,17 @@ def parse_strings(
 
     types = {name: pa.string() for name in columns}
     try:
-        table = _parse(block, layout, columns, types, note)
+        table = _parse(block, layout, columns, types, note, csv)
     except pa.ArrowInvalid as error:
-        raise DataError(f"the text cannot be read as UTF-8 ({error}); write it again in UTF-8") from error
+        raise DataError(
+            f"the text cannot be read as UTF-8 ({error}); write it again in UTF-8, or say its "
+            "encoding with csv.encoding"
+        ) from error
+    if csv.decimal_point != ".":
+        for name in sorted(numbers & set(columns)):
+            table = table.set_column(
+                table.schema.get_field_index(name), name, _with_dots(table[name], csv.decimal_point)
+            )
     if broken:
         source = np.zeros(rows, np.int64)
         source[list(broken)] = -1
@@ -129,18 +172,25 @@ def parse_strings(
     return table, broken
 
 
-def parse_typed(block: bytes | memoryview, layout: TextLayout, columns: list[str], numbers: frozenset[str]) -> pa.Table:
+def parse_typed(
+    block: bytes | memoryview, layout: TextLayout, columns: list[str], numbers: frozenset[str], csv: CsvOptions
+) -> pa.Table:
     """Columns of whole lines, `numbers` as float64 and the others as strings; the fast way.
 
     Raises:
         pyarrow.ArrowInvalid: some field is no number, or some line has a wrong number of fields.
     """
     types = {name: pa.float64() if name in numbers else pa.string() for name in columns}
-    return _parse(block, layout, columns, types, None)
+    return _parse(block, layout, columns, types, None, csv)
 
 
 def _parse(
-    block: bytes | memoryview, layout: TextLayout, columns: list[str], types: dict[str, pa.DataType], handler: object
+    block: bytes | memoryview,
+    layout: TextLayout,
+    columns: list[str],
+    types: dict[str, pa.DataType],
+    handler: object,
+    csv: CsvOptions,
 ) -> pa.Table:
     return pa.csv.read_csv(
         pa.BufferReader(block),
@@ -150,30 +200,71 @@ def _parse(
         ),
         parse_options=pa.csv.ParseOptions(delimiter=layout.delimiter, invalid_row_handler=handler),
         convert_options=pa.csv.ConvertOptions(
-            include_columns=columns, column_types=types, null_values=[""], strings_can_be_null=True
+            include_columns=columns,
+            column_types=types,
+            null_values=["", *csv.null_tokens],
+            strings_can_be_null=True,
+            decimal_point=csv.decimal_point,
         ),
     )
 
 
-def _header(data: TrainingData, uri: str, head: bytes) -> tuple[str, list[str], int]:
-    if b"\0" in head[:_LOOKED_AT_BYTES]:
-        raise DataError(f"{uri}: is no text in UTF-8 (it holds zero bytes); write it again in UTF-8")
-    mark = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
-    begin = mark
-    while begin < len(head) and head[begin : begin + 1] in (b"\n", b"\r"):
-        begin += 1
-    feed = head.find(b"\n", begin)
-    end = len(head) if feed < 0 else feed
-    line = head[begin:end].rstrip(b"\r").decode("utf-8", errors="replace")
-    if not line:
+def _with_dots(column: pa.ChunkedArray, point: str) -> pa.ChunkedArray:
+    """Texts of numbers whose decimal point is another character; one with a dot becomes unreadable."""
+    dotted = pa.compute.match_substring(column, ".")
+    marked = pa.compute.binary_join_element_wise(column, pa.scalar(" (with a dot)"), "")
+    return pa.compute.if_else(dotted, marked, pa.compute.replace_substring(column, point, "."))
+
+
+def as_utf8(block: bytes | memoryview, encoding: str) -> bytes | memoryview:
+    """Whole lines in UTF-8.
+
+    Raises:
+        DataError: some byte is none of the encoding.
+    """
+    if encoding == "utf-8":
+        return block
+    try:
+        return bytes(block).decode(encoding).encode()
+    except UnicodeError as error:
+        raise DataError(
+            f"the text cannot be read as {encoding} ({error}); correct csv.encoding, or write the file again"
+        ) from error
+
+
+def _encoding(data: TrainingData, uri: str, head: bytes) -> tuple[str, int]:
+    """The encoding of a file, and the length of the byte order mark before its first line."""
+    encoding = data.csv.encoding
+    if encoding == "utf-16":
+        encoding = next((name for name in _UNITS if head.startswith(_BYTE_ORDER_MARKS[name])), "")
+        if not encoding:
+            raise DataError(
+                f"{uri}: has no byte order mark, by which csv.encoding: utf-16 is read; say utf-16-le or utf-16-be"
+            )
+    elif encoding not in _UNITS and b"\0" in head[:_LOOKED_AT_BYTES]:
+        raise DataError(
+            f"{uri}: is no text in UTF-8 (it holds zero bytes); write it again in UTF-8, or set csv.encoding: utf-16"
+        )
+    mark = _BYTE_ORDER_MARKS.get(encoding, b"")
+    return encoding, len(mark) if mark and head.startswith(mark) else 0
+
+
+def _header(data: TrainingData, uri: str, head: bytes, encoding: str, mark: int) -> tuple[str, list[str], int]:
+    starts = row_starts(head[mark:], encoding)
+    if not len(starts):
         raise DataError(f"{uri}: the file is empty; remove it or write its rows")
+    begin = mark + int(starts[0])
+    feed = np.flatnonzero(_units(head[begin:], encoding) == 10)
+    width = _UNITS[encoding].itemsize if encoding in _UNITS else 1
+    end = begin + int(feed[0]) * width if len(feed) else len(head)
+    line = head[begin:end].decode(encoding, errors="replace").rstrip("\r")
     criteo = data.format is FileFormat.CRITEO_TSV
     if criteo and "\t" not in line and "," in line:
         raise _no_tabs(uri, line)
     delimiter = "\t" if criteo else data.csv.delimiter
     cells = [cell.strip().strip('"') for cell in line.split(delimiter)]
     if criteo:
-        return delimiter, *_criteo_columns(data, uri, cells, begin, end + 1)
+        return delimiter, *_criteo_columns(data, uri, cells, begin, end + width)
     if not data.csv.has_header:
         named = list(data.csv.column_names or ())
         if len(cells) != len(named):
@@ -185,7 +276,7 @@ def _header(data: TrainingData, uri: str, head: bytes) -> tuple[str, list[str], 
     doubled = sorted(cell for cell, count in Counter(cells).items() if count > 1)
     if doubled:
         raise DataError(f"{uri}: the header names {doubled} more than once; every column needs its own name")
-    return delimiter, cells, end + 1
+    return delimiter, cells, end + width
 
 
 def _no_tabs(uri: str, line: str) -> DataError:

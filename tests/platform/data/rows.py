@@ -24,7 +24,7 @@ def table(rows: int, first: int = 0) -> pa.Table:
     )
 
 
-def data(path: Path, **more: object) -> TrainingData:
+def data(path: Path | str, **more: object) -> TrainingData:
     return TrainingData.model_validate(
         {
             "path": str(path),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from elastrec.platform.data import (
     ByRows,
@@ -15,6 +14,7 @@ from elastrec.platform.data import (
     ShardReader,
     build_manifest,
     convert,
+    existing_partitions,
     generate,
     read_manifest,
     training_data_for,
@@ -22,23 +22,21 @@ from elastrec.platform.data import (
 )
 from elastrec.platform.data.clustering import clustering
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data
+from elastrec.platform.data.files import locate
 from elastrec.platform.specs.errors import DataError
+from tests.platform.data.rows import data, table, write_parquet
+from tests.s3 import s3_server
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    boto3.client("s3").create_bucket(Bucket="clicks")
-    try:
+    with s3_server() as endpoint:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        boto3.client("s3").create_bucket(Bucket="clicks")
         yield "s3://clicks"
-    finally:
-        server.stop()
 
 
 def test_a_log_in_a_bucket_is_generated_listed_read_and_converted(bucket: str, tmp_path: Path) -> None:
@@ -87,3 +85,39 @@ def _interrupted(write: Callable[[str, bytes], None]) -> Callable[[str, bytes], 
         write(uri, content)
 
     return write_or_die
+
+
+def test_files_of_one_bucket_share_one_file_system_until_the_endpoint_changes(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, path = locate(f"{bucket}/log/day=2026-01-01/a.parquet")
+    second, other = locate(f"{bucket}/log/b c%3A.parquet")
+    assert first is second
+    assert (path, other) == ("clicks/log/day=2026-01-01/a.parquet", "clicks/log/b c%3A.parquet")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert locate(f"{bucket}/log")[0] is not first
+    assert locate(str(tmp_path))[1] == str(tmp_path)
+
+
+def test_a_log_of_other_keys_and_stray_files_in_a_bucket_is_that_of_a_folder(bucket: str, tmp_path: Path) -> None:
+    for index, folder in enumerate(("country=DE/dt=2026-01-01", "country=F%3AR/dt=2026-01-01")):
+        file = tmp_path / "log" / folder / "a.parquet"
+        write_parquet(file, table(40, index * 40))
+        boto3.client("s3").upload_file(str(file), "clicks", f"log/{folder}/a.parquet")
+        boto3.client("s3").put_object(Bucket="clicks", Key=f"log/{folder}/README.txt", Body=b"not rows")
+    ours, theirs = (
+        data(
+            path,
+            partitioning="day",
+            partition_folder="country=*/dt=%Y-%m-%d",
+            include=["*.parquet"],
+            sparse=[{"name": "row"}, {"name": "country", "encoding": "string"}],
+        )
+        for path in (f"{bucket}/log", tmp_path / "log")
+    )
+    assert existing_partitions(ours) == existing_partitions(theirs)
+    found, expected = (
+        list(ShardReader(of, build_manifest(of)).read(0, 80, seed=1, shuffle=True, batch_size=32))
+        for of in (ours, theirs)
+    )
+    assert found == expected

@@ -1,0 +1,105 @@
+"""Text files of any encoding, tokens for empty fields, decimal commas, and files that are left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastrec.platform.data import ShardReader, build_manifest
+from elastrec.platform.data.clustering.clustering import cluster
+from elastrec.platform.data.reading import text
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import DataError
+from tests.platform.data.rows import data, table, write_parquet
+
+LINES = ["label,number,row,word", *(f"{i % 2},{i}.5,{i},Zoë {i}" for i in range(300))]
+
+
+def log(path: Path, **more: Any) -> TrainingData:
+    sparse = [{"name": "row"}, {"name": "word", "encoding": "string"}]
+    return data(path, **{"format": "csv", "sparse": sparse, **more})
+
+
+def write(path: Path, lines: list[str], encoding: str, end: str = "\n") -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "a.csv").write_bytes("".join(line + end for line in lines).encode(encoding))
+
+
+def read(of: TrainingData, seed: int = 1) -> list[Any]:
+    manifest = build_manifest(of)
+    shuffle = seed > 0
+    return list(ShardReader(of, manifest).read(0, manifest.rows, seed=seed, shuffle=shuffle, batch_size=64))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+@pytest.mark.parametrize("written", ["utf-8", "utf-8-sig", "latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be"])
+def test_rows_of_any_encoding_are_those_of_utf8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, end: str
+) -> None:
+    monkeypatch.setattr(text, "_SCAN_BYTES", 1000)
+    write(tmp_path / "plain", LINES, "utf-8")
+    write(tmp_path / "written", LINES, written, end)
+    encoding = "utf-8" if written.startswith("utf-8") else written
+    assert read(log(tmp_path / "written", csv={"encoding": encoding})) == read(log(tmp_path / "plain"))
+
+
+def test_text_that_is_not_of_its_encoding_is_refused_with_the_field_that_says_it(tmp_path: Path) -> None:
+    write(tmp_path, LINES, "latin-1")
+    with pytest.raises(DataError, match=r"cannot be read as UTF-8.*csv\.encoding"):
+        read(log(tmp_path))
+    write(tmp_path, LINES, "utf-16")
+    with pytest.raises(DataError, match=r"zero bytes.*csv\.encoding: utf-16"):
+        read(log(tmp_path))
+    write(tmp_path, LINES, "utf-16-le")
+    with pytest.raises(DataError, match=r"no byte order mark.*utf-16-le or utf-16-be"):
+        read(log(tmp_path, csv={"encoding": "utf-16"}))
+    write(tmp_path, ["label,number,row,word", "0,1,1,\x81"], "latin-1")
+    with pytest.raises(DataError, match=r"cannot be read as cp1252.*csv\.encoding"):
+        read(log(tmp_path, csv={"encoding": "cp1252"}))
+
+
+@pytest.mark.parametrize("encoding", ["klingon", "utf-7", "cp037", "rot13"])
+def test_an_encoding_that_cannot_be_read_by_lines_is_refused(encoding: str) -> None:
+    with pytest.raises(ValueError, match="ASCII stands for itself"):
+        log(Path("clicks"), csv={"encoding": encoding})
+
+
+def test_tokens_stand_for_empty_fields_of_numbers_ids_and_text(tmp_path: Path) -> None:
+    rows = ["label,number,row,word", "0,{0},{0},{0}", "1,2,3,x"]
+    write(tmp_path / "empty", [row.format("") for row in rows], "utf-8")
+    expected = read(log(tmp_path / "empty"), seed=0)
+    for token in ("NA", r"\N", "null"):
+        write(tmp_path / "token", [row.format(token) for row in rows], "utf-8")
+        assert read(log(tmp_path / "token", csv={"null_tokens": ["NA", r"\N", "null"]}), seed=0) == expected
+        with pytest.raises(DataError, match=r"row 0, column 'number'"):
+            read(log(tmp_path / "token"))
+
+
+def test_numbers_with_a_decimal_comma_are_read_and_one_with_a_dot_is_a_bad_row(tmp_path: Path) -> None:
+    write(tmp_path, ["label;number;row;word", "0;1,5;1;a", "1;-2,25;2;b"], "utf-8")
+    comma = {"delimiter": ";", "decimal_point": ","}
+    (batch,) = read(log(tmp_path, csv=comma), seed=0)
+    assert batch.column("dense").to_pylist() == [[1.5], [-2.25]]
+    write(tmp_path, ["label;number;row;word", "0;1,5;1;a", "1;1.500;2;b"], "utf-8")
+    with pytest.raises(DataError, match=r"row 1, column 'number': found '1.500 \(with a dot\)'"):
+        read(log(tmp_path, csv=comma), seed=0)
+    skipping = log(tmp_path, csv=comma, bad_rows={"policy": "skip", "at_most": 1})
+    (batch,) = read(skipping, seed=0)
+    assert batch.column("dense").to_pylist() == [[1.5]]
+    with pytest.raises(ValueError, match="delimiter and decimal_point are both ','"):
+        log(tmp_path, csv={"decimal_point": ","})
+
+
+def test_only_files_that_match_a_pattern_are_read(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "log" / "part-0.parquet", table(10))
+    for stray in ("README.txt", "part-1.parquet.tmp"):
+        (tmp_path / "log" / stray).write_text("not rows")
+    with pytest.raises(DataError, match=r"README.txt: is no readable Parquet.*data\.include.*\['\*\.parquet'\]"):
+        build_manifest(data(tmp_path / "log"))
+    of = data(tmp_path / "log", include=["*.parquet"], session="row")
+    assert build_manifest(of).rows == 10
+    assert cluster(of, str(tmp_path / "clustered"))[0].rows == 10
+    with pytest.raises(DataError, match=r"none of its 3 files, such as README.txt, matches data.include \['\*.csv'\]"):
+        build_manifest(data(tmp_path / "log", include=["*.csv"]))
