@@ -18,15 +18,15 @@ import pytest
 from elastrec.checkpoints import list_records, list_terms, open_record
 from elastrec.platform import jobs
 from elastrec.platform.jobs.identity import secret_of
-from elastrec.platform.jobs.masters import live_master, pod_of_master, wait_for_master
-from elastrec.platform.master.explanation import Explanation, read_explanation
-from elastrec.platform.master.launch import master_pod
-from elastrec.platform.master.ledger import read_ledger
+from elastrec.platform.jobs.watching.masters import live_master, pod_of_master, wait_for_master
+from elastrec.platform.master.pods.launch import master_pod
+from elastrec.platform.master.reporting.explanation import Explanation, read_explanation
+from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.errors import ClusterError, TransportError
-from elastrec.platform.specs.loading import job_from_json
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
-from elastrec.platform.transport.observer_messages import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.books import Books, check_books, journals
 from tests.faults.checking import AUC_TOLERANCE, SIZE
