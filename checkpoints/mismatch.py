@@ -16,6 +16,8 @@
 | the dense optimiser                       | dense parameters kept, their optimiser state anew                      |
 | the architecture                          | dense parameters initialised anew                                      |
 | a feature's place, the number unchanged   | dense parameters initialised anew: equal shapes would hide the swap    |
+| the steps of a sparse feature             | its table initialised anew: the same id stands for something else      |
+| the steps of a dense feature              | dense parameters initialised anew: the same number means another one   |
 | the number of features, model options     | a dense parameter is kept where name and shape are unchanged, else anew|
 
 With `continual.on_mismatch: refuse` everything but "kept" is refused.
@@ -29,8 +31,17 @@ from typing import Literal
 
 import msgspec
 
-from elastrec.checkpoints.summary import DenseSummary, ModelSummary, SegmentSummary, TableSummary, covering, summarize
+from elastrec.checkpoints.summary import (
+    DenseSummary,
+    ModelSummary,
+    SegmentSummary,
+    TableSummary,
+    covering,
+    steps_of,
+    summarize,
+)
 from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.features import Cross, same_steps
 from elastrec.platform.specs.job import TrainingJob, first_order_columns
 
 
@@ -147,7 +158,8 @@ def compare(record: ModelSummary, job: TrainingJob, dense: Sequence[DenseSummary
     """
     new = summarize(job)
     has_weight = first_order_columns(record.architecture), first_order_columns(new.architecture)
-    decisions = [_table(old, new.table(old.name), *has_weight, job) for old in record.tables]
+    changed = _other_steps(record, job)
+    decisions = [_table(old, new.table(old.name), *has_weight, job, changed) for old in record.tables]
     known = {table.name for table in record.tables}
     decisions += [
         Decision(
@@ -157,7 +169,7 @@ def compare(record: ModelSummary, job: TrainingJob, dense: Sequence[DenseSummary
         for table in new.tables
         if table.name not in known
     ]  # fmt: skip
-    decisions += _dense(record, new, dense)
+    decisions += _dense(record, new, dense, changed)
     if job.spec.continual.on_mismatch == "refuse":
         decisions = [_refused(line) for line in decisions]
     return Adaptation(decisions)
@@ -180,8 +192,24 @@ def _text(table: TableSummary) -> str:
     return f"dimension {table.dimension}, {rules}{limit}"
 
 
+def _other_steps(record: ModelSummary, job: TrainingJob) -> list[str]:
+    """Features of both sides whose steps differ; figures that are still to be fitted differ from none."""
+    before, after = steps_of(record), job.spec.data.features
+    known = {*record.dense_features, *record.sparse_features}
+    names = [feature.name for feature in job.spec.data.described_features if feature.name in known]
+    changed = {name for name in names if not same_steps(after.get(name, ()), before.get(name, ()))}
+    # A cross combines ids after their steps.
+    crosses = {name: steps[0].columns for name, steps in after.items() if isinstance(steps[0], Cross)}
+    return [name for name in names if name in changed or changed.intersection(crosses.get(name, ()))]
+
+
 def _table(
-    old: TableSummary, new: TableSummary | None, old_weights: int, new_weights: int, job: TrainingJob
+    old: TableSummary,
+    new: TableSummary | None,
+    old_weights: int,
+    new_weights: int,
+    job: TrainingJob,
+    changed_steps: Sequence[str],
 ) -> Decision:
     if new is None:
         return Decision(
@@ -196,6 +224,9 @@ def _table(
     elif old_weights != new_weights:
         verdict, field = Verdict.NEW, "spec.model.architecture"
         reason = f"rows {'gain' if new_weights else 'lose'} the first-order weight"
+    elif other := sorted(set(changed_steps) & set(new.features) & set(old.features)):
+        verdict, field = Verdict.NEW, f"spec.data.features.{other[0]}"
+        reason = f"the steps of {', '.join(other)} changed: the same id stands for something else"
     elif old.hash_size != new.hash_size:
         verdict = Verdict.REFUSED
         reason = "the recorded ids are taken modulo another size, no row could be told whose it is"
@@ -242,7 +273,9 @@ def _swapped(old: list[str], new: list[str]) -> bool:
     return len(old) == len(new) and old != new
 
 
-def _dense(record: ModelSummary, new: ModelSummary, shapes: Sequence[DenseSummary] | None) -> list[Decision]:
+def _dense(
+    record: ModelSummary, new: ModelSummary, shapes: Sequence[DenseSummary] | None, changed_steps: Sequence[str]
+) -> list[Decision]:
     anew, field = "", ""
     if record.architecture != new.architecture:
         anew, field = (
@@ -253,6 +286,8 @@ def _dense(record: ModelSummary, new: ModelSummary, shapes: Sequence[DenseSummar
         anew, field = "a dense feature was renamed or moved, equal shapes would hide it", "spec.data.dense"
     elif _swapped(record.sparse_features, new.sparse_features):
         anew, field = "a sparse feature was renamed or moved, equal shapes would hide it", "spec.data.sparse"
+    elif other := [name for name in new.dense_features if name in changed_steps]:
+        anew, field = f"the steps of {', '.join(other)} changed", f"spec.data.features.{other[0]}"
     same_optimizer = record.dense_optimizer == new.dense_optimizer
     kept = Verdict.KEPT if same_optimizer else Verdict.KEPT_WITHOUT_STATE
     why_kept = "" if same_optimizer else f"the optimiser changed from {record.dense_optimizer} to {new.dense_optimizer}"

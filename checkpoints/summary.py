@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from pydantic import TypeAdapter
 
+from elastrec.platform.specs.features import Steps
 from elastrec.platform.specs.job import OptimizerKind, TrainingJob, row_state
+
+_STEPS: TypeAdapter[dict[str, Steps]] = TypeAdapter(dict[str, Steps])
 
 
 class SegmentSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +85,7 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
         dense_features, sparse_features: in the order in which the network sees them; their weights depend on it.
         dense: empty while the network has not been built.
         seed: of the rows' initial values.
+        steps_json: the features' steps with their fitted figures, see `steps_of`; empty in older records and without.
     """
 
     architecture: str
@@ -91,6 +96,7 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     dense_optimizer: OptimizerKind
     seed: int
     dense: list[DenseSummary] = []
+    steps_json: str = ""
 
     def table(self, name: str) -> TableSummary | None:
         return next((table for table in self.tables if table.name == name), None)
@@ -124,4 +130,10 @@ def summarize(job: TrainingJob, dense: list[DenseSummary] | None = None) -> Mode
         dense_optimizer=spec.optimizers.dense.kind,
         seed=spec.training.seed,
         dense=list(dense or []),
+        steps_json=_STEPS.dump_json(spec.data.features).decode() if spec.data.features else "",
     )
+
+
+def steps_of(model: ModelSummary) -> dict[str, Steps]:
+    """The steps of a recorded model's features; features without are left out."""
+    return _STEPS.validate_json(model.steps_json) if model.steps_json else {}

@@ -24,6 +24,7 @@ from elastrec.platform.data.manifest import (
 )
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch, Calibration
 from elastrec.platform.data.partitions import Partition, existing_partitions
+from elastrec.platform.data.preprocessing import MISSING_ID
 from elastrec.platform.data.reading.batches import (
     JaggedIds,
     dense_of,
@@ -31,7 +32,7 @@ from elastrec.platform.data.reading.batches import (
     label_of,
     targets_of,
 )
-from elastrec.platform.data.reading.encode import MISSING_ID, RowEncoder
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.reader import ShardReader
 
 __all__ = [

@@ -1,8 +1,9 @@
 """convert: any readable click log becomes Parquet partitions, checked row by row.
 
-Labels, dense values (before their transform) and final 64-bit ids are written, so that a job reads the result without
-parsing or hashing; `ConvertReport.data` is the data section for it, and keeps how texts become ids, for rows that a
-model of the job is to score. A user's transform is behind the rows already, and must be behind such rows, too.
+Labels, numbers and 64-bit ids are written as they are before any step, so that a job reads the result without parsing
+or hashing texts, and a column that features read in several ways as the log has it. `ConvertReport.data` is the data
+section for it, and keeps how texts become ids, for rows that a model of the job is to score. A user's transform is
+behind the rows already, and must be behind such rows, too.
 
 The destination appears as a whole or not at all on a local file system; elsewhere `_converted.json` is written last.
 """
@@ -19,7 +20,6 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -31,10 +31,11 @@ from elastrec.platform.data.manifest import DataManifest, build_manifest
 from elastrec.platform.data.moments import seconds_of
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.batches import targets_of
-from elastrec.platform.data.reading.encode import DENSE, MISSING_ID, RowEncoder
+from elastrec.platform.data.reading.encode import DENSE, RowEncoder
 from elastrec.platform.data.reading.numbers import as_float64, combined
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.data.reading.reader import BadRowLedger
+from elastrec.platform.data.written_columns import written_column
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import CsvOptions, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -195,9 +196,7 @@ def _pieces(
     progress: Progress | None,
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
     """(columns as they are written, their row numbers in the manifest) without bad rows."""
-    # A hash_size and list cut belong to the job that reads, not to the data.
-    whole = tuple(feature.model_copy(update={"max_length": 1_000_000}) for feature in source.sparse)
-    encoder = RowEncoder(source.model_copy(update={"sparse": whole}))
+    encoder = RowEncoder(source)
     raw = RawReader(reading, manifest, extra=[name for name in (source.timestamp, source.session) if name])
     for file in manifest.files:
         if file.text is not None and source.transform is None:
@@ -209,19 +208,15 @@ def _pieces(
             table = _with_label(source, table, rule)
         _check_keys(source, table.column_names, piece.file.uri)
         try:
-            encoded = encoder.encode(table)
+            read = encoder.read(table)
+            encoded = encoder.finish(read)
         except DataError as error:
             raise DataError(f"{piece.file.uri}: {error}") from error
         ledger.judge(piece.file.uri, piece.first_row, encoded)
         columns = _targets(source, table, encoded.batch)
-        for feature in source.dense:
-            value_B, missing_B, _ = as_float64(combined(table[feature.name]), feature.name)
-            columns[feature.name] = pa.array(value_B, mask=missing_B)
-        for sparse in source.sparse:
-            ids = encoded.batch.column(sparse.name)
-            if not sparse.is_list:
-                ids = pc.if_else(pc.equal(ids, MISSING_ID), pa.scalar(None, pa.int64()), ids)
-            columns[sparse.name] = ids
+        # Steps, a hash_size and a list's cut belong to the job that reads, not to the data.
+        for name in encoder.feature_columns:
+            columns[name] = written_column(combined(table[name]), name, read.columns, source.csv.list_separator)
         if source.timestamp:
             columns[source.timestamp] = pa.array(seconds_of(source, table, piece))
         if source.session and source.session not in columns:

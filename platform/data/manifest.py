@@ -320,10 +320,20 @@ def _kind(type_: str) -> str:
 
 def _fingerprint(data: TrainingData, types: Columns) -> str:
     # How raw rows are scored changes nothing of what is read.
-    unread = {"sparse": {"__all__": {"raw_encoding"}}}
+    unread: dict[str, dict[int, set[str]]] = {
+        # Jobs whose features are called as their columns were described without these.
+        "dense": {index: {"column"} for index, feature in enumerate(data.dense) if feature.column is None},
+        "sparse": {
+            index: {"raw_encoding"} if feature.column else {"raw_encoding", "column"}
+            for index, feature in enumerate(data.sparse)
+        },
+    }
+    transforms = tuple(each.model_copy(update={"transform": each.transform or "log1p"}) for each in data.dense)
+    data = data.model_copy(update={"dense": transforms})
     read = {"label", "dense", "sparse", "transform"}
-    # Files of a job with one label and without weights were described without these.
-    read |= {name for name, is_used in (("labels", data.labels), ("weight", data.weight)) if is_used}
+    # Files of a job with one label and without weights and steps were described without these.
+    later = (("labels", data.labels), ("weight", data.weight), ("features", data.features))
+    read |= {name for name, is_used in later if is_used}
     spec = data.model_dump_json(include=read, exclude=unread)
     described = sorted(f"{name}:{kind}" for name, kind in types)
     return xxhash.xxh3_64_hexdigest(f"{spec}\n{described}".encode())

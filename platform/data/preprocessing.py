@@ -1,173 +1,265 @@
-"""Preprocessing of jagged features, written once: a plain batch or the distinct rows of a group (RecD's O4, §4.3).
+"""Steps over the values of one feature: whole columns of training rows, distinct rows of a deduplicated batch (RecD's
+O4, §4.3), rows that an exported model is to score. There is no other code for them.
 
-A step sees values and offsets and gives values and offsets of as many rows. It looks at one row at a time, so that
-preprocessing distinct rows and expanding them gives what preprocessing all rows does. Rows that become equal by it stay
-two distinct rows: nothing is lost, only a little is not gained.
+A step looks at one row at a time, so that preprocessing distinct rows and expanding them gives what preprocessing all
+rows does. Rows that become equal by a step stay two distinct rows: nothing is lost, only a little is not gained.
+`elastrec.platform.specs.features` says what each step means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import InverseJagged, Longs, Values
-from elastrec.platform.data.reading.batches import JaggedIds
-from elastrec.platform.specs.errors import DataError
+from elastrec.platform.data.deduplicating.deduplication import Longs, Values, take_rows
 
-Features = TypeVar("Features", JaggedIds, InverseJagged)
+MISSING_ID = int.from_bytes(b"missing")
+"""The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature's values; nobody writes to the arrays.
+
+    Attributes:
+        values: float64 numbers or int64 ids [L], arbitrary where they are missing.
+        offsets: int64 [rows + 1], beginning at 0: where each row's list begins; None: one value a row, L rows.
+        missing: bool [L], of single values; None: nothing is missing. Lists have no missing values, but may be empty.
+    """
+
+    values: Values
+    offsets: Longs | None = None
+    missing: NDArray[np.bool_] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    def take(self, rows: Longs) -> Column:
+        """The rows with these numbers, in that order."""
+        if self.offsets is not None:
+            return Column(*take_rows(self.values, self.offsets, rows))
+        return Column(self.values[rows], None, None if self.missing is None else self.missing[rows])
 
 
 class Step(Protocol):
-    """One operation on the lists of one feature."""
+    """One operation on the values of one feature."""
 
-    def __call__(self, values: Values, offsets: Longs) -> tuple[Values, Longs]:
-        """Values [L] and offsets int64 [rows + 1] in, the same out; the arguments are not changed."""
+    @property
+    def fits_float32(self) -> bool:
+        """Whether every number that comes out fits into float32."""
+        ...
+
+    def __call__(self, column: Column) -> Column:
+        """As many rows as came in; the argument's arrays are not changed."""
         ...
 
 
+class _AnyNumber:
+    """What comes out may be a number too large for float32."""
+
+    fits_float32 = False
+
+
 @dataclass(frozen=True)
-class HashIds:
-    """Ids to 0 .. buckets − 1 by splitmix64 of id XOR salt.
+class FillNull(_AnyNumber):
+    """`value`, a number or an id, where a value is missing or a list empty."""
 
-    Raises:
-        DataError: `buckets` below 1.
-    """
+    value: float | int
 
-    buckets: int
-    salt: int = 0
+    def __call__(self, column: Column) -> Column:
+        if column.offsets is None:
+            if column.missing is None:
+                return column
+            return Column(np.where(column.missing, column.values.dtype.type(self.value), column.values))
+        lengths = np.diff(column.offsets)
+        if lengths.all():
+            return column
+        offsets = _offsets(np.maximum(lengths, 1))
+        values = np.full(offsets[-1], self.value, column.values.dtype)
+        values[np.arange(len(column.values)) + np.repeat(offsets[:-1] - column.offsets[:-1], lengths)] = column.values
+        return Column(values, offsets)
 
-    def __post_init__(self) -> None:
-        if self.buckets < 1:
-            raise DataError(f"buckets: {self.buckets} is not allowed; allowed: 1 and above")
 
-    def __call__(self, values: Values, offsets: Longs) -> tuple[Values, Longs]:
-        _must_be_ids("hash", values)
-        x = values.view(np.uint64) ^ np.uint64(self.salt % 2**64)
+@dataclass(frozen=True)
+class MissingIndicator:
+    """1 where the value is missing or the list empty, else 0: a number, or with `as_ids` an id."""
+
+    as_ids: bool
+    fits_float32 = True
+
+    def __call__(self, column: Column) -> Column:
+        kind = np.int64 if self.as_ids else np.float64
+        if column.offsets is not None:
+            return Column((np.diff(column.offsets) == 0).astype(kind), np.arange(column.rows + 1, dtype=np.int64))
+        return Column(np.zeros(column.rows, kind) if column.missing is None else column.missing.astype(kind))
+
+
+@dataclass(frozen=True)
+class Clip(_AnyNumber):
+    """Numbers below `low` become `low`, those above `high` `high`."""
+
+    low: float | None
+    high: float | None
+
+    def __call__(self, column: Column) -> Column:
+        return replace(column, values=np.clip(column.values, self.low, self.high))
+
+
+@dataclass(frozen=True)
+class Log1p:
+    """sign(x) · log(1 + |x|): at most 710."""
+
+    fits_float32 = True
+
+    def __call__(self, column: Column) -> Column:
+        values = column.values
+        if values.min(initial=0.0) >= 0:
+            return replace(column, values=np.log1p(values))
+        return replace(column, values=np.copysign(np.log1p(np.abs(values)), values))
+
+
+@dataclass(frozen=True)
+class Standardize(_AnyNumber):
+    """(x - mean) / scale; infinite where that is beyond float64."""
+
+    mean: float
+    scale: float
+
+    def __call__(self, column: Column) -> Column:
         with np.errstate(over="ignore"):
-            x = x + np.uint64(0x9E3779B97F4A7C15)
-            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return ((x ^ (x >> np.uint64(31))) % np.uint64(self.buckets)).view(np.int64), offsets
+            return replace(column, values=(column.values - self.mean) / self.scale)
 
 
 @dataclass(frozen=True)
-class Clip:
-    """Numbers below `low` become `low`, above `high` `high`; NaN stays NaN.
+class Bucketize(_AnyNumber):
+    """Numbers to the id of their bucket: how many boundaries are at or below them."""
 
-    Raises:
-        DataError: `low` above `high`.
-    """
+    boundaries: tuple[float, ...]
 
-    low: float
-    high: float
+    @cached_property
+    def _boundaries(self) -> NDArray[np.float64]:
+        return np.array(self.boundaries, np.float64)
 
-    def __post_init__(self) -> None:
-        if not self.low <= self.high:
-            raise DataError(f"low: {self.low} is not allowed; allowed: {self.high} (high) and below")
-
-    def __call__(self, values: Values, offsets: Longs) -> tuple[Values, Longs]:
-        return np.clip(values, values.dtype.type(self.low), values.dtype.type(self.high)), offsets
+    def __call__(self, column: Column) -> Column:
+        ids = np.searchsorted(self._boundaries, column.values, side="right").astype(np.int64)
+        return replace(column, values=ids)
 
 
 @dataclass(frozen=True)
-class Truncate:
-    """Lists keep their last (or first) `longest` elements.
+class Hash(_AnyNumber):
+    """Ids to 0 .. size − 1 by xxh3-64 of their 8 bytes."""
 
-    Raises:
-        DataError: `longest` below 0.
-    """
+    size: int
+    seed: int = 0
 
-    longest: int
-    keep: Literal["last", "first"] = "last"
+    def __call__(self, column: Column) -> Column:
+        hashed = xxh3_of_ids(column.values, np.uint64(self.seed)) % np.uint64(self.size)
+        return replace(column, values=hashed.view(np.int64))
 
-    def __post_init__(self) -> None:
-        if self.longest < 0:
-            raise DataError(f"longest: {self.longest} is not allowed; allowed: 0 and above")
 
-    def __call__(self, values: Values, offsets: Longs) -> tuple[Values, Longs]:
+@dataclass(frozen=True)
+class Vocabulary(_AnyNumber):
+    """Ids to their places among `ids`; all others to `other`."""
+
+    ids: tuple[int, ...]
+    other: int
+
+    @cached_property
+    def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The ids in rising order, and the place of each."""
+        ids = np.array(self.ids, np.int64)
+        place = np.argsort(ids)
+        return ids[place], place
+
+    def __call__(self, column: Column) -> Column:
+        ids, place = self._sorted
+        at = np.minimum(np.searchsorted(ids, column.values), len(ids) - 1)
+        return replace(column, values=np.where(ids[at] == column.values, place[at], np.int64(self.other)))
+
+
+@dataclass(frozen=True)
+class Keep(_AnyNumber):
+    """Lists keep their last (or first) `count` values."""
+
+    count: int
+    is_first: bool = False
+
+    def __call__(self, column: Column) -> Column:
+        offsets = column.offsets
+        assert offsets is not None  # the spec allows it for lists only
         lengths = np.diff(offsets)
-        kept = np.minimum(lengths, self.longest)
+        kept = np.minimum(lengths, self.count)
         if np.array_equal(kept, lengths):
-            return values, offsets
-        begins = offsets[1:] - kept if self.keep == "last" else offsets[:-1]
-        cut = np.concatenate((np.zeros(1, np.int64), np.cumsum(kept)))
-        return values[np.arange(cut[-1]) + np.repeat(begins - cut[:-1], kept)], cut
+            return column
+        begins = offsets[:-1] if self.is_first else offsets[1:] - kept
+        cut = _offsets(kept)
+        return Column(column.values[np.arange(cut[-1]) + np.repeat(begins - cut[:-1], kept)], cut)
 
 
 @dataclass(frozen=True)
-class Bucketize:
-    """Numbers to the index of their bucket: how many borders are at or below them. NaN goes to the last bucket.
+class Unfitted(_AnyNumber):
+    """Stands for a step whose figures are not known before the job is prepared: values go through as they are."""
 
-    Raises:
-        DataError: no border, or borders that do not rise.
-    """
+    feature: str
 
-    borders: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.borders or not all(a < b for a, b in zip(self.borders, self.borders[1:], strict=False)):
-            raise DataError(f"borders: {self.borders} is not allowed; allowed: one or more numbers that rise")
-
-    def __call__(self, values: Values, offsets: Longs) -> tuple[Values, Longs]:
-        return np.searchsorted(np.asarray(self.borders), values, side="right").astype(np.int64), offsets
+    def __call__(self, column: Column) -> Column:
+        return column
 
 
-@dataclass(frozen=True)
-class LogNormalize:
-    """sign(x) · log(1 + |x|) as float32, as the dense transform `log1p`."""
-
-    def __call__(self, values: Values, offsets: Longs) -> tuple[Values, Longs]:
-        numbers = values.astype(np.float64)
-        return np.copysign(np.log1p(np.abs(numbers)), numbers).astype(np.float32), offsets
-
-
-def preprocess(features: Features, steps: Mapping[str, Sequence[Step]]) -> Features:
-    """Run each feature's steps in order; features without steps stay as they are.
-
-    Raises:
-        DataError: a feature that is not there, a step that does not fit its numbers, or results of one batch or group
-            that are of different types.
-    """
-    unknown = sorted(set(steps) - set(features.keys))
-    if unknown:
-        raise DataError(f"steps: {unknown} is not allowed; allowed: {', '.join(features.keys)}")
-    if isinstance(features, InverseJagged):
-        parts = [_run(*features.feature(key), steps.get(key, ())) for key in features.keys]
-        values, offsets = _joined(features.keys, parts)
-        return InverseJagged(features.keys, values, offsets, features.inverse_lookup)
-    rows = features.lengths.shape[1]
-    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(features.lengths.reshape(-1), dtype=np.int64)))
-    parts = []
-    for k, key in enumerate(features.keys):
-        mine = bounds[k * rows : (k + 1) * rows + 1]
-        parts.append(_run(features.values[mine[0] : mine[-1]], mine - mine[0], steps.get(key, ())))
-    values, offsets = _joined(features.keys, parts)
-    lengths = np.diff(offsets).reshape(features.lengths.shape).astype(np.int32)
-    return JaggedIds(features.keys, values, lengths, bool((lengths == 1).all()))
-
-
-def _run(values: Values, offsets: Longs, steps: Sequence[Step]) -> tuple[Values, Longs]:
+def run_steps(column: Column, steps: Sequence[Step]) -> Column:
+    """The column after all steps, in order."""
     for step in steps:
-        values, offsets = step(values, offsets)
-    return values, offsets
+        column = step(column)
+    return column
 
 
-def _joined(keys: Sequence[str], parts: Sequence[tuple[Values, Longs]]) -> tuple[Values, Longs]:
-    kinds: dict[np.dtype[np.generic], str] = {}
-    for key, (values, _) in zip(keys, parts, strict=True):
-        kinds.setdefault(values.dtype, key)
-    if len(kinds) > 1:
-        shown = ", ".join(f"{key!r} {kind}" for kind, key in kinds.items())
-        raise DataError(f"steps: {shown} are not allowed together; allowed: one type of numbers")
-    begins: NDArray[np.int64] = np.cumsum([0, *(len(values) for values, _ in parts)])
-    offsets = [bounds[1:] + begin for (_, bounds), begin in zip(parts, begins, strict=False)]
-    return np.concatenate([values for values, _ in parts]), np.concatenate([np.zeros(1, np.int64), *offsets])
+def crossed(columns: Sequence[Column]) -> Column:
+    """One id for each combination of the columns' ids: each is hashed with the hash of those before it as the seed.
+
+    A missing value is MISSING_ID.
+
+    Args:
+        columns: single values, two columns or more of as many rows.
+    """
+    hashed = np.zeros(columns[0].rows, np.uint64)
+    for column in columns:
+        hashed = xxh3_of_ids(FillNull(MISSING_ID)(column).values, hashed)
+    return Column(hashed.view(np.int64))
 
 
-def _must_be_ids(what: str, values: Values) -> None:
-    if values.dtype != np.int64:
-        raise DataError(f"{what}: {values.dtype} is not allowed; allowed: int64 ids")
+def xxh3_of_ids(ids: NDArray[np.int64], seed: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """xxh3-64 of each id's 8 bytes, little-endian, uint64 [L]: XXH3_len_4to8_64b of xxhash 0.8, for whole columns.
+
+    Args:
+        seed: one for all, or uint64 [L].
+    """
+    low, word = np.uint64(0xFFFFFFFF), np.uint64(32)
+    with np.errstate(over="ignore"):
+        swapped = (seed & low).astype(np.uint32).byteswap().astype(np.uint64)
+        flip = _SECRET - (seed ^ (swapped << word))
+        # The bytes are read as two halves, the first one above the second.
+        x = ids.view(np.uint64)
+        x = ((x << word) | (x >> word)) ^ flip
+        x = x ^ _rotated(x, 49) ^ _rotated(x, 24)
+        x = x * _PRIME
+        x = (x ^ ((x >> np.uint64(35)) + np.uint64(8))) * _PRIME
+        return np.asarray(x ^ (x >> np.uint64(28)))
+
+
+_SECRET = np.uint64(0x1CAD21F72C81017C ^ 0xDB979083E96DD4DE)
+"""Bytes 8 to 23 of XXH3's default secret, its two words combined."""
+_PRIME = np.uint64(0x9FB21C651E98DF25)
+
+
+def _rotated(x: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
+
+
+def _offsets(lengths: Longs) -> Longs:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))

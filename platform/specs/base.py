@@ -22,10 +22,19 @@ class Spec(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        # YAML reads `yes` and `on` as true, and pydantic reads true as 1.
-        if isinstance(value, bool):
-            annotation = cls.model_fields[str(info.field_name)].annotation
-            kinds = {annotation, *get_args(annotation)}
-            if kinds & {int, float} and bool not in kinds:
-                raise ValueError("a number, not yes or no (true or false)")
-        return value
+        return number_not_boolean(cls, value, info)
+
+
+def number_not_boolean(spec: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """A field's value as it came.
+
+    Raises:
+        ValueError: it is true or false, and the field is a number.
+    """
+    # YAML reads `yes` and `on` as true, and pydantic reads true as 1.
+    if isinstance(value, bool):
+        annotation = spec.model_fields[str(info.field_name)].annotation
+        kinds = {annotation, *get_args(annotation)}
+        if kinds & {int, float} and bool not in kinds:
+            raise ValueError("a number, not yes or no (true or false)")
+    return value

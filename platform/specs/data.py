@@ -12,12 +12,15 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.errors import near
+from elastrec.platform.specs.features import Cross, KeepFirst, KeepLast, Steps, faults
 from elastrec.platform.specs.partition_folders import (
     DAY_PATTERN,
     HOUR_PATTERN,
     PartitionFolders,
     partition_folders,
 )
+from elastrec.platform.specs.text.problems import FieldError
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -65,32 +68,39 @@ class DenseFeature(Spec):
     """One number per row."""
 
     name: ColumnName
-    """The column; also the feature's name."""
-    transform: Literal["none", "log1p", "standardize"] = "log1p"
-    """`log1p` is sign(x) * log(1 + |x|); `standardize` is (x - mean) / scale with the two fields below."""
+    """The feature's name, and the column's unless `column` says another."""
+    transform: Literal["none", "log1p", "standardize"] | None = None
+    """Short form of one step, for a feature without steps under `features`: `log1p` is sign(x) * log(1 + |x|),
+    `standardize` is (x - mean) / scale with the two fields below. Absent: `log1p`."""
     mean: float = 0.0
     """Subtracted by `standardize`."""
     scale: Annotated[float, Field(gt=0)] = 1.0
     """Divided by in `standardize`."""
     missing: float = 0.0
-    """The value used, before the transform, where the field is empty."""
+    """The value used, before the transform, where the field is empty; short form of the step `fill_null`."""
+    column: ColumnName | None = None
+    """The column; the feature's own name when absent. Several features may read one column."""
 
     @model_validator(mode="after")
     def _missing_fits(self) -> DenseFeature:
         value = (self.missing - self.mean) / self.scale if self.transform == "standardize" else self.missing
-        if self.transform != "log1p" and abs(value) > _LARGEST_FLOAT32:
+        if self.transform in ("none", "standardize") and abs(value) > _LARGEST_FLOAT32:
             raise ValueError(
                 f"a value for `missing` of at most {_LARGEST_FLOAT32:g} after the transform, which is what float32 "
                 f"holds; this one becomes {value:g}"
             )
         return self
 
+    @property
+    def column_name(self) -> str:
+        return self.column or self.name
+
 
 class SparseFeature(Spec):
     """Zero or more 64-bit ids per row."""
 
     name: ColumnName
-    """The column; also the feature's name."""
+    """The feature's name, and the column's unless `column` says another."""
     encoding: Literal["integer", "hexadecimal", "string"] = "integer"
     """How the column's values become 64-bit ids; strings are hashed with xxh3-64."""
     raw_encoding: Literal["hexadecimal", "string"] | None = None
@@ -99,11 +109,13 @@ class SparseFeature(Spec):
     is_list: bool = False
     """The column holds a list per row (Parquet list; in text files separated by `list_separator`)."""
     max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    """Longer lists keep their last `max_length` ids."""
+    """Longer lists keep their last `max_length` ids, unless a step under `features` says what they keep."""
     pooling: Literal["sum", "mean"] = "sum"
     """How the rows of a list become one vector."""
     table: ColumnName | None = None
     """Embedding table; the feature's own name when absent. Features that name the same table share its rows."""
+    column: ColumnName | None = None
+    """The column; the feature's own name when absent. Several features may read one column."""
 
     @model_validator(mode="after")
     def _raw_encoding_fits(self) -> SparseFeature:
@@ -114,6 +126,25 @@ class SparseFeature(Spec):
     @property
     def table_name(self) -> str:
         return self.table or self.name
+
+    @property
+    def column_name(self) -> str:
+        return self.column or self.name
+
+    @property
+    def is_text(self) -> bool:
+        """Whether ids come out of text, in the log or in rows to be scored."""
+        return (self.raw_encoding or self.encoding) != "integer"
+
+
+def _short_forms(feature: DenseFeature | SparseFeature, steps: Steps) -> str:
+    """The first field of a feature with steps that is a short form of a step; empty: there is none."""
+    if isinstance(feature, DenseFeature):
+        values = {"transform": None, "mean": 0.0, "scale": 1.0, "missing": 0.0}
+    else:
+        cuts = any(isinstance(step, KeepFirst | KeepLast) for step in steps)
+        values = {"max_length": SparseFeature.model_fields["max_length"].default} if cuts else {}
+    return next((name for name, default in values.items() if getattr(feature, name) != default), "")
 
 
 class CsvOptions(Spec):
@@ -209,6 +240,10 @@ class TrainingData(Spec):
     bad_rows: BadRows = BadRows()
     transform: ImportPath | None = None
     """A function `pyarrow.RecordBatch -> pyarrow.RecordBatch` applied to raw rows; same number of rows."""
+    features: dict[ColumnName, Steps] = Field(default_factory=dict)
+    """By name of a dense or sparse feature: steps from the column's values to what the model sees, in order. Training,
+    evaluation and the exported model take the same steps. A dense feature's value that is missing after its steps is 0,
+    a sparse feature's an id of its own; `hash_size` of a table is applied last."""
 
     @field_validator("sparse")
     @classmethod
@@ -249,6 +284,8 @@ class TrainingData(Spec):
         doubled = sorted(name for name, count in Counter(names).items() if count > 1)
         if doubled:
             raise ValueError(f"the columns {doubled} are used more than once among labels, weight, dense and sparse")
+        self._check_columns()
+        self._check_steps()
         poolings: dict[str, set[str]] = {}
         for feature in self.sparse:
             poolings.setdefault(feature.table_name, set()).add(feature.pooling)
@@ -267,6 +304,78 @@ class TrainingData(Spec):
                 f"csv.delimiter and csv.list_separator are both {self.csv.delimiter!r}; lists need another character"
             )
         return self
+
+    def _check_columns(self) -> None:
+        targets = {target.name for target in self.targets}
+        for position, feature in enumerate(self.described_features):
+            if feature.column_name in targets:
+                dense = len(self.dense)
+                place = f"dense.{position}" if position < dense else f"sparse.{position - dense}"
+                raise FieldError(
+                    f"{place}.column", repr(feature.column_name), "a column that is no label or weight",
+                    "the model would see what it is to predict: name another column",
+                )  # fmt: skip
+
+    def _check_steps(self) -> None:
+        features = {feature.name: feature for feature in self.described_features}
+        targets = {target.name for target in self.targets}
+        for name, steps in self.features.items():
+            feature = features.get(name)
+            if feature is None:
+                meant = near(name, features) or "name it under dense or sparse, too"
+                raise FieldError(f"features.{name}", f"{name!r}, no feature", f"one of {', '.join(features)}", meant)
+            if not steps:
+                raise FieldError(f"features.{name}", "no step", "one step or more", "remove the feature from features")
+            is_dense = isinstance(feature, DenseFeature)
+            short = _short_forms(feature, steps)
+            if short:
+                raise FieldError(
+                    f"features.{name}", f"steps beside `{short}` of the feature", "one of the two",
+                    f"write `{short}` as a step, or remove it",
+                )  # fmt: skip
+            found = faults(
+                steps,
+                is_dense=is_dense,
+                is_list=isinstance(feature, SparseFeature) and feature.is_list,
+                is_text=isinstance(feature, SparseFeature) and feature.is_text,
+            )
+            if found:
+                fault = found[0]
+                place = "" if fault.position is None else f".{fault.position}"
+                raise FieldError(f"features.{name}{place}", fault.value, fault.allowed, fault.mend)
+            if isinstance(steps[0], Cross):
+                self._check_cross(name, steps[0], targets)
+
+    def _check_cross(self, name: str, cross: Cross, targets: set[str]) -> None:
+        lists = {feature.name for feature in self.sparse if feature.is_list}
+        dense = {feature.name for feature in self.dense}
+        crosses = {key for key, steps in self.features.items() if steps and isinstance(steps[0], Cross)}
+        place = f"features.{name}.0.columns"
+        for column in cross.columns:
+            if column in targets:
+                raise FieldError(place, repr(column), "columns that are no label or weight", "name another column")
+            if column in lists:
+                raise FieldError(place, f"{column!r}, a list", "features with one value per row", "name another one")
+            if column in dense:
+                mend = "name a sparse feature that has a step bucketize and reads the same column"
+                raise FieldError(place, f"{column!r}, a dense feature", "sparse features or columns", mend)
+            if column in crosses:
+                mend = "name the columns that it crosses"
+                raise FieldError(place, f"{column!r}, a cross itself", "features that are no cross, or columns", mend)
+
+    @property
+    def described_features(self) -> tuple[DenseFeature | SparseFeature, ...]:
+        """The dense features, then the sparse ones."""
+        return (*self.dense, *self.sparse)
+
+    def steps(self, name: str) -> Steps:
+        """The steps of one feature as the job file lists them; none where it lists none."""
+        return self.features.get(name, ())
+
+    def list_length(self, feature: SparseFeature) -> int:
+        """How many ids a list of the feature has at most."""
+        counts = [step.count for step in self.steps(feature.name) if isinstance(step, KeepFirst | KeepLast)]
+        return min(counts, default=feature.max_length)
 
     @property
     def folders(self) -> PartitionFolders:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elastrec.platform.specs.text.uris import masked
@@ -39,6 +41,12 @@ class FieldProblem:
         if self.value == MISSING:
             text = f"{self.path} is missing; needed: {self.allowed}"
         return f"{text}; {self.mend}" if self.mend else text
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """What a misspelled name may mean, as a question; empty: nothing is near."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 class SpecError(ElastrecError):

@@ -57,6 +57,8 @@ def _places(schema: Schema, definitions: dict[str, Schema]) -> dict[str, list[st
         for field, part in node["properties"].items():
             for name, suffix in _models(part):
                 model, path = definitions[name], f"{prefix}{field}{suffix}"
+                if "step" in model.get("properties", {}):
+                    path = f"{path}: {model['properties']['step']['const']}"
                 if "properties" not in model:
                     continue
                 known = name in found
@@ -76,7 +78,7 @@ def _models(part: Schema) -> list[tuple[str, str]]:
         return [(name, ".NAME" + suffix) for name, suffix in _models(part["additionalProperties"])]
     if "items" in part:
         return [(name, "[]" + suffix) for name, suffix in _models(part["items"])]
-    return [found for option in part.get("anyOf", []) for found in _models(option)]
+    return [found for option in (*part.get("anyOf", []), *part.get("oneOf", [])) for found in _models(option)]
 
 
 @dataclass
@@ -149,6 +151,9 @@ class _Writer:
             return (
                 f"[section](#{self.anchors[name]})" if name in self.anchors else self._allowed(self.definitions[name])
             )
+        if "oneOf" in part:
+            names = (option["$ref"].rpartition("/")[2] for option in part["oneOf"])
+            return "steps: " + ", ".join(f"[{_step(self.definitions[name])}](#{self.anchors[name]})" for name in names)
         if "anyOf" in part:
             options = [self._allowed(option) for option in part["anyOf"] if option.get("type") != "null"]
             return " or ".join(dict.fromkeys(options))
@@ -164,6 +169,11 @@ class _Writer:
         words += ["not empty"] if lengths[0] == 1 else []
         words += [form.format(part[name]) for name, form in _BOUNDS if name in part]
         return ", ".join(words)
+
+
+def _step(model: Schema) -> str:
+    """The word by which a section of several kinds says which one it is."""
+    return f"`{model['properties']['step']['const']}`"
 
 
 def _plain(value: Any, kind: str) -> Any:

@@ -11,8 +11,10 @@ import pyarrow.compute as pc
 from mlflow.models import ModelSignature
 from mlflow.types.schema import ColSpec, DataType, Schema
 
-from elastrec.platform.data.reading.encode import MISSING_ID, encoding_of
-from elastrec.platform.specs.data import SparseFeature, TrainingData
+from elastrec.platform.data.columns import encoding_of
+from elastrec.platform.data.feature_plan import Reading
+from elastrec.platform.data.reading.encode import RowEncoder
+from elastrec.platform.specs.data import TrainingData
 from elastrec.trainers.models.heads import IS_BAD, REASON, JobHeads
 
 PROBABILITY, VALUE = "probability", "value"
@@ -43,29 +45,48 @@ def described_inputs(data: TrainingData) -> dict[str, str]:
     """The raw columns and what they may hold, for the people who read the model's metadata."""
     if data.transform:
         return {"*": f"what {data.transform} takes"}
-    found = {feature.name: "a number, or empty" for feature in data.dense}
-    for sparse in data.sparse:
-        what = {"integer": "a 64-bit id", "hexadecimal": "1 to 16 hexadecimal digits", "string": "text"}
-        kinds = dict.fromkeys(what[kind] for kind in (sparse.encoding, sparse.raw_encoding) if kind)
-        value = " or ".join(kinds)
-        found[sparse.name] = f"a list of {value}" if sparse.is_list else f"{value}, or empty"
-    return found
+    found: dict[str, dict[str, None]] = {}
+    for reading in RowEncoder(data).readings:
+        found.setdefault(reading.column, {})[_described(reading)] = None
+    # Whoever looks only at what is missing takes what the others take.
+    anything = "anything, or empty"
+    return {
+        column: "; also ".join(kind for kind in kinds if kind != anything) or anything
+        for column, kinds in found.items()
+    }
+
+
+def _described(reading: Reading) -> str:
+    if reading.kind == "presence":
+        return "anything, or empty"
+    what = {"integer": "a 64-bit id", "hexadecimal": "1 to 16 hexadecimal digits", "string": "text"}
+    kinds = dict.fromkeys(what[kind] for kind in (reading.encoding, reading.raw_encoding) if kind)
+    value = "a number" if reading.kind == "numbers" else " or ".join(kinds)
+    return f"a list of {value}" if reading.is_list else f"{value}, or empty"
 
 
 def raw_frame(data: TrainingData, rows: pa.Table) -> pd.DataFrame:
     """Raw rows as a frame of one dtype per column, whatever is missing; with a user's transform, as they are.
 
-    An empty integer id becomes `MISSING_ID`, which the encoder would make of it anyway.
+    An empty integer id becomes what the encoder would make of it anyway, where no step looks at it first.
     """
     if data.transform:
         targets = [target.name for target in data.targets if target.name in rows.schema.names]
         return rows.drop_columns(targets).to_pandas()
-    columns: dict[str, object] = {}
-    for feature in data.dense:
-        columns[feature.name] = np.asarray(_numbers(rows.column(feature.name)), np.float64)
-    for sparse in data.sparse:
-        columns[sparse.name] = _ids(rows.column(sparse.name).combine_chunks(), sparse, data.csv.list_separator)
+    readings: dict[str, list[Reading]] = {}
+    for reading in RowEncoder(data).readings:
+        readings.setdefault(reading.column, []).append(reading)
+    columns = {name: _frame_column(rows.column(name), ways, data.csv.list_separator) for name, ways in readings.items()}
     return pd.DataFrame(columns)
+
+
+def _frame_column(column: pa.ChunkedArray, readings: list[Reading], separator: str) -> object:
+    if len(readings) == 1 and readings[0].kind == "numbers" and not readings[0].is_list:
+        return np.asarray(_numbers(column), np.float64)
+    if len(readings) == 1 and readings[0].kind == "ids" and (readings[0].is_list or readings[0].fill is not None):
+        return _ids(column.combine_chunks(), readings[0], separator)
+    # Read in several ways, or with steps that look at what is missing: the values themselves, None where there is none.
+    return pd.Series(column.to_pylist(), dtype=object)
 
 
 def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -74,7 +95,7 @@ def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.float64())
 
 
-def _ids(column: pa.Array, feature: SparseFeature, separator: str) -> object:
+def _ids(column: pa.Array, feature: Reading, separator: str) -> object:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if feature.is_list:
@@ -88,5 +109,5 @@ def _ids(column: pa.Array, feature: SparseFeature, separator: str) -> object:
     if encoding_of(feature, column.type) == "integer":
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             column = pc.replace_with_mask(column, pc.equal(column, ""), pa.scalar(None, column.type))
-        return np.asarray(pc.fill_null(column.cast(pa.int64()), MISSING_ID), np.int64)
+        return np.asarray(pc.fill_null(column.cast(pa.int64()), feature.fill), np.int64)
     return np.array(column.cast(pa.string()).to_pylist(), object)

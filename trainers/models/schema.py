@@ -46,7 +46,7 @@ class FeatureSchema:
             dense_names=tuple(feature.name for feature in data.dense),
             sparse_names=tuple(feature.name for feature in data.sparse),
             embedding_dimension=common,
-            list_lengths={feature.name: feature.max_length for feature in data.sparse if feature.is_list},
+            list_lengths={feature.name: data.list_length(feature) for feature in data.sparse if feature.is_list},
             label_names=tuple(label.name for label in data.label_columns),
             dimensions={feature.name: spec.embedding_dimension(feature.table_name) for feature in odd},
             tables={feature.name: feature.table_name for feature in odd},

@@ -165,12 +165,13 @@ def _groups(text: str | None, data: TrainingData, partitions: list[Partition] | 
     from elastrec.platform.data.clustering.clustering import without_keys
     from elastrec.platform.data.clustering.inspection import inspect_data
     from elastrec.platform.data.clustering.sorting import ClusterKeys
+    from elastrec.platform.data.feature_plan import column_groups
 
     if partitions is None and data.partitioning is not Partitioning.NONE:
         partitions = existing_partitions(data)
     manifest = build_manifest(data, partitions[:1] if partitions else None, try_rows=False)
     proposal = inspect_data(data, manifest, sample_rows=_SAMPLE_ROWS, batch_rows=_AUTO_BATCH_ROWS).proposal
-    return without_keys(proposal.groups, ClusterKeys(data.session or "", data.timestamp))
+    return without_keys(column_groups(data, proposal.groups), ClusterKeys(data.session or "", data.timestamp))
 
 
 def _with_session(data: TrainingData, session: str | None) -> TrainingData:

@@ -24,6 +24,7 @@ from elastrec.platform.data.deduplicating.dedupe_factor import (
 from elastrec.platform.data.deduplicating.deduplicated_batch import deduplicate_batch
 from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
 from elastrec.platform.data.deduplicating.stored_groups import Groups, without_repeats
+from elastrec.platform.data.feature_plan import column_groups
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS
 from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.data.reading.numbers import combined
@@ -123,7 +124,7 @@ def inspect_data(
     plain_bytes, clustered_bytes, once_bytes = (
         _stored_bytes(raw, None, keys),
         _stored_bytes(raw.take(clustered), session_N, keys),
-        _stored_bytes(raw.take(clustered), session_N, keys, without_keys(proposal.groups, keys)),
+        _stored_bytes(raw.take(clustered), session_N, keys, without_keys(column_groups(data, proposal.groups), keys)),
     )
     sizes, counts = np.unique(np.bincount(session_N), return_counts=True)
     return DataFacts(

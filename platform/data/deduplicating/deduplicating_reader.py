@@ -1,14 +1,14 @@
 """DeduplicatingReader: a shard's rows with feature groups in their deduplicated form, encoded once per distinct row.
 
-Repeats are found in the raw columns of each piece that is read, so that ids are hashed, cut and checked for distinct
-rows only (RecD's O3 and O4, §4.2–4.3). From there on a row is a number: shuffling and cutting into batches move
-numbers. Clustered rows are shuffled by session.
+Repeats are found in the raw columns of each piece that is read, or, where these are no plain numbers, in what they
+encode to: the features' steps run once for each distinct row (RecD's O3 and O4, §4.2–4.3). From there on a row is a
+number: shuffling and cutting into batches move numbers. Clustered rows are shuffled by session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,8 @@ from elastrec.platform.data.deduplicating.deduplication import (
     take_rows,
 )
 from elastrec.platform.data.entries import DataManifest
-from elastrec.platform.data.reading.encode import DENSE, LABEL, BadRow, EncodedRows, RowEncoder
+from elastrec.platform.data.preprocessing import Column
+from elastrec.platform.data.reading.encode import DENSE, LABEL, EncodedRows, RowEncoder, first_bad_of
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.raw import RawReader, RawRows
 from elastrec.platform.data.reading.reader import ShardReader, _reordered
@@ -86,18 +87,17 @@ class DeduplicatingReader(ShardReader):
                 f"of {', '.join(features)}, each at most once"
             )
         self._groups = tuple(tuple(group) for group in groups)
-        plain = tuple(feature for feature in data.sparse if feature.name not in named)
-        self._encoder = _encoder_of(data.model_copy(update={"sparse": plain}), hash_sizes)
+        plain = [feature.name for feature in data.described_features if feature.name not in named]
+        self._encoder = RowEncoder(data, hash_sizes, features=plain)
         # Groups are no columns of numbers, however plain their features are.
         self._plain = None
-        self._group_encoders = [
-            _encoder_of(
-                data.model_copy(update={"dense": (), "sparse": tuple(features[name] for name in group)}), hash_sizes
-            )
-            for group in self._groups
-        ]
+        self._group_encoders = [RowEncoder(data, hash_sizes, features=group) for group in self._groups]
+        grouped = {column for encoder in self._group_encoders for column in encoder.feature_columns}
         self._raw = RawReader(
-            data, manifest, extra=[data.session] if data.session else [], keep=frozenset(named) - {data.session}
+            data,
+            manifest,
+            extra=[data.session] if data.session else [],
+            keep=frozenset(grouped - {*self._encoder.columns, data.session}),
         )
         label = "float" if len(data.targets) == 1 else f"fixed_size_list[{len(data.targets)}]"
         self._kinds = {LABEL: label, **({DENSE: f"fixed_size_list[{len(data.dense)}]"} if data.dense else {})}
@@ -165,43 +165,43 @@ class DeduplicatingReader(ShardReader):
             bad_B, firsts = whole.bad_B.copy(), [whole.first_bad] if whole.first_bad else []
             codes, parts = [], []
             for group, encoder in zip(self._groups, self._group_encoders, strict=True):
-                raw, code_B = self._distinct(piece, group)
-                encoded = encoder.encode(raw, with_label=False)
-                columns = [jagged_parts(encoded.batch.column(name), name) for name in group]
+                raw, code_B = self._distinct(piece, encoder.feature_columns)
+                read = encoder.read(raw, with_label=False)
                 if code_B is None:
-                    bad_U = encoded.bad_B
-                    code_B, count = group_codes([row_codes(*column) for column in columns])
-                    columns = [take_rows(*column, first_rows(code_B, count)) for column in columns]
-                    bad_B |= bad_U
-                    row = encoded.first_bad.row if encoded.first_bad else 0
+                    # Bad rows stand where they stood; what repeats is known only now.
+                    found_B, first_bad = read.bad_B, first_bad_of(read.marks)
+                    code_B, count = group_codes([code for column in read.columns.values() for code in _codes(column)])
+                    read = read.take(first_rows(code_B, count))
                 else:
-                    bad_B |= encoded.bad_B[code_B]
-                    row = int(np.argmax(encoded.bad_B[code_B]))
-                if encoded.first_bad is not None:
-                    bad = encoded.first_bad
-                    firsts.append(BadRow(row, bad.column, bad.found, bad.expected))
+                    found_B, first_bad = read.bad_B[code_B], first_bad_of(read.marks)
+                    if first_bad is not None:
+                        first_bad = replace(first_bad, row=int(np.argmax(found_B)))
+                bad_B |= found_B
+                if first_bad is not None:
+                    firsts.append(first_bad)
+                encoded = encoder.finish(read)
                 codes.append(code_B)
-                parts.append(tuple(columns))
+                parts.append(tuple(jagged_parts(encoded.batch.column(name), name) for name in group))
         except DataError as error:
             raise DataError(f"{piece.file.uri}: {error}") from error
         first = min(firsts, key=lambda bad: bad.row, default=None)
         return piece.explained(EncodedRows(whole.batch, bad_B, first)), codes, parts
 
     @staticmethod
-    def _distinct(piece: RawRows, group: tuple[str, ...]) -> tuple[pa.Table, NDArray[np.int32] | None]:
+    def _distinct(piece: RawRows, names: tuple[str, ...]) -> tuple[pa.Table, NDArray[np.int32] | None]:
         """The distinct rows of raw columns and each row's number; all rows and None where they are no plain numbers."""
-        stored = {name for name in group if name not in piece.table.column_names}
-        if piece.stored is not None and stored == set(group):
+        stored = {name for name in names if name not in piece.table.column_names}
+        if piece.stored is not None and stored == set(names):
             # The file says what repeats.
-            code_B, count = group_codes([piece.stored.codes(name) for name in group])
-            return piece.stored.picked(group, first_rows(code_B, count)), code_B
-        columns = piece.table.select([name for name in group if name not in stored])
+            code_B, count = group_codes([piece.stored.codes(name) for name in names])
+            return piece.stored.picked(names, first_rows(code_B, count)), code_B
+        columns = piece.table.select([name for name in names if name not in stored])
         if piece.stored is not None and stored:
             whole = piece.stored.picked(sorted(stored), np.arange(piece.table.num_rows))
             for name in whole.column_names:
                 columns = columns.append_column(name, whole[name])
         parts = {}
-        for name in group:
+        for name in names:
             column = combined(columns[name])
             try:
                 parts[name] = jagged_parts(column, name)
@@ -227,8 +227,11 @@ class DeduplicatingReader(ShardReader):
         return with_groups(plain, groups, self._kinds)
 
 
-def _encoder_of(data: TrainingData, hash_sizes: Mapping[str, int] | None) -> RowEncoder:
-    return RowEncoder(data, {table: size for table, size in (hash_sizes or {}).items() if table in data.tables})
+def _codes(column: Column) -> list[tuple[NDArray[np.int32], int]]:
+    """Numbers of a column's rows and how many there are; where values are missing, of what is missing, too."""
+    offsets = np.arange(column.rows + 1, dtype=np.int64) if column.offsets is None else column.offsets
+    codes = [row_codes(column.values, offsets)]
+    return codes if column.missing is None else [*codes, (column.missing.astype(np.int32), 2)]
 
 
 def _stacked(parts: Sequence[tuple[Values, Longs]]) -> tuple[Values, Longs]:

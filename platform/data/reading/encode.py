@@ -4,28 +4,30 @@ A trainer-ready batch has, in this order: `label` float32, or fixed_size_list<fl
 where a job has several labels or weights; `dense` fixed_size_list<float32>[I] in the order of `data.dense` (absent when
 there are no dense features); then one column per sparse feature under its own name: int64, or list<int64> for list
 features. The same encoder serves training, evaluation and the exported model.
+
+Rows are encoded in two stages. `read` turns raw columns into numbers and ids, and finds bad rows; `finish` runs the
+features' steps. A deduplicating reader looks for repeats in between, so that steps see distinct rows only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.reading.ids import encode_ids, integer_ids
-from elastrec.platform.data.reading.numbers import as_float64, combined, is_text, plain_numbers, usable_numbers
-from elastrec.platform.specs.data import DenseFeature, SparseFeature, Target, TrainingData
-from elastrec.platform.specs.errors import DataError, FieldProblem, MissingColumnError, SpecError
-
-MISSING_ID = int.from_bytes(b"missing")
-"""The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""
+from elastrec.platform.data.columns import Marker, read_column
+from elastrec.platform.data.deduplicating.deduplication import Longs
+from elastrec.platform.data.feature_plan import Reading, columns_of, plans_of
+from elastrec.platform.data.preprocessing import MISSING_ID, Column, FillNull, Step, crossed, run_steps
+from elastrec.platform.data.reading.numbers import as_float64, combined, plain_numbers
+from elastrec.platform.specs.data import Target, TrainingData
+from elastrec.platform.specs.errors import FieldProblem, MissingColumnError, SpecError
 
 _EXPECTED_TARGET = {"binary": "0 or 1", "value": "a finite number", "weight": "a finite number from 0 on"}
-_EXPECTED = {"integer": "64-bit integers", "hexadecimal": "1 to 16 hexadecimal digits", "string": "text"}
 
 LABEL = "label"
 DENSE = "dense"
@@ -83,19 +85,59 @@ class EncodedRows:
         return found
 
 
+@dataclass(frozen=True)
+class ReadRows:
+    """Raw columns after `RowEncoder.read`, before any step.
+
+    Attributes:
+        target: labels and weight as they come out; None without.
+        columns: every way in which a column is read, once.
+        raw: the raw columns of dense features.
+        bad_B, marks: what was found until now.
+    """
+
+    rows: int
+    target: pa.Array | None
+    columns: Mapping[Reading, Column]
+    raw: Mapping[str, pa.Array]
+    bad_B: NDArray[np.bool_]
+    marks: list[Mark] = field(default_factory=list)
+
+    def take(self, rows: Longs) -> ReadRows:
+        """The rows with these numbers as rows of sparse features alone; what is wrong with them is left behind."""
+        columns = {reading: column.take(rows) for reading, column in self.columns.items()}
+        return ReadRows(len(rows), None, columns, {}, np.zeros(len(rows), np.bool_))
+
+    def mark(self, column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
+        """Note rows that cannot be used."""
+        if wrong_B.any():
+            self.bad_B[wrong_B] = True
+            self.marks.append(Mark(column, values, wrong_B, expected))
+
+
 class RowEncoder:
     """Turns raw rows into trainer-ready ones.
 
     Args:
-        data: columns and encodings.
+        data: columns, encodings and steps.
         hash_sizes: per embedding table, ids are taken modulo this; tables not named keep their 64-bit ids.
+        features: names of those that are wanted; None: all.
 
     Raises:
         SpecError: a sparse feature is called `label` or `dense`, or `hash_sizes` names an unknown table.
+        DataError: the values of a step do not fit the feature's encoding.
     """
 
-    def __init__(self, data: TrainingData, hash_sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        data: TrainingData,
+        hash_sizes: Mapping[str, int] | None = None,
+        *,
+        features: Collection[str] | None = None,
+    ) -> None:
         self._data = data
+        self._dense = [each.name for each in data.dense if features is None or each.name in features]
+        self._sparse = [each for each in data.sparse if features is None or each.name in features]
         self._hash_sizes = dict(hash_sizes or {})
         problems = [
             FieldProblem(f"data.sparse[{i}].name", repr(feature.name), f"anything but {LABEL} and {DENSE}")
@@ -107,13 +149,25 @@ class RowEncoder:
             problems.append(FieldProblem("tables", repr(unknown), ", ".join(data.tables)))
         if problems:
             raise SpecError(problems)
+        self._names = [*self._dense, *(feature.name for feature in self._sparse)]
+        self._plans = plans_of(data, self._names)
+        sources = [source for plan in self._plans.values() for source in plan.sources]
+        self._readings = [source for source in dict.fromkeys(sources) if isinstance(source, Reading)]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the raw columns that are needed, labels first."""
-        data = self._data
-        names = [*(target.name for target in data.targets), *(feature.name for feature in data.dense)]
-        return (*names, *(feature.name for feature in data.sparse))
+        """Names of the raw columns that are needed, each once, labels first."""
+        return (*(target.name for target in self._data.targets), *self.feature_columns)
+
+    @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """Names of the raw columns of the features."""
+        return tuple(columns_of(self._plans, self._names))
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """Every way in which a column is read."""
+        return tuple(self._readings)
 
     def encode(self, rows: pa.Table | pa.RecordBatch, *, with_label: bool = True) -> EncodedRows:
         """Encode raw rows [B]; bad ones are marked, never dropped.
@@ -126,33 +180,71 @@ class RowEncoder:
             MissingColumnError: a column is missing.
             DataError: a column's type can never be what the feature needs.
         """
-        bad_B = np.zeros(rows.num_rows, np.bool_)
-        marks: list[Mark] = []
+        return self.finish(self.read(rows, with_label=with_label))
 
-        def mark(column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
-            if wrong_B.any():
-                bad_B[wrong_B] = True
-                marks.append(Mark(column, values, wrong_B, expected))
-
+    def read(self, rows: pa.Table | pa.RecordBatch, *, with_label: bool = True) -> ReadRows:
+        """The first stage of `encode`, which see."""
         # Once for all: asking a table by name costs more than most columns do.
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        read: dict[Reading, Column] = {}
+        found = ReadRows(rows.num_rows, None, read, {}, np.zeros(rows.num_rows, np.bool_))
+        if with_label:
+            found = replace(found, target=self._targets(columns, found.mark))
+        for reading in self._readings:
+            values = _column(columns, reading.column)
+            read[reading] = read_column(values, reading, self._data.csv.list_separator, found.mark)
+        dense = [source.column for name in self._dense for source in self._plans[name].sources if source in read]
+        return replace(found, raw={name: _column(columns, name) for name in dense})
+
+    def finish(self, read: ReadRows) -> EncodedRows:
+        """The second stage of `encode`: each step runs once for each of the rows."""
         arrays: list[pa.Array] = []
         names: list[str] = []
-        if with_label:
-            arrays.append(self._targets(columns, mark))
+        if read.target is not None:
+            arrays.append(read.target)
             names.append(LABEL)
-        if self._data.dense:
-            dense_BI = np.empty((rows.num_rows, len(self._data.dense)), np.float32)
-            for i, feature in enumerate(self._data.dense):
-                dense_BI[:, i] = self._dense(_column(columns, feature.name), feature, mark)
+        made: dict[str, Column] = {}
+        if self._dense:
+            dense_BI = np.empty((read.rows, len(self._dense)), np.float32)
+            for i, name in enumerate(self._dense):
+                dense_BI[:, i] = self._numbers(name, read, made)
             arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(dense_BI.reshape(-1)), dense_BI.shape[1]))
             names.append(DENSE)
-        for sparse in self._data.sparse:
-            arrays.append(self._sparse(_column(columns, sparse.name), sparse, mark))
-            names.append(sparse.name)
+        for feature in self._sparse:
+            ids = self._made(feature.name, read, made)
+            arrays.append(_ids(ids, self._hash_sizes.get(feature.table_name)))
+            names.append(feature.name)
         batch = pa.RecordBatch.from_arrays(arrays, names=names)
-        firsts = [each.bad_row(int(np.flatnonzero(each.wrong_B)[0])) for each in marks]
-        return EncodedRows(batch, bad_B, min(firsts, key=lambda bad: bad.row, default=None), marks)
+        return EncodedRows(batch, read.bad_B, first_bad_of(read.marks), read.marks)
+
+    def source(self, name: str, read: ReadRows) -> Column:
+        """What the steps of a feature that crosses nothing begin with."""
+        [source] = self._plans[name].sources
+        assert isinstance(source, Reading)
+        return read.columns[source]
+
+    def _made(self, name: str, read: ReadRows, made: dict[str, Column]) -> Column:
+        """A feature after its steps; `made` holds those that are there already."""
+        if name not in made:
+            plan = self._plans[name]
+            sources = [
+                self._made(source, read, made) if isinstance(source, str) else read.columns[source]
+                for source in plan.sources
+            ]
+            made[name] = run_steps(sources[0] if len(sources) == 1 else crossed(sources), plan.steps)
+        return made[name]
+
+    def _numbers(self, name: str, read: ReadRows, made: dict[str, Column]) -> NDArray[np.float32]:
+        steps = self._plans[name].steps
+        float_B, fits = as_float32(self._made(name, read, made), steps)
+        if not fits:
+            wrong_B = ~np.isfinite(float_B)
+            source = self._plans[name].sources[0]
+            assert isinstance(source, Reading)  # only sparse features cross
+            after = f" after {', '.join(type(step).__name__ for step in steps)}" if steps else ""
+            read.mark(source.column, read.raw[source.column], wrong_B, f"a number that fits into float32{after}")
+            float_B[wrong_B] = 0.0
+        return float_B
 
     def _targets(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], mark: Marker) -> pa.Array:
         found = [self._target(_column(columns, target.name), target, mark) for target in self._data.targets]
@@ -173,64 +265,26 @@ class RowEncoder:
         float_B[wrong_B] = 0.0
         return float_B
 
-    def _dense(self, values: pa.Array, feature: DenseFeature, mark: Marker) -> NDArray[np.float32]:
-        value_B = usable_numbers(values, feature.missing)
-        if value_B is None:
-            value_B, missing_B, wrong_B = as_float64(values, feature.name)
-            if missing_B.any():
-                value_B = np.where(missing_B, feature.missing, value_B)
-            wrong_B = wrong_B | ~np.isfinite(value_B)
-            mark(feature.name, values, wrong_B, "a finite number, or empty")
-            if wrong_B.any():
-                value_B = np.where(wrong_B, 0.0, value_B)
-        float_B, fits = transformed(value_B, feature)
-        if not fits:
-            wrong_B = ~np.isfinite(float_B)
-            mark(feature.name, values, wrong_B, f"a number that fits into float32 after transform: {feature.transform}")
-            float_B[wrong_B] = 0.0
-        return float_B
 
-    def _sparse(self, values: pa.Array, feature: SparseFeature, mark: Marker) -> pa.Array:
-        hash_size = self._hash_sizes.get(feature.table_name)
-        encoding = encoding_of(feature, values.type)
-        if encoding == "integer" and not feature.is_list:
-            if pa.types.is_int64(values.type) and not values.null_count and hash_size is None:
-                return values
-            plain_B = integer_ids(values, MISSING_ID)
-            if plain_B is not None:
-                return pa.array(_modulo(plain_B, hash_size))
-        if feature.is_list:
-            offsets, elements = _list_parts(values, feature, self._data.csv.list_separator)
-            encoding = encoding_of(feature, elements.type)
-            id_L, missing_L, wrong_L = encode_ids(elements, encoding, feature.name)
-            length_B = np.diff(offsets)
-            row_L = np.repeat(np.arange(len(values)), length_B)
-            wrong_B = np.zeros(len(values), np.bool_)
-            wrong_B[row_L[wrong_L]] = True
-            mark(feature.name, values, wrong_B, f"a list of {_EXPECTED[encoding]}")
-            keep_L = ~missing_L
-            # Position counted from the list's end, over ids that exist.
-            kept = np.concatenate(([0], np.cumsum(keep_L)))
-            keep_L &= kept[offsets[1:]][row_L] - kept[:-1] <= feature.max_length
-            length_B = np.bincount(row_L[keep_L], minlength=len(values))
-            id_L = _modulo(id_L[keep_L], hash_size)
-            kept_offsets = np.concatenate(([0], np.cumsum(length_B))).astype(np.int32)
-            return pa.ListArray.from_arrays(pa.array(kept_offsets), pa.array(id_L))
-        id_B, missing_B, wrong_B = encode_ids(values, encoding, feature.name)
-        mark(feature.name, values, wrong_B, f"{_EXPECTED[encoding]}, or empty")
-        if missing_B.any():
-            id_B = np.where(missing_B, np.int64(MISSING_ID), id_B)
-        return pa.array(_modulo(id_B, hash_size))
+def first_bad_of(marks: Sequence[Mark]) -> BadRow | None:
+    """The first bad row, and why; None: there is none."""
+    firsts = [mark.bad_row(int(np.flatnonzero(mark.wrong_B)[0])) for mark in marks]
+    return min(firsts, key=lambda bad: bad.row, default=None)
 
 
-def encoding_of(feature: SparseFeature, type_: pa.DataType) -> str:
-    """How ids come out of single values of this type."""
-    if feature.raw_encoding is not None:
-        if pa.types.is_dictionary(type_):
-            type_ = type_.value_type
-        if is_text(type_):
-            return feature.raw_encoding
-    return feature.encoding
+def as_float32(column: Column, steps: Sequence[Step]) -> tuple[NDArray[np.float32], bool]:
+    """A dense feature after its steps, 0 where it is missing; and whether it fits into float32, else infinite."""
+    float_B = _as_float32(FillNull(0.0)(column).values)
+    return float_B, bool(steps and steps[-1].fits_float32) or bool(np.isfinite(float_B).all())
+
+
+def _ids(column: Column, hash_size: int | None) -> pa.Array:
+    """A sparse feature after its steps: int64, or a list of it."""
+    ids = FillNull(MISSING_ID)(column).values if column.offsets is None else column.values
+    ids = ids if hash_size is None else np.remainder(ids, np.int64(hash_size))
+    if column.offsets is None:
+        return pa.array(ids)
+    return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(ids))
 
 
 def usable_target(values: pa.Array, target: Target) -> NDArray[np.float32] | None:
@@ -260,47 +314,10 @@ def _allowed(value_B: NDArray[Any], target: Target) -> NDArray[np.bool_]:
     return allowed_B
 
 
-def transformed(value_B: NDArray[np.float64], feature: DenseFeature) -> tuple[NDArray[np.float32], bool]:
-    """The feature's transform of finite values float64 [B]; and whether all of them fit into float32, else infinite."""
-    if feature.transform == "log1p":  # at most 710
-        if value_B.min(initial=0.0) >= 0:
-            return np.log1p(value_B).astype(np.float32), True
-        return np.copysign(np.log1p(np.abs(value_B)), value_B).astype(np.float32), True
-    with np.errstate(over="ignore"):
-        if feature.transform == "standardize":
-            value_B = (value_B - feature.mean) / feature.scale
-        float_B = value_B.astype(np.float32)
-    return float_B, bool(np.isfinite(float_B).all())
-
-
-Marker = Callable[[str, pa.Array, NDArray[np.bool_], str], None]
-
-
-def _modulo(ids: NDArray[np.int64], hash_size: int | None) -> NDArray[np.int64]:
-    return ids if hash_size is None else np.remainder(ids, np.int64(hash_size))
-
-
 def _column(columns: Mapping[str, pa.Array | pa.ChunkedArray], name: str) -> pa.Array:
     if name not in columns:
         raise MissingColumnError(f"column {name!r} is missing; found: {', '.join(columns)}")
     return combined(columns[name])
-
-
-def _list_parts(values: pa.Array, feature: SparseFeature, separator: str) -> tuple[NDArray[np.int64], pa.Array]:
-    """Offsets int64 [B + 1] (beginning at 0) and elements [L] of a list column."""
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        values = pa.compute.split_pattern(values, separator)
-    elif pa.types.is_fixed_size_list(values.type):
-        values = values.cast(pa.large_list(values.type.value_type))
-    elif pa.types.is_null(values.type):
-        return np.zeros(len(values) + 1, np.int64), pa.nulls(0, pa.int64())
-    if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
-        raise DataError(
-            f"column {feature.name!r}: found {values.type}, expected a list; set is_list: false for single values"
-        )
-    lengths = np.asarray(pa.compute.fill_null(pa.compute.list_value_length(values), 0), np.int64)
-    # flatten() leaves out what lies under null lists, so lengths and elements agree.
-    return np.concatenate(([0], np.cumsum(lengths))), values.flatten()
 
 
 def _shown(value: pa.Scalar) -> str:

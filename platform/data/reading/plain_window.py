@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
@@ -19,10 +20,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.reading.encode import MISSING_ID, transformed, usable_target
+from elastrec.platform.data.feature_plan import FeaturePlan, Reading, plans_of
+from elastrec.platform.data.preprocessing import MISSING_ID, Column, Log1p, Step, run_steps
+from elastrec.platform.data.reading.encode import as_float32, usable_target
 from elastrec.platform.data.reading.laid_out import BatchForm, Run
 from elastrec.platform.data.reading.numbers import combined, is_plain_number, plain_numbers, usable_numbers, valid_bytes
-from elastrec.platform.specs.data import DenseFeature, TrainingData
+from elastrec.platform.specs.data import TrainingData
 
 T = TypeVar("T", bound=np.generic)
 
@@ -38,13 +41,14 @@ class PlainWindows:
     def __init__(self, data: TrainingData, hash_sizes: Mapping[str, int]) -> None:
         self.data = data
         self.form = BatchForm(len(data.targets), len(data.dense), tuple(feature.name for feature in data.sparse))
-        self.empty = [_empty(feature) for feature in data.dense]
+        self.dense = [_Dense.of(plan) for plan in plans_of(data, [feature.name for feature in data.dense]).values()]
         self.hash_sizes = [hash_sizes.get(feature.table_name) for feature in data.sparse]
 
     @staticmethod
     def can_be_plain(data: TrainingData) -> bool:
-        """Whether windows of the job may consist of numbers alone."""
-        return all(feature.encoding == "integer" and not feature.is_list for feature in data.sparse)
+        """Whether windows of the job may consist of numbers alone, each column one feature without steps of its own."""
+        plain = all(feature.encoding == "integer" and not feature.is_list for feature in data.sparse)
+        return plain and not data.features and not any(each.column for each in data.described_features)
 
     def fits(self, schema: pa.Schema) -> bool:
         """Whether raw columns are all there, and hold numbers: integers where ids are wanted."""
@@ -83,9 +87,9 @@ class PlainWindow:
         # Side by side in memory, all features of a row have to be in the cache; ids are moved one feature at a time.
         for first in range(0, piece.num_rows, _DENSE_ROWS):
             room_PI = self._dense_NI[begin + first : min(begin + first + _DENSE_ROWS, self._rows)]
-            for i, feature in enumerate(data.dense):
-                values = columns[feature.name].slice(first, len(room_PI))
-                if not _dense(values, feature, self._windows.empty[i], room_PI, i):
+            for i, dense in enumerate(self._windows.dense):
+                values = columns[dense.column].slice(first, len(room_PI))
+                if not _write(values, dense, room_PI, i):
                     return False
         for ids, sparse in zip(self._ids, data.sparse, strict=True):
             ids.append(columns[sparse.name])
@@ -137,30 +141,40 @@ def _kernels() -> ModuleType:
     return kernels
 
 
-def _dense(
-    values: pa.Array, feature: DenseFeature, empty: np.int32 | None, room_PI: NDArray[np.float32], i: int
-) -> bool:
-    """Write a dense feature to its column; False when a field may be wrong.
+@dataclass(frozen=True)
+class _Dense:
+    """A dense feature whose empty fields are filled as they are read.
 
-    Args:
+    Attributes:
         empty: what an empty field becomes, float32 seen as int32, where counts may be looked up.
     """
-    if empty is not None and values.type in _COUNTS:
+
+    column: str
+    fill: float
+    steps: tuple[Step, ...]
+    empty: np.int32 | None
+
+    @staticmethod
+    def of(plan: FeaturePlan) -> _Dense:
+        [reading] = plan.sources
+        assert isinstance(reading, Reading) and reading.fill is not None, "short forms fill what is empty"
+        empty = None
+        if plan.steps == (Log1p(),):
+            empty = as_float32(run_steps(Column(np.array([reading.fill])), plan.steps), plan.steps)[0].view(np.int32)[0]
+        return _Dense(reading.column, float(reading.fill), plan.steps, empty)
+
+
+def _write(values: pa.Array, dense: _Dense, room_PI: NDArray[np.float32], i: int) -> bool:
+    """Write a dense feature to its column; False when a field may be wrong."""
+    if dense.empty is not None and values.type in _COUNTS:
         bits_PI = room_PI.view(np.int32)
-        if _kernels().look_up(plain_numbers(values), valid_bytes(values), _log1p_table(), empty, bits_PI, i):
+        if _kernels().look_up(plain_numbers(values), valid_bytes(values), _log1p_table(), dense.empty, bits_PI, i):
             return True
-    value_P = usable_numbers(values, feature.missing)
+    value_P = usable_numbers(values, dense.fill)
     if value_P is None:
         return False
-    room_PI[:, i], fits = transformed(value_P, feature)
+    room_PI[:, i], fits = as_float32(run_steps(Column(value_P), dense.steps), dense.steps)
     return fits
-
-
-def _empty(feature: DenseFeature) -> np.int32 | None:
-    if feature.transform != "log1p" or not np.isfinite(feature.missing):
-        return None
-    value: np.int32 = transformed(np.array([feature.missing], np.float64), feature)[0].view(np.int32)[0]
-    return value
 
 
 def _join(parts: Sequence[pa.Array], id_N: NDArray[np.int64]) -> None:

@@ -89,13 +89,16 @@ class RawReader:
     ) -> None:
         self._data = data
         self._manifest = manifest
-        self._columns = tuple(dict.fromkeys((*RowEncoder(data).columns, *extra)))
+        encoder = RowEncoder(data)
+        self._columns = tuple(dict.fromkeys((*encoder.columns, *extra)))
+        ids = [reading for reading in encoder.readings if reading.kind == "ids"]
         # A user's transform gets plain text, and may make columns that the file does not have.
         plain = data.transform is not None
-        self._texts = [f.name for f in data.sparse if f.encoding != "integer" and not f.is_list and not plain]
-        self._numbers = frozenset(
-            (*(target.name for target in data.targets), *(feature.name for feature in data.dense))
-        )
+        texts = [r.column for r in ids if r.encoding != "integer" and not r.is_list and not plain]
+        self._texts = list(dict.fromkeys(texts))
+        numbers = {reading.column for reading in encoder.readings if reading.kind == "numbers"}
+        numbers -= {reading.column for reading in encoder.readings if reading.kind == "ids" or reading.is_list}
+        self._numbers = frozenset({target.name for target in data.targets} | numbers)
         self._transform = load_transform(data.transform) if data.transform else None
         self._keep = keep if data.transform is None else frozenset()
         self._open: tuple[str, PlannedFile, pq.ParquetFile] | None = None

@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.fitting import unfitted_features
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.data.reading.reader import ShardReader
+from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.specs.splits import ManifestStream, Split
 
@@ -94,6 +96,8 @@ def reader_of(spec: JobSpec, manifest: DataManifest) -> ShardReader:
     Raises:
         SpecError, DataError: see the readers.
     """
+    if unfitted := unfitted_features(spec.data):
+        raise DataError(f"data.features: {unfitted} have steps that are not fitted; prepare the job first")
     hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
     if groups := spec.deduplication.groups:
         return DeduplicatingReader(spec.data, manifest, groups=groups, hash_sizes=hash_sizes)

@@ -7,9 +7,9 @@
 | weight | a finite number from 0 on |
 | timestamp column | whole seconds since the epoch |
 | session column | an integer or a text; all rows of a topic the same of the two |
-| dense feature | a number before its transform; absent or nil: an empty field |
-| sparse feature | a signed 64-bit id, after encoding; absent or nil: an empty field |
-| list feature | a list of such ids; absent: an empty list |
+| column of numbers | a number before any step; absent or nil: an empty field |
+| column of ids | a signed 64-bit id, after encoding, before any step; absent or nil: an empty field |
+| list column | a list of such values; absent: an empty list |
 
 Names that the job does not know are passed over, so that a service may log more than one job reads. The key is the
 session as text in UTF-8, decimal for integers.
@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -39,8 +40,35 @@ _TARGETS: dict[str, tuple[Any, pa.DataType]] = {
     "value": (Annotated[float, msgspec.Meta(ge=-_LARGEST_FLOAT32, le=_LARGEST_FLOAT32)], pa.float64()),
     "weight": (Annotated[float, msgspec.Meta(ge=0, le=_LARGEST_FLOAT32)], pa.float64()),
 }
+_VALUES: dict[tuple[str, bool], tuple[Any, Any, pa.DataType]] = {
+    ("numbers", False): (float | None, None, pa.float64()),
+    ("numbers", True): (list[float], [], pa.list_(pa.float64())),
+    ("ids", False): (Id | None, None, pa.int64()),
+    ("ids", True): (list[Id], [], pa.list_(pa.int64())),
+}
 Row = Any
 """A row of `MessageForm.row`: a struct made for the job's columns."""
+
+
+def _feature_types(data: TrainingData) -> dict[str, tuple[Any, Any, pa.DataType]]:
+    """Of each column that features read: the value in a message, the value of an absent one, the column's type.
+
+    Raises:
+        DataError: features read one column in several ways, or look only at what is missing in it.
+    """
+    ways: dict[str, set[tuple[str, bool]]] = {}
+    for reading in RowEncoder(data).readings:
+        found = ways.setdefault(reading.column, set())
+        if reading.kind != "presence":
+            found.add((reading.kind, reading.is_list))
+    for column, found in ways.items():
+        if len(found) != 1:
+            how = " and ".join(sorted(kind for kind, _ in found)) or "for what is missing only"
+            raise DataError(
+                f"column {column!r}: read as {how}; allowed in a stream: as numbers or as ids, one of the two; log "
+                "the value in two columns"
+            )
+    return {column: _VALUES[found.pop()] for column, found in ways.items()}
 
 
 class MessageForm:
@@ -54,18 +82,14 @@ class MessageForm:
         for field, column in (("data.session", data.session), ("data.timestamp", data.timestamp)):
             if column is None:
                 raise DataError(f"{field}: is absent; allowed: the name of a column; a stream needs both")
-            if any(feature.name == column and feature.is_list for feature in data.sparse):
+            if any(feature.column_name == column and feature.is_list for feature in data.sparse):
                 raise DataError(f"{field}: {column!r} is a list; allowed: a column with one value per row")
         assert data.session is not None and data.timestamp is not None
         self.session, self.timestamp = data.session, data.timestamp
         targets = {name: _TARGETS[kind] for name, kind in data.targets}
         types: dict[str, tuple[Any, Any, pa.DataType]] = {
             **{name: (type_, msgspec.NODEFAULT, column) for name, (type_, column) in targets.items()},
-            **{feature.name: (float | None, None, pa.float64()) for feature in data.dense},
-            **{
-                feature.name: (list[Id], [], pa.list_(pa.int64())) if feature.is_list else (Id | None, None, pa.int64())
-                for feature in data.sparse
-            },
+            **_feature_types(data),
         }
         types[data.timestamp] = (Seconds, msgspec.NODEFAULT, pa.int64())
         session = Id if data.session in types else Id | str

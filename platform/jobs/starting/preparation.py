@@ -15,6 +15,7 @@ import structlog
 from elastrec.checkpoints import compare, newest_records, open_record, open_store
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.record import Record
+from elastrec.checkpoints.summary import ModelSummary
 from elastrec.platform.clusters.nodes import Capacity
 from elastrec.platform.data import (
     DataManifest,
@@ -26,6 +27,7 @@ from elastrec.platform.data import (
 )
 from elastrec.platform.data.manifest import no_partition
 from elastrec.platform.data.partitions import other_folders
+from elastrec.platform.jobs.features import with_figures, with_values
 from elastrec.platform.jobs.starting.deduplication import with_groups
 from elastrec.platform.jobs.starting.model_check import ModelCheck
 from elastrec.platform.jobs.starting.reach import refuse_unreachable
@@ -34,6 +36,7 @@ from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.master.service.resumption import StartPositions, start_positions
 from elastrec.platform.specs.data import Partitioning
 from elastrec.platform.specs.errors import MISSING, CheckpointError, ElastrecError, FieldProblem, SpecError
+from elastrec.platform.specs.features import Vocabulary
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_to_json
 from elastrec.platform.specs.text.quantities import format_bytes
@@ -70,11 +73,16 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Start:
-    """URIs of the record to start from and of those to take where it is damaged, and what is kept of the first."""
+    """URIs of the record to start from and of those to take where it is damaged, and what is kept of the first.
+
+    Attributes:
+        model: the first record's; None without a record.
+    """
 
     records: list[str]
     adaptation: str = ""
     begin: StartPositions = _FIRST_ROW
+    model: ModelSummary | None = None
 
 
 def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interval | None = None) -> Prepared:
@@ -91,7 +99,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
             refused adaptation.
         DataError: files are unreadable or have another schema.
     """
-    job = _absolute(platform, job)
+    job = with_values(_absolute(platform, job))
     refuse_unreachable(platform, job)
     _check_capacity(platform, job)
     with ModelCheck(job) as model:
@@ -99,6 +107,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
             rows = _find_rows(job, interval)
             job, deduplication = with_groups(job, rows.training)
             start = _find_start(job, rows)
+            job = with_figures(job, rows.training, start.model)
         except ElastrecError:
             # What is wrong with the model is told before what is wrong with the data.
             model.wait()
@@ -167,9 +176,19 @@ def resolved(path: str, base: str) -> str:
 
 def _absolute(platform: Platform, job: TrainingJob) -> TrainingJob:
     spec = job.spec
-    data = {"path": resolved(spec.data.path, str(platform.base_folder))}
+    base = str(platform.base_folder)
+    data: dict[str, object] = {"path": resolved(spec.data.path, base)}
+    data["features"] = {
+        name: tuple(
+            step.model_copy(update={"file": resolved(step.file, base)})
+            if isinstance(step, Vocabulary) and step.file
+            else step
+            for step in steps
+        )
+        for name, steps in spec.data.features.items()
+    }
     if spec.data.evaluation_path:
-        data["evaluation_path"] = resolved(spec.data.evaluation_path, str(platform.base_folder))
+        data["evaluation_path"] = resolved(spec.data.evaluation_path, base)
     store = resolved(spec.checkpoint.store, platform.work_uri)
     spec = spec.model_copy(
         update={
@@ -299,7 +318,7 @@ def _find_start(job: TrainingJob, rows: _Rows) -> _Start:
     adaptation.raise_if_refused()
     usable = [record.uri for record in older if _fits(record, job)]
     log.info("continues_from", record=first.uri, exact=adaptation.is_exact, else_from=usable)
-    return _Start([first.uri, *usable], str(adaptation), begin)
+    return _Start([first.uri, *usable], str(adaptation), begin, first.manifest.model)
 
 
 def _fits(record: Record, job: TrainingJob) -> bool:

@@ -98,8 +98,12 @@ class RecordLane:
     def _commit(self, effect: CommitRecord) -> None:
         try:
             parts = [PartManifest.from_json(part.manifest_json) for part in effect.parts]
-            # By these, raw keys are turned into ids again when somebody looks at a row.
-            encodings = {feature.name: feature.encoding for feature in self._job.spec.data.sparse}
+            # By these, raw keys are turned into ids again when somebody looks at a row; steps would need the whole row.
+            encodings = {
+                feature.name: feature.encoding
+                for feature in self._job.spec.data.sparse
+                if feature.name not in self._job.spec.data.features
+            }
             commit_record(
                 effect.uri,
                 parts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +11,12 @@ import yaml
 from pydantic import ValidationError
 
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError
+from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.text.problems import problem_of
 from elastrec.platform.specs.text.written_size import MAXIMUM_CHARACTERS, oversized_node, oversized_value
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
-_LONGEST_VALUE = 80
-_DEEPEST_SECTION = 5
-_MOST_SUGGESTED = 3
 
 
 def load_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> TrainingJob:
@@ -48,7 +45,7 @@ def validate(kind: type[AnySpec], content: Any, source: str = "") -> AnySpec:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise SpecError([_problem(kind, content, detail) for detail in error.errors()], source) from None
+        raise SpecError([problem_of(kind, content, detail) for detail in error.errors()], source) from None
 
 
 def dump_job(job: TrainingJob) -> str:
@@ -65,7 +62,7 @@ def job_from_json(text: str | bytes) -> TrainingJob:
     try:
         return TrainingJob.model_validate_json(text)
     except ValidationError as error:
-        raise SpecError([_problem(TrainingJob, None, detail) for detail in error.errors()]) from None
+        raise SpecError([problem_of(TrainingJob, None, detail) for detail in error.errors()]) from None
 
 
 def job_to_json(job: TrainingJob) -> str:
@@ -205,82 +202,3 @@ def _override(content: dict[str, Any], path: str, value: Any) -> None:
 
 def _no_place(path: str, key: str, allowed: str) -> SpecError:
     return SpecError([FieldProblem(f"override {path}", repr(key), allowed, "check the path")], "the overrides")
-
-
-def _problem(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
-    path = ".".join(str(part) for part in detail["loc"] if part not in ("function-after", "json-or-python")) or "job"
-    value = _show(detail["input"])
-    error = detail["type"]
-    context = detail.get("ctx", {})
-    if error == "missing":
-        return FieldProblem(path, MISSING, "a value", "add the field")
-    if error == "extra_forbidden":
-        key = str(detail["loc"][-1])
-        known = _known_fields(kind, detail["loc"][:-1])
-        near = difflib.get_close_matches(key, known, n=1) or _elsewhere(kind, key)
-        mend = f"did you mean {' or '.join(map(repr, near))}?" if near else "remove the field"
-        return FieldProblem(path, "an unknown field", f"the fields {', '.join(known)}", mend)
-    if error == "value_error":
-        reason = str(context.get("error", detail["msg"]))
-        if isinstance(detail["input"], Mapping | Spec):
-            return FieldProblem(path, "this combination", reason)
-        return FieldProblem(path, value, reason, getattr(context.get("error"), "remedy", ""))
-    if error in ("enum", "literal_error"):
-        return FieldProblem(path, value, f"one of {context['expected']}")
-    return FieldProblem(path, value, _allowed(detail))
-
-
-def _allowed(detail: Any) -> str:
-    context = detail.get("ctx", {})
-    signs = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    for key, words in signs.items():
-        if key in context:
-            return f"{words} {context[key]}"
-    for key, words in {"min_length": "at least", "max_length": "at most"}.items():
-        if key in context:
-            return f"{words} {context[key]} characters or elements"
-    if "pattern" in context:
-        return f"text that matches {context['pattern']}"
-    message: str = detail["msg"].removeprefix("Input should be ")
-    return message[0].lower() + message[1:]
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
-
-
-def _known_fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
-    schema = kind.model_json_schema(by_alias=True)
-    place = schema
-    for part in location:
-        place = _resolve(schema, place)
-        place = place.get("items", {}) if isinstance(part, int) else place.get("properties", {}).get(part, {})
-    return sorted(_resolve(schema, place).get("properties", {}))
-
-
-def _elsewhere(kind: Any, key: str) -> list[str]:
-    """Paths of the fields of this name in other sections."""
-    schema = kind.model_json_schema(by_alias=True)
-    found: list[str] = []
-    sections: list[tuple[str, dict[str, Any]]] = [("", schema)]
-    while sections:
-        path, section = sections.pop()
-        if path.count(".") >= _DEEPEST_SECTION:
-            continue
-        for name, field in _resolve(schema, section).get("properties", {}).items():
-            place = f"{path}.{name}" if path else name
-            if name == key:
-                found.append(place)
-            sections.append((place, field))
-    return sorted(found)[:_MOST_SUGGESTED]
-
-
-def _resolve(schema: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    while "$ref" in place or "anyOf" in place or "allOf" in place:
-        if "$ref" in place:
-            place = schema["$defs"][place["$ref"].rsplit("/", 1)[1]]
-        else:
-            options = place.get("anyOf") or place["allOf"]
-            place = next((option for option in options if option.get("type") != "null"), {})
-    return place

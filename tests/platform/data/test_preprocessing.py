@@ -1,97 +1,128 @@
-"""Preprocessing distinct rows and then expanding them is preprocessing all rows."""
+"""Steps, one by one, against plain Python; and on distinct rows against all rows."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+
 import numpy as np
-import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import ids_of
-from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate
-from elastrec.platform.data.preprocessing import Bucketize, Clip, HashIds, LogNormalize, Step, Truncate, preprocess
-from elastrec.platform.specs.errors import DataError
-from tests.platform.data.jagged import list_column, repeated_lists, rows_of
+from elastrec.platform.data.preprocessing import (
+    MISSING_ID,
+    Bucketize,
+    Clip,
+    Column,
+    FillNull,
+    Hash,
+    Keep,
+    Log1p,
+    MissingIndicator,
+    Standardize,
+    Step,
+    Vocabulary,
+    crossed,
+    run_steps,
+    xxh3_of_ids,
+)
+
+_ids = st.integers(-(2**63), 2**63 - 1)
+_seeds = st.integers(0, 2**64 - 1)
+
+
+def numbers(*values: float | None) -> Column:
+    missing = np.array([value is None for value in values])
+    held = np.array([99.0 if value is None else value for value in values], np.float64)
+    return Column(held, None, missing if missing.any() else None)
+
+
+def lists(*rows: Sequence[float], kind: type = np.int64) -> Column:
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
+    return Column(np.array([value for row in rows for value in row], kind), offsets)
+
+
+def shown(column: Column) -> list[object]:
+    """Rows as Python values; None where one is missing."""
+    if column.offsets is None:
+        missing = [False] * column.rows if column.missing is None else column.missing.tolist()
+        return [None if gone else value for gone, value in zip(missing, column.values.tolist(), strict=True)]
+    bounds = column.offsets.tolist()
+    return [column.values[a:b].tolist() for a, b in itertools.pairwise(bounds)]
+
+
+def python_xxh3(id_: int, seed: int) -> int:
+    return xxhash.xxh3_64_intdigest(id_.to_bytes(8, "little", signed=True), seed=seed)
+
+
+@given(st.lists(_ids, min_size=1, max_size=20), _seeds)
+@settings(max_examples=200, deadline=None)
+def test_hashes_are_those_of_xxhash(ids: list[int], seed: int) -> None:
+    expected = [python_xxh3(id_, seed) for id_ in ids]
+    assert xxh3_of_ids(np.array(ids), np.uint64(seed)).tolist() == expected
+    assert shown(Hash(97, seed)(Column(np.array(ids)))) == [value % 97 for value in expected]
+
+
+@given(st.lists(st.tuples(_ids, st.none() | _ids), min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_a_cross_chains_hashes_and_counts_a_missing_value_as_one(rows: list[tuple[int, int | None]]) -> None:
+    second = [MISSING_ID if b is None else b for _, b in rows]
+    missing = np.array([b is None for _, b in rows])
+    held = np.array([7 if b is None else b for _, b in rows], np.int64)
+    found = crossed([Column(np.array([a for a, _ in rows], np.int64)), Column(held, None, missing)])
+    expected = [python_xxh3(b, python_xxh3(a, 0)) for (a, _), b in zip(rows, second, strict=True)]
+    assert found.values.view(np.uint64).tolist() == expected
+
+
+def test_a_cross_tells_the_order_of_its_columns_apart() -> None:
+    one, two = Column(np.array([1, 2])), Column(np.array([2, 1]))
+    a, b = crossed([one, two]).values.tolist()
+    assert a != b
+    assert crossed([two, one]).values.tolist() == [b, a]
+
+
+@pytest.mark.parametrize(
+    ("step", "column", "expected"),
+    [
+        (FillNull(5.0), numbers(1, None), [1, 5]),
+        (FillNull(5), lists([1, 2], [], [3], []), [[1, 2], [5], [3], [5]]),
+        (MissingIndicator(as_ids=False), numbers(1, None), [0.0, 1.0]),
+        (MissingIndicator(as_ids=False), numbers(1, 2), [0.0, 0.0]),
+        (MissingIndicator(as_ids=True), lists([1], []), [[0], [1]]),
+        (Clip(0, 3), numbers(-1, 2, 9, None), [0, 2, 3, None]),
+        (Clip(None, 3), numbers(-1, 9), [-1, 3]),
+        (Log1p(), numbers(0, math.e - 1, 1 - math.e), [0, 1, -1]),
+        (Standardize(2, 4), numbers(2, 10, None), [0, 2, None]),
+        (Bucketize((0.0, 10.0)), numbers(-1, 0, 5, 10, 11, None), [0, 1, 1, 2, 2, None]),
+        (Bucketize((0.0,)), lists([-1.5, 0.0], [], kind=np.float64), [[0, 1], []]),
+        (Vocabulary((30, -10, 20), 7), Column(np.array([20, 30, 5, -10, 2**62])), [2, 0, 7, 1, 7]),
+        (Keep(2), lists([1, 2, 3], [4], []), [[2, 3], [4], []]),
+        (Keep(2, is_first=True), lists([1, 2, 3], [4], []), [[1, 2], [4], []]),
+    ],
+)
+def test_each_step_does_what_its_name_says(step: Step, column: Column, expected: list[object]) -> None:
+    held = column.values.copy()
+    assert shown(step(column)) == expected
+    assert column.values.tolist() == held.tolist(), "the argument was changed"
+
 
 _steps = st.lists(
-    st.builds(HashIds, st.integers(1, 100), st.integers(0, 2**64))
-    | st.builds(Truncate, st.integers(0, 4), st.sampled_from(["last", "first"]))
-    | st.builds(Clip, st.integers(-5, 0), st.integers(0, 5))
-    | st.builds(Bucketize, st.just((0.0, 1.0, 1000.0))),
+    st.builds(Hash, st.integers(1, 100), st.integers(0, 2**64 - 1))
+    | st.builds(Keep, st.integers(1, 4), st.booleans())
+    | st.builds(FillNull, st.integers(-3, 3))
+    | st.builds(Vocabulary, st.just((1, 2, 3)), st.integers(0, 5)),
     max_size=4,
 )
 
 
-@given(st.integers(1, 12).flatmap(lambda n: st.tuples(repeated_lists(rows=n), repeated_lists(rows=n))), _steps, _steps)
-@settings(max_examples=80, deadline=None)
-def test_the_plain_and_the_deduplicated_form_are_preprocessed_alike(
-    columns: tuple[pa.Array, pa.Array], first: list[Step], second: list[Step]
+@given(st.lists(st.lists(st.integers(0, 4), max_size=5), min_size=1, max_size=12), _steps, st.data())
+@settings(max_examples=100, deadline=None)
+def test_steps_on_distinct_rows_give_what_steps_on_all_rows_give(
+    rows: list[list[int]], steps: list[Step], data: st.DataObject
 ) -> None:
-    steps = {"a": first, "b": second}
-    batch = pa.RecordBatch.from_arrays(list(columns), names=["a", "b"])
-    plain = preprocess(ids_of(batch), steps)
-    values, offsets = preprocess(deduplicate({"a": columns[0], "b": columns[1]}), steps).expand()
-    assert values.tolist() == plain.values.tolist()
-    assert np.diff(offsets).tolist() == plain.lengths.reshape(-1).tolist()
-
-
-def _once(step: Step, lists: list[list[float]], kind: pa.DataType) -> list[list[float]]:
-    group = preprocess(deduplicate({"a": pa.array(lists, pa.list_(kind))}), {"a": [step]})
-    return rows_of(*group.expand())
-
-
-def test_each_step_does_what_its_name_says() -> None:
-    assert _once(Truncate(2), [[1, 2, 3], [4]], pa.int64()) == [[2, 3], [4]]
-    assert _once(Truncate(2, "first"), [[1, 2, 3], [4]], pa.int64()) == [[1, 2], [4]]
-    assert _once(Truncate(0), [[1, 2, 3], [4]], pa.int64()) == [[], []]
-    assert _once(Clip(-1, 5), [[-7, 3, 9]], pa.int64()) == [[-1, 3, 5]]
-    assert _once(Bucketize((0.0, 10.0)), [[-1.0, 0.0, 5.0, 10.0, float("nan")]], pa.float32()) == [[0, 1, 1, 2, 2]]
-    assert _once(LogNormalize(), [[0.0, np.e - 1, 1 - np.e]], pa.float64())[0] == pytest.approx([0, 1, -1])
-
-
-def test_hashes_are_splitmix64_and_spread() -> None:
-    # The first output of the published generator with seed 0.
-    hashed = HashIds(2**63)(np.array([0]), np.array([0, 1]))[0]
-    assert hashed[0] == 0xE220A8397B1DCDAF % 2**63
-    counts = np.bincount(HashIds(16, salt=7)(np.arange(16_000), np.array([0, 16_000]))[0], minlength=16)
-    assert counts.min() > 850
-
-
-def test_the_input_is_left_as_it_was() -> None:
-    group = deduplicate({"a": list_column([[5, 6, 7]])})
-    preprocess(group, {"a": [Clip(0, 1), Truncate(1)]})
-    assert group.values.tolist() == [5, 6, 7]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: HashIds(0), "buckets: 0 is not allowed"),
-        (lambda: Truncate(-1), "longest: -1 is not allowed"),
-        (lambda: Clip(2, 1), "low: 2 is not allowed"),
-        (lambda: Clip(float("nan"), 1), "low: nan"),
-        (lambda: Bucketize(()), "borders"),
-        (lambda: Bucketize((1.0, 1.0)), "numbers that rise"),
-    ],
-)
-def test_impossible_steps_are_refused(make: object, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        make()  # type: ignore[operator]
-
-
-def _group() -> InverseJagged:
-    return deduplicate({"a": pa.array([1.5]), "b": pa.array([2.5])})
-
-
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        ({"c": []}, "allowed: a, b"),
-        ({"a": [HashIds(5)]}, "hash: float64 is not allowed; allowed: int64 ids"),
-        ({"a": [Bucketize((0.0,))]}, "'a' int64, 'b' float64 are not allowed together"),
-    ],
-)
-def test_steps_that_do_not_fit_are_refused(steps: dict[str, list[Step]], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        preprocess(_group(), steps)
+    picked = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=20)))
+    distinct = lists(*rows)
+    assert shown(run_steps(distinct, steps).take(picked)) == shown(run_steps(distinct.take(picked), steps))

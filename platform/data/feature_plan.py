@@ -1,0 +1,202 @@
+"""FeaturePlan: from which columns a feature is made and by which steps, out of the job file's long and short forms.
+
+`transform`, `missing` and `max_length` are short forms of steps, and what a job file leaves out are defaults of steps:
+whoever encodes rows runs plans and knows none of these fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from elastrec.platform.data.preprocessing import (
+    MISSING_ID,
+    Bucketize,
+    Clip,
+    FillNull,
+    Hash,
+    Keep,
+    Log1p,
+    MissingIndicator,
+    Standardize,
+    Step,
+    Unfitted,
+    Vocabulary,
+)
+from elastrec.platform.data.reading.ids import encode_ids
+from elastrec.platform.specs import features as written
+from elastrec.platform.specs.data import DenseFeature, SparseFeature, TrainingData
+from elastrec.platform.specs.errors import DataError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One column in one of the ways in which it may be read.
+
+    Attributes:
+        kind: `presence` looks only at what is missing.
+        encoding, raw_encoding: of ids, as in SparseFeature.
+        fill: in place of missing single values; None: they stay missing.
+    """
+
+    column: str
+    kind: Literal["numbers", "ids", "presence"]
+    encoding: str = "integer"
+    raw_encoding: str | None = None
+    is_list: bool = False
+    fill: float | int | None = None
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """How one feature is made.
+
+    Attributes:
+        sources: one reading; of a cross two or more, or names of features whose ids are crossed.
+        steps: after the crossing, if there is one.
+    """
+
+    name: str
+    sources: tuple[Reading | str, ...]
+    steps: tuple[Step, ...]
+
+
+def plans_of(data: TrainingData, names: Collection[str]) -> dict[str, FeaturePlan]:
+    """The plans of these features and of those that they cross, by name.
+
+    Raises:
+        DataError: a vocabulary holds one value twice, or one that is no such id as the feature's encoding makes.
+    """
+    features = {feature.name: feature for feature in data.described_features}
+    found: dict[str, FeaturePlan] = {}
+    for name in names:
+        plan = found[name] = _plan(data, features[name])
+        for source in plan.sources:
+            if isinstance(source, str) and source not in found:
+                found[source] = _plan(data, features[source])
+    return found
+
+
+def columns_of(plans: dict[str, FeaturePlan], names: Collection[str]) -> list[str]:
+    """The raw columns that these features are made from, each once, in order."""
+    columns: dict[str, None] = {}
+    for name in names:
+        for source in plans[name].sources:
+            columns |= dict.fromkeys(columns_of(plans, [source]) if isinstance(source, str) else [source.column])
+    return list(columns)
+
+
+def column_groups(data: TrainingData, groups: Collection[Collection[str]]) -> tuple[tuple[str, ...], ...]:
+    """The raw columns behind groups of features, each in the first group that reads it; groups without any go."""
+    taken: set[str] = set()
+    found = []
+    for group in groups:
+        columns = [name for name in columns_of(plans_of(data, group), group) if name not in taken]
+        taken.update(columns)
+        found.append(tuple(columns))
+    return tuple(columns for columns in found if columns)
+
+
+def _plan(data: TrainingData, feature: DenseFeature | SparseFeature) -> FeaturePlan:
+    listed = data.steps(feature.name)
+    if isinstance(feature, DenseFeature):
+        reading = Reading(feature.column_name, _kind(listed, is_dense=True))
+        steps = [_made(step, feature) for step in listed] or _short_steps(feature)
+    elif listed and isinstance(listed[0], written.Cross):
+        known = {each.name for each in data.sparse}
+        sources = [
+            name if name in known else Reading(name, "ids", feature.encoding, feature.raw_encoding)
+            for name in listed[0].columns
+        ]
+        return FeaturePlan(feature.name, tuple(sources), tuple(_made(step, feature) for step in listed[1:]))
+    else:
+        kind = _kind(listed, is_dense=False)
+        reading = Reading(feature.column_name, kind, feature.encoding, feature.raw_encoding, feature.is_list)
+        steps = [_made(step, feature) for step in listed]
+        if feature.is_list and not any(isinstance(step, Keep) for step in steps):
+            steps = [Keep(feature.max_length), *steps]
+        if not steps:
+            # Nothing looks at what is missing before it becomes an id of its own.
+            reading = Reading(**{**vars(reading), "fill": MISSING_ID})
+    if steps and isinstance(steps[0], FillNull) and not reading.is_list and reading.kind != "presence":
+        # Filled while it is read, which costs one pass less.
+        reading, steps = Reading(**{**vars(reading), "fill": steps[0].value}), steps[1:]
+    return FeaturePlan(feature.name, (reading,), tuple(steps))
+
+
+def _kind(steps: written.Steps, *, is_dense: bool) -> Literal["numbers", "ids", "presence"]:
+    if written.reads_presence_only(steps):
+        return "presence"
+    return "numbers" if written.kind_read(steps, is_dense=is_dense) is written.Kind.NUMBER else "ids"
+
+
+def _short_steps(feature: DenseFeature) -> list[Step]:
+    fill = FillNull(feature.missing)
+    if feature.transform == "none":
+        return [fill]
+    if feature.transform == "standardize":
+        return [fill, Standardize(feature.mean, feature.scale)]
+    return [fill, Log1p()]
+
+
+def _made(step: written.FeatureStep, feature: DenseFeature | SparseFeature) -> Step:
+    """The step as it runs."""
+    match step:
+        case written.FillNull():
+            [value] = _values([step.value], feature)
+            return FillNull(value)
+        case written.MissingIndicator():
+            return MissingIndicator(as_ids=isinstance(feature, SparseFeature))
+        case written.Clip():
+            return Clip(step.low, step.high)
+        case written.Log1p():
+            return Log1p()
+        case written.Standardize():
+            if step.mean is None or step.scale is None:
+                return Unfitted(feature.name)
+            return Standardize(step.mean, step.scale)
+        case written.Bucketize():
+            return Bucketize(step.boundaries)
+        case written.Hash():
+            return Hash(step.size, step.seed)
+        case written.Vocabulary():
+            if step.file is not None:
+                return Unfitted(feature.name)
+            other = len(step.values) if step.out_of_vocabulary is None else step.out_of_vocabulary
+            return Vocabulary(tuple(int(value) for value in _values(step.values, feature)), other)
+        case written.KeepFirst():
+            return Keep(step.count, is_first=True)
+        case written.KeepLast():
+            return Keep(step.count)
+    raise AssertionError(f"{step.step} is the first step of a plan")
+
+
+def _values(values: Sequence[float | int | str], feature: DenseFeature | SparseFeature) -> list[float | int]:
+    """Values of a step: texts become ids as those of the feature's column do, numbers stay.
+
+    Raises:
+        DataError: a text is no id in the feature's encoding, or two values are one id.
+    """
+    texts = [value for value in values if isinstance(value, str)]
+    if not texts or not isinstance(feature, SparseFeature):
+        return [value for value in values if not isinstance(value, str)]
+    encoding = feature.raw_encoding or feature.encoding
+    ids, missing, wrong = encode_ids(pa.array(texts, pa.string()), encoding, feature.name)
+    for index, text in enumerate(texts):
+        if wrong[index] or missing[index]:
+            raise DataError(
+                f"data.features.{feature.name}: the value {text!r} is not allowed; allowed: values in the encoding "
+                f"{encoding} of the column; correct the value, or the encoding"
+            )
+    found: dict[int, str] = {}
+    for text, id_ in zip(texts, ids.tolist(), strict=True):
+        if id_ in found:
+            raise DataError(
+                f"data.features.{feature.name}: the values {found[id_]!r} and {text!r} are not allowed together; "
+                f"allowed: each value once, and they are one id in the encoding {encoding}; remove one of them"
+            )
+        found[id_] = text
+    return list(found)

@@ -1,0 +1,167 @@
+"""fit: what steps need to know of the data before training, found out once and written into the data section.
+
+Everything later, training, evaluation, records and the exported model, has the figures and fits nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.feature_plan import plans_of
+from elastrec.platform.data.files import read_bytes
+from elastrec.platform.data.preprocessing import Unfitted, run_steps
+from elastrec.platform.data.reading.encode import RowEncoder
+from elastrec.platform.data.reading.raw import RawReader
+from elastrec.platform.specs.data import SparseFeature, TrainingData
+from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.features import MOST_VALUES, Standardize, Steps, Vocabulary, is_unfitted, same_steps
+
+FIT_ROWS = 1_048_576
+"""Rows that figures are fitted on; of a larger log, blocks of rows evenly spread over its files."""
+_BLOCK_ROWS = 16_384
+
+
+@dataclass
+class Moments:
+    """Mean and variance of numbers that come piece by piece (Chan, Golub and LeVeque 1979)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        """Further numbers [L]."""
+        if not len(values):
+            return
+        mean = float(values.mean())
+        squares = float(np.square(values - mean).sum())
+        count = self.count + len(values)
+        apart = mean - self.mean
+        self.squares += squares + apart * apart * self.count * len(values) / count
+        self.mean += apart * len(values) / count
+        self.count = count
+
+    @property
+    def deviation(self) -> float:
+        """Of the numbers themselves, not estimated for more of them."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+def unfitted_features(data: TrainingData) -> list[str]:
+    """Names of features with a step whose figures are not known yet."""
+    return [name for name, steps in data.features.items() if any(map(is_unfitted, steps))]
+
+
+def with_vocabularies(data: TrainingData) -> TrainingData:
+    """The data section with the values of vocabulary files in it.
+
+    Raises:
+        DataError: a file cannot be read, is no UTF-8, or holds no values, too many, or one that does not fit.
+    """
+    sparse = {feature.name: feature for feature in data.sparse}
+    features = {
+        name: tuple(_with_values(step, sparse[name]) if isinstance(step, Vocabulary) else step for step in steps)
+        for name, steps in data.features.items()
+    }
+    return data if features == data.features else data.model_copy(update={"features": features})
+
+
+def _with_values(step: Vocabulary, feature: SparseFeature) -> Vocabulary:
+    if step.file is None:
+        return step
+    place = f"data.features.{feature.name}: the vocabulary {step.file}"
+    try:
+        lines = read_bytes(step.file).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place} is no UTF-8 ({error}); write it again in UTF-8") from error
+    if not 0 < len(lines) <= MOST_VALUES:
+        raise DataError(f"{place} has {len(lines):,} lines; allowed: 1 to {MOST_VALUES:,}; use a step hash for more")
+    values: list[str | int] = list(lines)
+    if not feature.is_text:
+        try:
+            values = [int(line) for line in lines]
+        except ValueError as error:
+            raise DataError(f"{place} holds a line that is no whole number ({error}), as `encoding` asks") from error
+    elif "" in lines:
+        raise DataError(f"{place} has an empty line {lines.index('') + 1}; remove it")
+    try:
+        return Vocabulary(step="vocabulary", values=tuple(values), out_of_vocabulary=step.out_of_vocabulary)
+    except ValidationError as error:
+        raise DataError(f"{place}: {error.errors()[0]['msg']}; correct the file") from error
+
+
+def fit(data: TrainingData, manifest: DataManifest, known: dict[str, Steps] | None = None) -> TrainingData:
+    """The data section with the figures of every step that has none.
+
+    Args:
+        manifest: the rows to train on.
+        known: steps of the model that training goes on from: a feature whose steps are the same, figures aside, keeps
+            its figures, for the weights were trained with them.
+
+    Raises:
+        DataError: rows cannot be read, or a feature has no values, or only one.
+    """
+    features = dict(data.features)
+    for name in unfitted_features(data):
+        kept = (known or {}).get(name)
+        if kept is not None and same_steps(features[name], kept):
+            features[name] = kept
+    rest = data.model_copy(update={"features": features})
+    wanted = unfitted_features(rest)
+    for name, moments in _moments(rest, manifest, wanted).items():
+        if not moments.count or not moments.deviation:
+            found = "no value at all" if not moments.count else f"the value {moments.mean:g} only"
+            raise DataError(
+                f"data.features.{name}: found {found} in {min(manifest.rows, FIT_ROWS):,} rows, expected different "
+                "numbers to standardize; remove the feature, or give the step mean and scale"
+            )
+        fitted = Standardize(step="standardize", mean=moments.mean, scale=moments.deviation)
+        features[name] = tuple(fitted if is_unfitted(step) else step for step in features[name])
+    return data.model_copy(update={"features": features})
+
+
+def _moments(data: TrainingData, manifest: DataManifest, names: Sequence[str]) -> dict[str, Moments]:
+    found = {name: Moments() for name in names}
+    if not names:
+        return found
+    # Only their columns are read.
+    narrow = data.model_copy(
+        update={
+            "dense": tuple(feature for feature in data.dense if feature.name in names),
+            "sparse": tuple(feature for feature in data.sparse if feature.name in names),
+            "features": {name: data.features[name] for name in names},
+        }
+    )
+    encoder, raw = RowEncoder(narrow), RawReader(narrow, manifest)
+    steps = {
+        name: tuple(takewhile(lambda step: not isinstance(step, Unfitted), plan.steps))
+        for name, plan in plans_of(narrow, names).items()
+    }
+    for start, length in _blocks(manifest.rows):
+        for piece in raw.read(start, length):
+            try:
+                read = encoder.read(piece.table)
+            except DataError as error:
+                raise DataError(f"{piece.file.uri}: {error}") from error
+            good = np.flatnonzero(~read.bad_B)
+            for name, moments in found.items():
+                column = run_steps(encoder.source(name, read).take(good), steps[name])
+                moments.add(column.values if column.missing is None else column.values[~column.missing])
+    raw.close()
+    return found
+
+
+def _blocks(rows: int) -> list[tuple[int, int]]:
+    """(first row, rows) of what is fitted on."""
+    if rows <= FIT_ROWS:
+        return [(0, rows)]
+    blocks = FIT_ROWS // _BLOCK_ROWS
+    return [(int(start), _BLOCK_ROWS) for start in np.linspace(0, rows - _BLOCK_ROWS, blocks)]

@@ -1,0 +1,62 @@
+"""written_column: what `convert` writes for a raw column, so that every feature reads the same values out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from elastrec.platform.data.columns import read_column
+from elastrec.platform.data.feature_plan import Reading
+from elastrec.platform.data.preprocessing import MISSING_ID, Column
+from elastrec.platform.data.reading.numbers import is_text
+
+
+def written_column(values: pa.Array, name: str, read: Mapping[Reading, Column], list_separator: str) -> pa.Array:
+    """A column of one piece of the log; values of bad rows are arbitrary.
+
+    A column that is read in one way is written so: float64 numbers or int64 ids, null where a value is missing. One
+    that is read in several, or of which only the gaps are looked at, stays as the log has it.
+
+    Args:
+        read: what the encoder read, of this piece and of all columns.
+    """
+    readings = [reading for reading in read if reading.column == name and reading.kind != "presence"]
+    ways = {replace(reading, fill=None) for reading in readings}
+    if len(ways) != 1:
+        return _as_the_log_has_it(values)
+    reading = readings[0]
+    if reading.fill is None or (reading.kind == "ids" and reading.fill == MISSING_ID):
+        column = read[reading]
+    else:
+        column = read_column(values, ways.pop(), list_separator, _no_marker)
+    if column.offsets is not None:
+        return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
+    missing = column.missing
+    if reading.fill is not None and missing is None and reading.kind == "ids":
+        missing = column.values == MISSING_ID
+    return pa.array(column.values, mask=missing if missing is not None and missing.any() else None)
+
+
+def _no_marker(column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
+    """The encoder has marked what is wrong."""
+
+
+def _as_the_log_has_it(values: pa.Array) -> pa.Array:
+    """The values in a type that all files of a log share."""
+    return values.cast(_shared(values.type))
+
+
+def _shared(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _shared(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_shared(kind.value_type))
+    if is_text(kind):
+        return pa.string()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    return pa.int64() if pa.types.is_signed_integer(kind) else kind

@@ -1,0 +1,146 @@
+"""What pydantic finds wrong with a spec, as problems that name field, value, what is allowed and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.errors import MISSING, FieldProblem, near
+
+_LONGEST_VALUE = 80
+_DEEPEST_SECTION = 5
+_MOST_SUGGESTED = 3
+
+
+class FieldError(ValueError):
+    """For a section's validator: what is wrong with one field inside the section.
+
+    Args:
+        path: of the field, from the section on.
+    """
+
+    def __init__(self, path: str, value: str, allowed: str, mend: str) -> None:
+        super().__init__(f"{path}: {value} is not allowed; allowed: {allowed}; {mend}")
+        self.path, self.value, self.allowed, self.mend = path, value, allowed, mend
+
+
+def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
+    """One of the errors of a pydantic ValidationError.
+
+    Args:
+        content: what was checked; None where it is out of reach.
+    """
+    parts = [part for part in detail["loc"] if part not in ("function-after", "json-or-python")]
+    path = ".".join(str(part) for part in _without_tags(parts, content)) or "job"
+    value = _show(detail["input"])
+    error = detail["type"]
+    context = detail.get("ctx", {})
+    if isinstance(inner := context.get("error"), FieldError):
+        place = f"{path}.{inner.path}" if parts else inner.path
+        return FieldProblem(place, inner.value, inner.allowed, inner.mend)
+    if error == "missing":
+        return FieldProblem(path, MISSING, "a value", "add the field")
+    if error == "union_tag_not_found":
+        return FieldProblem(path, value, f"a mapping with {context['discriminator']}", "say which one it is")
+    if error == "union_tag_invalid":
+        known = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
+        field = context["discriminator"].strip("'")
+        return FieldProblem(
+            f"{path}.{field}", repr(context["tag"]), f"one of {', '.join(known)}", near(context["tag"], known)
+        )
+    if error == "extra_forbidden":
+        key = str(detail["loc"][-1])
+        known = _known_fields(kind, detail["loc"][:-1])
+        close = difflib.get_close_matches(key, known, n=1) or _elsewhere(kind, key)
+        mend = f"did you mean {' or '.join(map(repr, close))}?" if close else "remove the field"
+        return FieldProblem(path, "an unknown field", f"the fields {', '.join(known)}", mend)
+    if error == "value_error":
+        reason = str(context.get("error", detail["msg"]))
+        if isinstance(detail["input"], Mapping | Spec):
+            return FieldProblem(path, "this combination", reason)
+        return FieldProblem(path, value, reason, getattr(context.get("error"), "remedy", ""))
+    if error in ("enum", "literal_error"):
+        return FieldProblem(path, value, f"one of {context['expected']}")
+    return FieldProblem(path, value, _allowed(detail))
+
+
+def _without_tags(parts: list[Any], content: Any) -> list[Any]:
+    """A path without the names by which pydantic tells the kinds of a union apart: the file has no such fields."""
+    kept, place = [], content
+    for part in parts:
+        if isinstance(place, Mapping) and part not in place and place.get("step") == part:
+            continue
+        kept.append(part)
+        if isinstance(place, Mapping):
+            place = place.get(part)
+        elif isinstance(place, list | tuple) and isinstance(part, int) and part < len(place):
+            place = place[part]
+        else:
+            place = None
+    return kept
+
+
+def _allowed(detail: Any) -> str:
+    context = detail.get("ctx", {})
+    signs = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    for key, words in signs.items():
+        if key in context:
+            return f"{words} {context[key]}"
+    for key, words in {"min_length": "at least", "max_length": "at most"}.items():
+        if key in context:
+            return f"{words} {context[key]} characters or elements"
+    if "pattern" in context:
+        return f"text that matches {context['pattern']}"
+    message: str = detail["msg"].removeprefix("Input should be ")
+    return message[0].lower() + message[1:]
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def _known_fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
+    schema = kind.model_json_schema(by_alias=True)
+    place = schema
+    for part in location:
+        place = _resolve(schema, place)
+        if tags := place.get("discriminator", {}).get("mapping"):
+            place = {"$ref": tags.get(part, "")} if part in tags else {}
+        elif isinstance(part, int):
+            place = place.get("items", {})
+        elif part in place.get("properties", {}):
+            place = place["properties"][part]
+        else:
+            by_name = place.get("additionalProperties")
+            place = by_name if isinstance(by_name, dict) else {}
+    return sorted(_resolve(schema, place).get("properties", {}))
+
+
+def _elsewhere(kind: Any, key: str) -> list[str]:
+    """Paths of the fields of this name in other sections."""
+    schema = kind.model_json_schema(by_alias=True)
+    found: list[str] = []
+    sections: list[tuple[str, dict[str, Any]]] = [("", schema)]
+    while sections:
+        path, section = sections.pop()
+        if path.count(".") >= _DEEPEST_SECTION:
+            continue
+        for name, field in _resolve(schema, section).get("properties", {}).items():
+            place = f"{path}.{name}" if path else name
+            if name == key:
+                found.append(place)
+            sections.append((place, field))
+    return sorted(found)[:_MOST_SUGGESTED]
+
+
+def _resolve(schema: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+    while "$ref" in place or "anyOf" in place or "allOf" in place:
+        if "$ref" in place:
+            place = schema["$defs"][place["$ref"].rsplit("/", 1)[1]]
+        else:
+            options = place.get("anyOf") or place["allOf"]
+            place = next((option for option in options if option.get("type") != "null"), {})
+    return place
