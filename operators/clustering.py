@@ -15,8 +15,10 @@ from elastrec.operators.params import read_job
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
+    from elastrec.platform.jobs.starting.clustering import Clustered
     from elastrec.platform.specs.job import TrainingJob
 
 
@@ -52,16 +54,21 @@ class ClusterPartitionOperator(_LogOperator):
         path: where the clustered log goes.
     """
 
+    _clustered: tuple[str, Clustered] | None = None
+
     def execute(self, context: Context) -> dict[str, Any]:
         """Clusters; bad data fails without a retry."""
         from elastrec.platform.jobs.starting.clustering import cluster_partition
+        from elastrec.platform.jobs.starting.preparation import resolved
 
         with no_retry_for_bad_input():
             if not self.path:
                 advice = f"fill in the field, or set the Airflow variable {settings.CLUSTERED_LOG_VARIABLE}"
                 problem = FieldProblem("destination", "empty", "where the clustered log goes", advice)
                 raise SpecError([problem], "the form")
-            found = cluster_partition(self.platform, self._job(), self.path, self.partition)
+            job = self._job()
+            found = cluster_partition(self.platform, job, self.path, self.partition)
+        self._clustered = resolved(job.spec.data.path, str(self.platform.base_folder)), found
         self.log.info(
             "%s %s: %s rows, %s sessions; %s bytes became %s",
             found.path, found.partition, f"{found.rows:,}", f"{found.sessions:,}", f"{found.source_bytes:,}",
@@ -74,6 +81,12 @@ class ClusterPartitionOperator(_LogOperator):
                 if self.partition:
                     event.add_partitions(self.partition)
         return give(found)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
+        """From the log to the clustered one; nothing where the task failed."""
+        from elastrec.operators import lineage
+
+        return lineage.clustered(*self._clustered) if self._clustered else None
 
 
 class InspectPartitionOperator(_LogOperator):

@@ -27,6 +27,7 @@ from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.text.uris import masked
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
     from pydantic import JsonValue
 
@@ -168,6 +169,7 @@ class RegisterModelOperator(_PublishingOperator):
     def __init__(self, *, decision: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.decision = decision
+        self._registered: Registered | None = None
 
     def launched_job(self) -> LaunchedJob:
         """See _PublishingOperator."""
@@ -180,7 +182,7 @@ class RegisterModelOperator(_PublishingOperator):
         from elastrec.platform.jobs import GateDecision, register
 
         job = self._with_run(context)
-        registered = register(self.platform, job.prepared, job, take(GateDecision, self.decision))
+        registered = self._registered = register(self.platform, job.prepared, job, take(GateDecision, self.decision))
         self.log.info(
             "registered %s version %s%s",
             registered.name,
@@ -189,6 +191,15 @@ class RegisterModelOperator(_PublishingOperator):
         )
         self._announce(context, registered)
         return give(registered)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
+        """From the rows that the model was trained and judged on to its version in the registry."""
+        from elastrec.operators import lineage
+
+        prepared = self.launched_job().prepared
+        inputs = [lineage.training_rows(prepared), lineage.evaluation_rows(prepared)]
+        registered = self._registered
+        return lineage.lineage(inputs, [lineage.model(registered, self.platform.tracking_uri)] if registered else [])
 
     def _announce(self, context: Context, registered: Registered) -> None:
         about: dict[str, JsonValue] = {

@@ -32,11 +32,13 @@ from elastrec.platform.specs.errors import OtherJobError
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
     from airflow.sdk.types import DagRunProtocol
 
     from elastrec.operators.values import LaunchedJob
     from elastrec.platform.jobs import Allocation, Prepared
+    from elastrec.platform.specs.metrics import TrainingMetrics
 
 
 class PrepareDataOperator(ElastrecOperator):
@@ -237,6 +239,7 @@ class OfflinePhaseOperator(WaitingOperator):
         super().__init__(**kwargs)
         self.launched = launched
         self._owner = ""
+        self._trained: TrainingMetrics | None = None
 
     def execute(self, context: Context) -> Any:
         """Takes the job over and waits."""
@@ -260,7 +263,7 @@ class OfflinePhaseOperator(WaitingOperator):
 
         job_id, outcome, reason = event["job_id"], event["outcome"], event["reason"]
         if outcome == "succeeded":
-            metrics = observe(self.platform, job_id).metrics
+            metrics = self._trained = observe(self.platform, job_id).metrics
             self.log.info(progress_line(metrics))
             return {**metrics.model_dump(mode="json"), **give(TrainedJob(launched=take(LaunchedJob, self.launched)))}
         if outcome == TIMED_OUT:
@@ -271,6 +274,19 @@ class OfflinePhaseOperator(WaitingOperator):
                 self.log.error(line)
             raise AirflowFailException(f"job {job_id} {outcome}: {reason}")
         raise AirflowException(f"job {job_id} is {outcome}: {reason}; the next try attaches to it or launches it again")
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
+        """From the log, and the record that the job began with, to the one that it ended with."""
+        from elastrec.operators import lineage
+        from elastrec.operators.values import LaunchedJob
+
+        prepared, trained = take(LaunchedJob, self.launched).prepared, self._trained
+        inputs = [lineage.training_rows(prepared)]
+        if prepared.start_record:
+            inputs.append(lineage.record_read(prepared.start_record))
+        record = trained.checkpoint if trained else ""
+        outputs = [lineage.record_written(record, trained.samples_trained)] if trained and record else []
+        return lineage.lineage(inputs, outputs)
 
     def on_kill(self) -> None:
         """Stops the job; while the task is deferred the trigger does it."""

@@ -13,8 +13,10 @@ ROOMS = ("platform", "operators", "trainers", "checkpoints", "dags")
 # Distributions whose module has another name.
 MODULES = {
     "apache-airflow": "airflow",
+    "apache-airflow-providers-openlineage": "airflow",
     "apache-airflow-providers-standard": "airflow",
     "fbgemm-gpu-cpu": "fbgemm_gpu",
+    "openlineage-python": "openlineage",
     "pyyaml": "yaml",
 }
 # The lock installs torchrec without its own dependencies, of which one would be the CUDA build of fbgemm.
