@@ -147,7 +147,10 @@ def test_what_another_policy_would_have_made_of_the_jobs_that_have_run(elastrec:
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
     trained = {
-        run.data.tags["elastrec.job_id"]: run.data.metrics["time/training_seconds"]
+        run.data.tags["elastrec.job_id"]: sum(
+            run.data.metrics.get(f"time/{part}_seconds", 0.0)
+            for part in ("training", "waiting_for_data", "redoing_lost_work")
+        )
         for run in runs
         if run.info.status == "FINISHED"
     }
