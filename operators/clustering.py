@@ -82,7 +82,7 @@ class ClusterPartitionOperator(_LogOperator):
                     event.add_partitions(self.partition)
         return give(found)
 
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any] | None:
         """From the log to the clustered one; nothing where the task failed."""
         from elastrec.operators import lineage
 

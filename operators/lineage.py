@@ -7,7 +7,7 @@ subset, so that the graph connects the days of a job; records and versions of a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from elastrec.platform.specs.text.uris import without_credentials
@@ -83,7 +83,7 @@ def model(registered: Registered, tracking_uri: str) -> OutputDataset:
     return OutputDataset(without_credentials(tracking_uri), f"models/{registered.name}", facets=facets)
 
 
-def clustered(source: str, found: Clustered) -> OperatorLineage:
+def clustered(source: str, found: Clustered) -> OperatorLineage[Any, Any]:
     """A partition of a log, and the same clustered by session."""
     from openlineage.client.event_v2 import InputDataset, OutputDataset
     from openlineage.client.facet_v2 import input_statistics_input_dataset, output_statistics_output_dataset
@@ -96,7 +96,7 @@ def clustered(source: str, found: Clustered) -> OperatorLineage:
     )
 
 
-def lineage(inputs: list[InputDataset], outputs: list[OutputDataset]) -> OperatorLineage:
+def lineage(inputs: list[InputDataset], outputs: list[OutputDataset]) -> OperatorLineage[Any, Any]:
     """What a task's method gives the provider."""
     from airflow.providers.openlineage.extractors import OperatorLineage
 
@@ -115,7 +115,7 @@ def _log(path: str, start: str, end: str, rows: int) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
     from openlineage.client.facet_v2 import base_subset_dataset, input_statistics_input_dataset
 
-    facets: dict[str, object] = {
+    facets: dict[str, Any] = {
         "inputStatistics": input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
     }
     if start:

@@ -192,7 +192,7 @@ class RegisterModelOperator(_PublishingOperator):
         self._announce(context, registered)
         return give(registered)
 
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         """From the rows that the model was trained and judged on to its version in the registry."""
         from elastrec.operators import lineage
 

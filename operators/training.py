@@ -275,7 +275,7 @@ class OfflinePhaseOperator(WaitingOperator):
             raise AirflowFailException(f"job {job_id} {outcome}: {reason}")
         raise AirflowException(f"job {job_id} is {outcome}: {reason}; the next try attaches to it or launches it again")
 
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         """From the log, and the record that the job began with, to the one that it ended with."""
         from elastrec.operators import lineage
         from elastrec.operators.values import LaunchedJob
