@@ -1,4 +1,4 @@
-"""What the job master costs and how much it bears: shards per second, life signs, memory.
+"""What the job master costs and how much it bears: shards per second, heartbeats, memory.
 
 A real master with its journal on disk answers over a socket; its workers are played (see `processes.shards`): they
 say what real ones say and train nothing. CPU seconds are those of the master's process alone.
@@ -62,7 +62,7 @@ def leasing(shards: int, rounds: int) -> list[Figure]:
     ]  # fmt: skip
 
 
-def life_signs(name: str, workers: int, seconds: float, rounds: int, at_most: float, shards: bool) -> list[Figure]:
+def heartbeats(name: str, workers: int, seconds: float, rounds: int, at_most: float, shards: bool) -> list[Figure]:
     """Share of a core that the master takes while its workers beat, and train when `shards` says so."""
     rows = int(3 * workers * seconds * (rounds + 1) * _STEPS_PER_SECOND * _BATCH) + 10 * workers * _BATCH * 100
     shares, beats = [], []
@@ -91,8 +91,8 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     """One job after the other."""
     return [
         *leasing(arguments.shards, arguments.rounds),
-        *life_signs("master_with_8_workers", 8, arguments.seconds, arguments.rounds, at_most=2.0, shards=True),
-        *life_signs(
+        *heartbeats("master_with_8_workers", 8, arguments.seconds, arguments.rounds, at_most=2.0, shards=True),
+        *heartbeats(
             f"master_with_{arguments.workers}_beating", arguments.workers, arguments.seconds, arguments.rounds,
             at_most=5.0, shards=False,
         ),

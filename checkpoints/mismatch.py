@@ -64,7 +64,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         name: of the table or dense parameter; `*` for all dense parameters while their shapes are unknown.
         old, new: the two sides in words, empty where there is none.
         field: path in the job file, for messages.
-        mend: what the user can do about a refusal.
+        remedy: what the user can do about a refusal.
     """
 
     what: Literal["table", "dense"]
@@ -74,7 +74,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     old: str = ""
     new: str = ""
     field: str = ""
-    mend: str = ""
+    remedy: str = ""
 
 
 class Adaptation(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class Adaptation(msgspec.Struct, frozen=True):
                         path=line.field,
                         value=line.new or "absent",
                         allowed=f"{line.old or 'absent'}, as in the record ({line.what} {line.name}: {line.reason})",
-                        mend=line.mend,
+                        remedy=line.remedy,
                     )
                     for line in self.refused
                 ],
@@ -182,7 +182,7 @@ def _refused(line: Decision) -> Decision:
         line,
         verdict=Verdict.REFUSED,
         reason=f"would be {line.verdict.value}: {line.reason}",
-        mend="set continual.on_mismatch: adapt to allow it, or continual.start_from: nothing to begin afresh",
+        remedy="set continual.on_mismatch: adapt to allow it, or continual.start_from: nothing to begin afresh",
     )
 
 
@@ -216,7 +216,7 @@ def _table(
             what="table", name=old.name, verdict=Verdict.DROPPED, reason="no feature of the job uses it",
             old=_text(old), field="spec.data.sparse",
         )  # fmt: skip
-    verdict, reason, field, mend = Verdict.KEPT, "", f"spec.tables.{old.name}", ""
+    verdict, reason, field, remedy = Verdict.KEPT, "", f"spec.tables.{old.name}", ""
     if old.dimension != new.dimension:
         verdict, reason = Verdict.NEW, f"the dimension changed from {old.dimension} to {new.dimension}"
         has_its_own = job.spec.table(old.name).dimension is not None
@@ -233,7 +233,7 @@ def _table(
         if old.hash_size is None:
             reason = "recorded rows of different ids would fall together"
         field = f"spec.tables.{old.name}.hash_size"
-        mend = (
+        remedy = (
             f"restore hash_size: {old.hash_size if old.hash_size is not None else 'absent'}, give the feature another "
             "table name to start its rows anew, or set continual.start_from: nothing"
         )
@@ -243,7 +243,7 @@ def _table(
         field = changed[0][0]
     return Decision(
         what="table", name=old.name, verdict=verdict, reason=reason, old=_text(old), new=_text(new), field=field,
-        mend=mend,
+        remedy=remedy,
     )  # fmt: skip
 
 

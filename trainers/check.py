@@ -124,8 +124,8 @@ def _check_transform(job: TrainingJob) -> list[FieldProblem]:
         found = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         value = f"{path!r} ({type(error).__name__}: {error})"
-        mend = "install the package where the pods run or put it on PYTHONPATH"
-        return [FieldProblem("spec.data.transform", value, "a function that can be imported by the pods", mend)]
+        remedy = "install the package where the pods run or put it on PYTHONPATH"
+        return [FieldProblem("spec.data.transform", value, "a function that can be imported by the pods", remedy)]
     if not callable(found):
         return [FieldProblem("spec.data.transform", f"{path!r} (a {type(found).__name__})", "a function")]
     return []

@@ -128,7 +128,7 @@ class PlayedPod:
         self._trained: list[Shard] = []
 
     def beat(self, metrics: WindowMetrics | None = None) -> None:
-        """Gives a life sign, and obeys at once."""
+        """Gives a heartbeat, and obeys at once."""
         restore = self.directive.restore
         message = Heartbeat(
             pod=self.name,

@@ -199,7 +199,7 @@ def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
             if bad is not None and (data.bad_rows.policy == "fail" or encoded.bad_B.all()):
                 raise DataError(
                     f"{file.uri}: row {bad.row}, {bad.reason}; correct the column's encoding in the job "
-                    "file, mend the file, or allow such rows with data.bad_rows.policy: skip"
+                    "file, fix the file, or allow such rows with data.bad_rows.policy: skip"
                 )
         start += file.rows
     raw.close()
@@ -234,10 +234,10 @@ def _describe(
         present = set(names)
         missing = [name for name in needed if name not in present]
         if missing:
-            mend = "correct the names in the job file's data section"
+            remedy = "correct the names in the job file's data section"
             if data.format is FileFormat.CSV and data.csv.has_header and len(missing) == len(needed):
-                mend += ", or csv.delimiter, or set csv.has_header: false and csv.column_names if it has no header"
-            raise DataError(f"{uri}: the columns {missing} are missing; found: {', '.join(names)}; {mend}")
+                remedy += ", or csv.delimiter, or set csv.has_header: false and csv.column_names if it has no header"
+            raise DataError(f"{uri}: the columns {missing} are missing; found: {', '.join(names)}; {remedy}")
     return file, [(name, kind) for name, kind in zip(names, types, strict=True) if name in needed]
 
 

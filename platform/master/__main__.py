@@ -122,7 +122,7 @@ def run() -> int:
 
 
 def main() -> None:
-    """Reads who this pod is, runs the job, and turns what cannot be mended into an exit code with a reason."""
+    """Reads who this pod is, runs the job, and turns what cannot be recovered from into an exit code with a reason."""
     configure_logging()
     expect_existing_stores()
     try:

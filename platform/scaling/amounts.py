@@ -18,14 +18,14 @@ from elastrec.platform.specs.shape import Shape
 GIBIBYTE = 2**30
 
 
-def require(holds: bool, field: str, value: Any, allowed: str, mend: str) -> None:
+def require(holds: bool, field: str, value: Any, allowed: str, remedy: str) -> None:
     """One way to refuse a number.
 
     Raises:
         ScalingError: unless `holds`.
     """
     if not holds:
-        raise ScalingError(f"{field}: {value} is not allowed; allowed: {allowed}; {mend}")
+        raise ScalingError(f"{field}: {value} is not allowed; allowed: {allowed}; {remedy}")
 
 
 def is_positive(value: float) -> bool:
@@ -73,13 +73,13 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     parameter_server_memory_bytes: int
 
     def __post_init__(self) -> None:
-        mend = "correct the plan or the record that it came from"
+        remedy = "correct the plan or the record that it came from"
         for field in ("workers", "parameter_servers", "worker_memory_bytes", "parameter_server_memory_bytes"):
             value = getattr(self, field)
-            require(isinstance(value, int) and value >= 1, field, value, "a whole number of at least 1", mend)
+            require(isinstance(value, int) and value >= 1, field, value, "a whole number of at least 1", remedy)
         for field in ("worker_cores", "parameter_server_cores"):
             value = getattr(self, field)
-            require(is_positive(value), field, value, "a number above 0", mend)
+            require(is_positive(value), field, value, "a number above 0", remedy)
 
     @staticmethod
     def of(shape: Shape) -> Allocation:

@@ -90,7 +90,7 @@ def load_policy(name: str) -> ScalingPolicy:
             except Exception as error:  # a plug-in may fail in any way
                 raise ScalingError(
                     f"policy {name} ({each.value}) cannot be loaded: {type(error).__name__}: {error}; "
-                    "mend its package or choose another policy"
+                    "fix its package or choose another policy"
                 ) from error
             if not isinstance(policy, ScalingPolicy):
                 raise ScalingError(

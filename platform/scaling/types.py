@@ -31,10 +31,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     network_bytes_per_second: float = 1.25e9
 
     def __post_init__(self) -> None:
-        mend = "take it from the job file"
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1", mend)
-        require(self.dense_bytes >= 0, "dense_bytes", self.dense_bytes, "0 or more", mend)
-        require(self.embedding_dimension >= 1, "embedding_dimension", self.embedding_dimension, "at least 1", mend)
+        remedy = "take it from the job file"
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1", remedy)
+        require(self.dense_bytes >= 0, "dense_bytes", self.dense_bytes, "0 or more", remedy)
+        require(self.embedding_dimension >= 1, "embedding_dimension", self.embedding_dimension, "at least 1", remedy)
         speed = self.network_bytes_per_second
         require(is_positive(speed), "network_bytes_per_second", speed, "above 0", "give the network's speed")
 
@@ -59,7 +59,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         worker_start_seconds, server_start_seconds: from the request to training; the job trains on meanwhile.
-        migration_pause_seconds: training stands still when servers or a pod's size change.
+        migration_pause_seconds: training pauses when servers or a pod's size change.
         measured: how many starts and migrations stand behind the numbers; 0: documented defaults.
     """
 
@@ -153,12 +153,12 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     priority: float = 1.0
 
     def __post_init__(self) -> None:
-        mend = f"correct the profile of {self.job_id}"
+        remedy = f"correct the profile of {self.job_id}"
         left = self.remaining_samples
-        require(math.isfinite(left) and left >= 0, "remaining_samples", left, "0 or more", mend)
+        require(math.isfinite(left) and left >= 0, "remaining_samples", left, "0 or more", remedy)
         window = self.until_next_change_seconds
-        require(is_positive(window), "until_next_change_seconds", window, "above 0", mend)
-        require(is_positive(self.priority), "priority", self.priority, "above 0", mend)
+        require(is_positive(window), "until_next_change_seconds", window, "above 0", remedy)
+        require(is_positive(self.priority), "priority", self.priority, "above 0", remedy)
 
 
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         interval_seconds: between two rounds of the policy (DLRover-RM §6.2: three minutes).
         start_seconds: median until a pod trains; log-normal with `start_spread`.
-        migration_pause_seconds: training stands still when servers or a pod's size change.
+        migration_pause_seconds: training pauses when servers or a pod's size change.
         noise: standard deviation of the logarithm of a window's step time.
         hours_between_failures: mean of one pod, gamma with shape `failure_shape`; infinity: none fails. 1.5 % of pods
             fail per day (DLRover-RM §2.2), which is one in 1600 hours.
@@ -96,18 +96,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     until_seconds: float = 30 * 86_400.0
 
     def __post_init__(self) -> None:
-        mend = "correct the settings"
+        remedy = "correct the settings"
         for name in ("interval_seconds", "hours_between_failures", "failure_shape", "until_seconds"):
             value = getattr(self, name)
-            require(value > 0, f"simulation.{name}", value, "above 0", mend)
+            require(value > 0, f"simulation.{name}", value, "above 0", remedy)
         for name in ("start_seconds", "start_spread", "migration_pause_seconds", "noise"):
             value = getattr(self, name)
-            require(0 <= value < math.inf, f"simulation.{name}", value, "0 or more", mend)
+            require(0 <= value < math.inf, f"simulation.{name}", value, "0 or more", remedy)
         patience = self.patience_rounds
         require(patience >= 1, "simulation.patience_rounds", patience, "1 or more", "1 asks in every round")
         for name in ("straggler_share", "hot_server_share"):
             value = getattr(self, name)
-            require(0 <= value <= 1, f"simulation.{name}", value, "a share of 0 to 1", mend)
+            require(0 <= value <= 1, f"simulation.{name}", value, "a share of 0 to 1", remedy)
         for name in ("straggler_slowdown", "hot_server_slowdown"):
             value = getattr(self, name)
-            require(1 <= value < math.inf, f"simulation.{name}", value, "1 or more", mend)
+            require(1 <= value < math.inf, f"simulation.{name}", value, "1 or more", remedy)

@@ -342,7 +342,7 @@ class TrainingData(Spec):
             if found:
                 fault = found[0]
                 place = "" if fault.position is None else f".{fault.position}"
-                raise FieldError(f"features.{name}{place}", fault.value, fault.allowed, fault.mend)
+                raise FieldError(f"features.{name}{place}", fault.value, fault.allowed, fault.remedy)
             if isinstance(steps[0], Cross):
                 self._check_cross(name, steps[0], targets)
 
@@ -357,11 +357,11 @@ class TrainingData(Spec):
             if column in lists:
                 raise FieldError(place, f"{column!r}, a list", "features with one value per row", "name another one")
             if column in dense:
-                mend = "name a sparse feature that has a step bucketize and reads the same column"
-                raise FieldError(place, f"{column!r}, a dense feature", "sparse features or columns", mend)
+                remedy = "name a sparse feature that has a step bucketize and reads the same column"
+                raise FieldError(place, f"{column!r}, a dense feature", "sparse features or columns", remedy)
             if column in crosses:
-                mend = "name the columns that it crosses"
-                raise FieldError(place, f"{column!r}, a cross itself", "features that are no cross, or columns", mend)
+                remedy = "name the columns that it crosses"
+                raise FieldError(place, f"{column!r}, a cross itself", "features that are no cross, or columns", remedy)
 
     @property
     def described_features(self) -> tuple[DenseFeature | SparseFeature, ...]:

@@ -34,13 +34,13 @@ class FieldProblem:
     path: str
     value: str
     allowed: str
-    mend: str = ""
+    remedy: str = ""
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.value} is not allowed; allowed: {self.allowed}"
         if self.value == MISSING:
             text = f"{self.path} is missing; needed: {self.allowed}"
-        return f"{text}; {self.mend}" if self.mend else text
+        return f"{text}; {self.remedy}" if self.remedy else text
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -61,7 +61,7 @@ class SpecError(ElastrecError):
         self.problems = problems
         self.source = source
         if problems:
-            self.field, self.remedy = problems[0].path, problems[0].mend
+            self.field, self.remedy = problems[0].path, problems[0].remedy
         where = f" in {source}" if source else ""
         lines = "\n".join(f"  - {problem}" for problem in problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"

@@ -234,7 +234,7 @@ class Fault(NamedTuple):
     position: int | None
     value: str
     allowed: str
-    mend: str
+    remedy: str
 
 
 def kind_read(steps: Sequence[FeatureStep], *, is_dense: bool) -> Kind:
@@ -273,8 +273,8 @@ def faults(steps: Sequence[FeatureStep], *, is_dense: bool, is_list: bool, is_te
         if isinstance(step, _TAKES_NUMBERS) and kind is not Kind.NUMBER:
             return [Fault(index, name, f"steps that take {kind}, for the steps before give them", "move or remove it")]
         if isinstance(step, (*_TAKES_IDS, Cross)) and kind is not Kind.ID:
-            mend = "put a bucketize before it" if not is_dense else "name the feature under sparse"
-            return [Fault(index, name, f"steps that take {kind}, for the steps before give them", mend)]
+            remedy = "put a bucketize before it" if not is_dense else "name the feature under sparse"
+            return [Fault(index, name, f"steps that take {kind}, for the steps before give them", remedy)]
         if isinstance(step, Standardize) and is_unfitted(step) and any(map(is_unfitted, steps[:index])):
             return [Fault(index, name, "one fitted standardize for each feature", "give one of them mean and scale")]
         if isinstance(step, FillNull) and (fault := _filling(step, index, kind, is_text=is_text and is_raw)):
@@ -291,8 +291,8 @@ def faults(steps: Sequence[FeatureStep], *, is_dense: bool, is_list: bool, is_te
     if is_dense and kind is Kind.ID:
         return [Fault(None, "a last step that gives ids", "one that gives numbers", "name the feature under sparse")]
     if not is_dense and kind is Kind.NUMBER:
-        mend = "add a bucketize, or name the feature under dense"
-        return [Fault(None, "a last step that gives numbers", "one that gives ids", mend)]
+        remedy = "add a bucketize, or name the feature under dense"
+        return [Fault(None, "a last step that gives numbers", "one that gives ids", remedy)]
     return []
 
 
@@ -304,8 +304,8 @@ def _filling(step: FillNull, index: int, kind: Kind, *, is_text: bool) -> Fault 
         allowed, fits = "text, as the column holds it", isinstance(step.value, str)
     else:
         allowed, fits = f"a whole number up to {LARGEST_ID}", isinstance(step.value, int) and _is_id(step.value)
-    mend = "put it in quotes" if is_text and not fits else "correct the value"
-    return None if fits else Fault(index, f"value {value}", allowed, mend)
+    remedy = "put it in quotes" if is_text and not fits else "correct the value"
+    return None if fits else Fault(index, f"value {value}", allowed, remedy)
 
 
 def _vocabulary(step: Vocabulary, index: int, *, is_text: bool) -> Fault | None:

@@ -357,7 +357,7 @@ class FaultTolerance(Spec):
     """When something counts as dead, and how often it may die while the job makes no progress."""
 
     heartbeat_interval: Annotated[Seconds, Field(gt=0)] = 0.5
-    """Between two life signs of a pod; longer where all pods together would give more than 150 a second."""
+    """Between two heartbeats of a pod; longer where all pods together would give more than 150 a second."""
     heartbeat_timeout: Seconds = 15.0
     """A pod that was silent for this long is replaced."""
     start_timeout: Annotated[Seconds, Field(gt=0)] = 900.0

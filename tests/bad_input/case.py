@@ -121,7 +121,7 @@ class Case:
         group: heading in the docs.
         title: what is wrong, for people.
         prepare: spoils the place; returns the command line.
-        says: texts that the message must hold: the field, the value, what is allowed, how to mend it.
+        says: texts that the message must hold: the field, the value, what is allowed, how to fix it.
     """
 
     group: str

@@ -42,7 +42,7 @@ def _bomb() -> str:
 
 
 CASES = [
-    Case(FILE, "the file does not exist", call("run", "nowhere.yaml"), ("file", "nowhere.yaml", "readable YAML")),
+    Case(FILE, "the file does not exist", call("run", "nowhere.yaml"), ("file", "nowhere.yaml", "a YAML file", "check the path")),
     Case(FILE, "a folder in the file's place", call("run", "CLICKS"), ("FILE", "clicks", "is a directory")),
     Case(FILE, "an empty file", raw(""), ("file", "empty", "apiVersion")),
     Case(FILE, "text that is no YAML", raw("a: [1\nb: 2"), ("file", "YAML", "check indentation")),
@@ -58,7 +58,7 @@ CASES = [
     Case(FILE, "ten thousand brackets", raw("kind: " + "[" * 10_000 + "]" * 10_000 + "\n"), ("nested", "levels")),
     Case(FILE, "another version", with_field("apiVersion", "elastrec.io/v2"), ("apiVersion", "v2", "v1alpha1")),
     Case(FILE, "another kind", with_field("kind", "Job"), ("kind", "'Job'", "TrainingJob")),
-    Case(FILE, "no spec", with_field("spec", ...), ("spec", "absent", "add the field")),
+    Case(FILE, "no spec", with_field("spec", ...), ("spec", "missing", "add the field")),
     Case(FILE, "a name with capitals", with_field("metadata.name", "Click"), ("metadata.name", "'Click'", "a-z0-9")),
     Case(FILE, "a name of 41 characters", with_field("metadata.name", "a" * 41), ("metadata.name", "aaa", "40")),
     Case(FILE, "a team with a space", with_field("metadata.team", "my team"), ("metadata.team", "my team", "match")),
@@ -123,7 +123,7 @@ CASES = [
          ("spec.data.features.I1.0.step", "'clp'", "fill_null", "did you mean 'clip'")),
     Case(FIELDS, "a step with a misspelled field",
          with_field("spec.data.features", {"I1": [{"step": "clip", "lo": 0}]}),
-         ("spec.data.features.I1.0.lo", "'lo'", "high, low", "did you mean 'low'")),
+         ("spec.data.features.I1.0.lo", "unknown field", "high, low", "did you mean 'low'")),
     Case(FIELDS, "boundaries that fall",
          with_field("spec.data.features", {"C1": [{"step": "bucketize", "boundaries": [5, 1]}]}),
          ("spec.data.features.C1.0.boundaries", "[5, 1]", "numbers that rise")),
@@ -195,7 +195,7 @@ CASES = [
     Case(TOGETHER, "evaluation rows although there are days", with_field("spec.data.evaluation_path", "elsewhere"),
          (DATA, "evaluation_path", "partitioning: none")),
     Case(TOGETHER, "no evaluation rows although there are no days", with_field("spec.data.partitioning", "none"),
-         ("spec.data.evaluation_path", "absent", "add it")),
+         ("spec.data.evaluation_path", "missing", "add it")),
     Case(TOGETHER, "text without header and names", several(data__format="csv", data__csv={"has_header": False}),
          (DATA, "csv.column_names", "has_header")),
     Case(TOGETHER, "one character for fields and lists",

@@ -103,7 +103,7 @@ CASES = [
     Case(MODEL, "an option that is missing",
          model("from torch import nn\nclass MyModel(nn.Module):\n    def __init__(self, rows, schema, hidden):\n"
                "        super().__init__()\n    def forward(self, dense_features, sparse_features): ...\n"),
-         ("spec.model.options.hidden", "absent", "needs this option")),
+         ("spec.model.options.hidden", "missing", "needs this option")),
     Case(TRANSFORM, "a path that is none", with_field("spec.data.transform", "my_package.change"),
          ("spec.data.transform", "'my_package.change'", "matches")),
     Case(TRANSFORM, "a package that is not installed", with_field("spec.data.transform", "not_installed:change"),

@@ -19,7 +19,7 @@ def _values(figures: list[Figure]) -> dict[str, float]:
 def test_the_master_grants_shards_and_hears_played_workers():
     rounds = shards.leasing(shards=2048, rounds=1)
     assert rounds[0].settings["finished"] >= 1024
-    (beating,) = shards.life_signs("beating", workers=3, seconds=0.6, rounds=1, at_most=100.0, shards=True)
+    (beating,) = shards.heartbeats("beating", workers=3, seconds=0.6, rounds=1, at_most=100.0, shards=True)
     assert beating.simulated and beating.settings["beat_seconds"] == 0.5
     assert {"shards.per_second", "shards.memory_per_finished_shard"} <= _values([*rounds, beating]).keys()
 

@@ -146,7 +146,7 @@ def test_refuse_stops_at_any_change_and_names_each(record: ModelSummary, make_jo
     with pytest.raises(SpecError) as caught:
         adaptation.raise_if_refused()
     assert len(caught.value.problems) == 4  # user dropped, page and site new, dense by shape
-    assert all("on_mismatch: adapt" in problem.mend for problem in caught.value.problems)
+    assert all("on_mismatch: adapt" in problem.remedy for problem in caught.value.problems)
     compare(record, make_job(continual={"on_mismatch": "refuse"})).raise_if_refused()
 
 

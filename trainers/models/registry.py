@@ -26,8 +26,8 @@ _BUILT_IN = {
 }
 
 
-def _problem(value: str, allowed: str, mend: str = "") -> SpecError:
-    return SpecError([FieldProblem("spec.model.architecture", value, allowed, mend)])
+def _problem(value: str, allowed: str, remedy: str = "") -> SpecError:
+    return SpecError([FieldProblem("spec.model.architecture", value, allowed, remedy)])
 
 
 def model_class(architecture: str) -> type[nn.Module]:

@@ -210,7 +210,7 @@ class Session:
             return leased
         return None
 
-    # Life signs
+    # Heartbeats
 
     def register(self) -> Registered:
         """Registers, however long the master takes to answer, and starts the heartbeats.

@@ -180,7 +180,7 @@ class BadRowLedger:
             return
         text = f"{uri}: row {first_row + reason.row}, {reason.reason}"
         if self._policy.policy == "fail":
-            raise DataError(f"{text}; mend the file, or allow such rows with data.bad_rows.policy: skip")
+            raise DataError(f"{text}; fix the file, or allow such rows with data.bad_rows.policy: skip")
         self._seen.update((uri, first_row + row) for row in np.flatnonzero(encoded.bad_B).tolist())
         if len(self._seen) > self._policy.at_most:
             raise DataError(

@@ -36,7 +36,7 @@ def read_sample(
         encoded = piece.explained(encoder.encode(piece.table))
         if encoded.first_bad is not None and data.bad_rows.policy == "fail":
             raise DataError(
-                f"{piece.file.uri}: row {piece.first_row + encoded.first_bad.row}, {encoded.first_bad.reason}; mend "
+                f"{piece.file.uri}: row {piece.first_row + encoded.first_bad.row}, {encoded.first_bad.reason}; fix "
                 "the file, or allow such rows with data.bad_rows.policy: skip"
             )
         good = pa.array(~encoded.bad_B)

@@ -83,8 +83,8 @@ def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
                 if not chunk:
                     break
     except OSError as error:
-        mend = "; compress or copy it again" if codec else ""
-        raise DataError(f"{uri}: cannot be read ({error}){mend}") from error
+        remedy = "; compress or copy it again" if codec else ""
+        raise DataError(f"{uri}: cannot be read ({error}){remedy}") from error
     return TextLayout(
         delimiter=delimiter, columns=columns, row_offsets=offsets, end=pending_start, codec=codec, encoding=encoding
     ), rows
@@ -283,14 +283,14 @@ def _no_tabs(uri: str, line: str) -> DataError:
     """What to write instead for a Criteo log that somebody saved with commas."""
     cells = [cell.strip().strip('"') for cell in line.split(",")]
     label = next((cell for cell in cells if cell.lower() == "label"), None)
-    mend = (
+    remedy = (
         "csv.has_header: false and csv.column_names: [label, I1, ..., I13, C1, ..., C26]"
         if label is None
         else f"data.label: {label}"
     )
     return DataError(
         f"{uri}: the fields of the first line are separated by commas, those of format: criteo_tsv by tabs; "
-        f"use format: csv with {mend}"
+        f"use format: csv with {remedy}"
     )
 
 

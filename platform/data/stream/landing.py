@@ -151,7 +151,7 @@ def _land_one(
                     skipped += 1
                     if data.bad_rows.policy == "fail" or skipped > data.bad_rows.at_most:
                         raise DataError(
-                            f"topic {log.topic}: partition {log.partition}: message {offset} {error}; mend the "
+                            f"topic {log.topic}: partition {log.partition}: message {offset} {error}; fix the "
                             "producer, or allow such messages with data.bad_rows (policy: skip, at_most)"
                         ) from error
                     continue

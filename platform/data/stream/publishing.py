@@ -191,7 +191,7 @@ def _checked(data: TrainingData, form: MessageForm, manifest: DataManifest) -> b
             before = int(time_B[-1])
         first += table.num_rows
     if not first:
-        raise DataError(f"{data.path}: no row is left to send; mend the rows or data.bad_rows")
+        raise DataError(f"{data.path}: no row is left to send; fix the rows or data.bad_rows")
     return text
 
 

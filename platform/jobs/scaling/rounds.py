@@ -276,7 +276,7 @@ def observations_of(told: Profile) -> tuple[Observation, ...]:
 
 def observation_of(measured: Measured) -> Observation:
     """What a model is fitted to, of what a master has measured in one configuration."""
-    # Workers read and prepare their rows themselves, so all but standing still for servers is T_grad of eq. 2.
+    # Workers read and prepare their rows themselves, so all but waiting for servers is T_grad of eq. 2.
     own_seconds = measured.worker_seconds - measured.pull_seconds - measured.push_seconds
     return Observation(
         allocation=Allocation.of(measured.configuration),

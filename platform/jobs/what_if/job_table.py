@@ -115,7 +115,7 @@ def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: b
             jobs[job.job_id] = job
     if wrong and not skip_wrong_lines:
         more = len(wrong) - _MOST_PROBLEMS
-        left = [FieldProblem("file", f"{more} more problems", "none", "mend these first")] if more > 0 else []
+        left = [FieldProblem("file", f"{more} more problems", "none", "fix these first")] if more > 0 else []
         raise SpecError([*wrong[:_MOST_PROBLEMS], *left], str(file))
     if not jobs:
         raise SpecError([*wrong[:_MOST_PROBLEMS]], str(file))
@@ -130,9 +130,9 @@ class _Line:
         self._number, self._fields = number, fields
         self.problems: list[FieldProblem] = []
 
-    def refuse(self, name: str, value: str, allowed: str, mend: str = "correct the line") -> None:
+    def refuse(self, name: str, value: str, allowed: str, remedy: str = "correct the line") -> None:
         """Notes a problem."""
-        self.problems.append(FieldProblem(f"line {self._number}, {name}", repr(value), allowed, mend))
+        self.problems.append(FieldProblem(f"line {self._number}, {name}", repr(value), allowed, remedy))
 
     def _number_of(self, name: str, default: float | None, least: float, allowed: str) -> float:
         text = self._fields.get(name, "").strip()

@@ -83,7 +83,7 @@ class Trouble(Spec):
     start_time: Annotated[Seconds, Field(ge=0)] | None = None
     """Median until a pod trains; default: measured ones with `history`, else 60s."""
     migration_pause: Annotated[Seconds, Field(ge=0)] | None = None
-    """Training stands still when servers or a pod's size change; default: measured ones with `history`, else 30s."""
+    """Training pauses when servers or a pod's size change; default: measured ones with `history`, else 30s."""
     noise: Annotated[float, Field(ge=0, le=2)] = 0.05
     """Standard deviation of the logarithm of step times."""
     hours_between_failures: Annotated[float, Field(gt=0)] = 1600.0

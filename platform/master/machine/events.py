@@ -109,7 +109,7 @@ class PodFailed(_Event, frozen=True, kw_only=True):
 
 
 class PodSilent(_Event, frozen=True, kw_only=True):
-    """No life sign of this process for the heartbeat timeout; without incarnation: the pod's process never came up."""
+    """No heartbeat of this process for the heartbeat timeout; without incarnation: the pod's process never came up."""
 
     pod: str
     incarnation: str

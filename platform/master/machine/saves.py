@@ -36,7 +36,7 @@ class Save(msgspec.Struct, kw_only=True):
         stage: workers finish their steps (`pausing`), servers write (`writing`), the manifest follows (`committing`).
         since: when the stage began, or began anew; begun: when the first one did.
         version: directive version that every worker must reach before servers may write.
-        positions: of the shards at the moment when everybody stood still; `rows` that were trained then, all epochs.
+        positions: of the shards at the moment when everybody paused; `rows` that were trained then, all epochs.
         parts: what the servers reported, by pod name.
         unsaved: seconds of training and of waiting for rows that only this save holds, once it is unknown.
         base: what it may build on; None: it holds everything.

@@ -1,7 +1,7 @@
 """What a master has seen of its pods and does not journal: speeds, starts, growth of tables, the last window.
 
 Figures for people and for plans; no decision of the state machine hangs on them. What plans are made of is handed on
-to a restarted master (`memoir`), the rest is gathered anew. The service's lock guards all of it.
+to a restarted master (`saved_measurements`), the rest is gathered anew. The service's lock guards all of it.
 
 Heartbeats are kept as they came until their figures are read, and for half a second at most: the code that adds them up
 is not in the processor's caches when a single one arrives, and loading it takes several times as long as running it.
@@ -98,7 +98,7 @@ class Observations:
             self.starts.works(pod, now)
 
     def heartbeat(self, message: Heartbeat, state: JobState, now: float) -> None:
-        """A member's life sign with its figures; a window of them counts once."""
+        """A member's heartbeat with its figures; a window of them counts once."""
         self._unread.append((message, state, state.phases.phase is Phase.TRAINING, now))
         if len(self._unread) >= _MOST_UNREAD:
             self.settle()

@@ -15,7 +15,7 @@ import xxhash
 from elastrec.platform.master.measuring.observations import Observations, Remembered
 
 log = structlog.get_logger(__name__)
-MEMOIR_FILE = "observations.json"
+MEASUREMENTS_FILE = "observations.json"
 EVERY_SECONDS = 10.0
 _FORMAT = 2
 
@@ -28,11 +28,11 @@ class _Page(msgspec.Struct, kw_only=True):
     body: msgspec.Raw
 
 
-class Memoir:
+class SavedMeasurements:
     """One file in a master's folder. Whatever goes wrong with it costs the job its measurements, and nothing else."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / MEMOIR_FILE
+        self._file = folder / MEASUREMENTS_FILE
         self._written, self._last, self._fails = float("-inf"), b"", False
 
     def recall(self, seen: Observations) -> None:

@@ -13,8 +13,8 @@ from elastrec.platform.master.machine.effects import AnswerLease, Effect
 from elastrec.platform.master.machine.leasing import answer_unchanged
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.observations import Observations
+from elastrec.platform.master.pods.heartbeats import Heartbeats
 from elastrec.platform.master.pods.launch import LaunchRequest
-from elastrec.platform.master.pods.life_signs import LifeSigns
 from elastrec.platform.master.service.answers import Answers, Unknown, check_kind, check_progress
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.transport.messages.job import (
@@ -42,7 +42,7 @@ class PodCalls(abc.ABC):
     _clock: Callable[[], float]
     _zero: float
     _job_json: bytes
-    _life_signs: LifeSigns
+    _heartbeats: Heartbeats
     _answers: Answers
     _seen: Observations
 
@@ -77,11 +77,11 @@ class PodCalls(abc.ABC):
         with self._lock:
             member = self.state.membership.members.get(message.pod)
             if member is None or not member.is_held_by_another(message.incarnation):
-                self._life_signs.heard(message.pod, self._clock())
+                self._heartbeats.heard(message.pod, self._clock())
                 self._seen.registered(message.pod, self.state, self.now())
             directive = self.state.directive(message.pod, message.incarnation)
             orders = self.state.orders_of(message.pod, message.incarnation)
-            pace = self._life_signs.pace(message.pod, len(self.state.membership.members))
+            pace = self._heartbeats.pace(message.pod, len(self.state.membership.members))
             sequence = self.journal.last
         self._wait(sequence)
         return Registered(
@@ -94,7 +94,7 @@ class PodCalls(abc.ABC):
         )
 
     def heartbeat(self, message: Heartbeat) -> msgspec.Struct:
-        """Life sign; only what changes the state is journalled."""
+        """Heartbeat; only what changes the state is journalled."""
         if message.progress:
             check_progress(message.progress)
         effects: list[Effect] | None = None
@@ -105,7 +105,7 @@ class PodCalls(abc.ABC):
             if member is not None and member.incarnation == message.incarnation:
                 clock = self._clock()
                 now = clock - self._zero
-                self._life_signs.heard(message.pod, clock)
+                self._heartbeats.heard(message.pod, clock)
                 self._seen.heartbeat(message, self.state, now)
                 problem = message.restore_problem
                 report = events.PodReported(
@@ -125,7 +125,7 @@ class PodCalls(abc.ABC):
                 )
                 if self.state.is_news(report):
                     effects, _ = self._apply(report)
-            pace = self._life_signs.pace(message.pod, len(self.state.membership.members))
+            pace = self._heartbeats.pace(message.pod, len(self.state.membership.members))
             answer = self._answers.of(message.pod, message.incarnation, self.state, pace)
             # The directive may follow from an event of somebody else that is not on disk yet.
             sequence = self.journal.last

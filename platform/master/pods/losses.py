@@ -46,7 +46,7 @@ def pod_silent(state: JobState, event: PodSilent, effects: list[Effect]) -> None
         return
     seconds = f"{event.silent_seconds:.1f} s"
     never = f"its process was not ready to work after {seconds} (spec.faults.start_timeout)"
-    _lose(state, member, f"no life sign for {seconds}" if event.incarnation else never, effects, delete=True)
+    _lose(state, member, f"no heartbeat for {seconds}" if event.incarnation else never, effects, delete=True)
 
 
 def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
@@ -106,7 +106,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
         if pausing.stage == PAUSING and pausing.since + state.plan.lease_seconds <= state.time:
             for worker in leasing.moving_workers(state):
                 if not phases.phase.is_final:
-                    _lose(state, worker, "did not stand still for a save", effects, delete=True)
+                    _lose(state, worker, "did not pause for a save in time", effects, delete=True)
         return
     for server in stages.late_restorers(state):
         if not phases.phase.is_final:

@@ -1,4 +1,4 @@
-"""How often pods give a life sign, and how long they may be silent: the job file's wish and the job's size. Pure.
+"""How often pods give a heartbeat, and how long they may be silent: the job file's wish and the job's size. Pure.
 
 A beat costs the master the same whatever the size of the job, so their number per second is bounded: a hundred pods
 beat as the job file says, a thousand every five seconds. What cannot wait, a directive that was reached or a finished
@@ -20,7 +20,7 @@ _MISSED_BEATS = 3
 
 
 def heartbeat_seconds(faults: FaultTolerance, pods: int) -> float:
-    """Seconds between two life signs of each of so many pods; never less than the job file says."""
+    """Seconds between two heartbeats of each of so many pods; never less than the job file says."""
     bounded = min(pods / MOST_BEATS_PER_SECOND, faults.lease / _BEATS_PER_LEASE)
     return max(faults.heartbeat_interval, bounded)
 

@@ -117,7 +117,7 @@ def _want(state: JobState, target: Shape, change: ShapeChange, effects: list[Eff
         _set_workers(state, target[Role.WORKER], effects)
     servers = target[Role.PARAMETER_SERVER].count
     if servers != before[Role.PARAMETER_SERVER].count and not state.has_wanted_servers:
-        # Rows change their owners only while everybody stands still on a complete record.
+        # Rows change their owners only while everybody pauses on a complete record.
         state.saves.is_asked = True
 
 

@@ -84,7 +84,7 @@ def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
             return f"{of['before']} -> {of['after']}", ""
         case "master_resumed":
             away = of["away_seconds"]
-            return "the master went on", f"it was gone for {away:.1f} s" if away else "it stood still or was restarted"
+            return "the master went on", f"it was gone for {away:.1f} s" if away else "it was suspended or restarted"
         case "pod_ordered":
             names = [name for name in of if name not in ("pod", "reason")]
             wanted = ", ".join(f"{name.replace('_', ' ')} {of[name]}" for name in names)

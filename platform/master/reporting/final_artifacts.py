@@ -21,7 +21,7 @@ LONGEST_SECONDS = 10.0
 _PAUSES_SECONDS = (0.0, 1.0, 5.0)
 
 
-class Bequest:
+class FinalArtifacts:
     """Writes on a thread of its own: a slow store must not keep pods from being told to leave.
 
     Args:
@@ -33,7 +33,7 @@ class Bequest:
         self._state = state
         self._metrics = metrics
         self._journal = journal
-        self._thread = threading.Thread(target=self._run, name="bequest", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="final-artifacts", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""What a master answers to life signs, and what it refuses before it becomes an event."""
+"""What a master answers to heartbeats, and what it refuses before it becomes an event."""
 
 from __future__ import annotations
 

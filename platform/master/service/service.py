@@ -23,10 +23,10 @@ from elastrec.platform.master.machine.effects import AnswerLease, Decided, Effec
 from elastrec.platform.master.machine.plan import JobPlan
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.observations import Observations
-from elastrec.platform.master.measuring.saved_measurements import Memoir
+from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
 from elastrec.platform.master.pods.calls import PodCalls
+from elastrec.platform.master.pods.heartbeats import Heartbeats
 from elastrec.platform.master.pods.launch import LaunchRequest, parameter_server_pod, worker_pod
-from elastrec.platform.master.pods.life_signs import LifeSigns
 from elastrec.platform.master.pods.reconciler import Reconciler
 from elastrec.platform.master.pods.wanted import Wanted, WantedPod, wanted
 from elastrec.platform.master.service.answers import Answers
@@ -107,12 +107,12 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self.state = state
         # The job's own clock goes on where the last event left it: time without a master does not count.
         self._zero = clock() - state.time
-        self._life_signs = LifeSigns(self.job.spec.faults)
+        self._heartbeats = Heartbeats(self.job.spec.faults)
         self._answers = Answers()
         self._seen = Observations(self.now())
-        self._memoir = Memoir(folder)
+        self._saved_measurements = SavedMeasurements(folder)
         if self.is_continued:
-            self._memoir.recall(self._seen)
+            self._saved_measurements.recall(self._seen)
         self._token, self._tls, self._address = token, tls, ""
         self._term_watch = TermWatch(request, lambda: (self.state.phases.term, self.state.plan.holder), self._end)
         self._executor = Executor(request, self.submit, self._in_progress, self._term_watch)
@@ -233,11 +233,11 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             self._timer.join()
         if not self.journal.stall and not self.superseded:
             self._report_end()
-        if self._bequest is not None:
-            self._bequest.wait()
+        if self._final_artifacts is not None:
+            self._final_artifacts.wait()
         with self._lock:
             remembered = self._seen.remembered()
-        self._memoir.keep(remembered, self._clock())
+        self._saved_measurements.keep(remembered, self._clock())
         self._reconciler.close()
         self._executor.close()
         with self._lock:

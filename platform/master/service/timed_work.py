@@ -12,11 +12,11 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Effect
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.observations import Observations
-from elastrec.platform.master.measuring.saved_measurements import Memoir
+from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
+from elastrec.platform.master.pods.heartbeats import Heartbeats
 from elastrec.platform.master.pods.launch import LaunchRequest
-from elastrec.platform.master.pods.life_signs import LifeSigns
 from elastrec.platform.master.pods.reconciler import Reconciler
-from elastrec.platform.master.reporting.final_artifacts import Bequest
+from elastrec.platform.master.reporting.final_artifacts import FinalArtifacts
 from elastrec.platform.master.service.executor import Executor
 from elastrec.platform.master.service.history_sink import HistorySink, Report
 from elastrec.platform.master.service.journal import Journal, JournalError
@@ -37,13 +37,13 @@ class TimedWork(abc.ABC):
     _clock: Callable[[], float]
     _lock: threading.RLock
     _stopping: threading.Event
-    _life_signs: LifeSigns
+    _heartbeats: Heartbeats
     _seen: Observations
-    _memoir: Memoir
+    _saved_measurements: SavedMeasurements
     _executor: Executor
     _reconciler: Reconciler
     _history: HistorySink | None
-    _bequest: Bequest | None = None
+    _final_artifacts: FinalArtifacts | None = None
     _has_reported_end = False
     _deadline: float | None = None
     _deadline_after = -1
@@ -81,7 +81,7 @@ class TimedWork(abc.ABC):
                     # This process stood still, and could not hear anybody: nobody else is to blame for that.
                     log.warning("master_stalled", seconds=stood_still)
                     with self._lock:
-                        self._life_signs.forget_all()
+                        self._heartbeats.forget_all()
                     self.submit(lambda now: events.Restarted(time=now))
                 self._check_deadlines(now)
                 self._check_silence(now)
@@ -105,10 +105,10 @@ class TimedWork(abc.ABC):
             if self.state.phase.is_final:
                 return
             members = self.state.membership.members
-            if not self._life_signs.is_look_due(len(members), now):
+            if not self._heartbeats.is_look_due(len(members), now):
                 return
             self._seen.keep_only(members)
-            silences = self._life_signs.silent(members, self._reconciler.running, now)
+            silences = self._heartbeats.silent(members, self._reconciler.running, now)
         # Pods that a later master directs are silent here, and none of this one's business.
         if silences and self.is_superseded():
             return
@@ -125,9 +125,9 @@ class TimedWork(abc.ABC):
             self._seen.settle_late(now)
             if not self._seen.close_window(self.state, now):
                 return
-            remembered = self._seen.remembered() if self._memoir.is_due(self._clock()) else None
+            remembered = self._seen.remembered() if self._saved_measurements.is_due(self._clock()) else None
         if remembered is not None:
-            self._memoir.keep(remembered, self._clock())
+            self._saved_measurements.keep(remembered, self._clock())
         self._measure()
         if not self.state.phase.is_final:
             self._report()
@@ -146,7 +146,7 @@ class TimedWork(abc.ABC):
             self._report()
             if self.state.poisoned is not None:
                 self._executor.name_files(self.state.poisoned)
-            self._bequest = Bequest(self.request, self.state, self.metrics(), self.journal)
+            self._final_artifacts = FinalArtifacts(self.request, self.state, self.metrics(), self.journal)
 
     def _report(self) -> None:
         if self._history is not None:

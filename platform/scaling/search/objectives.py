@@ -214,7 +214,7 @@ def measured_overheads(
 
     Args:
         worker_starts, server_starts: seconds from a request to the pod's first step.
-        pauses: seconds that training stood still in migrations.
+        pauses: seconds that training paused in migrations.
 
     Raises:
         ScalingError: a time is no number or negative.

@@ -21,9 +21,9 @@ class FieldError(ValueError):
         path: of the field, from the section on.
     """
 
-    def __init__(self, path: str, value: str, allowed: str, mend: str) -> None:
-        super().__init__(f"{path}: {value} is not allowed; allowed: {allowed}; {mend}")
-        self.path, self.value, self.allowed, self.mend = path, value, allowed, mend
+    def __init__(self, path: str, value: str, allowed: str, remedy: str) -> None:
+        super().__init__(f"{path}: {value} is not allowed; allowed: {allowed}; {remedy}")
+        self.path, self.value, self.allowed, self.remedy = path, value, allowed, remedy
 
 
 def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
@@ -39,7 +39,7 @@ def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
     context = detail.get("ctx", {})
     if isinstance(inner := context.get("error"), FieldError):
         place = f"{path}.{inner.path}" if parts else inner.path
-        return FieldProblem(place, inner.value, inner.allowed, inner.mend)
+        return FieldProblem(place, inner.value, inner.allowed, inner.remedy)
     if error == "missing":
         return FieldProblem(path, MISSING, "a value", "add the field")
     if error == "union_tag_not_found":
@@ -54,8 +54,8 @@ def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
         key = str(detail["loc"][-1])
         known = _known_fields(kind, detail["loc"][:-1])
         close = difflib.get_close_matches(key, known, n=1) or _elsewhere(kind, key)
-        mend = f"did you mean {' or '.join(map(repr, close))}?" if close else "remove the field"
-        return FieldProblem(path, "an unknown field", f"the fields {', '.join(known)}", mend)
+        remedy = f"did you mean {' or '.join(map(repr, close))}?" if close else "remove the field"
+        return FieldProblem(path, "an unknown field", f"the fields {', '.join(known)}", remedy)
     if error == "value_error":
         reason = str(context.get("error", detail["msg"]))
         if isinstance(detail["input"], Mapping | Spec):

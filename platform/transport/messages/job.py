@@ -149,7 +149,7 @@ class Registered(Message, frozen=True):
     Attributes:
         rank: index of the pod among its role; workers use it as a stable small number.
         streams: where the splits of each stream are read, by its name.
-        heartbeat_seconds: how often to give a life sign, until an answer says otherwise; 0: as the job file says.
+        heartbeat_seconds: how often to give a heartbeat, until an answer says otherwise; 0: as the job file says.
         orders: of this pod alone; None: it has none.
     """
 
@@ -278,7 +278,7 @@ class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Life sign, progress and metrics of one pod.
+    """Heartbeat, progress and metrics of one pod.
 
     Attributes:
         writing: of a server, the save order into whose folder its process writes; empty: none.

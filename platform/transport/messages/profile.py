@@ -14,7 +14,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps: of single workers: a round of four workers counts four times.
         worker_seconds: of every worker, from heartbeat to heartbeat: all that went by while the steps were made.
-        pull_seconds, push_seconds: the part of it in which a worker stood still for the servers.
+        pull_seconds, push_seconds: the part of it in which a worker waited for the servers.
     """
 
     configuration: Shape

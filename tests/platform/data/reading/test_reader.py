@@ -165,12 +165,14 @@ def test_a_criteo_file_with_another_number_of_fields_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("first", "mend"),
+    ("first", "remedy"),
     [("label,I1,C1", "data.label: label"), ("Id,Label,I1", "data.label: Label"), (",".join("1" * 40), "column_names")],
 )
-def test_a_criteo_file_with_commas_is_refused_with_what_to_write_instead(tmp_path: Path, first: str, mend: str) -> None:
+def test_a_criteo_file_with_commas_is_refused_with_what_to_write_instead(
+    tmp_path: Path, first: str, remedy: str
+) -> None:
     write_lines(tmp_path / "a.csv", first)
-    with pytest.raises(DataError, match=rf"a\.csv: .*commas.*criteo_tsv by tabs; use format: csv with .*{mend}"):
+    with pytest.raises(DataError, match=rf"a\.csv: .*commas.*criteo_tsv by tabs; use format: csv with .*{remedy}"):
         build_manifest(_criteo(tmp_path))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform.master.measuring.observations import Observations
-from elastrec.platform.master.measuring.saved_measurements import EVERY_SECONDS, MEMOIR_FILE, Memoir
+from elastrec.platform.master.measuring.saved_measurements import EVERY_SECONDS, MEASUREMENTS_FILE, SavedMeasurements
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.job import TableUsage
 from elastrec.platform.transport.messages.profile import GetProfile, Measured, Profile
@@ -38,13 +38,13 @@ def observed(configurations: int = 2) -> Observations:
 
 def recalled(folder: Path) -> Observations:
     seen = Observations(0.0)
-    Memoir(folder).recall(seen)
+    SavedMeasurements(folder).recall(seen)
     return seen
 
 
 def test_speeds_growth_and_starts_outlive_the_process(tmp_path: Path) -> None:
     seen = observed()
-    Memoir(tmp_path).keep(seen.remembered(), 0.0)
+    SavedMeasurements(tmp_path).keep(seen.remembered(), 0.0)
     found = recalled(tmp_path)
     assert found.profile.measured() == seen.profile.measured()
     assert found.growth.tables() == seen.growth.tables()
@@ -52,7 +52,7 @@ def test_speeds_growth_and_starts_outlive_the_process(tmp_path: Path) -> None:
 
 
 def test_points_of_a_table_go_on_in_the_same_generation_only(tmp_path: Path) -> None:
-    Memoir(tmp_path).keep(observed().remembered(), 0.0)
+    SavedMeasurements(tmp_path).keep(observed().remembered(), 0.0)
     usage = [TableUsage(table="users", rows=300, bytes=24_000)]
     same, other = recalled(tmp_path), recalled(tmp_path)
     same.growth.add(3000, 3, usage)
@@ -61,27 +61,27 @@ def test_points_of_a_table_go_on_in_the_same_generation_only(tmp_path: Path) -> 
 
 
 def test_it_is_as_large_as_there_are_configurations_however_many_steps_they_made(tmp_path: Path) -> None:
-    memoir, sizes = Memoir(tmp_path), []
+    saved, sizes = SavedMeasurements(tmp_path), []
     for steps in (10, 10**9):
         seen = observed(20)
         seen.profile.recall(
             Measured(configuration=each.configuration, steps=steps, worker_seconds=0.125 * steps)
             for each in seen.profile.measured()
         )
-        memoir.keep(seen.remembered(), 0.0)
-        sizes.append((tmp_path / MEMOIR_FILE).stat().st_size)
+        saved.keep(seen.remembered(), 0.0)
+        sizes.append((tmp_path / MEASUREMENTS_FILE).stat().st_size)
     assert sizes[1] < 1.3 * sizes[0] < 10_000
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"not json", b'{"format":1,"checksum":3,"body":{}}'])
 def test_a_damaged_file_costs_the_measurements_and_nothing_else(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / MEMOIR_FILE).write_bytes(damage)
+    (tmp_path / MEASUREMENTS_FILE).write_bytes(damage)
     assert recalled(tmp_path).profile.measured() == []
 
 
 def test_a_changed_figure_is_not_believed(tmp_path: Path) -> None:
-    Memoir(tmp_path).keep(observed().remembered(), 0.0)
-    file = tmp_path / MEMOIR_FILE
+    SavedMeasurements(tmp_path).keep(observed().remembered(), 0.0)
+    file = tmp_path / MEASUREMENTS_FILE
     page = json.loads(file.read_bytes())
     page["body"]["measured"][0]["steps"] = 99
     file.write_text(json.dumps(page, separators=(",", ":")))
@@ -90,23 +90,23 @@ def test_a_changed_figure_is_not_believed(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 * 2**20) as disk:
-        memoir = Memoir(disk.folder)
-        memoir.keep(observed(2).remembered(), 0.0)
+        saved = SavedMeasurements(disk.folder)
+        saved.keep(observed(2).remembered(), 0.0)
         disk.fill()
-        memoir.keep(observed(200).remembered(), 1.0)
+        saved.keep(observed(200).remembered(), 1.0)
         assert len(recalled(disk.folder).profile.measured()) == 2
         assert [each.name for each in disk.folder.iterdir() if each.suffix == ".new"] == []
         disk.free()
-        memoir.keep(observed(200).remembered(), 2.0)
+        saved.keep(observed(200).remembered(), 2.0)
         assert len(recalled(disk.folder).profile.measured()) == 200
 
 
 def test_it_is_written_now_and_then() -> None:
-    memoir = Memoir(Path("nowhere"))
-    assert memoir.is_due(0.0)
-    memoir.keep(observed().remembered(), 0.0)
-    assert not memoir.is_due(EVERY_SECONDS - 0.1)
-    assert memoir.is_due(EVERY_SECONDS)
+    saved = SavedMeasurements(Path("nowhere"))
+    assert saved.is_due(0.0)
+    saved.keep(observed().remembered(), 0.0)
+    assert not saved.is_due(EVERY_SECONDS - 0.1)
+    assert saved.is_due(EVERY_SECONDS)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_restarted_master_goes_on_with_what_was_measured_per_configuration(sta
     s = stage
     s.wait_for(Phase.TRAINING)
     # While it runs, too: a master that is killed writes nothing at its end.
-    s.wait((tmp_path / MEMOIR_FILE).exists)
+    s.wait((tmp_path / MEASUREMENTS_FILE).exists)
     known = [Measured(configuration=TWO, steps=500, samples=10_000, worker_seconds=50.0)]
     s.service._seen.profile.recall(known)
     s.stop()

@@ -1,4 +1,4 @@
-"""The pace of life signs: bounded for the master, and never mistaken for silence."""
+"""The pace of heartbeats: bounded for the master, and never mistaken for silence."""
 
 from __future__ import annotations
 

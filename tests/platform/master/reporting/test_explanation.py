@@ -148,7 +148,7 @@ def test_looking_at_the_book_does_not_change_it():
     [
         (
             "pod_replaced",
-            {"pod": "w", "by": "w-r1", "reason": "no life sign", "phase": "Training"},
+            {"pod": "w", "by": "w-r1", "reason": "no heartbeat", "phase": "Training"},
             "lost w",
             "no life",
         ),

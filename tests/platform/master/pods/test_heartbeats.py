@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrec.platform.master.pods.life_signs import LifeSigns, Silence
+from elastrec.platform.master.pods.heartbeats import Heartbeats, Silence
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.master.pods.pace import heartbeat_seconds, look_seconds, silence_seconds
 from elastrec.platform.specs.job import FaultTolerance
@@ -37,15 +37,15 @@ def worker(incarnation: str = "") -> Member:
 
 
 def test_a_worker_that_took_long_to_come_up_is_not_silent_at_the_moment_it_registers() -> None:
-    signs, member = LifeSigns(FAULTS), worker()
+    signs, member = Heartbeats(FAULTS), worker()
     for now in (0.0, 10.0, 30.0):
         assert signs.silent({"w": member}, up, now) == []
-    member.incarnation = "1"  # registered, but its first life sign is not noted yet
+    member.incarnation = "1"  # registered, but its first heartbeat is not noted yet
     assert signs.silent({"w": member}, up, 31.0) == []
 
 
 def test_a_pod_that_runs_and_never_registers_is_told_after_its_time() -> None:
-    signs, members = LifeSigns(FAULTS), {"w": worker()}
+    signs, members = Heartbeats(FAULTS), {"w": worker()}
     # While it waits for room, or its image is fetched, nothing is expected of it.
     assert signs.silent(members, nobody_is_up, 0.0) == signs.silent(members, nobody_is_up, 1000.0) == []
     assert signs.silent(members, up, 1000.0) == signs.silent(members, up, 1000.0 + START_SECONDS) == []
@@ -56,7 +56,7 @@ def test_a_pod_that_runs_and_never_registers_is_told_after_its_time() -> None:
 
 
 def test_a_registered_worker_that_says_nothing_is_told_after_the_time_limit() -> None:
-    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    signs, members = Heartbeats(FAULTS), {"w": worker("1")}
     signs.heard("w", 0.0)
     assert signs.silent(members, up, TIMEOUT_SECONDS) == []
     assert signs.silent(members, up, TIMEOUT_SECONDS + 0.1) == [Silence("w", "1", TIMEOUT_SECONDS + 0.1)]
@@ -65,7 +65,7 @@ def test_a_registered_worker_that_says_nothing_is_told_after_the_time_limit() ->
 
 
 def test_a_pod_is_judged_by_the_pace_it_was_told_until_it_is_told_another() -> None:
-    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    signs, members = Heartbeats(FAULTS), {"w": worker("1")}
     assert signs.pace("w", 1500) == 10.0
     signs.heard("w", 0.0)
     assert signs.silent(members, up, 30.0) == []
@@ -75,7 +75,7 @@ def test_a_pod_is_judged_by_the_pace_it_was_told_until_it_is_told_another() -> N
 
 
 def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
-    signs, members = LifeSigns(FAULTS), {"w": worker("1")}
+    signs, members = Heartbeats(FAULTS), {"w": worker("1")}
     signs.heard("w", 0.0)
     signs.forget_all()
     assert signs.silent(members, up, 100.0) == []
@@ -83,7 +83,7 @@ def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
 
 
 def test_who_is_no_member_any_more_is_forgotten() -> None:
-    signs = LifeSigns(FAULTS)
+    signs = Heartbeats(FAULTS)
     signs.heard("w", 0.0)
     assert signs.silent({}, up, 1.0) == []
     assert signs.silent({"w": worker("2")}, up, 100.0) == [], "a namesake's time begins when it is first seen"
@@ -92,7 +92,7 @@ def test_who_is_no_member_any_more_is_forgotten() -> None:
 def test_the_more_pods_there_are_the_more_seldom_is_looked_for_silent_ones_but_never_too_seldom() -> None:
     looks = {}
     for pods in (3, 1000):
-        signs = LifeSigns(FAULTS)
+        signs = Heartbeats(FAULTS)
         looks[pods] = sum(signs.is_look_due(pods, tick / 10) for tick in range(100))
     assert looks == {3: 100, 1000: 20}
     # A silence is noticed within a small part of itself, however large the job is.

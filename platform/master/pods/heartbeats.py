@@ -23,7 +23,7 @@ class Silence:
     seconds: float
 
 
-class LifeSigns:
+class Heartbeats:
     """Of one job; all times are seconds on one clock of the caller's."""
 
     def __init__(self, faults: FaultTolerance) -> None:
@@ -35,7 +35,7 @@ class LifeSigns:
         self._pace = (-1, 0.0)
 
     def heard(self, pod: str, now: float) -> None:
-        """A life sign of a member."""
+        """A heartbeat of a member."""
         self._last_seen[pod] = now
 
     def forget_all(self) -> None:
