@@ -120,8 +120,8 @@ class Log1p:
     def __call__(self, column: Column) -> Column:
         values = column.values
         if values.min(initial=0.0) >= 0:
-            return replace(column, values=np.log1p(values))
-        return replace(column, values=np.copysign(np.log1p(np.abs(values)), values))
+            return Column(np.log1p(values), column.offsets, column.missing)
+        return Column(np.copysign(np.log1p(np.abs(values)), values), column.offsets, column.missing)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ features' steps. A deduplicating reader looks for repeats in between, so that st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -92,14 +92,14 @@ class ReadRows:
     Attributes:
         target: labels and weight as they come out; None without.
         columns: every way in which a column is read, once.
-        raw: the raw columns of dense features.
+        raw: the raw columns.
         bad_B, marks: what was found until now.
     """
 
     rows: int
     target: pa.Array | None
     columns: Mapping[Reading, Column]
-    raw: Mapping[str, pa.Array]
+    raw: Mapping[str, pa.Array | pa.ChunkedArray]
     bad_B: NDArray[np.bool_]
     marks: list[Mark] = field(default_factory=list)
 
@@ -113,6 +113,20 @@ class ReadRows:
         if wrong_B.any():
             self.bad_B[wrong_B] = True
             self.marks.append(Mark(column, values, wrong_B, expected))
+
+
+class _OnDemand(dict[Reading, Column]):
+    """Columns that are read when they are first asked for; those of several features are kept."""
+
+    def __init__(self, read: Callable[[Reading], Column], shared: Collection[Reading]) -> None:
+        super().__init__()
+        self._read, self._shared = read, shared
+
+    def __missing__(self, reading: Reading) -> Column:
+        column = self._read(reading)
+        if reading in self._shared:
+            self[reading] = column
+        return column
 
 
 class RowEncoder:
@@ -153,6 +167,8 @@ class RowEncoder:
         self._plans = plans_of(data, self._names)
         sources = [source for plan in self._plans.values() for source in plan.sources]
         self._readings = [source for source in dict.fromkeys(sources) if isinstance(source, Reading)]
+        self._shared = frozenset(reading for reading in self._readings if sources.count(reading) > 1)
+        self._crossed = frozenset(source for source in sources if isinstance(source, str))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -180,21 +196,30 @@ class RowEncoder:
             MissingColumnError: a column is missing.
             DataError: a column's type can never be what the feature needs.
         """
-        return self.finish(self.read(rows, with_label=with_label))
+        # Column by column, each through its steps while it lies in the processor's cache.
+        found, read = self._begun(rows, with_label=with_label)
+        return self.finish(replace(found, columns=_OnDemand(read, self._shared)))
 
     def read(self, rows: pa.Table | pa.RecordBatch, *, with_label: bool = True) -> ReadRows:
         """The first stage of `encode`, which see."""
+        found, read = self._begun(rows, with_label=with_label)
+        return replace(found, columns={reading: read(reading) for reading in self._readings})
+
+    def _begun(
+        self, rows: pa.Table | pa.RecordBatch, *, with_label: bool
+    ) -> tuple[ReadRows, Callable[[Reading], Column]]:
+        """Rows of which no feature's column is read, and what reads one."""
         # Once for all: asking a table by name costs more than most columns do.
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        read: dict[Reading, Column] = {}
-        found = ReadRows(rows.num_rows, None, read, {}, np.zeros(rows.num_rows, np.bool_))
+        found = ReadRows(rows.num_rows, None, {}, columns, np.zeros(rows.num_rows, np.bool_))
         if with_label:
             found = replace(found, target=self._targets(columns, found.mark))
-        for reading in self._readings:
+
+        def read(reading: Reading) -> Column:
             values = _column(columns, reading.column)
-            read[reading] = read_column(values, reading, self._data.csv.list_separator, found.mark)
-        dense = [source.column for name in self._dense for source in self._plans[name].sources if source in read]
-        return replace(found, raw={name: _column(columns, name) for name in dense})
+            return read_column(values, reading, self._data.csv.list_separator, found.mark)
+
+        return found, read
 
     def finish(self, read: ReadRows) -> EncodedRows:
         """The second stage of `encode`: each step runs once for each of the rows."""
@@ -224,15 +249,18 @@ class RowEncoder:
         return read.columns[source]
 
     def _made(self, name: str, read: ReadRows, made: dict[str, Column]) -> Column:
-        """A feature after its steps; `made` holds those that are there already."""
-        if name not in made:
-            plan = self._plans[name]
-            sources = [
-                self._made(source, read, made) if isinstance(source, str) else read.columns[source]
-                for source in plan.sources
-            ]
-            made[name] = run_steps(sources[0] if len(sources) == 1 else crossed(sources), plan.steps)
-        return made[name]
+        """A feature after its steps; `made` holds those that a cross may ask for again."""
+        if name in made:
+            return made[name]
+        plan = self._plans[name]
+        sources = [
+            self._made(source, read, made) if isinstance(source, str) else read.columns[source]
+            for source in plan.sources
+        ]
+        column = run_steps(sources[0] if len(sources) == 1 else crossed(sources), plan.steps)
+        if name in self._crossed:
+            made[name] = column
+        return column
 
     def _numbers(self, name: str, read: ReadRows, made: dict[str, Column]) -> NDArray[np.float32]:
         steps = self._plans[name].steps
@@ -242,7 +270,8 @@ class RowEncoder:
             source = self._plans[name].sources[0]
             assert isinstance(source, Reading)  # only sparse features cross
             after = f" after {', '.join(type(step).__name__ for step in steps)}" if steps else ""
-            read.mark(source.column, read.raw[source.column], wrong_B, f"a number that fits into float32{after}")
+            values = _column(read.raw, source.column)
+            read.mark(source.column, values, wrong_B, f"a number that fits into float32{after}")
             float_B[wrong_B] = 0.0
         return float_B
 
