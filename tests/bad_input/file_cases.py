@@ -42,7 +42,7 @@ def _bomb() -> str:
 
 
 CASES = [
-    Case(FILE, "the file does not exist", call("run", "nowhere.yaml"), ("file", "nowhere.yaml", "a YAML file", "check the path")),
+    Case(FILE, "the file does not exist", call("run", "nowhere.yaml"), ("file", "nowhere.yaml", "YAML", "the path")),
     Case(FILE, "a folder in the file's place", call("run", "CLICKS"), ("FILE", "clicks", "is a directory")),
     Case(FILE, "an empty file", raw(""), ("file", "empty", "apiVersion")),
     Case(FILE, "text that is no YAML", raw("a: [1\nb: 2"), ("file", "YAML", "check indentation")),
