@@ -150,7 +150,7 @@ def test_looking_at_the_book_does_not_change_it():
             "pod_replaced",
             {"pod": "w", "by": "w-r1", "reason": "no heartbeat", "phase": "Training"},
             "lost w",
-            "no life",
+            "no heartbeat",
         ),
         ("rollback", {"reason": "ps: gone", "generation": 2, "record": "from nothing"}, "the beginning", "ps: gone"),
         ("master_resumed", {"away_seconds": 3.0}, "the master went on", "gone for 3.0 s"),
