@@ -27,7 +27,7 @@ def test_a_job_of_two_labels_is_trained_judged_by_the_second_and_exported(tmp_pa
         mlflow.set_tracking_uri(f"sqlite:///{elastrec.home}/mlflow.db")
         metrics = mlflow.MlflowClient().get_run(outcome["run_id"]).data.metrics
         assert metrics["evaluation/auc"] == metrics["evaluation/heads/label/auc"] == outcome["auc"]
-        assert {"heads/conversion/auc", "loss/label", "loss/conversion"} <= set(metrics)
+        assert {"curves/heads/conversion/auc", "curves/losses/label", "curves/losses/conversion"} <= set(metrics)
         model = mlflow.pyfunc.load_model(outcome["model_uri"])
         data = model.get_raw_model().job.spec.data
         data = type(data).model_validate(

@@ -56,7 +56,7 @@ def _train(servers: int, deduplicate: bool) -> tuple[list[float], dict[str, int]
     with running_servers(spec, servers) as routing:
         client = ParameterClient(plan_of_job(spec), worker="w", incarnation="i", token=TOKEN)
         client.connect(routing, 1)
-        collection = RemoteEmbeddingBagCollection(configs(), client)
+        collection = RemoteEmbeddingBagCollection(configs(spec), client)
         torch.manual_seed(1)
         schema = FeatureSchema(tuple(f"n{i}" for i in range(DENSE)), NAMES, DIMENSION)
         model: Any = Dlrm(DeduplicatedBags(collection), schema, bottom_layer_sizes=(8,), top_layer_sizes=(8,))

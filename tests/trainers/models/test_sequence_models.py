@@ -114,7 +114,7 @@ def test_a_row_of_a_history_is_trained_through_the_model(name: str = "bst") -> N
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("din", {}, "options.attention: absent is not allowed"),
+        ("din", {}, "options.attention is missing"),
         ("din", {"attention": ["seen"]}, "a mapping from list features"),
         ("din", {"attention": {}}, "at least one list feature, each once: seen, liked"),
         ("din", {"attention": {"user": "item"}}, "at least one list feature, each once: seen, liked"),
@@ -125,7 +125,7 @@ def test_a_row_of_a_history_is_trained_through_the_model(name: str = "bst") -> N
         ),
         ("din", {"attention": {"seen": "liked", "liked": "item"}}, r"attention.seen: 'liked'"),
         ("din", {"attention": {"seen": "item"}, "attention_size": 0}, "attention_size: 0"),
-        ("bst", {}, "options.sequences: absent is not allowed"),
+        ("bst", {}, "options.sequences is missing"),
         ("bst", {"sequences": "seen"}, "at least one list feature"),
         ("bst", {"sequences": ["seen", "seen"]}, "each once"),
         ("bst", {"sequences": ["seen"], "heads": 3}, "heads: 3 is not allowed; allowed: a divisor"),

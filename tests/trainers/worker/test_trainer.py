@@ -97,7 +97,7 @@ class LogisticRegression:
     def predict(self, started: Started) -> Prediction | None:
         batch = started.item.batch
         x_B2 = np.column_stack([dense_of(batch)[:, 0], np.ones(batch.num_rows)])
-        pooled = np.zeros((batch.num_rows, 1, 1), np.float32)
+        pooled = np.zeros((batch.num_rows, 1), np.float32)
         return Prediction(predicted(self._probability(x_B2), label_of(batch)), pooled)
 
     def release(self) -> None:

@@ -51,12 +51,12 @@ class Asked:
         self.error: Exception | None = None
         self.thread = ""
         with loop.lock:
-            loop.watch(stream, self.go_on)
+            self.watched = loop.watch(stream, self.go_on)
 
     def begin(self, number: int, *arrays: np.ndarray) -> None:
         with self.loop.lock:
             self.stream.begin(AskArrays(number), list(arrays))
-            self.loop.update(self.stream)
+            self.loop.update(self.watched)
 
     def go_on(self) -> None:
         self.thread = threading.current_thread().name
@@ -64,17 +64,17 @@ class Asked:
             self.answer = self.stream.advance()
         except TransportError as error:
             self.error = error
-            self.loop.forget(self.stream)
+            self.loop.forget(self.watched)
             self.stream.close()
         else:
-            self.loop.update(self.stream)
+            self.loop.update(self.watched)
         if self.answer is not None or self.error is not None:
             self.done.set()
 
     def close(self) -> None:
         with self.loop.lock:
             if self.error is None:
-                self.loop.forget(self.stream)
+                self.loop.forget(self.watched)
                 self.stream.close()
 
 
