@@ -126,7 +126,7 @@ class Hash(Step):
     """Which step it is."""
     size: Annotated[int, Field(ge=1, le=LARGEST_ID)]
     """Ids are 0 to `size` - 1."""
-    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Another seed gives other collisions."""
 
 
