@@ -108,7 +108,7 @@ def check_steps(elastic: Elastic) -> None:
     sizes = [sum(rows for _, rows in step) for step in steps]
     for size, step in zip(sizes[:-1], steps, strict=False):
         assert size == GLOBAL_BATCH or (size < GLOBAL_BATCH and any(origin.is_last for origin, _ in step))
-    assert sizes.count(GLOBAL_BATCH) >= 0.7 * len(sizes)
+    assert sizes.count(GLOBAL_BATCH) > 0.8 * len(sizes)
     assert sum(sizes) == sum(elastic.master.offsets.values())
 
 
@@ -150,6 +150,8 @@ def test_orders_for_batch_sizes_share_the_step_out_in_proportion(elastic: Elasti
         "worker-1": PodOrders(version=1, batch_size=9),
     }
     elastic.master.wait_for(lambda: sizes_of_pushes(elastic.steps[0][-2:]) == [3, 3, 9, 9])
+    # Shares of 9 rows end each shard with a smaller one, every seventh step: few steps say nothing of their share.
+    elastic.master.wait_for(lambda: len(elastic.steps[0]) > 60)
     elastic.pause()
     check_steps(elastic)
 
