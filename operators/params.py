@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,7 +11,7 @@ from zoneinfo import ZoneInfo
 from airflow.sdk import Param
 
 from elastrec.operators import settings
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.errors import FieldProblem, SpecError, near
 from elastrec.platform.specs.text.crd import job_json_schema
 from elastrec.platform.specs.text.loading import load_job
 
@@ -138,15 +137,10 @@ def refuse_unknown(conf: Mapping[str, Any], known: Collection[str]) -> None:
     for key in conf:
         if key in known or key.startswith(_AIRFLOWS_OWN):
             continue
-        near = difflib.get_close_matches(key, known, n=1)
         allowed = ", ".join(sorted(known)) or "nothing: the DAG has no params"
-        problems.append(FieldProblem(f"conf.{key}", "an unknown key", allowed, _advice(near)))
+        problems.append(FieldProblem(f"conf.{key}", "an unknown key", allowed, near(key, known) or "remove it"))
     if problems:
         raise SpecError(problems, "the run's configuration")
-
-
-def _advice(near: list[str]) -> str:
-    return f"did you mean {near[0]!r}?" if near else "remove it"
 
 
 def scheduled_moment(day: str) -> str:

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
+from elastrec.platform.data.files import join, locate, write_bytes
+from elastrec.platform.data.finished import finished_report
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import DataManifest, build_manifest
@@ -133,7 +133,7 @@ def convert(
     reading = source if rule is None else source.model_copy(update={"label": rule.column})
     # Every row is looked at anyway, with the label that the rule makes.
     manifest = build_manifest(reading, try_rows=False, allow_compressed_text=True)
-    existing = _existing(destination)
+    existing = finished_report(destination, RECORD_NAME, ConvertReport, "convert")
     if existing is not None:
         same = (manifest.digest, manifest.schema_fingerprint, layout, label_rule, source.timezone)
         found = (
@@ -397,25 +397,6 @@ def _check_layout(source: TrainingData, layout: Layout) -> None:
         raise DataError(f"fractions: {layout.fractions} is not allowed; allowed: shares above 0 such as 0.8,0.2")
     if isinstance(layout, ByRows) and layout.rows < 1:
         raise DataError(f"rows: {layout.rows} is not allowed; allowed: 1 and above")
-
-
-def _existing(destination: str) -> ConvertReport | None:
-    """The finished conversion that lies there, or None where nothing lies."""
-    filesystem, path = locate(destination)
-    info = filesystem.get_file_info(path)
-    if info.type == pafs.FileType.NotFound:
-        return None
-    if info.type == pafs.FileType.File:
-        raise DataError(f"{destination}: is a file; choose a folder")
-    record = join(destination, RECORD_NAME)
-    if filesystem.get_file_info(locate(record)[1]).type == pafs.FileType.File:
-        try:
-            return ConvertReport.model_validate_json(read_bytes(record))
-        except ValidationError as error:
-            raise DataError(f"{record}: cannot be read ({error}); remove the folder and convert again") from error
-    if filesystem.get_file_info(pafs.FileSelector(path)):
-        raise DataError(f"{destination}: holds files that were not converted; choose another folder or remove it")
-    return None
 
 
 def _staging(destination: str) -> str:

@@ -1,13 +1,13 @@
 """FeaturePlan: from which columns a feature is made and by which steps, out of the job file's long and short forms.
 
 `transform`, `missing` and `max_length` are short forms of steps, and what a job file leaves out are defaults of steps:
-whoever encodes rows runs plans and knows none of these fields.
+`RowEncoder` runs plans and knows none of these fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -120,10 +120,10 @@ def _plan(data: TrainingData, feature: DenseFeature | SparseFeature) -> FeatureP
             steps = [Keep(feature.max_length), *steps]
         if not steps:
             # Nothing looks at what is missing before it becomes an id of its own.
-            reading = Reading(**{**vars(reading), "fill": MISSING_ID})
+            reading = replace(reading, fill=MISSING_ID)
     if steps and isinstance(steps[0], FillNull) and not reading.is_list and reading.kind != "presence":
         # Filled while it is read, which costs one pass less.
-        reading, steps = Reading(**{**vars(reading), "fill": steps[0].value}), steps[1:]
+        reading, steps = replace(reading, fill=steps[0].value), steps[1:]
     return FeaturePlan(feature.name, (reading,), tuple(steps))
 
 

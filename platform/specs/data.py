@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import difflib
 from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
@@ -259,9 +258,9 @@ class TrainingData(Spec):
         try:
             ZoneInfo(timezone)
         except (KeyError, OSError, ValueError):
-            near = difflib.get_close_matches(timezone, available_timezones(), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"an IANA time zone such as 'UTC' or 'Europe/Berlin'{hint}") from None
+            hint = near(timezone, available_timezones())
+            allowed = "an IANA time zone such as 'UTC' or 'Europe/Berlin'"
+            raise ValueError(f"{allowed}; {hint}" if hint else allowed) from None
         return timezone
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from elastrec.platform.history import History, JobFilter
 from elastrec.platform.specs.metrics import Phase
+from tools.screenshots.saving import save
 
 _WIDTH, _HEIGHT = 1300, 1000
 _COMPARE_HEIGHT = 1650
@@ -64,7 +65,7 @@ def _shoot_run(page: Page, url: str, folder: Path) -> Path:
     expect(page.get_by_text("curves", exact=True).first).to_be_visible()
     expect(page.locator(".main-svg").first).to_be_visible()
     _close_assistant(page)
-    return _save(page, folder / "mlflow_run.png")
+    return save(page, folder / "mlflow_run.png")
 
 
 def _shoot_compare(page: Page, url: str, experiment_id: str, runs: tuple[str, str], folder: Path) -> Path:
@@ -79,7 +80,7 @@ def _shoot_compare(page: Page, url: str, experiment_id: str, runs: tuple[str, st
     # The page scrolls inside itself: only what fits into the window is in a picture.
     page.set_viewport_size({"width": _WIDTH, "height": _COMPARE_HEIGHT})
     page.get_by_text("Comparing 2 Runs").first.scroll_into_view_if_needed()
-    return _save(page, folder / "mlflow_compare.png")
+    return save(page, folder / "mlflow_compare.png")
 
 
 def _close_assistant(page: Page) -> None:
@@ -87,10 +88,3 @@ def _close_assistant(page: Page) -> None:
     close = page.get_by_role("button", name="Close").last
     if close.is_visible():
         close.click()
-
-
-def _save(page: Page, file: Path) -> Path:
-    # Charts are drawn after they are there.
-    page.wait_for_timeout(2000)
-    page.screenshot(path=str(file))
-    return file

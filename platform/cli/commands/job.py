@@ -91,7 +91,8 @@ def render(
     """Dry run: print exactly the pods that `run` would create, secrets masked."""
     from elastrec.platform.jobs import job_id_for, launch_request, prepare, warm_start
     from elastrec.platform.jobs.identity import new_job_secret
-    from elastrec.platform.master.pods.launch import master_pod, parameter_server_pod, worker_pod
+    from elastrec.platform.master.pods.launch import master_pod, member_pod
+    from elastrec.platform.specs.metrics import Role
 
     job = load_job(file, parse_overrides(overrides))
     interval = parse_interval(since, until, evaluate_until)
@@ -103,8 +104,9 @@ def render(
     token, tls = secret.token, secret.tls
     address = f"{{address of {prepared.job_id}-master}}"
     pods = [master_pod(request, platform.cluster_config, token, tls)]
-    pods += [parameter_server_pod(request, address, index, token, tls) for index in range(allocation.parameter_servers)]
-    pods += [worker_pod(request, address, index, token, tls) for index in range(allocation.workers)]
+    counts = {Role.PARAMETER_SERVER: allocation.parameter_servers, Role.WORKER: allocation.workers}
+    for role, count in counts.items():
+        pods += [member_pod(request, role, address, index, token, tls) for index in range(count)]
     requests = [platform.launcher.dry_run(pod) for pod in pods]
     if output == "json":
         echo_json(requests)

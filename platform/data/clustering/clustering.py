@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
-from pydantic import ValidationError
 
 from elastrec.platform.data.clustering.sorting import (
     ClusterKeys,
@@ -29,7 +28,8 @@ from elastrec.platform.data.clustering.sorting import (
     sorted_by_session,
 )
 from elastrec.platform.data.deduplicating.stored_groups import Groups, stored_schema, without_repeats
-from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
+from elastrec.platform.data.files import join, list_files, locate, write_bytes
+from elastrec.platform.data.finished import finished_report
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile
 from elastrec.platform.data.manifest import no_partition
 from elastrec.platform.data.partitions import Partition, existing_partitions, folder_keys, partition_roots
@@ -318,7 +318,8 @@ def _one(
         "row_group_rows": limits.row_group_rows,
         "deduplicated": limits.groups,
     }
-    existing = _existing(target)
+    # Where a folder cannot be renamed, an interrupted run leaves parts of its own, which are written anew.
+    existing = finished_report(target, RECORD_NAME, ClusterReport, "cluster", begun_name=_BEGUN_NAME)
     if existing is not None:
         differing = [name for name, value in same.items() if getattr(existing, name) != value]
         if differing:
@@ -391,26 +392,6 @@ def _in_order(
     return sorted_by_spark(
         source, keys, scratch, master=limits.spark_master, memory_bytes=limits.memory_bytes, progress=progress
     )
-
-
-def _existing(target: str) -> ClusterReport | None:
-    filesystem, path = locate(target)
-    info = filesystem.get_file_info(path)
-    if info.type == pafs.FileType.NotFound:
-        return None
-    if info.type == pafs.FileType.File:
-        raise DataError(f"{target}: is a file; choose a folder")
-    record = join(target, RECORD_NAME)
-    if filesystem.get_file_info(locate(record)[1]).type == pafs.FileType.File:
-        try:
-            return ClusterReport.model_validate_json(read_bytes(record))
-        except ValidationError as error:
-            raise DataError(f"{record}: cannot be read ({error}); remove the folder and cluster again") from error
-    # Where a folder cannot be renamed, an interrupted run leaves parts of its own, which are written anew.
-    begun = filesystem.get_file_info(locate(join(target, _BEGUN_NAME))[1]).type == pafs.FileType.File
-    if not begun and filesystem.get_file_info(pafs.FileSelector(path)):
-        raise DataError(f"{target}: holds files that were not clustered; choose another folder or remove it")
-    return None
 
 
 def _staging(target: str) -> str:

@@ -197,44 +197,18 @@ def master_pod(
     )
 
 
-def worker_pod(
-    request: LaunchRequest,
-    master_address: str,
-    index: int,
-    token: str,
-    tls: TlsConfig | None = None,
-    *,
-    restart: int = 0,
-    size: PodSize | None = None,
-) -> PodSpec:
-    """Worker `index`; `size` where it differs from the job file's."""
-    return _member_pod(request, Role.WORKER, master_address, index, token, tls, restart, size)
-
-
-def parameter_server_pod(
-    request: LaunchRequest,
-    master_address: str,
-    index: int,
-    token: str,
-    tls: TlsConfig | None = None,
-    *,
-    restart: int = 0,
-    size: PodSize | None = None,
-) -> PodSpec:
-    """Parameter server `index`; `size` where it differs from the job file's."""
-    return _member_pod(request, Role.PARAMETER_SERVER, master_address, index, token, tls, restart, size)
-
-
-def _member_pod(
+def member_pod(
     request: LaunchRequest,
     role: Role,
     master_address: str,
     index: int,
     token: str,
-    tls: TlsConfig | None,
-    restart: int,
-    size: PodSize | None,
+    tls: TlsConfig | None = None,
+    *,
+    restart: int = 0,
+    size: PodSize | None = None,
 ) -> PodSpec:
+    """Worker or parameter server `index`; `size` where it differs from the job file's."""
     resources = request.training_job.spec.resources
     asked = resources.worker if role is Role.WORKER else resources.parameter_server
     return _pod(

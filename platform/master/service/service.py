@@ -26,7 +26,7 @@ from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
 from elastrec.platform.master.pods.calls import PodCalls
 from elastrec.platform.master.pods.heartbeats import Heartbeats
-from elastrec.platform.master.pods.launch import LaunchRequest, parameter_server_pod, worker_pod
+from elastrec.platform.master.pods.launch import LaunchRequest, member_pod
 from elastrec.platform.master.pods.reconciler import Reconciler
 from elastrec.platform.master.pods.wanted import Wanted, WantedPod, wanted
 from elastrec.platform.master.service.answers import Answers
@@ -38,7 +38,7 @@ from elastrec.platform.master.service.resumption import resumed_from
 from elastrec.platform.master.service.term_watch import TermWatch
 from elastrec.platform.master.service.timed_work import TimedWork
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import Handler, TlsConfig, connections_for
 from elastrec.platform.transport.messages.job import Failed, Heartbeat, LeaseShards, Register
 from elastrec.platform.transport.messages.ledger import GetExplanation, GetLedger
@@ -356,8 +356,9 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         return target
 
     def _pod_spec(self, pod: WantedPod) -> PodSpec:
-        build = worker_pod if pod.role is Role.WORKER else parameter_server_pod
-        return build(self.request, self._address, pod.index, self._token, self._tls, restart=pod.restart, size=pod.size)
+        return member_pod(
+            self.request, pod.role, self._address, pod.index, self._token, self._tls, restart=pod.restart, size=pod.size
+        )
 
     def is_swept(self) -> bool:
         """Whether the job is over and no pod of it is left but those kept for their logs."""

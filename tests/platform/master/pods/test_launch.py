@@ -10,9 +10,8 @@ from elastrec.platform.master.pods.launch import (
     decode_launch,
     encode_launch,
     master_pod,
-    parameter_server_pod,
+    member_pod,
     pod_name,
-    worker_pod,
 )
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.job import TrainingJob
@@ -85,26 +84,28 @@ def test_the_master_restarts_in_place_and_carries_its_files():
 
 
 def test_members_know_their_master_and_have_the_asked_size():
-    worker = worker_pod(request(), "host:1", 1, "secret")
+    worker = member_pod(request(), Role.WORKER, "host:1", 1, "secret")
     assert worker.size == PodSize(0.5, 2**30)
     assert worker.environment["ELASTREC_MASTER_ADDRESS"] == "host:1"
-    server = parameter_server_pod(request(), "host:1", 0, "secret", TlsConfig(b"root", b"cert", b"key"), restart=2)
+    server = member_pod(
+        request(), Role.PARAMETER_SERVER, "host:1", 0, "secret", TlsConfig(b"root", b"cert", b"key"), restart=2
+    )
     assert server.name == "clicks-2026-01-31-ps-0-r2" and server.serves
     assert server.secrets == {"token": "secret", "ca.pem": "root", "tls.crt": "cert", "tls.key": "key"}
 
 
 def test_a_worker_has_no_key_that_others_take_for_a_servers():
-    worker = worker_pod(request(), "host:1", 1, "secret", TlsConfig(b"root", b"cert", b"key"))
+    worker = member_pod(request(), Role.WORKER, "host:1", 1, "secret", TlsConfig(b"root", b"cert", b"key"))
     assert worker.secrets == {"token": "secret", "ca.pem": "root"} and not worker.files
 
 
 def test_pods_that_tell_when_they_are_ready_get_the_cores_at_start():
-    pods = [master_pod(request(), CLUSTER, "s"), worker_pod(request(), "h:1", 0, "s")]
+    pods = [master_pod(request(), CLUSTER, "s"), member_pod(request(), Role.WORKER, "h:1", 0, "s")]
     assert [pod.startup_cores for pod in pods] == [1.0, 1.0]
     resources = JOB.spec.resources.model_copy(update={"startup_cores": 0.0})
     without = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"resources": resources})})
     launch = msgspec.structs.replace(request(), job=without.model_dump(mode="json", by_alias=True))
-    assert parameter_server_pod(launch, "h:1", 0, "s").startup_cores == 0.0
+    assert member_pod(launch, Role.PARAMETER_SERVER, "h:1", 0, "s").startup_cores == 0.0
 
 
 def test_pod_names_fit_a_kubernetes_name():

@@ -1,0 +1,17 @@
+"""How a page becomes a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+_DRAWING_MILLISECONDS = 3000
+
+
+def save(page: Page, file: Path) -> Path:
+    """What the window shows, as a PNG file."""
+    # Charts are drawn after they are there.
+    page.wait_for_timeout(_DRAWING_MILLISECONDS)
+    page.screenshot(path=str(file))
+    return file
