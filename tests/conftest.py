@@ -62,7 +62,8 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    is_summing_up = "PYTEST_XDIST_WORKER" not in os.environ
+    # Not the environment's word for it, which a run of pytest inside a test inherits.
+    is_summing_up = not hasattr(session.config, "workerinput")
     if skips.is_complete() and is_summing_up and skips.not_allowed(session.config.stash[_LEFT_OUT]):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
