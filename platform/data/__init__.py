@@ -5,6 +5,7 @@ decisions or a model.
 """
 
 from elastrec.platform.data.convert import ByFractions, ByRows, ByTime, ConvertReport, convert
+from elastrec.platform.data.features.steps import MISSING_ID
 from elastrec.platform.data.generating.generator import (
     DayTruth,
     GenerateReport,
@@ -24,7 +25,6 @@ from elastrec.platform.data.manifest import (
 )
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch, Calibration
 from elastrec.platform.data.partitions import Partition, existing_partitions
-from elastrec.platform.data.preprocessing import MISSING_ID
 from elastrec.platform.data.reading.batches import (
     JaggedIds,
     dense_of,

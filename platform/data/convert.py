@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from numpy.typing import NDArray
 
+from elastrec.platform.data.features.written_columns import written_column
 from elastrec.platform.data.files import join, locate, write_bytes
 from elastrec.platform.data.finished import finished_report
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
@@ -35,7 +36,6 @@ from elastrec.platform.data.reading.encode import DENSE, RowEncoder
 from elastrec.platform.data.reading.numbers import as_float64, combined
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.data.reading.reader import BadRowLedger
-from elastrec.platform.data.written_columns import written_column
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import CsvOptions, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from elastrec.checkpoints.summary import ModelSummary, steps_of
-from elastrec.platform.data.fitting import fit, unfitted_features, with_vocabularies
+from elastrec.platform.data.features.fitting import fit, unfitted_features, with_vocabularies
 from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.job import TrainingJob

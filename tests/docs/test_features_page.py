@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from elastrec.platform.data import MISSING_ID, ShardReader, build_manifest
-from elastrec.platform.data.fitting import fit
+from elastrec.platform.data.features.fitting import fit
 from elastrec.platform.specs.features import Standardize
 from elastrec.platform.specs.text.loading import load_job
 

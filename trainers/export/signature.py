@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from mlflow.models import ModelSignature
 from mlflow.types.schema import ColSpec, DataType, Schema
 
-from elastrec.platform.data.columns import encoding_of
-from elastrec.platform.data.feature_plan import Reading
+from elastrec.platform.data.features.columns import encoding_of
+from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.data import TrainingData
 from elastrec.trainers.models.heads import IS_BAD, REASON, JobHeads

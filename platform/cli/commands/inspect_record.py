@@ -90,7 +90,7 @@ def _row_id(record: Record, table: str, key: str, encoding: str | None) -> int:
     """The id under which the key is trained."""
     import pyarrow as pa
 
-    from elastrec.platform.data.preprocessing import MISSING_ID
+    from elastrec.platform.data.features.steps import MISSING_ID
     from elastrec.platform.data.reading.ids import encode_ids
 
     summary = record.manifest.model.table(table)

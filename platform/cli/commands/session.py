@@ -165,7 +165,7 @@ def _groups(text: str | None, data: TrainingData, partitions: list[Partition] | 
     from elastrec.platform.data.clustering.clustering import without_keys
     from elastrec.platform.data.clustering.inspection import inspect_data
     from elastrec.platform.data.clustering.sorting import ClusterKeys
-    from elastrec.platform.data.feature_plan import column_groups
+    from elastrec.platform.data.features.plan import column_groups
 
     if partitions is None and data.partitioning is not Partitioning.NONE:
         partitions = existing_partitions(data)

@@ -24,7 +24,7 @@ from elastrec.platform.data.deduplicating.dedupe_factor import (
 from elastrec.platform.data.deduplicating.deduplicated_batch import deduplicate_batch
 from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
 from elastrec.platform.data.deduplicating.stored_groups import Groups, without_repeats
-from elastrec.platform.data.feature_plan import column_groups
+from elastrec.platform.data.features.plan import column_groups
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS
 from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.data.reading.numbers import combined

@@ -27,7 +27,7 @@ from elastrec.platform.data.deduplicating.deduplication import (
     take_rows,
 )
 from elastrec.platform.data.entries import DataManifest
-from elastrec.platform.data.preprocessing import Column
+from elastrec.platform.data.features.steps import Column
 from elastrec.platform.data.reading.encode import DENSE, LABEL, EncodedRows, RowEncoder, first_bad_of
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.raw import RawReader, RawRows

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.columns import Marker, read_column
 from elastrec.platform.data.deduplicating.deduplication import Longs
-from elastrec.platform.data.feature_plan import Reading, columns_of, plans_of
-from elastrec.platform.data.preprocessing import MISSING_ID, Column, FillNull, Step, crossed, run_steps
+from elastrec.platform.data.features.columns import Marker, read_column
+from elastrec.platform.data.features.plan import Reading, columns_of, plans_of
+from elastrec.platform.data.features.steps import MISSING_ID, Column, FillNull, Step, crossed, run_steps
 from elastrec.platform.data.reading.numbers import as_float64, combined, plain_numbers
 from elastrec.platform.specs.data import Target, TrainingData
 from elastrec.platform.specs.errors import FieldProblem, MissingColumnError, SpecError

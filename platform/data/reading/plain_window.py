@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.feature_plan import FeaturePlan, Reading, plans_of
-from elastrec.platform.data.preprocessing import MISSING_ID, Column, Log1p, Step, run_steps
+from elastrec.platform.data.features.plan import FeaturePlan, Reading, plans_of
+from elastrec.platform.data.features.steps import MISSING_ID, Column, Log1p, Step, run_steps
 from elastrec.platform.data.reading.encode import as_float32, usable_target
 from elastrec.platform.data.reading.laid_out import BatchForm, Run
 from elastrec.platform.data.reading.numbers import combined, is_plain_number, plain_numbers, usable_numbers, valid_bytes

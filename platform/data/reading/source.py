@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.entries import DataManifest
-from elastrec.platform.data.fitting import unfitted_features
+from elastrec.platform.data.features.fitting import unfitted_features
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import DataError

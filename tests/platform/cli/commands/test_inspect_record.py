@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri
 from elastrec.checkpoints.inspection import bucket_of
 from elastrec.platform.cli.commands.inspect_record import inspect
-from elastrec.platform.data.preprocessing import MISSING_ID
+from elastrec.platform.data.features.steps import MISSING_ID
 from elastrec.platform.specs.errors import CheckpointError, SpecError
 from tests.checkpoints.writing import write_bucket
 from tests.platform.master.fakes import job

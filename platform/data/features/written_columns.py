@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.columns import read_column
-from elastrec.platform.data.feature_plan import Reading
-from elastrec.platform.data.preprocessing import MISSING_ID, Column
+from elastrec.platform.data.features.columns import read_column
+from elastrec.platform.data.features.plan import Reading
+from elastrec.platform.data.features.steps import MISSING_ID, Column
 from elastrec.platform.data.reading.numbers import is_text
 
 

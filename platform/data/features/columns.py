@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from elastrec.platform.data.deduplicating.deduplication import Longs, Values
-from elastrec.platform.data.feature_plan import Reading
-from elastrec.platform.data.preprocessing import Column
+from elastrec.platform.data.features.plan import Reading
+from elastrec.platform.data.features.steps import Column
 from elastrec.platform.data.reading.ids import encode_ids, integer_ids
 from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_of, usable_numbers
 from elastrec.platform.specs.errors import DataError

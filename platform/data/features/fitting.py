@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from elastrec.platform.data.entries import DataManifest
-from elastrec.platform.data.feature_plan import plans_of
+from elastrec.platform.data.features.plan import plans_of
+from elastrec.platform.data.features.steps import Unfitted, run_steps
 from elastrec.platform.data.files import read_bytes
-from elastrec.platform.data.preprocessing import Unfitted, run_steps
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.data import SparseFeature, TrainingData

@@ -12,7 +12,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from elastrec.platform.data.preprocessing import (
+from elastrec.platform.data.features.steps import (
     MISSING_ID,
     Bucketize,
     Clip,

@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data.preprocessing import (
+from elastrec.platform.data.features.steps import (
     MISSING_ID,
     Bucketize,
     Clip,

@@ -19,9 +19,9 @@ from elastrec.platform.data import MISSING_ID, RowEncoder, ShardReader, build_ma
 from elastrec.platform.data.convert import ByRows, convert
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch
 from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
-from elastrec.platform.data.preprocessing import Bucketize, Column, FillNull, Hash, Keep, Vocabulary
+from elastrec.platform.data.features.steps import Bucketize, Column, FillNull, Hash, Keep, Vocabulary
 from elastrec.platform.specs.errors import DataError
-from tests.platform.data.steps import COLUMNS, data_of, row, table_of_rows
+from tests.platform.data.features.section import COLUMNS, data_of, row, table_of_rows
 
 
 def _signed(value: int) -> int:
@@ -44,7 +44,7 @@ def _cross(*ids: int) -> int:
 
 
 def expected(raw: dict[str, Any]) -> tuple[list[float], dict[str, object]]:
-    """Dense values float32 and ids of one row of the section `steps.SECTION`, step by step."""
+    """Dense values float32 and ids of one row of the section `section.SECTION`, step by step."""
     price = raw["price"]
     clipped = None if price is None else min(max(price, 0.0), 1000.0)
     dense = [

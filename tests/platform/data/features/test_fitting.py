@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import RowEncoder, build_manifest, fitting
-from elastrec.platform.data.fitting import Moments, fit, unfitted_features, with_vocabularies
+from elastrec.platform.data import RowEncoder, build_manifest
+from elastrec.platform.data.features import fitting
+from elastrec.platform.data.features.fitting import Moments, fit, unfitted_features, with_vocabularies
 from elastrec.platform.data.reading.source import reader_of
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
