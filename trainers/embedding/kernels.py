@@ -117,55 +117,74 @@ def route_ids(  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def pool_rows(rows, inverse, offsets, features, columns, is_mean, batch, out):  # type: ignore[no-untyped-def]
-    """Sums or averages rows [U, D] into bags: out [B, sum of D]; an empty bag is zero.
+def pool_rows(  # type: ignore[no-untyped-def]
+    rows, inverse, offsets, features, columns, first_columns, is_mean, batch, apart, firsts, out
+):
+    """Sums or averages rows [U, D] into bags; an empty bag is zero.
 
     Args:
         offsets: [F * B + 1] int64, bag f * B + b holds inverse[offsets[f * B + b] : offsets[f * B + b + 1]].
-        features, columns, is_mean: [K] int64, int64, bool: feature of each output block, its first column, its pooling.
+        features, columns, first_columns, is_mean: [K] int64, and bool: of each output block its feature, its first
+            column in `out`, that in `firsts`, and its pooling.
+        apart: how many numbers of each pooled row go to `firsts`.
+        firsts, out: [B, ...] float32, the first numbers of the pooled rows, and all others.
     """
-    dimension, width, flat = rows.shape[1], out.shape[1], out.reshape(-1)
+    dimension, width, flat = rows.shape[1] - apart, out.shape[1], out.reshape(-1)
     # Feature by feature: the rows of one table stay in the cache, and offsets and places are read in their order.
     for k in range(features.shape[0]):
         for b in range(batch):
             prefetch(flat, (b + _BAGS_AHEAD) * width + columns[k])
             bag = features[k] * batch + b
             start, end = offsets[bag], offsets[bag + 1]
+            first = firsts[b, first_columns[k] : first_columns[k] + apart]
             target = out[b, columns[k] : columns[k] + dimension]
             if start == end:
+                first[:] = np.float32(0.0)
                 for d in range(dimension):
                     target[d] = np.float32(0.0)
                 continue
             row = rows[inverse[start]]
+            for d in range(apart):
+                first[d] = row[d]
+            others = row[apart:]
             for d in range(dimension):
-                target[d] = row[d]
+                target[d] = others[d]
             if end - start > 1:
                 for j in range(start + 1, end):
                     row = rows[inverse[j]]
+                    for d in range(apart):
+                        first[d] += row[d]
+                    others = row[apart:]
                     for d in range(dimension):
-                        target[d] += row[d]
+                        target[d] += others[d]
                 if is_mean[k]:
                     scale = np.float32(1.0) / np.float32(end - start)
+                    for d in range(apart):
+                        first[d] *= scale
                     for d in range(dimension):
                         target[d] *= scale
 
 
 @_kernel
 def spread_gradient(  # type: ignore[no-untyped-def]
-    gradient, inverse, offsets, features, columns, is_mean, batch, out
+    firsts, gradient, inverse, offsets, features, columns, first_columns, is_mean, batch, apart, out
 ):
-    """The reverse of `pool_rows`: adds gradient [B, sum of D] to the gradient of rows, out [U, D], zeroed before."""
-    dimension, width, flat = out.shape[1], gradient.shape[1], gradient.reshape(-1)
+    """The reverse of `pool_rows`: adds gradients of its two outputs to that of rows, out [U, D], zeroed before."""
+    dimension, width, flat = out.shape[1] - apart, gradient.shape[1], gradient.reshape(-1)
     for k in range(features.shape[0]):
         for b in range(batch):
             prefetch(flat, (b + _BAGS_AHEAD) * width + columns[k])
             bag = features[k] * batch + b
             start, end = offsets[bag], offsets[bag + 1]
+            first = firsts[b, first_columns[k] : first_columns[k] + apart]
             source = gradient[b, columns[k] : columns[k] + dimension]
             scale = np.float32(1.0)
             if is_mean[k] and end - start > 1:
                 scale = np.float32(1.0) / np.float32(end - start)
             for j in range(start, end):
-                target = out[inverse[j]]
+                row = out[inverse[j]]
+                for d in range(apart):
+                    row[d] += scale * first[d]
+                target = row[apart:]
                 for d in range(dimension):
                     target[d] += scale * source[d]

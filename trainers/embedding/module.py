@@ -35,9 +35,15 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Output blocks of one table group: see `pool_rows`."""
+    """Output blocks of one table group: see `pool_rows`.
+
+    Attributes:
+        numbers: of each block among those of all groups.
+        columns: where it begins when rows are not taken apart.
+    """
 
     names: list[str]
+    numbers: Array
     columns: Array
     is_mean: Array
 
@@ -91,6 +97,7 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._lengths = [length for length in lengths if length]
         self._width = sum(lengths)
         starts = np.concatenate(([0], np.cumsum(lengths))).tolist()
+        numbers = np.cumsum([0, *is_pooled]).tolist()
         # Routing goes table by table in plan order, pooling in the order of the output.
         order = sorted(range(len(uses)), key=lambda use: plan.by_name[uses[use][0].name].index)
         self._routed_features = [uses[use][1] for use in order]
@@ -105,6 +112,7 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             self._blocks.append(
                 _Blocks(
                     [uses[use][1] for use in mine],
+                    np.array([numbers[use] for use in mine], np.int64),
                     np.array([starts[use] for use in mine], np.int64),
                     np.array([uses[use][0].pooling is PoolingType.MEAN for use in mine], np.bool_),
                 )
@@ -185,12 +193,31 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         Raises:
             RoutingChangedError, TransportError: see ParameterClient.
         """
+        _, pooled = _Pool.apply(self._anchor, self, self._pooled_once(features), 0, None)
+        return KeyedTensor(self._names, self._lengths, pooled)
+
+    def pool_apart(self, features: KeyedJaggedTensor, first: int, beside: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`forward`, laid out for a layer that takes the pooled rows side by side: nothing is copied once more.
+
+        Args:
+            first: how many numbers at the beginning of each pooled row lie apart from the others.
+            beside: [B, I] float32, goes behind the others; gets no gradient.
+
+        Returns:
+            The first numbers `[B, K * first]`, and all others `[B, sum of (D - first) + I]`, blocks in their order.
+
+        Raises:
+            RoutingChangedError, TransportError: see ParameterClient.
+        """
+        apart: tuple[Tensor, Tensor] = _Pool.apply(self._anchor, self, self._pooled_once(features), first, beside)
+        return apart
+
+    def _pooled_once(self, features: KeyedJaggedTensor) -> _Request:
         if self._open_is_pooled and not self.training:
             self._open = None
         request = self._opened(features)
         self._open_is_pooled = True
-        pooled = _Pool.apply(self._anchor, self, request)
-        return KeyedTensor(self._names, self._lengths, pooled)
+        return request
 
     def rows(self, features: KeyedJaggedTensor, name: str) -> Tensor:
         """One row for each id of a feature, `[L, D]`, in their order, not pooled.
@@ -247,14 +274,20 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         pulled = self.client.pull(routed, read_only=not self.training, dense=dense)
         return _Request(features, pulled, offsets, positions, batch)
 
-    def _pool(self, request: _Request) -> Tensor:
-        out = torch.empty(request.batch, self._width)
+    def _pool(self, request: _Request, first: int, beside: Tensor | None) -> tuple[Tensor, Tensor]:
+        firsts = torch.empty(request.batch, first * len(self._names))
+        own = self._width - firsts.shape[1]
+        out = torch.empty(request.batch, own if beside is None else own + beside.shape[1])
+        if beside is not None:
+            out[:, own:] = beside
         for rows, blocks in zip(request.pulled.rows(), self._blocks, strict=True):
+            first_columns = first * blocks.numbers
             pool_rows(
                 rows, request.pulled.routed.inverse, request.offsets, self._positions(request, blocks),
-                blocks.columns, blocks.is_mean, request.batch, out.numpy(),
+                blocks.columns - first_columns, first_columns, blocks.is_mean, request.batch, first, firsts.numpy(),
+                out.numpy(),
             )  # fmt: skip
-        return out
+        return firsts, out
 
     def _rows(self, request: _Request, name: str) -> Tensor:
         rows = request.pulled.rows()[self._group_of_feature[name]]
@@ -271,10 +304,10 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def _spread_rows(self, request: _Request, name: str, gradient: Tensor) -> None:
         inverse = request.pulled.routed.inverse[self._run(request, name)]
+        nothing, zero = np.empty((len(inverse), 0), np.float32), np.zeros(1, np.int64)
         spread_gradient(
-            gradient.contiguous().float().numpy(), inverse, np.arange(len(inverse) + 1), np.zeros(1, np.int64),
-            np.zeros(1, np.int64), np.zeros(1, np.bool_), len(inverse),
-            self._gradients(request)[self._group_of_feature[name]],
+            nothing, _plain(gradient), inverse, np.arange(len(inverse) + 1), zero, zero, zero, np.zeros(1, np.bool_),
+            len(inverse), 0, self._gradients(request)[self._group_of_feature[name]],
         )  # fmt: skip
 
     @staticmethod
@@ -283,12 +316,13 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         first = request.positions[name] * request.batch
         return slice(int(request.offsets[first]), int(request.offsets[first + request.batch]))
 
-    def _spread(self, request: _Request, gradient: Tensor) -> None:
-        source = gradient.contiguous().float().numpy()
+    def _spread(self, request: _Request, first: int, first_gradient: Tensor, gradient: Tensor) -> None:
+        firsts, source = _plain(first_gradient), _plain(gradient)
         for out, blocks in zip(self._gradients(request), self._blocks, strict=True):
+            first_columns = first * blocks.numbers
             spread_gradient(
-                source, request.pulled.routed.inverse, request.offsets, self._positions(request, blocks),
-                blocks.columns, blocks.is_mean, request.batch, out,
+                firsts, source, request.pulled.routed.inverse, request.offsets, self._positions(request, blocks),
+                blocks.columns - first_columns, first_columns, blocks.is_mean, request.batch, first, out,
             )  # fmt: skip
 
     @staticmethod
@@ -296,18 +330,30 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return np.array([request.positions[name] for name in blocks.names], np.int64)
 
 
+def _plain(gradient: Tensor) -> Array:
+    plain: Array = gradient.contiguous().float().numpy()
+    return plain
+
+
 class _Pool(torch.autograd.Function):
     """Pooling of pulled rows; its gradient goes to the collection, not to any tensor."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, collection: RemoteEmbeddingBagCollection, request: _Request) -> Tensor:
-        ctx.collection, ctx.request = collection, request
-        return collection._pool(request)
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        collection: RemoteEmbeddingBagCollection,
+        request: _Request,
+        first: int,
+        beside: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.collection, ctx.request, ctx.first = collection, request, first
+        return collection._pool(request, first, beside)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.collection._spread(ctx.request, gradient)
-        return None, None, None
+    def backward(ctx: Any, first_gradient: Tensor, gradient: Tensor) -> tuple[None, None, None, None, None]:
+        ctx.collection._spread(ctx.request, ctx.first, first_gradient, gradient)
+        return None, None, None, None, None
 
 
 class _Rows(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.models import options
+from elastrec.trainers.models.parts import beside_dense
 from elastrec.trainers.models.schema import FeatureSchema
 
 
@@ -62,8 +63,7 @@ class DcnV2(nn.Module):
         return embedding_dimension
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        embeddings_BX = self.embedding_bag_collection(sparse_features).values()
-        x0_BX = torch.cat([embeddings_BX, dense_features], dim=1)
+        x0_BX = beside_dense(self.embedding_bag_collection, sparse_features, dense_features)
         crosses_BX = self.cross(x0_BX)
         if self.stacked:
             return self.output(self.deep(crosses_BX)).squeeze(1)

@@ -14,7 +14,7 @@ from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.models import options
-from elastrec.trainers.models.parts import LogitMLP
+from elastrec.trainers.models.parts import LogitMLP, beside_dense
 from elastrec.trainers.models.schema import FeatureSchema
 
 
@@ -58,8 +58,7 @@ class Mmoe(nn.Module):
         return embedding_dimension
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        embeddings_BX = self.embedding_bag_collection(sparse_features).values()
-        x_BX = torch.cat([embeddings_BX, dense_features], dim=1)
+        x_BX = beside_dense(self.embedding_bag_collection, sparse_features, dense_features)
         experts_BEX = torch.stack([expert(x_BX) for expert in self.experts], dim=1)
         outputs = []
         for gate, tower in zip(self.gates, self.towers, strict=True):

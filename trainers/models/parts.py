@@ -6,6 +6,7 @@ Legend of shapes: B batch, I dense features, F sparse features, D embedding dime
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +21,48 @@ def pooled_rows(embedding_bag_collection: nn.Module, sparse_features: KeyedJagge
     return values.reshape(values.shape[0], len(pooled.keys()), -1)
 
 
-def first_and_others(embedding_bag_collection: nn.Module, sparse_features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+@runtime_checkable
+class PoolsApart(Protocol):
+    """A collection that can lay pooled rows out as `first_and_others` returns them."""
+
+    def pool_apart(self, features: KeyedJaggedTensor, first: int, beside: Tensor | None) -> tuple[Tensor, Tensor]: ...
+
+
+def beside_dense(
+    embedding_bag_collection: nn.Module, sparse_features: KeyedJaggedTensor, dense_features_BI: Tensor
+) -> Tensor:
+    """Pooled rows of all features and the dense features side by side, `[B, sum of R + I]`."""
+    if isinstance(embedding_bag_collection, PoolsApart) and _is_plain(dense_features_BI):
+        return embedding_bag_collection.pool_apart(sparse_features, 0, dense_features_BI)[1]
+    return torch.cat([embedding_bag_collection(sparse_features).values(), dense_features_BI], dim=1)
+
+
+def first_and_others(
+    embedding_bag_collection: nn.Module, sparse_features: KeyedJaggedTensor, beside_BI: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The first numbers of the pooled rows of all features, `[B, F]`, and all other numbers side by side, `[B, F·D]`.
 
     Tables may have different R; then the others are `[B, sum of R - F]`.
+
+    Args:
+        beside_BI: follows the others, `[B, F·D + I]`.
     """
+    if isinstance(embedding_bag_collection, PoolsApart) and (beside_BI is None or _is_plain(beside_BI)):
+        return embedding_bag_collection.pool_apart(sparse_features, 1, beside_BI)
     pooled = embedding_bag_collection(sparse_features)
     values, lengths = pooled.values(), pooled.length_per_key()
     if len(set(lengths)) == 1:
         rows_BFR = values.reshape(values.shape[0], len(lengths), -1)
-        return rows_BFR[:, :, 0], rows_BFR[:, :, 1:].flatten(1)
-    blocks = values.split(lengths, dim=1)
-    return torch.stack([block[:, 0] for block in blocks], dim=1), torch.cat([block[:, 1:] for block in blocks], dim=1)
+        firsts_BF, others = rows_BFR[:, :, 0], [rows_BFR[:, :, 1:].flatten(1)]
+    else:
+        blocks = values.split(lengths, dim=1)
+        firsts_BF, others = torch.stack([block[:, 0] for block in blocks], dim=1), [block[:, 1:] for block in blocks]
+    others += [] if beside_BI is None else [beside_BI]
+    return firsts_BF, others[0] if len(others) == 1 else torch.cat(others, dim=1)
+
+
+def _is_plain(beside: Tensor) -> bool:
+    return beside.dtype is torch.float32 and not beside.requires_grad
 
 
 def pooled_others(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -49,6 +48,5 @@ class WideAndDeep(nn.Module):
         return embedding_dimension + 1
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        weights_BF, embeddings_BX = first_and_others(self.embedding_bag_collection, sparse_features)
-        deep_in_BX = torch.cat([embeddings_BX, dense_features], dim=1)
+        weights_BF, deep_in_BX = first_and_others(self.embedding_bag_collection, sparse_features, dense_features)
         return self.wide(dense_features, weights_BF) + self.deep(deep_in_BX)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.models import options
-from elastrec.trainers.models.parts import DenseFields, FirstOrder, LogitMLP, pooled_rows
+from elastrec.trainers.models.parts import DenseFields, FirstOrder, LogitMLP, first_and_others
 from elastrec.trainers.models.schema import FeatureSchema
 
 
@@ -84,7 +84,8 @@ class XDeepFM(nn.Module):
         return embedding_dimension + 1
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        rows_BFR = pooled_rows(self.embedding_bag_collection, sparse_features)
-        fields_BND = self.dense_fields(dense_features, rows_BFR[:, :, 1:])
-        linear_B = self.linear(dense_features, rows_BFR[:, :, 0])
+        weights_BF, vectors_BX = first_and_others(self.embedding_bag_collection, sparse_features)
+        vectors_BFD = vectors_BX.unflatten(1, (weights_BF.shape[1], -1))
+        fields_BND = self.dense_fields(dense_features, vectors_BFD)
+        linear_B = self.linear(dense_features, weights_BF)
         return linear_B + self.cin_output(self.cin(fields_BND)).squeeze(1) + self.deep(fields_BND.flatten(1))

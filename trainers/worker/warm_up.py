@@ -35,13 +35,19 @@ def _route_and_pool() -> None:
     values, offsets = np.array([3, 4, 3, 4], np.int64), np.arange(5, dtype=np.int64)
     starts, ends = np.array([0, 2], np.int64), np.array([2, 4], np.int64)
     routed = router.route(values, starts, ends, np.arange(2, dtype=np.int64))
-    features, columns, is_mean = np.arange(2, dtype=np.int64), np.array([0, 2], np.int64), np.array([False, True])
-    pooled, rows = np.empty((2, 4), np.float32), np.ones((len(routed.ids), 2), np.float32)
-    spread_gradient(pooled, routed.inverse, offsets, features, columns, is_mean, 2, np.zeros_like(rows))
+    blocks = (
+        np.arange(2, dtype=np.int64),
+        np.array([0, 2], np.int64),
+        np.arange(2, dtype=np.int64),
+        np.array([False, True]),
+    )
+    firsts, pooled = np.empty((2, 2), np.float32), np.empty((2, 4), np.float32)
+    rows = np.ones((len(routed.ids), 2), np.float32)
+    spread_gradient(firsts, pooled, routed.inverse, offsets, *blocks, 2, 1, np.zeros_like(rows))
     # Rows of several servers are put together into a new array; those of a single one are a frame's, read-only.
-    pool_rows(rows, routed.inverse, offsets, features, columns, is_mean, 2, pooled)
+    pool_rows(rows, routed.inverse, offsets, *blocks, 2, 1, firsts, pooled)
     rows.flags.writeable = False
-    pool_rows(rows, routed.inverse, offsets, features, columns, is_mean, 2, pooled)
+    pool_rows(rows, routed.inverse, offsets, *blocks, 2, 1, firsts, pooled)
 
 
 def _torch_step() -> None:

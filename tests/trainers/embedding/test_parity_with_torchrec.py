@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.embedding.dense import FlatParameters
 from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
+from elastrec.trainers.models.parts import first_and_others
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
@@ -199,3 +201,43 @@ def test_tables_of_different_dimensions_take_torchrecs_steps(servers: int) -> No
     spec = job_spec(rows, dense, item={"dimension": 3})
     assert [group.dimension for group in plan_of_job(spec).groups] == [DIMENSION, 3]
     np.testing.assert_allclose(train_remotely(spec, servers, steps=20), train_with_torchrec(spec, 20), atol=1e-5)
+
+
+class Plain(nn.Module):
+    """A collection without `pool_apart`."""
+
+    def __init__(self, collection: RemoteEmbeddingBagCollection) -> None:
+        super().__init__()
+        self.collection = collection
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        return self.collection(features)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("tables", [{}, {"item": {"dimension": 4}}], ids=["one dimension", "two dimensions"])
+def test_rows_that_are_pooled_apart_are_those_of_the_plain_output_and_get_the_same_gradients(
+    servers: int, tables: dict[str, dict[str, int]]
+) -> None:
+    spec = job_spec(OptimizerSpec(kind="sgd", learning_rate=0.1), OptimizerSpec(kind="sgd"), **tables)
+    with running_servers(spec, servers) as routing:
+        client = ParameterClient(plan_of_job(spec), worker="w", incarnation="i", token=TOKEN)
+        try:
+            client.connect(routing, 1)
+            collection = RemoteEmbeddingBagCollection(configs(spec), client)
+            dense, sparse, _ = batches(1)[0]
+            weights = torch.randn(3 + sum(collection(sparse).length_per_key()) - 3 + DENSE)
+            found = []
+            for given in (Plain(collection), collection):
+                firsts, others = first_and_others(given, sparse, dense)
+                ((firsts * weights[:3]).sum() + (others.square() * weights[3:]).sum()).backward()
+                left = collection.take_row_gradients()
+                found.append((firsts.detach(), others.detach(), left.gradients))
+        finally:
+            client.close()
+    plain, apart = found
+    assert torch.equal(plain[0], apart[0]) and torch.equal(plain[1], apart[1])
+    assert torch.equal(apart[1][:, -DENSE:], dense)
+    for expected, gradient in zip(plain[2], apart[2], strict=True):
+        np.testing.assert_array_equal(expected, gradient)
+        assert gradient.any()
