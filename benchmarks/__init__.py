@@ -1,5 +1,5 @@
 """Figures: what the platform costs and how fast it is, measured against a named peer on the same machine.
 
-`python -m benchmarks.NAME` prints a table, with `--output json` a list of figures. One file a figure; see `figures`
-for the form they share. Nothing in the product imports this package.
+`python -m benchmarks NAME` prints a table, with `--output json` a list of figures; without a name, what there is. One
+module per benchmark, whose form is in `common.figures`. Nothing in the product imports this package.
 """

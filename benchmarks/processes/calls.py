@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.calls`: a server and a client of each wire, with the same messages and the same token.
+"""The processes of `benchmarks.jobs.calls`: a server and a client of each wire, with the same messages and the same token.
 
 The messages are a heartbeat of a worker and what a master answers to it while nothing changes. The server checks the
 token, decodes the heartbeat, encodes an answer, and does nothing else.
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pyarrow.flight as flight
 
-from benchmarks.processes.child import serve
+from benchmarks.common.child import serve
 from elastrec.platform.transport import RpcClient, RpcServer
 from elastrec.platform.transport.messages.job import Answer, Directive, Heartbeat, Mode, RoutingTable, ShardProgress
 from elastrec.platform.transport.server import end_process

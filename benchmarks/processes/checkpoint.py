@@ -1,4 +1,4 @@
-"""The process of `benchmarks.checkpoint`: a parameter server full of rows, its records, and the same bytes plainly."""
+"""The process of `benchmarks.servers.checkpoint`: a parameter server full of rows, its records, and the same bytes plainly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from benchmarks.processes.child import serve
+from benchmarks.common.child import serve
 from benchmarks.processes.parameter_server import FEATURES, ROW, job_of
 from elastrec.checkpoints import commit_record, new_record_uri, open_store
 from elastrec.platform.specs.job import Metadata, TrainingJob

@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.dedup_worker`: roles `server` and `worker`, both of a job file's own code."""
+"""The processes of `benchmarks.data.dedup_worker`: roles `server` and `worker`, both of a job file's own code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes.child import serve
-from benchmarks.processes.row_shards import row_shard
+from benchmarks.common.child import serve
+from benchmarks.common.row_shards import row_shard
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading.source import ManifestSource, reader_of
 from elastrec.platform.specs.job import TrainingJob

@@ -19,7 +19,7 @@ import structlog
 import torch
 from torchrec import EmbeddingBagCollection
 
-from benchmarks.processes.child import serve
+from benchmarks.common.child import serve
 from elastrec.checkpoints import PartWriter, SectionKind, answer, commit_record, new_record_uri
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.export import ExportRequest

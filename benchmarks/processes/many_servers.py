@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.many_servers`: role `server` many times, and `worker` once."""
+"""The processes of `benchmarks.servers.many_servers`: role `server` many times, and `worker` once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.processes.child import serve
+from benchmarks.common.child import serve
 from benchmarks.processes.parameter_server import DENSE, FEATURES, ROW, TOKEN, job_of
 
 VOCABULARY = 20_000

@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 import torch
 
-from benchmarks.processes.child import serve
-from benchmarks.processes.row_shards import row_shards
+from benchmarks.common.child import serve
+from benchmarks.common.row_shards import row_shards
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.data.partitions import existing_partitions

@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.reader`: the same files read by us, by plain pyarrow and by torchrec's Criteo reader."""
+"""The processes of `benchmarks.data.reader`: the same files read by us, by plain pyarrow and by torchrec's Criteo reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from benchmarks.processes.child import serve
+from benchmarks.common.child import serve
 from elastrec.platform.data import (
     ShardReader,
     build_manifest,

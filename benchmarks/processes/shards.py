@@ -1,4 +1,4 @@
-"""The two processes of `benchmarks.shards`: a real master, and pods that only talk.
+"""The two processes of `benchmarks.jobs.shards`: a real master, and pods that only talk.
 
 The master is the product's: state machine, journal on disk, service, RPC server on a socket. Its cluster only
 remembers, and its pods are played: each worker has a connection of its own, beats at the pace the master tells it,
@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import structlog
 
-from benchmarks.processes.child import serve
+from benchmarks.common.child import serve
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from benchmarks.processes.child import serve
+from benchmarks.common.child import serve
 from benchmarks.processes.one_worker import SCORED_ROWS, items, most_scored, scored_days
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.specs.job import OptimizerKind, TrainingJob

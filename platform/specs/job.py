@@ -100,7 +100,7 @@ class ModelSpec(Spec):
     def row_range(self) -> float:
         """Embeddings start uniform in ±row_range, in tables that say nothing else.
 
-        Chosen by `benchmarks.initial_range`. DLRM multiplies rows with each other; trained for long it scores worse
+        Chosen by `benchmarks.models.initial_range`. DLRM multiplies rows with each other; trained for long it scores worse
         from small ones.
         """
         return self.initial_range or (self.row_dimension**-0.5 if self.architecture == "dlrm" else 0.01)
@@ -157,7 +157,7 @@ class OptimizerSpec(Spec):
 
 
 FIRST_ORDER_RULE = OptimizerSpec(kind=OptimizerKind.FTRL, learning_rate=0.1, beta=0.01)
-"""Of first-order weights, unless the job file says otherwise; chosen by `benchmarks.first_order`."""
+"""Of first-order weights, unless the job file says otherwise; chosen by `benchmarks.models.first_order`."""
 
 
 class Optimizers(Spec):

@@ -8,6 +8,6 @@ import sys
 
 def benchmark(name: str, *arguments: str, timeout_seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
+        [sys.executable, "-m", "benchmarks", name, *arguments],
         capture_output=True, text=True, check=False, timeout=timeout_seconds,
     )  # fmt: skip

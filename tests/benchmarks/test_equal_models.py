@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from benchmarks.equal_models import (
+from benchmarks.models.equal_models import (
     BATCH,
     MODES,
     ONE_PROCESS,

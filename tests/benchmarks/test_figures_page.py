@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import figures
-from benchmarks.figures import Figure, OtherLoad
-from benchmarks.processes.figures_page import page
+from benchmarks.common import figures
+from benchmarks.common.figures import Figure, OtherLoad
+from benchmarks.common.figures_page import page
 
 FIGURES = [
     Figure("reader.parquet", 0.61, "of pyarrow's rows", at_least=0.7),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parameter_server_peer import figures_of
+from benchmarks.servers.parameter_server_peer import figures_of
 from tests.benchmarks.calling import benchmark
 
 

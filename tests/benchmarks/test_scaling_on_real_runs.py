@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import live_scaling, throughput_model_real
-from benchmarks.live_scaling import Story, best_count, figures_of
-from benchmarks.throughput_model_real import MODELS, SERVERS, Run, left_out_errors, shapes
+from benchmarks.scaling import live_scaling, throughput_model_real
+from benchmarks.scaling.live_scaling import Story, best_count, figures_of
+from benchmarks.scaling.throughput_model_real import MODELS, SERVERS, Run, left_out_errors, shapes
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
 from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.scaling.amounts import Change

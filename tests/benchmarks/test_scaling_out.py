@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from benchmarks.processes.groups import throttling
-from benchmarks.scaling_out import CASES, COUNTS, job_content, steady_speed
+from benchmarks.common.groups import throttling
+from benchmarks.jobs.scaling_out import CASES, COUNTS, job_content, steady_speed
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
 from elastrec.platform.specs.job import TrainingJob
 

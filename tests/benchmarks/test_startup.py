@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.startup import figures_of, parts_of
+from benchmarks.jobs.startup import figures_of, parts_of
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 
 

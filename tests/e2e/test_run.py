@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.processes.groups import limit_cores, pod_groups
+from benchmarks.common.groups import limit_cores, pod_groups
 from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
 from tests.e2e.conftest import ROWS_PER_DAY, write_job

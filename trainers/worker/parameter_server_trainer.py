@@ -17,7 +17,7 @@ OVERLAP_AFTER_STEPS = 500
 """With `overlap_pull: auto`, pulls overlap once the model has taken this many steps.
 
 An overlapped step uses rows and dense parameters that lack the gradients of the step before it, which costs accuracy
-while the model changes fast: `python -m benchmarks.short_jobs`. A trainer counts the steps that the model had taken
+while the model changes fast: `python -m benchmarks short_jobs`. A trainer counts the steps that the model had taken
 when it connected, and its own.
 """
 

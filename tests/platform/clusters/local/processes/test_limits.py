@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.processes.groups import limit_cores, pod_groups
+from benchmarks.common.groups import limit_cores, pod_groups
 from elastrec.platform.clusters.local import start_agent
 from elastrec.platform.clusters.local.agent.journal import Journal, KeptEvent
 from elastrec.platform.clusters.local.agent.pod_life import status_of

@@ -1,0 +1,58 @@
+"""Runs benchmarks by name: `python -m benchmarks NAME [options]`; `all` runs every one, no name lists them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_SHARED = ("common", "processes")
+"""Rooms without benchmarks."""
+
+
+def benchmarks() -> dict[str, Path]:
+    """The module of each benchmark by its name, which is unique across the rooms."""
+    files = sorted(Path(__file__).parent.glob("[a-z]*/[a-z]*.py"))
+    return {file.stem: file for file in files if file.parent.name not in _SHARED}
+
+
+def command(file: Path) -> list[str]:
+    """What runs the benchmark of a module."""
+    return [sys.executable, "-m", f"benchmarks.{file.parent.name}.{file.stem}"]
+
+
+def run_all(known: dict[str, Path]) -> int:
+    """Runs every benchmark, also after one that cannot measure here (no TensorFlow, no control groups) or missed a goal.
+
+    Returns:
+        1 if one of them ended with an error, after naming those.
+    """
+    failed = []
+    for name, file in known.items():
+        print(f"== {name}", flush=True)
+        if subprocess.run(command(file), check=False).returncode:
+            failed.append(name)
+    if failed:
+        print("without figures:", *failed)
+    return 1 if failed else 0
+
+
+def main(arguments: list[str]) -> int:
+    known = benchmarks()
+    if not arguments:
+        for name, file in known.items():
+            print(f"{name:24} {(ast.get_docstring(ast.parse(file.read_text())) or '').splitlines()[0]}")
+        return 0
+    name, *options = arguments
+    if name == "all" and not options:
+        return run_all(known)
+    if name not in known:
+        print(f"{name!r} is no benchmark; allowed: all, {', '.join(known)}", file=sys.stderr)
+        return 2
+    os.execv(sys.executable, [*command(known[name]), *options])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""One job in many configurations, one after the other: how fast it is in each, as its own master measures it.
+
+Workers come and go and pods change their cores while the job trains. Nothing counts while a worker starts: a master
+measures only while every pod of a configuration is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.common.jobs import launched
+from elastrec.platform import jobs
+from elastrec.platform.jobs.watching.masters import wait_for_master
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.specs.shape import Shape as JobShape
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.profile import GetProfile, Profile
+
+_POLL_SECONDS = 0.25
+_START_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is asked of a running job."""
+
+    workers: int
+    worker_cores: float
+    server_cores: float
+
+    def is_of(self, configuration: JobShape) -> bool:
+        workers, servers = configuration[Role.WORKER], configuration[Role.PARAMETER_SERVER]
+        told = workers.count, workers.size.cores, servers.size.cores
+        return (self.workers, self.worker_cores, self.server_cores) == told
+
+
+def measure_shapes(
+    platform: jobs.Platform,
+    content: dict[str, Any],
+    shapes: Sequence[Shape],
+    *,
+    seconds: float,
+    least_steps: int,
+    warm_up_seconds: float = 0.0,
+    say: Callable[[str], None] = lambda line: None,
+) -> Profile:
+    """Trains a job in every shape until each was measured for so long and so many steps; the master's last profile.
+
+    Args:
+        content: the job file; it must have rows for longer than this takes.
+        shapes: in this order; a shape may come again, what was measured in it adds up.
+        seconds: of each stay in a shape.
+        warm_up_seconds: that the job trains as it came up before the first shape: its first steps make rows and caches.
+
+    Raises:
+        RuntimeError: the job ended, or a shape did not come up.
+    """
+    with launched(platform, content) as job_id, contextlib.closing(wait_for_master(platform, job_id)) as client:
+        _wait(client, lambda told: told.is_settled, _START_SECONDS, "the start")
+        time.sleep(warm_up_seconds)
+        for shape in shapes:
+            profile = _measure(client, shape, seconds, least_steps)
+            say(_line(profile, shape))
+        return profile
+
+
+def _measure(client: RpcClient, shape: Shape, seconds: float, least_steps: int) -> Profile:
+    before = _measured(_profile(client), shape)
+    asked = ChangeShape(
+        change={
+            Role.WORKER: PlacesChange(count=shape.workers, cores=shape.worker_cores),
+            Role.PARAMETER_SERVER: PlacesChange(cores=shape.server_cores),
+        }
+    )
+    done = client.call(asked, ShapeAnswer, timeout_seconds=15, remember=True)
+    if not done.accepted:
+        raise RuntimeError(f"{shape}: refused: {done.reason}")
+
+    def is_enough(told: Profile) -> bool:
+        steps, worker_seconds = _measured(told, shape)
+        return steps - before[0] >= least_steps and (worker_seconds - before[1]) / shape.workers >= seconds
+
+    return _wait(client, is_enough, _START_SECONDS + 10 * seconds, str(shape))
+
+
+def _profile(client: RpcClient) -> Profile:
+    return client.call(GetProfile(), Profile, timeout_seconds=15)
+
+
+def _measured(told: Profile, shape: Shape) -> tuple[int, float]:
+    """Steps and worker seconds in a shape until now."""
+    for each in told.measured:
+        if shape.is_of(each.configuration):
+            return each.steps, each.worker_seconds
+    return 0, 0.0
+
+
+def _wait(client: RpcClient, ready: Callable[[Profile], bool], seconds: float, what: str) -> Profile:
+    deadline, told = time.monotonic() + seconds, None
+    while time.monotonic() < deadline:
+        try:
+            told = _profile(client)
+        except Exception as error:
+            # Before it has pods a master has no profile to tell.
+            if "has no pods" not in str(error):
+                raise
+        if told is not None and ready(told):
+            return told
+        time.sleep(_POLL_SECONDS)
+    raise RuntimeError(f"{what}: not measured within {seconds:.0f} s; last told: {told}")
+
+
+def _line(told: Profile, shape: Shape) -> str:
+    for each in told.measured:
+        if shape.is_of(each.configuration):
+            return (
+                f"{each.configuration[Role.PARAMETER_SERVER].count} servers × {shape.server_cores:g}, "
+                f"{shape.workers} workers × {shape.worker_cores:g} cores: "
+                f"{1000 * each.worker_seconds / each.steps:.1f} ms per step, "
+                f"{each.steps} steps"
+            )
+    return f"{shape}: nothing"

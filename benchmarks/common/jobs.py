@@ -1,0 +1,122 @@
+"""Whole jobs for benchmarks: a node agent of their own, jobs from start to end, and what each of them left.
+
+Everything is the product's: real pods, real limits, real checkpoints. Only the export and the registration of the
+model are left out, because no figure here is about them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from benchmarks.common.groups import outweigh_other_load
+from elastrec.platform import jobs
+from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.transport.messages.ledger import Explanation
+
+_POLL_SECONDS = 0.2
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that succeeded, or did what it was started for.
+
+    Attributes:
+        ledger: one row per attempt at a shard; `began` and `ended` are seconds on the job's clock.
+    """
+
+    metrics: TrainingMetrics
+    ledger: pa.Table
+    explanation: Explanation
+
+
+@contextlib.contextmanager
+def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Platform]:
+    """A node agent in a folder of its own; agent, pods and folder are gone afterwards, however the benchmark ends.
+
+    Args:
+        cores: that the agent may grant; the machine may have fewer.
+        weight: of all pods together against other load, in busy processes.
+    """
+    signal.signal(signal.SIGTERM, _end)
+    # Decisions are no part of a benchmark's output.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    home = Path(tempfile.mkdtemp(prefix="elastrec-benchmark-"))
+    try:
+        cluster = start_agent(home / "agent", cores=cores, memory_bytes=64 * 2**30)
+        try:
+            outweigh_other_load(cluster.agent().agent_id, weight)
+            work = home / "work"
+            work.mkdir()
+            yield jobs.Platform.connect(cluster.config, f"sqlite:///{home}/mlflow.db", str(work))
+        finally:
+            cluster.close()
+            stop_agent(home / "agent")
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def launched(platform: jobs.Platform, content: dict[str, Any]) -> Iterator[str]:
+    """A job that was launched, by its id; its pods are removed whatever happens, a launch that failed included.
+
+    Args:
+        content: the job file.
+    """
+    job = TrainingJob.model_validate(content)
+    job_id = jobs.job_id_for(job.metadata.name, uuid.uuid4().hex)
+    try:
+        prepared = jobs.prepare(platform, job, job_id)
+        jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+        yield job_id
+    finally:
+        jobs.stop(platform, job_id, "the benchmark is done with it")
+
+
+def run_job(
+    platform: jobs.Platform,
+    content: dict[str, Any],
+    until: Callable[[TrainingMetrics], bool] | None = None,
+    timeout_seconds: float = 900.0,
+) -> Ended:
+    """Trains and evaluates a job; its pods are removed whatever happens.
+
+    Args:
+        content: the job file.
+        until: told the job's state a few times a second; true ends the job before its own end.
+
+    Raises:
+        RuntimeError: the job failed or did not end in time; holds the last lines of its pods.
+    """
+    with launched(platform, content) as job_id:
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            seen = jobs.observe(platform, job_id)
+            is_enough = until is not None and seen.reachable and until(seen.metrics)
+            if is_enough or seen.metrics.phase is Phase.SUCCEEDED:
+                break
+            if seen.metrics.phase.is_final or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the job did not succeed within {timeout_seconds:.0f} s:\n{jobs.failure_report(platform, job_id)}"
+                )
+            time.sleep(_POLL_SECONDS)
+        return Ended(seen.metrics, jobs.ledger(platform, job_id), jobs.explanation(platform, job_id))

@@ -1,0 +1,1 @@
+"""Reading logs, and what clustering and deduplication save."""

@@ -1,0 +1,1 @@
+"""Parameter servers: speed, memory, many of them side by side, records."""

@@ -1,0 +1,1 @@
+"""Policies on simulated clusters, and how well the simulator repeats real runs."""

@@ -1,0 +1,94 @@
+"""How close warm starts come to where jobs end, and what they save: a simulated month of recurring jobs.
+
+    python -m benchmarks warm_start [--jobs 200] [--nodes 150] [--headroom 1] [--output json]
+
+DLRover-RM's Fig. 9: one month, models that are trained again and again, every job starting either with what similar
+finished jobs ended with (Algorithm 1, the product's) or with what its owner asks for, and scaled by the same policy.
+Accuracy is 1 − |initial − final| / final, for workers and for servers, over the jobs that had a past to learn from (the
+later half). Time in scaling is from a job's first step to its last change. The paper's cold start adjusts resources
+«from zero», which is one worker and one server here; the one that starts with what owners ask for stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from benchmarks.common.figures import Figure, run_benchmark
+from benchmarks.common.simulated_jobs import OURS, OURS_WARM, TROUBLED, change, described
+from elastrec.platform.simulator.mixes import Habits, recurring
+from elastrec.platform.simulator.report import Ended, Report
+from elastrec.platform.simulator.workload import JobToRun
+
+_MONTH_SECONDS = 30 * 86_400.0
+_PREFIX = "warm_start"
+
+
+def accuracy(initial: int, final: int) -> float:
+    """1 where a job ends with what it began with; 0 where it was off by as much as it ended with, or more."""
+    return max(0.0, 1.0 - abs(initial - final) / final)
+
+
+def later_half(report: Report, jobs: Sequence[JobToRun]) -> list[Ended]:
+    """Jobs that arrived when others had ended already."""
+    names = {job.job_id for job in jobs[len(jobs) // 2 :]}
+    return [each for each in report.jobs if each.job_id in names]
+
+
+def cold(job: JobToRun) -> JobToRun:
+    """The same job with one pod of each kind."""
+    smallest = msgspec.structs.replace(job.allocation, workers=1, parameter_servers=1)
+    return msgspec.structs.replace(job, allocation=smallest)
+
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    """The month, three times."""
+    count = arguments.jobs
+    habits = Habits(headroom=arguments.headroom)
+    jobs = recurring(count, 0, habits, mean_arrival_seconds=_MONTH_SECONDS / count)
+    settings = msgspec.structs.replace(TROUBLED, until_seconds=2 * _MONTH_SECONDS)
+    warm = OURS_WARM.run(jobs, arguments.nodes, settings)
+    asked = OURS.run(jobs, arguments.nodes, settings)
+    from_zero = OURS.run([cold(job) for job in jobs], arguments.nodes, settings)
+    ended = later_half(warm, jobs)
+    workers = statistics.fmean(accuracy(e.started_with.workers, e.allocation.workers) for e in ended)
+    servers = statistics.fmean(
+        accuracy(e.started_with.parameter_servers, e.allocation.parameter_servers) for e in ended
+    )
+    asked_workers = statistics.fmean(
+        accuracy(e.started_with.workers, e.allocation.workers) for e in later_half(asked, jobs)
+    )
+    scaling = {
+        name: statistics.fmean(each.scaling_seconds for each in later_half(report, jobs))
+        for name, report in (("warm", warm), ("asked", asked), ("from_zero", from_zero))
+    }
+    for name, seconds in scaling.items():
+        print(f"{name}: {seconds:.0f} s in scaling", file=sys.stderr, flush=True)
+    shown = described(jobs, arguments.nodes, settings, days=30, judged=len(ended), headroom=habits.headroom)
+    return [
+        Figure(f"{_PREFIX}.accuracy.workers", 100 * workers, "%", at_least=92.0, simulated=True,
+               settings={**shown, "what_owners_ask_%": round(100 * asked_workers, 1)}),
+        Figure(f"{_PREFIX}.accuracy.servers", 100 * servers, "%", at_least=85.0, simulated=True, settings=shown),
+        Figure(f"{_PREFIX}.scaling_time_against_cold_start", 100 * (scaling["warm"] / scaling["from_zero"] - 1), "%",
+               at_most=-26.0, simulated=True,
+               settings={f"{name}_s": round(seconds) for name, seconds in scaling.items()}),
+        Figure(f"{_PREFIX}.scaling_time_against_what_is_asked", 100 * (scaling["warm"] / scaling["asked"] - 1), "%",
+               simulated=True),
+        Figure(f"{_PREFIX}.mean_completion_against_cold_start", change(warm, from_zero, "completion_seconds_mean"), "%",
+               simulated=True, settings={"core_hours_%": round(change(warm, from_zero, "core_hours"), 1)}),
+        Figure(f"{_PREFIX}.changes_against_cold_start", change(warm, from_zero, "changes"), "%", simulated=True),
+    ]  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=200, help="of the month (default 200)")
+    parser.add_argument("--nodes", type=int, default=150, help="of 32 cores (default 150)")
+    parser.add_argument("--headroom", type=float, default=1.0, help="jobs may have so many times the well-tuned pods")
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure, add_options)

@@ -1,0 +1,59 @@
+"""`python -m benchmarks`: benchmarks by their names."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import benchmarks, main, run_all
+from tests.benchmarks.calling import benchmark
+
+
+def test_every_module_of_a_room_is_a_benchmark_with_a_name_of_its_own() -> None:
+    files = list(benchmarks().values())
+    rooms = {file.parent for file in files}
+    assert len(files) >= 31
+    assert len(files) == sum(len(list(room.glob("[a-z]*.py"))) for room in rooms)
+    assert not [file for file in files if "run_benchmark(__doc__" not in file.read_text()]
+
+
+def test_no_benchmark_lies_outside_a_room() -> None:
+    root = Path(__file__).parents[2] / "benchmarks"
+    assert not list(root.glob("[a-z]*.py"))
+    shared = [file for room in ("common", "processes") for file in (root / room).glob("*.py")]
+    calls = [node for file in shared for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    assert len(calls) > 100
+    assert "run_benchmark" not in {getattr(call.func, "id", None) for call in calls}
+
+
+def test_without_a_name_all_are_listed_with_what_they_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(benchmarks())
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["raeder"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("'raeder' is no benchmark; allowed: all, ") and "dedup_reader" in error
+
+
+def test_options_reach_the_benchmark() -> None:
+    ended = benchmark("selection", "--no-such-option")
+    assert ended.returncode == 2 and "--no-such-option" in ended.stderr
+
+
+def test_all_goes_on_after_one_that_cannot_measure_and_names_it(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = tmp_path / "benchmarks" / "small"
+    room.mkdir(parents=True)
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    (room / "first.py").write_text("raise SystemExit('no TensorFlow here')")
+    (room / "second.py").write_text("print('figures of the second')")
+    monkeypatch.chdir(tmp_path)
+    assert run_all({"first": room / "first.py", "second": room / "second.py"}) == 1
+    assert capfd.readouterr().out.splitlines() == ["== first", "== second", "figures of the second", "without figures: first"]
