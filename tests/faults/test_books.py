@@ -11,8 +11,8 @@ from elastrec.checkpoints import Term
 from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.splits import Begun, StreamPositions
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
-from tests.faults.books import Books, Size, check_books, check_restores, journals
-from tests.faults.watching import Hit, Sample, recovery_seconds
+from tests.faults.campaign.books import Books, Size, check_books, check_restores, journals
+from tests.faults.campaign.watching import Hit, Sample, recovery_seconds
 
 SIZE = Size(rows=250, shard_rows=100, epochs=1, seed=1, shuffle=False)
 RECORD = "file:///records/one"
@@ -144,7 +144,7 @@ def test_servers_that_restored_other_rows_than_the_record_has_are_found(monkeypa
     line = f"level=info event=restored uri={RECORD} rows=3 tables_new=[] epoch=2 generation=1"
     held = {"C1": 4, "C2": 2}
     monkeypatch.setattr(
-        "tests.faults.books.open_record", lambda uri: SimpleNamespace(manifest=SimpleNamespace(rows=held))
+        "tests.faults.campaign.books.open_record", lambda uri: SimpleNamespace(manifest=SimpleNamespace(rows=held))
     )
     # The first server died while it restored; what counts is what its successor did.
     assert check_restores([[line.replace("rows=3", "rows=2"), line], [line]], told(ROLLED_BACK)) == []

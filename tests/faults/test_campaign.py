@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import Notes, campaign
-from tests.faults.outcome import Outcome
-from tests.faults.report import Report, as_page
-from tests.faults.site import site_at
+from tests.faults.campaign.__main__ import Notes, campaign
+from tests.faults.campaign.outcome import Outcome
+from tests.faults.campaign.report import Report, as_page
+from tests.faults.campaign.site import site_at
 
 # Two runs of one shape, so that one undisturbed run is enough: bsp, where all wait for all. The seed is one that draws
 # what the table of faults says of them.

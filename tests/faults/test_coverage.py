@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.coverage import RANDOM, TRIED, Tried
-from tests.faults.job import HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS
-from tests.faults.plan import PLACES, Kind, Victim, draw_run
+from tests.faults.campaign.coverage import RANDOM, TRIED, Tried
+from tests.faults.campaign.job import HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS
+from tests.faults.campaign.plan import PLACES, Kind, Victim, draw_run
 from tests.faults.test_campaign import NUMBERS, SEED
 
 TESTS = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.faults.keeping import Keeper
+from tests.faults.campaign.keeping import Keeper
 
 
 def make_pod(agent: Path, uid: str, name: str, made_seconds: int, text: str) -> Path:

@@ -28,11 +28,11 @@ from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
 from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
-from tests.faults.books import Books, check_books, journals
-from tests.faults.checking import AUC_TOLERANCE, SIZE
-from tests.faults.job import BATCH_ROWS, EPOCHS, ROWS, campaign_job
-from tests.faults.plan import Shape
-from tests.faults.site import Site, site_at
+from tests.faults.campaign.books import Books, check_books, journals
+from tests.faults.campaign.checking import AUC_TOLERANCE, SIZE
+from tests.faults.campaign.job import BATCH_ROWS, EPOCHS, ROWS, campaign_job
+from tests.faults.campaign.plan import Shape
+from tests.faults.campaign.site import Site, site_at
 from tests.processes import pod_processes, wait_for
 from tests.shapes import change
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults.plan import FAULTS_PER_RUN, SHAPES, Kind, Victim, draw_run
+from tests.faults.campaign.plan import FAULTS_PER_RUN, SHAPES, Kind, Victim, draw_run
 
 
 @given(st.integers(0, 2**32), st.integers(0, 1000))

@@ -12,7 +12,7 @@ from contextlib import closing
 import psutil
 import pytest
 
-from tests.faults.sockets import cut, take_port
+from tests.faults.campaign.sockets import cut, take_port
 
 _ECHO = """
 import socket

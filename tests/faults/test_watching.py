@@ -8,7 +8,7 @@ from typing import cast
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.observer import Status
-from tests.faults.watching import Hit, Sample, Watch, recovery_seconds
+from tests.faults.campaign.watching import Hit, Sample, Watch, recovery_seconds
 
 
 def sample(seconds: float, done: int, *pods: str, phase: Phase = Phase.TRAINING, whole: bool = True) -> Sample:

@@ -44,7 +44,7 @@ def _launcher(config: YarnConfig) -> object:
 
 
 def _fleet(config: YarnConfig, job: str) -> Fleet:
-    from tests.spikes.yarn.application_master import this_fleet
+    from tests.spikes.yarn.application.application_master import this_fleet
 
     found = this_fleet()
     if found is None:

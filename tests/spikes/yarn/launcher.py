@@ -21,7 +21,7 @@ from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSpec, PodSta
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 from tests.spikes.yarn.backend import YarnConfig
-from tests.spikes.yarn.book import Book
+from tests.spikes.yarn.application.book import Book
 from tests.spikes.yarn.node_logs import LOG_FILE, read_log
 from tests.spikes.yarn.nodes import nodes_of
 from tests.spikes.yarn.rest import Object, Rest
@@ -76,7 +76,7 @@ class YarnLauncher:
             raise ClusterError(f"role: {pod.role} is not allowed; allowed: {Role.MASTER}, an ApplicationMaster")
         config = self._config
         memory_mb, cores = rounded(pod.size, config.step_mb)
-        words = [config.python, "-m", "tests.spikes.yarn.application_master"]
+        words = [config.python, "-m", "tests.spikes.yarn.application.application_master"]
         variables = config.environment | pod.environment
         return {
             "application-name": pod.name,

@@ -130,17 +130,17 @@ class RealStand:
 @pytest.fixture(scope="module")
 def real_fleet(yarn: YarnCluster, staging: Path) -> Iterator[Fleet]:
     # Java is loaded where it is needed alone: these modules can be imported without it.
-    from tests.spikes.yarn.hadoop import start_java
-    from tests.spikes.yarn.launching import Site
+    from tests.spikes.yarn.application.hadoop import start_java
+    from tests.spikes.yarn.application.launching import Site
     from tests.spikes.yarn.rest import Rest
-    from tests.spikes.yarn.unmanaged import unmanaged_fleet
+    from tests.spikes.yarn.application.unmanaged import unmanaged_fleet
 
     start_java(yarn.jars)
     site = Site(
         attempt=1,
         staging=staging,
         step_mb=STEP_MB,
-        command=(sys.executable, "-m", "tests.spikes.yarn.container"),
+        command=(sys.executable, "-m", "tests.spikes.yarn.application.container"),
         environment={"PYTHONPATH": str(ROOT)},
     )
     fleet, _ = unmanaged_fleet(yarn.client_configuration, Rest(yarn.url, yarn.user), site, "default")

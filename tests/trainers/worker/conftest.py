@@ -1,13 +1,10 @@
-"""A scripted stand-in for the job master, served by the real RPC server, and real parameter server processes."""
+"""A scripted stand-in for the job master, served by the real RPC server."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -347,63 +344,6 @@ class ScriptedMaster:
 
     def close(self) -> None:
         self.server.shutdown()
-
-
-class Pods:
-    """Real pod processes of a test, with their own folders; none outlives the test."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(
-        self, master: ScriptedMaster, name: str, module: str, *, within: Sequence[str] = (), **variables: str
-    ) -> subprocess.Popen[bytes]:
-        """Starts a pod; `within` is a command that runs another one, such as `ip netns exec NAME`."""
-        files, work = self.folder / name / "files", self.folder / name / "work"
-        files.mkdir(parents=True, exist_ok=True)
-        work.mkdir(parents=True, exist_ok=True)
-        (files / "token").write_text(master.token)
-        environment = {
-            **os.environ,
-            "ELASTREC_JOB": "test-job",
-            "ELASTREC_POD": name,
-            "ELASTREC_NODE": "test-node",
-            "ELASTREC_MASTER_ADDRESS": master.server.address,
-            "ELASTREC_STORE": str(self.folder / "store"),
-            "ELASTREC_JOB_NAME": "test-job",
-            "ELASTREC_MASTER_TIMEOUT": "600",
-            "ELASTREC_HOST": "127.0.0.1",
-            "ELASTREC_PORT": "0",
-            "ELASTREC_CORES": "1",
-            "ELASTREC_FILES": str(files),
-            "ELASTREC_WORK": str(work),
-            **variables,
-        }
-        with (self.folder / f"{name}.log").open("ab") as output:
-            process = subprocess.Popen(
-                [*within, sys.executable, "-m", module], cwd=work, env=environment, stdout=output, stderr=output
-            )
-        self.processes[name] = process
-        return process
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-        for process in self.processes.values():
-            process.wait(10)
-
-
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    started = Pods(tmp_path / "pods")
-    started.folder.mkdir()
-    yield started
-    started.stop()
 
 
 MasterFactory = Callable[..., ScriptedMaster]

@@ -12,13 +12,13 @@ from elastrec.platform.master.reporting.explanation import read_explanation
 from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.transport.messages.export import ExportRequest, predictions_folder
-from tests.faults.books import Size, check_books, check_restores, journals, rows_told
-from tests.faults.job import EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
-from tests.faults.keeping import Keeper
-from tests.faults.leftovers import torn_records
-from tests.faults.outcome import Outcome
-from tests.faults.plan import Run
-from tests.faults.site import Site
+from tests.faults.campaign.books import Size, check_books, check_restores, journals, rows_told
+from tests.faults.campaign.job import EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
+from tests.faults.campaign.keeping import Keeper
+from tests.faults.campaign.leftovers import torn_records
+from tests.faults.campaign.outcome import Outcome
+from tests.faults.campaign.plan import Run
+from tests.faults.campaign.site import Site
 
 AUC_TOLERANCE = 0.003
 DROPPED_BATCHES = 4

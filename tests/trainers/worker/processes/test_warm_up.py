@@ -9,7 +9,8 @@ import pytest
 
 from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.transport.messages.job import Mode, Register, Registered
-from tests.trainers.worker.conftest import ROWS, Pods, ScriptedMaster
+from tests.trainers.worker.conftest import ROWS, ScriptedMaster
+from tests.trainers.worker.processes.pods import Pods
 
 WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"
 

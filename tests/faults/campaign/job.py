@@ -10,7 +10,7 @@ from pathlib import Path
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_from_json
-from tests.faults.plan import Shape
+from tests.faults.campaign.plan import Shape
 
 ROWS = 40_000
 BATCH_ROWS, SHARD_BATCHES, EPOCHS = 128, 10, 2

@@ -11,8 +11,8 @@ import msgspec
 
 from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.specs import environment
-from tests.spikes.yarn.container import PROCESS_FILE, ContainerProcess
-from tests.spikes.yarn.hadoop import Hadoop
+from tests.spikes.yarn.application.container import PROCESS_FILE, ContainerProcess
+from tests.spikes.yarn.application.hadoop import Hadoop
 from tests.spikes.yarn.node_logs import LOG_FILE
 
 

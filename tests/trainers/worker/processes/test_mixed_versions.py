@@ -13,10 +13,11 @@ import pytest
 from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.versions import code_version
-from tests.trainers.worker.conftest import ROWS, Pods, ScriptedMaster
+from tests.trainers.worker.conftest import ROWS, ScriptedMaster
+from tests.trainers.worker.processes.pods import Pods
 
 WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 
 
 def newer_code(folder: Path) -> Path:

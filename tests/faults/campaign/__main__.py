@@ -19,12 +19,12 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.nodes import limits_enforced
-from tests.faults.drill import drill
-from tests.faults.injury import kinds_that_work
-from tests.faults.outcome import Outcome
-from tests.faults.plan import Kind, Run, Shape, draw_run
-from tests.faults.report import Report, as_json, as_page
-from tests.faults.site import Site, site_at
+from tests.faults.campaign.drill import drill
+from tests.faults.campaign.injury import kinds_that_work
+from tests.faults.campaign.outcome import Outcome
+from tests.faults.campaign.plan import Kind, Run, Shape, draw_run
+from tests.faults.campaign.report import Report, as_json, as_page
+from tests.faults.campaign.site import Site, site_at
 
 UNDISTURBED = -1
 """Number of the run without faults of a shape."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.faults.plan import Kind, Victim
+from tests.faults.campaign.plan import Kind, Victim
 
 
 class Tried(NamedTuple):
@@ -146,7 +146,7 @@ TRIED = (
         "network cut between worker and server: the server in a network namespace, its cable pulled",
         (),
         (
-            "trainers/worker/test_cut_off.py::"
+            "trainers/worker/processes/test_cut_off.py::"
             "test_a_worker_and_a_server_that_are_cut_off_from_each_other_train_on_afterwards",
         ),
     ),
@@ -186,13 +186,13 @@ TRIED = (
         "server and worker of different code",
         (),
         (
-            "trainers/worker/test_mixed_versions.py::"
+            "trainers/worker/processes/test_mixed_versions.py::"
             "test_a_server_that_cannot_read_a_push_ends_the_job_with_both_versions_named",
         ),
     ),
     Tried(
         "empty cache of compiled code",
         (),
-        ("trainers/worker/test_warm_up.py::test_nothing_is_compiled_after_the_worker_has_registered",),
+        ("trainers/worker/processes/test_warm_up.py::test_nothing_is_compiled_after_the_worker_has_registered",),
     ),
 )

@@ -25,15 +25,15 @@ from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcClient, new_token
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
-from tests.faults.checking import DROPPED_BATCHES, HELD_BATCHES, check_accounts, check_model
-from tests.faults.injury import Scene, inflict
-from tests.faults.job import BATCH_ROWS, campaign_job
-from tests.faults.keeping import Keeper
-from tests.faults.leftovers import leftovers, shared_memory
-from tests.faults.outcome import Outcome
-from tests.faults.plan import Fault, Run, Strike, Victim
-from tests.faults.site import Site, users_code
-from tests.faults.watching import Hit, Watch, recovery_seconds
+from tests.faults.campaign.checking import DROPPED_BATCHES, HELD_BATCHES, check_accounts, check_model
+from tests.faults.campaign.injury import Scene, inflict
+from tests.faults.campaign.job import BATCH_ROWS, campaign_job
+from tests.faults.campaign.keeping import Keeper
+from tests.faults.campaign.leftovers import leftovers, shared_memory
+from tests.faults.campaign.outcome import Outcome
+from tests.faults.campaign.plan import Fault, Run, Strike, Victim
+from tests.faults.campaign.site import Site, users_code
+from tests.faults.campaign.watching import Hit, Watch, recovery_seconds
 
 LONGEST_RUN_SECONDS = 400.0
 _OBSERVE_SECONDS = 0.5

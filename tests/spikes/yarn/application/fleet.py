@@ -29,10 +29,10 @@ from elastrec.platform.clusters.pods import (
 )
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.shape import PodSize
-from tests.spikes.yarn.book import Book, Line
-from tests.spikes.yarn.event_log import EventLog
-from tests.spikes.yarn.hadoop import Hadoop
-from tests.spikes.yarn.launching import Site, launch_context, write_files
+from tests.spikes.yarn.application.book import Book, Line
+from tests.spikes.yarn.application.event_log import EventLog
+from tests.spikes.yarn.application.hadoop import Hadoop
+from tests.spikes.yarn.application.launching import Site, launch_context, write_files
 from tests.spikes.yarn.node_logs import read_log
 from tests.spikes.yarn.nodes import nodes_of
 from tests.spikes.yarn.rest import Rest

@@ -12,7 +12,8 @@ from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.job import Mode
 from tests.faults.namespaces import cable
-from tests.trainers.worker.conftest import ROWS, Pods, ScriptedMaster
+from tests.trainers.worker.conftest import ROWS, ScriptedMaster
+from tests.trainers.worker.processes.pods import Pods
 
 WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"
 SHARD_ROWS, EPOCHS = 100, 40

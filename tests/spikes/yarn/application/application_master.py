@@ -1,6 +1,6 @@
 """The program of a job's first container: the job's master, with the fleet of its application.
 
-`python -m tests.spikes.yarn.application_master`. An attempt that ends without saying goodbye is followed by another
+`python -m tests.spikes.yarn.application.application_master`. An attempt that ends without saying goodbye is followed by another
 one, which finds the containers running; one whose job is over, or would fail again, says goodbye.
 """
 
@@ -17,10 +17,10 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.transport.logs import configure_logging
 from tests.spikes.yarn.backend import YarnConfig
-from tests.spikes.yarn.container import surroundings
-from tests.spikes.yarn.fleet import YarnFleet
-from tests.spikes.yarn.hadoop import Hadoop, configuration, start_java
-from tests.spikes.yarn.launching import Site
+from tests.spikes.yarn.application.container import surroundings
+from tests.spikes.yarn.application.fleet import YarnFleet
+from tests.spikes.yarn.application.hadoop import Hadoop, configuration, start_java
+from tests.spikes.yarn.application.launching import Site
 from tests.spikes.yarn.rest import Rest
 
 _FLEETS: list[YarnFleet] = []
@@ -38,7 +38,7 @@ def site_of(config: YarnConfig) -> Site:
         attempt=attempt,
         staging=Path(os.environ["ELASTREC_STAGING"]),
         step_mb=config.step_mb,
-        command=(config.python, "-m", "tests.spikes.yarn.container"),
+        command=(config.python, "-m", "tests.spikes.yarn.application.container"),
         environment=config.environment,
         modules=config.modules,
     )
@@ -71,7 +71,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     # As `__main__` this module would be another one than that of the entry point.
-    from tests.spikes.yarn import application_master
+    from tests.spikes.yarn.application import application_master
 
     exit_code = 1
     try:

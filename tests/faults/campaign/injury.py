@@ -18,9 +18,9 @@ import psutil
 from elastrec.platform.clusters.local import start_agent
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.specs.errors import ClusterError
-from tests.faults.plan import Fault, Kind, Victim
-from tests.faults.sockets import cut, take_port
-from tests.faults.watching import Hit
+from tests.faults.campaign.plan import Fault, Kind, Victim
+from tests.faults.campaign.sockets import cut, take_port
+from tests.faults.campaign.watching import Hit
 from tests.processes import pod_processes
 
 AGENT_CORES = 8.0
@@ -140,8 +140,8 @@ def _stop_for(process: psutil.Process, seconds: float) -> None:
 
 
 def _starve(process: psutil.Process) -> None:
-    command = [sys.executable, "-m", "tests.faults.hog", str(process.pid)]
-    code = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=_HOG_SECONDS, check=False).returncode
+    command = [sys.executable, "-m", "tests.faults.campaign.hog", str(process.pid)]
+    code = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=_HOG_SECONDS, check=False).returncode
     if code == 1 and _is_gone(process):
         raise psutil.NoSuchProcess(process.pid)
     # The kernel may kill the hog, too, while the pod's process is dying and its memory is not free yet.

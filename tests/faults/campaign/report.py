@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tests.faults.checking import AUC_TOLERANCE
-from tests.faults.coverage import TRIED, Tried
-from tests.faults.job import EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
-from tests.faults.outcome import Outcome
+from tests.faults.campaign.checking import AUC_TOLERANCE
+from tests.faults.campaign.coverage import TRIED, Tried
+from tests.faults.campaign.job import EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
+from tests.faults.campaign.outcome import Outcome
 
 
 class Report(msgspec.Struct, kw_only=True):

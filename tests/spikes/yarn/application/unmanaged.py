@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jpype
 
-from tests.spikes.yarn.fleet import YarnFleet
-from tests.spikes.yarn.hadoop import Hadoop, configuration
-from tests.spikes.yarn.launching import Site
+from tests.spikes.yarn.application.fleet import YarnFleet
+from tests.spikes.yarn.application.hadoop import Hadoop, configuration
+from tests.spikes.yarn.application.launching import Site
 from tests.spikes.yarn.rest import Rest
 
 _SECONDS = 60.0

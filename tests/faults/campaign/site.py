@@ -19,9 +19,9 @@ from elastrec.platform.clusters.local.client import LocalCluster
 from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.specs import environment
-from tests.faults.injury import AGENT_CORES
-from tests.faults.job import MODEL_MODULE, campaign_job, install_model, make_data
-from tests.faults.plan import Shape
+from tests.faults.campaign.injury import AGENT_CORES
+from tests.faults.campaign.job import MODEL_MODULE, campaign_job, install_model, make_data
+from tests.faults.campaign.plan import Shape
 from tests.processes import processes_of, wait_for
 
 
