@@ -24,7 +24,7 @@ def command(file: Path) -> list[str]:
 
 
 def run_all(known: dict[str, Path]) -> int:
-    """Runs every benchmark, also after one that cannot measure here (no TensorFlow, no control groups) or missed a goal.
+    """Runs every benchmark, also after one that cannot measure here: no TensorFlow, no control groups.
 
     Returns:
         1 if one of them ended with an error, after naming those.

@@ -1,8 +1,8 @@
 """Which rule first-order weights should have: the product's default, against the rule of the embeddings.
 
 One process trains Wide & Deep, DeepFM and xDeepFM for one pass over a generated click log and a generated ratings log
-(as `benchmarks.models.initial_range`), a seed for each round. Both sides of a seed see the same rows in the same order and
-start from the same parameters; on both sides the weights start at zero and have a state of their own.
+(as `initial_range`), a seed for each round. Both sides of a seed see the same rows in the same order and start from the
+same parameters; on both sides the weights start at zero and have a state of their own.
 
     python -m benchmarks first_order [--rounds 5] [--log clicks] [--steps 160] [--output json]
     python -m benchmarks first_order --choose '{"kind": "sgd"}' '{"kind": "ftrl", "beta": 0.1}'

@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.jobs.calls`: a server and a client of each wire, with the same messages and the same token.
+"""The processes of `calls`: a server and a client of each wire, with the same messages and the same token.
 
 The messages are a heartbeat of a worker and what a master answers to it while nothing changes. The server checks the
 token, decodes the heartbeat, encodes an answer, and does nothing else.

@@ -1,4 +1,4 @@
-"""The process of `benchmarks.servers.checkpoint`: a parameter server full of rows, its records, and the same bytes plainly."""
+"""The process of `checkpoint`: a parameter server full of rows, its records, and the same bytes plainly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.data.dedup_worker`: roles `server` and `worker`, both of a job file's own code."""
+"""The processes of `dedup_worker`: roles `server` and `worker`, both of a job file's own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.servers.many_servers`: role `server` many times, and `worker` once."""
+"""The processes of `many_servers`: role `server` many times, and `worker` once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three processes of `benchmarks.servers.parameter_server`: roles `server`, `worker` and `torchrec`."""
+"""The three processes of `parameter_server`: roles `server`, `worker` and `torchrec`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.data.reader`: the same files read by us, by plain pyarrow and by torchrec's Criteo reader."""
+"""The processes of `reader`: the same files read by us, by plain pyarrow and by torchrec's Criteo reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two processes of `benchmarks.jobs.shards`: a real master, and pods that only talk.
+"""The two processes of `shards`: a real master, and pods that only talk.
 
 The master is the product's: state machine, journal on disk, service, RPC server on a socket. Its cluster only
 remembers, and its pods are played: each worker has a connection of its own, beats at the pace the master tells it,

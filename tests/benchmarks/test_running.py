@@ -56,4 +56,5 @@ def test_all_goes_on_after_one_that_cannot_measure_and_names_it(
     (room / "second.py").write_text("print('figures of the second')")
     monkeypatch.chdir(tmp_path)
     assert run_all({"first": room / "first.py", "second": room / "second.py"}) == 1
-    assert capfd.readouterr().out.splitlines() == ["== first", "== second", "figures of the second", "without figures: first"]
+    lines = capfd.readouterr().out.splitlines()
+    assert lines == ["== first", "== second", "figures of the second", "without figures: first"]

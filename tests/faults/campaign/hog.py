@@ -1,4 +1,4 @@
-"""`python -m tests.faults.campaign.hog PID`: takes memory inside a pod's group until the kernel kills the pod's process for it.
+"""`python -m tests.faults.campaign.hog PID`: takes memory in a pod's group until the kernel kills the pod's process.
 
 The limit is the pod's own and the kill is the kernel's; only the appetite is somebody else's. Imports nothing heavy.
 """

@@ -1,7 +1,7 @@
 """The program of a job's first container: the job's master, with the fleet of its application.
 
-`python -m tests.spikes.yarn.application.application_master`. An attempt that ends without saying goodbye is followed by another
-one, which finds the containers running; one whose job is over, or would fail again, says goodbye.
+`python -m tests.spikes.yarn.application.application_master`. After an attempt that ends without unregistering YARN
+starts another one, which finds the containers running. An attempt whose job is over, or would fail again, unregisters.
 """
 
 from __future__ import annotations

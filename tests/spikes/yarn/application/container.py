@@ -1,7 +1,7 @@
 """First program of every container: gives a pod's process the surroundings that `specs.environment` promises.
 
-`python -m tests.spikes.yarn.application.container`; it becomes the pod's process. What that is comes in a file: a node puts
-commands and variables into a shell script, between double quotes that it does not escape.
+`python -m tests.spikes.yarn.application.container`; it becomes the pod's process, whose command comes in a file: a node
+puts commands and variables into a shell script, between double quotes that it does not escape.
 """
 
 from __future__ import annotations
