@@ -17,7 +17,7 @@ from elastrec.checkpoints.record import Record
 from elastrec.checkpoints.sections import SectionKind
 from elastrec.checkpoints.summary import SegmentSummary, TableSummary
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.specs.job import OptimizerKind, row_state
+from elastrec.platform.specs.optimizers import OptimizerKind, row_state
 
 _MASK = 2**64 - 1
 

@@ -9,7 +9,8 @@ import msgspec
 from pydantic import TypeAdapter
 
 from elastrec.platform.specs.features import Steps
-from elastrec.platform.specs.job import OptimizerKind, TrainingJob, row_state
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.optimizers import OptimizerKind, row_state
 
 _STEPS: TypeAdapter[dict[str, Steps]] = TypeAdapter(dict[str, Steps])
 

@@ -9,7 +9,7 @@ same parameters; on both sides the weights start at zero and have a state of the
 
 The default was chosen by `--choose` on Wide & Deep and clicks alone: seeds 1 to 3, the second day of the log. The
 figures are of seeds 101 to 105 and the third day. A learning rate of 10.0 in `FIRST_ORDER_RULE` of
-`platform/specs/job.py` makes them red.
+`platform/specs/optimizers.py` makes them red.
 """
 
 from __future__ import annotations

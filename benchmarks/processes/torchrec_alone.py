@@ -22,7 +22,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from benchmarks.common.child import serve
 from benchmarks.processes.one_worker import SCORED_ROWS, items, most_scored, scored_days
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
-from elastrec.platform.specs.job import OptimizerKind, TrainingJob
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.optimizers import OptimizerKind
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import TablePlan, plan_of_job

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, RowSegment
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec, RowSegment
 
 
 class ReferenceRule:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastrec.platform.specs.job import JobSpec, OptimizerSpec, RowSegment, TableSpec, row_segments
+from elastrec.platform.specs.job import JobSpec, TableSpec
+from elastrec.platform.specs.optimizers import OptimizerSpec, RowSegment, row_segments
 from elastrec.trainers.parameter_server.hashing import table_salt
 
 

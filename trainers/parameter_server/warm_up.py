@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastrec.platform.specs.job import OptimizerSpec, TableSpec
+from elastrec.platform.specs.job import TableSpec
+from elastrec.platform.specs.optimizers import OptimizerSpec
 from elastrec.trainers.imports import without_collector
 from elastrec.trainers.parameter_server.dense.rules import STATE_NAMES
 from elastrec.trainers.parameter_server.dense.store import DenseStore

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import JobFailedError
-from elastrec.platform.specs.job import Optimizers, OptimizerSpec
+from elastrec.platform.specs.optimizers import Optimizers, OptimizerSpec
 from elastrec.trainers.embedding.module import RowGradients
 from elastrec.trainers.embedding.routing import RoutedIds
 from elastrec.trainers.parameter_server.messages import Parameter

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.trainers.deduplication import DeduplicatedBags, DeduplicatedFeatures, InverseKeyedJaggedTensor
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.embedding.dense import FlatParameters

@@ -14,7 +14,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from elastrec.platform.specs.job import Consistency, JobSpec, OptimizerKind, OptimizerSpec
+from elastrec.platform.specs.job import Consistency, JobSpec
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 
 from elastrec.platform.specs.errors import JobFailedError
-from elastrec.platform.specs.job import Optimizers, OptimizerSpec
+from elastrec.platform.specs.optimizers import Optimizers, OptimizerSpec
 from elastrec.trainers.embedding.module import RowGradients
 from elastrec.trainers.embedding.routing import Router
 from elastrec.trainers.models import heads

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.trainers.parameter_server.kernel import kernel_with
 
 Array = np.ndarray[Any, Any]

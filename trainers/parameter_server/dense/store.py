@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.trainers.parameter_server.dense.layout import Piece, Run, bucket_edges, dense_runs, layout_size, pieces_of
 from elastrec.trainers.parameter_server.dense.rules import STATE_NAMES, apply_rule, new_state
 from elastrec.trainers.parameter_server.messages import Parameter

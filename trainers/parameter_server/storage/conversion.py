@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.checkpoints.summary import SegmentSummary, covering
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, RowSegment, row_state
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec, RowSegment, row_state
 from elastrec.trainers.parameter_server.storage.rules import RowRules
 
 Array = np.ndarray[Any, Any]

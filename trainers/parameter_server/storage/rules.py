@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.specs.job import OptimizerKind, RowSegment, row_state
+from elastrec.platform.specs.optimizers import OptimizerKind, RowSegment, row_state
 from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, OWNER, VERSION
 from elastrec.trainers.parameter_server.storage.kernels.changes import may_change, note_change

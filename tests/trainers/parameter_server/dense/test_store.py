@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.trainers.parameter_server.dense import store as store_module
 from elastrec.trainers.parameter_server.dense.rules import STATE_NAMES
 from elastrec.trainers.parameter_server.dense.store import DenseBucket, DenseStore

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
-from elastrec.platform.specs.job import OptimizerSpec, TableSpec
+from elastrec.platform.specs.job import TableSpec
+from elastrec.platform.specs.optimizers import OptimizerSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore, ThawedError

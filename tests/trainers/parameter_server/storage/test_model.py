@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from elastrec.platform.specs.errors import IncompatibleError
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, TableSpec
+from elastrec.platform.specs.job import TableSpec
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of, initial_rows
 from elastrec.trainers.parameter_server.plan import TablePlan, make_plan
 from elastrec.trainers.parameter_server.storage import Changes, RowStore, copying

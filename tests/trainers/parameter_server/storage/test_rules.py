@@ -11,7 +11,8 @@ import torch
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from elastrec.checkpoints.summary import SegmentSummary
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, RowSegment, TableSpec
+from elastrec.platform.specs.job import TableSpec
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec, RowSegment
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore

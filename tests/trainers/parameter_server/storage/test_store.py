@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.specs.job import OptimizerKind, OptimizerSpec, TableSpec
+from elastrec.platform.specs.job import TableSpec
+from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of, initial_rows
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
