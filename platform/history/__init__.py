@@ -4,7 +4,8 @@
 of `History` that need them. torch must never be imported here.
 """
 
-from elastrec.platform.history.history import Champion, History
+from elastrec.platform.history.history import History
+from elastrec.platform.history.model_registry import ModelRegistry
 from elastrec.platform.history.points import (
     CostMeter,
     Point,
@@ -16,11 +17,11 @@ from elastrec.platform.history.records import JobFilter, JobRecord, Sizes
 from elastrec.platform.history.reporter import Reporter
 
 __all__ = [
-    "Champion",
     "CostMeter",
     "History",
     "JobFilter",
     "JobRecord",
+    "ModelRegistry",
     "Point",
     "Reporter",
     "Sizes",

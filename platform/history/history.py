@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import structlog
 import xxhash
 
 from elastrec.platform.history import figures
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.connection import Connection
+from elastrec.platform.history.model_registry import compared_figures, logged_model_id
 from elastrec.platform.history.points import CalibrationCurve, Point, calibration_points
 from elastrec.platform.history.records import (
     TAG_CHAMPION_RUN,
@@ -46,26 +46,11 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-CHAMPION = "champion"
 _RUN_STATUS = {Phase.SUCCEEDED: "FINISHED", Phase.FAILED: "FAILED", Phase.STOPPED: "KILLED"}
 _LONGEST_REASON = 4000
 _DESCRIBE_TRIES = 8
 _SCORE_TRIES = 4
 _SCORE_PAUSE_SECONDS = 0.1
-
-
-class Champion(msgspec.Struct, frozen=True):
-    """The version of a registered model that has the alias `champion`.
-
-    Attributes:
-        model_uri: `models:/name/version`, fixed to this version.
-        run_id: of the job that trained it.
-    """
-
-    name: str
-    version: str
-    model_uri: str
-    run_id: str
 
 
 class History(Connection):
@@ -230,7 +215,7 @@ class History(Connection):
         if calibration is not None:
             self.log_series(run_id, calibration_points(calibration, time.time()))
         self.set_phase(run_id, phase, reason)
-        self.log_figures(run_id)
+        self.logcompared_figures(run_id)
         with self._explained(f"close run {run_id}"):
             if reason:
                 self._client.log_text(run_id, reason, "reason.txt")
@@ -241,7 +226,7 @@ class History(Connection):
             self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
         _log.info("run finished", run_id=run_id, phase=phase.value)
 
-    def log_figures(self, run_id: str) -> list[str]:
+    def logcompared_figures(self, run_id: str) -> list[str]:
         """Learning curve, calibration and the parts of a step, from the run's own series; returns their paths."""
         with self._explained(f"read run {run_id}"):
             latest: Mapping[str, float] = self._client.get_run(run_id).data.metrics
@@ -356,52 +341,6 @@ class History(Connection):
         with self._explained(f"read run {run_id}"):
             return read_record(self._client.get_run(run_id))
 
-    def champion(self, model_name: str) -> Champion | None:
-        """The registered model's current champion; None when the model or the alias does not exist."""
-        from mlflow.exceptions import MlflowException
-
-        with self._explained(f"look for the champion of {model_name!r}"):
-            try:
-                version = self._client.get_model_version_by_alias(model_name, CHAMPION)
-            except MlflowException as error:
-                if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"):
-                    return None
-                raise
-        number = str(version.version)
-        return Champion(model_name, number, f"models:/{model_name}/{number}", version.run_id or "")
-
-    def register(self, model_name: str, model_uri: str, run_id: str, decision: GateDecision) -> str:
-        """Registers a logged model as a new version, with the gate's figures as tags; returns the version.
-
-        Idempotent: the version that this run's model already has is returned again.
-        """
-        from mlflow.exceptions import MlflowException
-
-        with self._explained(f"register {model_uri} as {model_name!r}"):
-            try:
-                self._client.create_registered_model(model_name)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            for version in self._client.search_model_versions(f"run_id = '{run_id}'"):
-                if version.name == model_name and version.source == model_uri:
-                    return str(version.version)
-            tags = {
-                TAG_GATE: "passed" if decision.passed else "refused",
-                TAG_GATE_REASON: decision.reason,
-                **{name: f"{value:.6f}" for name, value in _figures(decision.candidate).items()},
-            }
-            created = self._client.create_model_version(
-                model_name, model_uri, run_id, tags=tags, description=decision.reason, model_id=_logged_model(model_uri)
-            )
-        return str(created.version)
-
-    def promote(self, model_name: str, version: str) -> None:
-        """Moves the alias `champion` to a version."""
-        with self._explained(f"make version {version} of {model_name!r} champion"):
-            self._client.set_registered_model_alias(model_name, CHAMPION, version)
-        _log.info("champion moved", model=model_name, version=version)
-
     def log_gate(self, run_id: str, decision: GateDecision, champion_run: str = "") -> None:
         """Writes candidate's and champion's scores on the same rows, and the decision.
 
@@ -412,10 +351,10 @@ class History(Connection):
         """
         with self._explained(f"read run {run_id}"):
             step = int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
-        values = {_evaluation_name(decision.head, name): value for name, value in _figures(decision.candidate).items()}
+        values = {_evaluation_name(decision.head, name): value for name, value in compared_figures(decision.candidate).items()}
         if decision.candidate.log_loss is not None:
             values[_evaluation_name(decision.head, "log_loss")] = decision.candidate.log_loss
-        self._log_scores(run_id, values, step, _logged_model(decision.model_uri))
+        self._log_scores(run_id, values, step, logged_model_id(decision.model_uri))
         if decision.champion is not None:
             self._log_scores(run_id, _beside_champion(decision.candidate, decision.champion), step, None)
         with self._explained(f"write the gate's decision of run {run_id}"):
@@ -438,19 +377,9 @@ class History(Connection):
                 time.sleep(_SCORE_PAUSE_SECONDS)
 
 
-def _figures(score: ModelScore) -> dict[str, float]:
-    """The figures that a gate may compare, where they are defined."""
-    found = {
-        "auc": score.auc,
-        "normalized_entropy": score.normalized_entropy,
-        "normalized_error": score.normalized_error,
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def _beside_champion(candidate: ModelScore, champion: ModelScore) -> dict[str, float]:
     """The champion's figures on the candidate's rows, and how much better the candidate is; higher AUC is better."""
-    old, new = _figures(champion), _figures(candidate)
+    old, new = compared_figures(champion), compared_figures(candidate)
     gains = {figure: (new[figure] - old[figure]) * (1 if figure == "auc" else -1) for figure in old if figure in new}
     return {
         **{names.named(names.CHAMPION_FIGURE, figure=figure): value for figure, value in old.items()},
@@ -467,11 +396,6 @@ def _evaluation_name(head: str, figure: str) -> str:
         "log_loss": names.EVALUATION_LOG_LOSS,
     }
     return plain[figure]
-
-
-def _logged_model(model_uri: str) -> str | None:
-    """Id of the logged model behind `models:/m-...`; None for other URIs."""
-    return model_uri.removeprefix("models:/") if model_uri.startswith("models:/m-") else None
 
 
 def _user() -> str:

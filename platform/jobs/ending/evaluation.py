@@ -13,7 +13,7 @@ from enum import StrEnum
 import structlog
 
 from elastrec.platform.clusters.pods import PodPhase, PodSpec, RestartPolicy
-from elastrec.platform.history import History
+from elastrec.platform.history import History, ModelRegistry
 from elastrec.platform.jobs.ending.gate import decide
 from elastrec.platform.jobs.ending.publishing import with_run, with_tracking
 from elastrec.platform.jobs.ending.tracking import Tell
@@ -87,7 +87,7 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
             f"job {prepared.job_id} is {metrics.phase.value}, not Succeeded: there is no model to export"
         )
     job = job_from_json(prepared.job_json)
-    champion = _history(platform, job).champion(job.registered_model)
+    champion = _registry(platform, job).champion(job.registered_model)
     store = job.spec.checkpoint.store
     request = ExportRequest(
         job_json=prepared.job_json,
@@ -132,8 +132,7 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
         raise JobFailedError(f"the evaluator of job {prepared.job_id} is {state.value}: {reason}")
     exported = _exported(platform, prepared.job_id)
     job = job_from_json(prepared.job_json)
-    history = _history(platform, job)
-    champion = history.champion(job.registered_model)
+    champion = _registry(platform, job).champion(job.registered_model)
     if exported.challenger is None:
         raise JobFailedError("the evaluator scored no rows; is the evaluation partition empty?")
     decision = decide(
@@ -146,6 +145,7 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
         head=exported.head,
     )
     judged_against = champion.run_id if champion and exported.champion else ""
+    history = History(platform.tracking_uri, job.spec.history.experiment)
     history.log_gate(with_run(platform, prepared, launched).run_id, decision, judged_against)
     log.info("gate", job_id=prepared.job_id, passed=decision.passed, reason=decision.reason)
     return decision
@@ -176,10 +176,10 @@ def register(platform: Platform, prepared: Prepared, launched: Launched, decisio
     """Registers the model as a new version; moves the alias `champion` to it when it passed the gate. Idempotent."""
     launched = with_run(platform, prepared, launched)
     job = job_from_json(prepared.job_json)
-    history = _history(platform, job)
-    version = history.register(job.registered_model, decision.model_uri, launched.run_id, decision)
+    registry = _registry(platform, job)
+    version = registry.register(job.registered_model, decision.model_uri, launched.run_id, decision)
     if decision.passed:
-        history.promote(job.registered_model, version)
+        registry.promote(job.registered_model, version)
     log.info("model_registered", name=job.registered_model, version=version, champion=decision.passed)
     return Registered(
         name=job.registered_model, version=version, is_champion=decision.passed, model_uri=decision.model_uri
@@ -230,5 +230,5 @@ def _score(found: EvaluationResult, metric: str) -> ModelScore:
     )
 
 
-def _history(platform: Platform, job: TrainingJob) -> History:
-    return History(platform.tracking_uri, job.spec.history.experiment)
+def _registry(platform: Platform, job: TrainingJob) -> ModelRegistry:
+    return ModelRegistry(platform.tracking_uri, job.spec.history.experiment)

@@ -15,9 +15,10 @@ from mlflow.tracking import MlflowClient
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.history import History, JobFilter, Point, Reporter, Sizes, final_points, window_points
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
+from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from tests.platform.history.gates import gate_decision
 
 MakePrepared = Callable[..., Prepared]
 
@@ -31,13 +32,6 @@ def metrics_at(samples: int, *, evaluated: bool = False, phase: Phase = Phase.TR
         job="clicks", phase=phase, elapsed_seconds=samples / 100, samples_total=2000, samples_trained=samples,
         shards_total=10, shards_done=10, samples_per_second=100.0, loss=0.7 - samples / 10_000, auc=0.75,
         normalized_entropy=0.9, evaluated=evaluated, evaluation_samples=200 if evaluated else 0, pods=workers,
-    )  # fmt: skip
-
-
-def decision(model_uri: str, *, passed: bool = True) -> GateDecision:
-    return GateDecision(
-        passed=passed, reason="within the tolerance", candidate=ModelScore(0.75, 0.9, 200),
-        champion=ModelScore(0.74, 0.91, 200), champion_version="1", model_uri=model_uri,
     )  # fmt: skip
 
 
@@ -201,22 +195,14 @@ def test_a_failed_job_without_any_series_closes_with_its_traceback(
     assert history.record(run_id).phase is Phase.FAILED
 
 
-def test_a_model_is_registered_once_gated_and_promoted(
+def test_the_gates_scores_stand_beside_the_training_curve_and_on_the_logged_model(
     history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
 ) -> None:
-    assert history.champion("click-model") is None
     run_id = history.start_run(make_prepared(), allocation)
     experiment = client.get_run(run_id).info.experiment_id
     model = client.create_logged_model(experiment, name="model", source_run_id=run_id)
     client.finalize_logged_model(model.model_id, "READY")
-    gate = decision(f"models:/{model.model_id}")
-    version = history.register("click-model", gate.model_uri, run_id, gate)
-    assert history.register("click-model", gate.model_uri, run_id, gate) == version == "1"
-    assert history.champion("click-model") is None
-    history.promote("click-model", version)
-    champion = history.champion("click-model")
-    assert champion is not None
-    assert (champion.version, champion.model_uri, champion.run_id) == ("1", "models:/click-model/1", run_id)
+    gate = gate_decision(f"models:/{model.model_id}")
     training = [
         Point(names.AUC, 0.5, 100, 1.0),
         Point(names.AUC, 0.7, 200, 2.0),
@@ -234,7 +220,6 @@ def test_a_model_is_registered_once_gated_and_promoted(
     assert of_model[names.EVALUATION_AUC] == 0.75
     assert "evaluation/champion_auc" not in of_model
     assert client.get_run(run_id).data.tags["elastrec.gate"] == "passed"
-    assert client.get_model_version("click-model", "1").tags["elastrec.gate"] == "passed"
 
 
 def test_links_lead_to_pages_of_the_machine_learning_view(tracking_server, history: History) -> None:  # type: ignore[no-untyped-def]
