@@ -1,0 +1,268 @@
+"""Which record is the newest, and which ones pruning deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from botocore.paginate import Paginator
+
+from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune, prune_final
+from elastrec.checkpoints.commit import commit_record, new_record_uri
+from elastrec.checkpoints.record import open_record
+from elastrec.checkpoints.stores.s3_store import UPLOAD_PART_BYTES, S3Store
+from elastrec.checkpoints.stores.store import Store, open_store
+from elastrec.checkpoints.terms import SupersededError, take_term
+from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.job import TrainingJob
+from tests.checkpoints.writing import save, write_part
+
+MakeJob = Callable[..., TrainingJob]
+
+
+@pytest.mark.parametrize(
+    "damage", ["no manifest", "flipped manifest", "half manifest", "part gone", "part cut", "index"]
+)
+def test_a_torn_newest_record_is_skipped_for_the_last_complete_one(
+    tmp_path: Path, make_job: MakeJob, damage: str
+) -> None:
+    store = open_store(tmp_path)
+    good = save(store, make_job(), step=1)
+    torn = open_store(save(store, make_job(), step=2))
+    manifest_path, part = torn.local_path("manifest.json"), open_record(torn.uri).manifest.parts[0]
+    part_path = torn.local_path(part.file)
+    assert manifest_path is not None and part_path is not None
+    if damage == "no manifest":
+        manifest_path.unlink()
+    elif damage == "flipped manifest":
+        manifest_path.write_bytes(manifest_path.read_bytes().replace(b'"step":2', b'"step":3'))
+    elif damage == "half manifest":
+        manifest_path.write_bytes(manifest_path.read_bytes()[:100])
+    elif damage == "part gone":
+        part_path.unlink()
+    elif damage == "part cut":
+        part_path.write_bytes(part_path.read_bytes()[:-10])
+    else:
+        data = bytearray(part_path.read_bytes())
+        data[part.index_start + 3] ^= 1
+        part_path.write_bytes(data)
+    found = latest_record(store, "clicks")
+    assert found is not None and found.uri == good
+
+
+def test_a_store_out_of_reach_is_no_reason_to_take_an_older_record(
+    s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(s3_uri)
+    save(store, make_job())
+
+    def unreachable(self: S3Store, key: str) -> tuple[bytes, str] | None:
+        raise CheckpointError("could not read: timed out")
+
+    monkeypatch.setattr(S3Store, "get_if_exists", unreachable)
+    with pytest.raises(CheckpointError, match="timed out"):
+        latest_record(store, "clicks")
+
+
+def test_the_newest_record_is_that_of_the_latest_data_then_the_latest_made(store: Store, make_job: MakeJob) -> None:
+    job = make_job()
+    monday = save(store, job, job_id="mon", step=900, kind="final", created=1.0, interval_end="2026-01-06")
+    tuesday = save(store, job, job_id="tue", step=300, kind="final", created=2.0, interval_end="2026-01-07")
+    again = save(store, job, job_id="mon2", step=900, kind="final", created=3.0, interval_end="2026-01-06")
+    wednesday = save(store, job, job_id="wed", step=10, created=4.0, interval_end="2026-01-08")
+    assert [uri for uri, _ in list_records(store, "clicks")] == [wednesday, tuesday, again, monday]
+
+    def newest(**wanted: str) -> str | None:
+        found = latest_record(store, "clicks", **wanted)  # type: ignore[arg-type]
+        return found and found.uri
+
+    assert newest(kind="final") == tuesday
+    assert newest(job_id="mon") == monday
+    assert newest(kind="final", interval_end_at_most="2026-01-06") == again
+    assert newest(kind="final", job_id="wed") is None
+    assert latest_record(store, "other-job") is None
+
+
+def test_moments_of_other_time_zones_are_compared_as_moments(tmp_path: Path, make_job: MakeJob) -> None:
+    store = open_store(tmp_path)
+    later = save(store, make_job(), job_id="a", created=1.0, interval_end="2026-01-06T23:00:00-05:00")
+    save(store, make_job(), job_id="b", created=2.0, interval_end="2026-01-07T01:00:00.5+02:00")
+    assert next(uri for uri, _ in list_records(store, "clicks")) == later
+    found = latest_record(store, "clicks", interval_end_at_most="2026-01-07T06:00:00+02:00")
+    assert found is not None and found.uri == later
+    with pytest.raises(CheckpointError, match="yesterday"):
+        save(store, make_job(), interval_end="yesterday")
+
+
+def test_pruning_keeps_the_newest_periodic_every_final_and_other_jobs_records(store: Store, make_job: MakeJob) -> None:
+    job = make_job()
+    periodic = [save(store, job, step=step) for step in (1, 2, 3, 4)]
+    final = save(store, job, step=5, kind="final")
+    other = save(store, job, job_id="clicks-2", step=1)
+    torn, running = (new_record_uri(store, "clicks", "clicks-1", 6) for _ in range(2))
+    others_torn = new_record_uri(store, "clicks", "clicks-2", 6)
+    for uri in (torn, running, others_torn):
+        write_part(uri, 0, 1)
+    deleted = prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [running])
+    assert sorted(deleted) == sorted([*periodic[:2], torn])
+    assert {uri for uri, _ in list_records(store, "clicks")} == {*periodic[2:], final, other}
+    assert open_store(running).keys() and open_store(others_torn).keys() and not open_store(torn).keys()
+    assert prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [running]) == []
+
+
+def test_of_final_records_those_of_the_latest_data_and_those_made_last_are_kept(
+    store: Store, make_job: MakeJob
+) -> None:
+    days = [
+        save(store, make_job(), job_id=f"day-{day}", step=day, kind="final", interval_end=f"2026-01-0{day}")
+        for day in range(1, 7)
+    ]
+    # An old day that was trained again, and a periodic record of another job.
+    again = save(
+        store, make_job(), job_id="again", step=9, kind="final", interval_end="2026-01-01", created=1_000_000.0
+    )
+    running = save(store, make_job(), job_id="running", step=3)
+    assert sorted(prune_final(store, "clicks", 2, kept=[days[1]])) == sorted([days[0], days[2], days[3]])
+    assert {uri for uri, _ in list_records(store, "clicks")} == {days[1], *days[4:], again, running}
+    assert prune_final(store, "clicks", 2) == [days[1]]
+
+
+def test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress(s3_uri: str, make_job: MakeJob) -> None:
+    store = open_store(s3_uri)
+    complete = save(store, make_job(), step=1)
+    killed, running, others = (
+        new_record_uri(store, "clicks", job_id, 6) for job_id in ("clicks-1", "clicks-1", "clicks-2")
+    )
+    for uri in (complete, killed, running, others):
+        # A process that is killed neither closes nor aborts.
+        open_store(uri).open_write("parts/ps-0.bin").write(bytes(UPLOAD_PART_BYTES))
+
+    def left() -> set[str]:
+        return {store.child_uri(key.removesuffix("/parts/ps-0.bin")) for key in store.unfinished("clicks/records")}
+
+    assert left() == {complete, killed, running, others}
+    assert prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [running]) == [killed]
+    assert left() == {running, others}
+    assert open_record(complete).verify() > 0
+    assert discard(running) and left() == {others}
+
+
+def test_what_may_not_be_listed_of_uploads_hinders_no_pruning(
+    s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(s3_uri)
+    uris = [save(store, make_job(), step=step) for step in (1, 2)]
+
+    def refuse(self: object, **_: object) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "ListMultipartUploads")
+
+    monkeypatch.setattr("botocore.paginate.Paginator.paginate", refusing(refuse))
+    assert prune(store, "clicks", "clicks-1", keep=1) == uris[:1]
+
+
+def refusing(refuse: Callable[..., None]) -> Callable[..., Any]:
+    """Pages as they are, but for those of unfinished uploads."""
+    original = Paginator.paginate
+
+    def paginate(self: Paginator, **arguments: Any) -> Any:
+        if self._method.__name__ == "list_multipart_uploads":
+            refuse(self)
+        return original(self, **arguments)
+
+    return paginate
+
+
+def test_pruning_spares_a_record_that_is_begun_while_the_store_is_slow(store: Store, make_job: MakeJob) -> None:
+    save(store, make_job(), step=1)
+    torn, running = sorted(new_record_uri(store, "clicks", "clicks-1", step) for step in (2, 3))
+    for uri in (torn, running):
+        write_part(uri, 0, 1)
+    asked: list[int] = []
+
+    def in_progress() -> list[str]:
+        asked.append(1)
+        return [running] if len(asked) > 1 else []
+
+    assert prune(store, "clicks", "clicks-1", keep=1, in_progress=in_progress) == [torn]
+    assert open_store(running).keys()
+
+
+def test_records_known_to_be_damaged_are_pruned_and_do_not_count(store: Store, make_job: MakeJob) -> None:
+    uris = [save(store, make_job(), step=step) for step in (1, 2, 3, 4)]
+    prune(store, "clicks", "clicks-1", 2, in_progress=lambda: [uris[3]], damaged=[uris[2]])
+    assert [uri for uri, _ in list_records(store, "clicks")] == [uris[3], uris[1]]
+
+
+def test_the_records_to_start_from_come_newest_first(store: Store, make_job: MakeJob) -> None:
+    uris = [save(store, make_job(), step=step, kind="final") for step in (1, 2, 3)]
+    save(store, make_job(), step=4)
+    open_store(uris[1]).delete("manifest.json")
+    assert [record.uri for record in newest_records(store, "clicks", "final")] == [uris[2], uris[0]]
+
+
+def test_a_clock_that_is_set_back_makes_no_record_old(store: Store, make_job: MakeJob) -> None:
+    job = make_job()
+    early = save(store, job, step=1, created=10_000.0)
+    late = save(store, job, step=2, created=6_400.0)
+    last = save(store, job, step=2, created=6_300.0)
+    assert [uri for uri, _ in list_records(store, "clicks")] == [late, last, early]
+    # Of equal steps the clock would choose; the one that was just written stays in any case.
+    assert prune(store, "clicks", "clicks-1", keep=1, in_progress=lambda: [last]) == [early]
+
+
+def test_a_failed_save_is_discarded_and_a_complete_record_is_not(store: Store, make_job: MakeJob) -> None:
+    complete = save(store, make_job(), step=1)
+    torn = new_record_uri(store, "clicks", "clicks-1", 2)
+    write_part(torn, 0, 1)
+    assert discard(torn) and not open_store(torn).keys()
+    assert not discard(complete)
+    assert [uri for uri, _ in list_records(store, "clicks")] == [complete]
+    assert discard(torn)
+
+
+def test_pruning_leaves_a_record_that_it_cannot_read(tmp_path: Path, make_job: MakeJob) -> None:
+    store = open_store(tmp_path)
+    uri = save(store, make_job(), step=1, kind="final")
+    open_store(uri).put("manifest.json", b"garbage")
+    assert prune(store, "clicks", "clicks-1", keep=0) == []
+
+
+def test_records_of_a_job_are_ordered_by_term_then_step_and_a_term_begins_with_its_base(
+    store: Store, make_job: MakeJob
+) -> None:
+    def take(holder: str, base: str = "") -> None:
+        take_term(store, "clicks", "clicks-1", holder=holder, address="host:1", base=lambda: base)
+
+    def newest() -> list[str]:
+        return [uri for uri, _ in list_records(store, "clicks", "clicks-1")]
+
+    take("a")
+    base = save(store, make_job(), step=100, term=1)
+    after = save(store, make_job(), step=200, term=1)
+    assert newest() == [after, base]
+    # The second master goes on from the first record; the first one commits once more, too late.
+    take("b", base)
+    late = save(store, make_job(), step=300, term=1)
+    assert newest() == [base, late, after]
+    own = save(store, make_job(), step=150, term=2)
+    assert newest() == [own, base, late, after]
+
+
+def test_a_check_that_fails_leaves_no_record_and_keeps_what_prune_would_delete(store: Store, make_job: MakeJob) -> None:
+    def refuse() -> None:
+        raise SupersededError("another master has taken term 2")
+
+    old, new = save(store, make_job(), step=100), save(store, make_job(), step=200)
+    with pytest.raises(SupersededError):
+        prune(store, "clicks", "clicks-1", keep=1, check=refuse)
+    assert [uri for uri, _ in list_records(store, "clicks")] == [new, old]
+    uri = new_record_uri(store, "clicks", "clicks-1", 300)
+    parts = [write_part(uri, server, 2) for server in range(2)]
+    with pytest.raises(SupersededError):
+        commit_record(
+            uri, parts, b"{}", job=make_job(), job_id="clicks-1", kind="periodic", step=300, generation=2, check=refuse
+        )
+    assert [found for found, _ in list_records(store, "clicks")] == [new, old]
