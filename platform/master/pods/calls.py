@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import abc
-import threading
-from collections.abc import Callable
 
 import msgspec
 
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import AnswerLease, Effect
 from elastrec.platform.master.machine.leasing import answer_unchanged
-from elastrec.platform.master.machine.state import JobState
-from elastrec.platform.master.measuring.observations import Observations
-from elastrec.platform.master.pods.heartbeats import Heartbeats
-from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.service.answers import Answers, Unknown, check_kind, check_progress
-from elastrec.platform.master.service.journal import Journal
+from elastrec.platform.master.service.parts import ServicePart
 from elastrec.platform.transport.messages.job import (
     Done,
     Failed,
@@ -32,34 +26,28 @@ MAXIMUM_LEASE = 1024
 _WAIT_SECONDS = 0.2
 
 
-class PodCalls(abc.ABC):
-    """The pods' part of a JobService, which owns everything named here."""
+class PodCalls(ServicePart):
+    """The calls of pods.
 
-    request: LaunchRequest
-    state: JobState
-    journal: Journal
-    _lock: threading.RLock
-    _clock: Callable[[], float]
+    Attributes:
+        _zero: the clock's time at the zero of the job's clock.
+    """
+
     _zero: float
     _job_json: bytes
-    _heartbeats: Heartbeats
     _answers: Answers
-    _seen: Observations
 
     @abc.abstractmethod
-    def now(self) -> float: ...
+    def _apply(self, event: events.Event) -> tuple[list[Effect], int]:
+        """Changes the state and appends the event to the journal; returns its effects and its sequence number."""
 
     @abc.abstractmethod
-    def submit(self, make: Callable[[float], events.Event]) -> list[Effect]: ...
+    def _finish_event(self, effects: list[Effect], sequence: int) -> list[Effect]:
+        """Waits until the journal is on disk up to the sequence number, then starts the effects."""
 
     @abc.abstractmethod
-    def _apply(self, event: events.Event) -> tuple[list[Effect], int]: ...
-
-    @abc.abstractmethod
-    def _finish_event(self, effects: list[Effect], sequence: int) -> list[Effect]: ...
-
-    @abc.abstractmethod
-    def _wait(self, sequence: int) -> None: ...
+    def _wait(self, sequence: int) -> None:
+        """Waits until the journal is on disk up to the sequence number."""
 
     def register(self, message: Register) -> Registered:
         """A pod's process has started."""

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import abc
 import threading
-from collections.abc import Callable
 
 import pyarrow as pa
 
 from elastrec.platform.master.machine import events
-from elastrec.platform.master.machine.effects import Decided, Effect
-from elastrec.platform.master.machine.state import JobState
-from elastrec.platform.master.measuring.observations import Observations
+from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.measuring.profile_book import configuration_of, is_settled, server_use
 from elastrec.platform.master.pods import orders, shape
-from elastrec.platform.master.pods.launch import LaunchRequest
-from elastrec.platform.master.pods.reconciler import Reconciler
 from elastrec.platform.master.reporting.explanation import explanation
 from elastrec.platform.master.reporting.ledger import attempts_of, earlier_lines, running_attempts, streams_now
 from elastrec.platform.master.reporting.status import totals, training_metrics
-from elastrec.platform.master.service.executor import Executor
-from elastrec.platform.master.service.history_sink import HistorySink
-from elastrec.platform.master.service.journal import LEDGER_PAGE, Journal
+from elastrec.platform.master.service.journal import LEDGER_PAGE
+from elastrec.platform.master.service.parts import ServicePart
 from elastrec.platform.specs.errors import ElastrecError
-from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, GetLedger, LedgerPage
@@ -45,28 +37,11 @@ from elastrec.platform.transport.messages.observer import (
 from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 
-class ObserverCalls(abc.ABC):
-    """The observers' half of a JobService, which owns everything named here."""
+class ObserverCalls(ServicePart):
+    """The calls of observers."""
 
-    request: LaunchRequest
-    state: JobState
-    job: TrainingJob
-    journal: Journal
-    _lock: threading.RLock
     _finished: threading.Event
-    _seen: Observations
-    _executor: Executor
-    _reconciler: Reconciler
-    _history: HistorySink | None
     _earlier_lines: pa.Table | None = None
-
-    @abc.abstractmethod
-    def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
-        """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
-
-    @abc.abstractmethod
-    def now(self) -> float:
-        """Seconds on the job's clock."""
 
     def metrics(self) -> TrainingMetrics:
         """The job at this moment."""

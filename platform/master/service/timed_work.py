@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable
 
 import structlog
 
 from elastrec.platform.master.machine import events
-from elastrec.platform.master.machine.effects import Effect
-from elastrec.platform.master.machine.state import JobState
-from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
-from elastrec.platform.master.pods.heartbeats import Heartbeats
-from elastrec.platform.master.pods.launch import LaunchRequest
-from elastrec.platform.master.pods.reconciler import Reconciler
 from elastrec.platform.master.reporting.final_artifacts import FinalArtifacts
-from elastrec.platform.master.service.executor import Executor
-from elastrec.platform.master.service.history_sink import HistorySink, Report
-from elastrec.platform.master.service.journal import Journal, JournalError
+from elastrec.platform.master.service.history_sink import Report
+from elastrec.platform.master.service.journal import JournalError
+from elastrec.platform.master.service.parts import ServicePart
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import TrainingMetrics
 
@@ -28,37 +21,19 @@ _TICK_SECONDS = 0.1
 _STALL_SECONDS = 2.0
 
 
-class TimedWork(abc.ABC):
-    """The clock's half of a JobService, which owns everything named here."""
+class TimedWork(ServicePart):
+    """What the timer's thread does."""
 
-    request: LaunchRequest
-    state: JobState
-    journal: Journal
-    _clock: Callable[[], float]
-    _lock: threading.RLock
     _stopping: threading.Event
-    _heartbeats: Heartbeats
-    _seen: Observations
     _saved_measurements: SavedMeasurements
-    _executor: Executor
-    _reconciler: Reconciler
-    _history: HistorySink | None
     _final_artifacts: FinalArtifacts | None = None
     _has_reported_end = False
     _deadline: float | None = None
     _deadline_after = -1
 
     @abc.abstractmethod
-    def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
-        """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
-
-    @abc.abstractmethod
     def is_superseded(self) -> bool:
         """Looks whether another master has taken the job over; false where the store does not tell."""
-
-    @abc.abstractmethod
-    def now(self) -> float:
-        """Seconds on the job's clock."""
 
     @abc.abstractmethod
     def metrics(self) -> TrainingMetrics:
