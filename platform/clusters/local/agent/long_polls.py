@@ -5,33 +5,21 @@ Nothing here changes a pod. A question waits only for a while, so that an agent 
 
 from __future__ import annotations
 
-import threading
 import time
 
 from elastrec.platform.clusters.local import messages
-from elastrec.platform.clusters.local.agent import pod_life as life
-from elastrec.platform.clusters.local.agent.journal import Journal
-from elastrec.platform.clusters.local.agent.pod_life import PodRecord, Stage
+from elastrec.platform.clusters.local.agent.pod_life import Stage
+from elastrec.platform.clusters.local.agent.supervision import Supervision
 from elastrec.platform.clusters.local.processes import pod_logs
-from elastrec.platform.clusters.local.processes.limits import Usage
-from elastrec.platform.clusters.local.processes.pod_runner import PodRunner
-from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodStatus
+from elastrec.platform.clusters.pods import PodEvent, PodEventKind
 from elastrec.platform.specs.errors import ClusterError
 
 _LONGEST_POLL_SECONDS = 30.0
 _FOLLOW_SECONDS = 0.2
 
 
-class LongPolls:
-    """The waiting half of a NodeAgent, which owns and changes everything named here."""
-
-    _journal: Journal
-    _runner: PodRunner
-    _lock: threading.RLock
-    _changed: threading.Condition
-    _pods: dict[str, PodRecord]
-    _usage: dict[str, Usage]
-    _closed: bool
+class LongPolls(Supervision):
+    """The questions of a NodeAgent that wait for an answer."""
 
     def watch(self, job: str | None, resume: str, wait_seconds: float) -> messages.PodEvents:
         """See `WatchPods`."""
@@ -71,12 +59,6 @@ class LongPolls:
                 return messages.LogChunk(uid=record.uid, data=data, position=after, more=bool(data) or not over)
             with self._lock:
                 self._changed.wait(min(left, _FOLLOW_SECONDS))
-
-    def _find(self, name: str) -> PodRecord | None:
-        return next((record for record in self._pods.values() if record.spec.name == name), None)
-
-    def _status(self, record: PodRecord) -> PodStatus:
-        return life.status_of(record, self._usage.get(record.uid))
 
     def _snapshot(self, job: str | None) -> messages.PodEvents:
         records = sorted(self._pods.values(), key=lambda record: record.version)
