@@ -142,36 +142,58 @@ def calibration_points(curve: CalibrationCurve, unix_seconds: float, head: str =
     return points
 
 
+class PodCost(msgspec.Struct, frozen=True, array_like=True):
+    """A pod whose cost is counted until `counted_until` (unix seconds), and the size that it had at the last look."""
+
+    counted_until: float
+    cores: float
+    memory_bytes: int
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """What a CostMeter knows: sums over all pods, and by uid the pods it has counted."""
+
+    core_seconds: float = 0.0
+    byte_seconds: float = 0.0
+    pods: dict[str, PodCost] = {}
+
+
 class CostMeter:
     """Adds up what a job's pods hold, in core-seconds and byte-seconds, also of pods that are gone.
 
     Give it the cluster's pods often (`observe`); between two looks a pod counts with its size at the first of them. A
     pod counts from its start to its end.
 
+    Args:
+        costs: of an earlier meter of the same job; its pods count on from its last look.
+
     Attributes:
         core_seconds, byte_seconds: of all pods until the last look.
     """
 
-    def __init__(self) -> None:
-        self._counted_until: dict[str, float] = {}
-        self._last: dict[str, PodStatus] = {}
-        self.core_seconds = 0.0
-        self.byte_seconds = 0.0
+    def __init__(self, costs: Costs | None = None) -> None:
+        costs = costs or Costs()
+        self._pods = dict(costs.pods)
+        self.core_seconds = costs.core_seconds
+        self.byte_seconds = costs.byte_seconds
         self._cpu: dict[str, tuple[float, float]] = {}
+
+    def costs(self) -> Costs:
+        """What another meter needs to go on."""
+        return Costs(self.core_seconds, self.byte_seconds, dict(self._pods))
 
     def observe(self, pods: Iterable[PodStatus], unix_seconds: float) -> None:
         """Counts the time since the last look. Pods that are no longer listed count until the last look at them."""
         for pod in pods:
             if pod.started_unix_seconds is None:
                 continue
-            begin = self._counted_until.get(pod.uid, pod.started_unix_seconds)
+            started = PodCost(pod.started_unix_seconds, pod.size.cores, pod.size.memory_bytes)
+            before = self._pods.get(pod.uid, started)
             end = unix_seconds if pod.finished_unix_seconds is None else pod.finished_unix_seconds
-            size = self._last.get(pod.uid, pod).size
-            if end > begin:
-                self.core_seconds += size.cores * (end - begin)
-                self.byte_seconds += size.memory_bytes * (end - begin)
-                self._counted_until[pod.uid] = end
-            self._last[pod.uid] = pod
+            until = max(end, before.counted_until)
+            self.core_seconds += before.cores * (until - before.counted_until)
+            self.byte_seconds += before.memory_bytes * (until - before.counted_until)
+            self._pods[pod.uid] = PodCost(until, pod.size.cores, pod.size.memory_bytes)
 
     def cost_so_far(self, samples_trained: int, unix_seconds: float) -> list[Point]:
         """One point of the curve of the cost."""

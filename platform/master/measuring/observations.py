@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from elastrec.platform.history.points import Costs
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.growth_book import GrowthBook, GrowthPoint
 from elastrec.platform.master.measuring.monitor import Monitor, Window
@@ -32,12 +33,14 @@ class Remembered(msgspec.Struct, kw_only=True):
 
     Attributes:
         generation: of the job while `growth` was seen.
+        costs: None where nobody counts them: the job was launched without history.
     """
 
     measured: list[Measured] = []
     generation: int = -1
     growth: list[GrowthPoint] = []
     starts: list[Start] = []
+    costs: Costs | None = None
 
 
 class Observations:

@@ -1,4 +1,4 @@
-"""What a master knows of its job's speed, kept beside its journal: a restarted one need not measure it again.
+"""What a master knows of its job's speed and cost, kept beside its journal: a restarted one goes on from it.
 
 Not part of the journal: no decision of the state machine hangs on it, and the last seconds of it may be lost. As large
 as what is known, one entry per configuration and per kept point, however long the job runs.
@@ -12,7 +12,7 @@ import msgspec
 import structlog
 import xxhash
 
-from elastrec.platform.master.measuring.observations import Observations, Remembered
+from elastrec.platform.master.measuring.observations import Remembered
 
 log = structlog.get_logger(__name__)
 MEASUREMENTS_FILE = "observations.json"
@@ -35,8 +35,8 @@ class SavedMeasurements:
         self._file = folder / MEASUREMENTS_FILE
         self._written, self._last, self._fails = float("-inf"), b"", False
 
-    def recall(self, seen: Observations) -> None:
-        """Gives the observations of a restarted master what its predecessor knew."""
+    def recall(self) -> Remembered:
+        """What the master before a restart knew; empty where the file is not there or damaged."""
         try:
             page = msgspec.json.decode(self._file.read_bytes(), type=_Page)
             body = bytes(page.body)
@@ -44,15 +44,15 @@ class SavedMeasurements:
                 raise ValueError(f"format {page.format} or checksum is wrong")
             remembered = msgspec.json.decode(body, type=Remembered)
         except FileNotFoundError:
-            return
+            return Remembered()
         except (OSError, ValueError) as error:
             log.warning(
                 "observations_not_read", file=str(self._file), reason=str(error),
-                advice="nothing is lost but speeds, which are measured anew",
+                advice="speeds are measured anew; of the cost, that of pods which are gone is missing",
             )  # fmt: skip
-            return
-        seen.recall(remembered)
+            return Remembered()
         log.info("observations_read", configurations=len(remembered.measured), points=len(remembered.growth))
+        return remembered
 
     def keep(self, remembered: Remembered, now: float) -> None:
         """Writes it, in one piece or not at all."""

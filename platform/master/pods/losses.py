@@ -234,5 +234,5 @@ def dismiss(state: JobState, member: Member, effects: list[Effect], *, delete: b
     if member.retiring and member.role is Role.WORKER:
         for queue in state.queues:
             state.ledger(queue.lose(member.name, blame=False), effects)
-    state.membership.remove(member.name, state.time, delete=delete)
+    state.membership.remove(member.name, delete=delete)
     state.recovery.forget(member.name)

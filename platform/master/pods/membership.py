@@ -44,7 +44,6 @@ class Member(msgspec.Struct, kw_only=True):
             before it is created, those it shall be created with.
         asked: the size that it shall have.
         awaits_size: the cluster has not said yet what came of another size.
-        used_since: up to then, its cores and memory are counted in `Membership.usage`.
         oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
             pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
@@ -63,7 +62,6 @@ class Member(msgspec.Struct, kw_only=True):
     memory_bytes: int
     asked: PodSize
     created: float
-    used_since: float = 0.0
     awaits_size: bool = False
     uid: str = ""
     incarnation: str = ""
@@ -98,13 +96,6 @@ class Member(msgspec.Struct, kw_only=True):
     def is_held_by_another(self, incarnation: str) -> bool:
         """Whether a process of the pod other than this one registered last."""
         return self.is_registered and self.incarnation != incarnation
-
-
-class Usage(msgspec.Struct):
-    """What pods that are gone have cost."""
-
-    core_seconds: float = 0.0
-    byte_seconds: float = 0.0
 
 
 class LossStreak(msgspec.Struct, array_like=True):
@@ -144,7 +135,6 @@ class Membership(msgspec.Struct, kw_only=True):
     edition: int = 0
     losses: dict[str, int] = {}
     streaks: dict[str, dict[int, LossStreak]] = {}
-    usage: dict[str, Usage] = {}
 
     def workers(self) -> list[Member]:
         return [member for member in self.members.values() if member.role is Role.WORKER]
@@ -170,12 +160,11 @@ class Membership(msgspec.Struct, kw_only=True):
             memory_bytes=size.memory_bytes,
             asked=size,
             created=time,
-            used_since=time,
         )
         self.revision += 1
         return member
 
-    def remove(self, name: str, time: float, *, delete: bool) -> Member:
+    def remove(self, name: str, *, delete: bool) -> Member:
         """Takes a pod's place away; it is to be deleted, or ends by itself and is kept for its logs."""
         member = self.members.pop(name)
         is_place_empty = not any((m.role, m.index) == (member.role, member.index) for m in self.members.values())
@@ -183,7 +172,6 @@ class Membership(msgspec.Struct, kw_only=True):
             self.left[f"{member.role}/{member.index}"] = member
         self.edition += 1
         self.move(member, MemberStage.GONE)
-        self._count_usage(member, time)
         if delete:
             self.leaving[name] = member
         else:
@@ -245,13 +233,12 @@ class Membership(msgspec.Struct, kw_only=True):
             member.awaits_size = cores != member.cores
         self.revision += 1
 
-    def granted(self, member: Member, size: PodSize, outcome_of: PodSize | None, time: float) -> None:
+    def granted(self, member: Member, size: PodSize, outcome_of: PodSize | None) -> None:
         """A pod has this size from now on; what it shall have stays as it was.
 
         Args:
             outcome_of: what it was asked to have, if this is what came of it; None: that is still to come.
         """
-        self._count_usage(member, time)
         member.cores, member.memory_bytes = size.cores, size.memory_bytes
         member.awaits_size = outcome_of != member.asked
         self.revision += 1
@@ -260,13 +247,6 @@ class Membership(msgspec.Struct, kw_only=True):
         """A pod keeps the size that it has."""
         member.asked, member.awaits_size = PodSize(member.cores, member.memory_bytes), False
         self.revision += 1
-
-    def _count_usage(self, member: Member, time: float) -> None:
-        spent = self.usage.setdefault(member.role, Usage())
-        seconds = max(0.0, time - member.used_since)
-        spent.core_seconds += member.cores * seconds
-        spent.byte_seconds += member.memory_bytes * seconds
-        member.used_since = time
 
     def count_loss(self, member: Member, *, taken_away: bool) -> LossStreak:
         """Notes that a place's pod was lost; returns the place's losses since the job last made progress."""
@@ -281,14 +261,3 @@ class Membership(msgspec.Struct, kw_only=True):
     def made_progress(self, role: Role) -> None:
         """The job has got further with the pods of a role: what was lost before is not held against them."""
         self.streaks.pop(role, None)
-
-    def spent(self, role: Role, time: float) -> Usage:
-        """Granted cores and memory over time, of all pods of a role until now."""
-        past = self.usage.get(role, Usage())
-        total = Usage(past.core_seconds, past.byte_seconds)
-        for member in self.members.values():
-            if member.role is role:
-                seconds = max(0.0, time - member.used_since)
-                total.core_seconds += member.cores * seconds
-                total.byte_seconds += member.memory_bytes * seconds
-        return total

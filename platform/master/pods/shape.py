@@ -172,12 +172,12 @@ def _staying_workers(state: JobState) -> list[Member]:
 
 
 def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> None:
-    """The size counts from now on: for the cost, and for the configuration that a speed was measured in."""
+    """From now on the size is part of the configuration in which speed is measured."""
     member = state.membership.members.get(event.pod)
     if member is None or member.uid != event.uid:
         return
     inputs = {"pod": event.pod, "before_cores": member.cores, "cores": event.cores, "memory_bytes": event.memory_bytes}
-    state.membership.granted(member, PodSize(event.cores, event.memory_bytes), event.outcome_of, state.time)
+    state.membership.granted(member, PodSize(event.cores, event.memory_bytes), event.outcome_of)
     effects.append(Decided(decision="pod_resized", inputs=inputs))
 
 

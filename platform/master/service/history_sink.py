@@ -15,7 +15,7 @@ from elastrec.platform.clusters.protocol import Fleet, snapshot
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.history.points import CostMeter, Point, calibration_points, final_points, window_points
+from elastrec.platform.history.points import CostMeter, Costs, Point, calibration_points, final_points, window_points
 from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.history.spool import Spool
 from elastrec.platform.master.pods.launch import LaunchRequest
@@ -55,6 +55,7 @@ class HistorySink:
         self._fleet = fleet
         self._job_id = job_id
         self._meter = CostMeter()
+        self._costs = self._meter.costs()
         self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
         self._has_ended = False
         self._starts: Mapping[str, float] = {}
@@ -67,6 +68,15 @@ class HistorySink:
             self._reports.put_nowait(report)
         except queue.Full:
             log.warning("history_report_dropped", job=self._job_id, waiting=_WAITING_REPORTS)
+
+    @property
+    def costs(self) -> Costs:
+        """What the job has cost until the last report, for the next master."""
+        return self._costs
+
+    def recall(self, costs: Costs) -> None:
+        """Counts on from the costs that an earlier master of the job knew; to be called before the first report."""
+        self._meter, self._costs = CostMeter(costs), costs
 
     @property
     def run_id(self) -> str:
@@ -104,6 +114,7 @@ class HistorySink:
         try:
             pods = snapshot(self._fleet)
             self._meter.observe(pods, now)
+            self._costs = self._meter.costs()
             points += self._meter.cost_so_far(step, now)
             points += self._meter.usage_points(pods, step, now)
         except ClusterError as error:

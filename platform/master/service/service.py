@@ -112,7 +112,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self._seen = Observations(self.now())
         self._saved_measurements = SavedMeasurements(folder)
         if self.is_continued:
-            self._saved_measurements.recall(self._seen)
+            self._recall(self._saved_measurements.recall())
         self._token, self._tls, self._address = token, tls, ""
         self._term_watch = TermWatch(request, lambda: (self.state.phases.term, self.state.plan.holder), self._end)
         self._executor = Executor(request, self.submit, self._in_progress, self._term_watch)
@@ -236,7 +236,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         if self._final_artifacts is not None:
             self._final_artifacts.wait()
         with self._lock:
-            remembered = self._seen.remembered()
+            remembered = self._remembered()
         self._saved_measurements.keep(remembered, self._clock())
         self._reconciler.close()
         self._executor.close()

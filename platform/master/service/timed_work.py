@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import threading
 
+import msgspec
 import structlog
 
 from elastrec.platform.master.machine import events
+from elastrec.platform.master.measuring.observations import Remembered
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
 from elastrec.platform.master.reporting.final_artifacts import FinalArtifacts
 from elastrec.platform.master.service.history_sink import Report
@@ -100,12 +102,21 @@ class TimedWork(ServicePart):
             self._seen.settle_late(now)
             if not self._seen.close_window(self.state, now):
                 return
-            remembered = self._seen.remembered() if self._saved_measurements.is_due(self._clock()) else None
+            remembered = self._remembered() if self._saved_measurements.is_due(self._clock()) else None
         if remembered is not None:
             self._saved_measurements.keep(remembered, self._clock())
         self._measure()
         if not self.state.phase.is_final:
             self._report()
+
+    def _remembered(self) -> Remembered:
+        remembered = self._seen.remembered()
+        return msgspec.structs.replace(remembered, costs=self._history.costs) if self._history else remembered
+
+    def _recall(self, remembered: Remembered) -> None:
+        self._seen.recall(remembered)
+        if self._history and remembered.costs:
+            self._history.recall(remembered.costs)
 
     def _measure(self) -> None:
         with self._lock:

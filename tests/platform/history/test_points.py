@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import (
     CostMeter,
+    Costs,
     Point,
     calibration_points,
     final_points,
@@ -135,6 +137,19 @@ def test_looking_more_often_does_not_change_the_cost(looks: list[float]) -> None
         meter.observe([pod("a")], moment)
     meter.observe([pod("a")], 100.0)
     assert meter.core_seconds == pytest.approx(200.0)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=20))
+def test_a_meter_goes_on_from_the_costs_of_another_one(looks: list[tuple[float, bool]]) -> None:
+    """At some looks a new meter takes over; one pod ends at 30 s and is listed no longer, one is resized at 50 s."""
+    one, handed_over = CostMeter(), CostMeter()
+    for moment, is_new in sorted(looks):
+        listed = [pod("resized", cores=1.0 if moment < 50 else 3.0), *([pod("ended")] if moment < 30 else [])]
+        if is_new:
+            handed_over = CostMeter(msgspec.json.decode(msgspec.json.encode(handed_over.costs()), type=Costs))
+        one.observe(listed, moment)
+        handed_over.observe(listed, moment)
+    assert handed_over.costs() == one.costs()
 
 
 def test_cores_in_use_are_those_since_the_last_look() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.clusters.pods import PodSpec
+from elastrec.platform.master.service.history_sink import HistorySink
 from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -27,6 +28,9 @@ class Stage:
 
     Args:
         folder: for the checkpoint store and, without `journal_folder`, the journal.
+
+    Attributes:
+        history: of the next master that is started.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Stage:
         self.fail_on: Callable[[ScriptedPod, Any], None] = lambda pod, shard: None
         self.cluster.on_create = self._play
         self.address = ""
+        self.history: HistorySink | None = None
         self.service: JobService
         self.server: RpcServer
 
@@ -52,7 +57,7 @@ class Stage:
 
     def start(self) -> None:
         port = int(self.address.rpartition(":")[2] or 0)
-        self.service = JobService(self.request, self.cluster, self.folder, token="secret")
+        self.service = JobService(self.request, self.cluster, self.folder, token="secret", history=self.history)
         self.server = RpcServer(self.service.handlers(), token="secret", port=port)
         self.address = self.server.address
         self.service.start(self.address)

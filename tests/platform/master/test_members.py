@@ -42,7 +42,7 @@ def test_a_worker_serves_once_it_has_registered_and_a_server_stands_by(role: Rol
     assert member.stage == "asked"
     membership.registered(member, "a", "host:1", "node", 0.0)
     assert member.stage == stage
-    membership.remove(member.name, 1.0, delete=True)
+    membership.remove(member.name, delete=True)
     assert membership.leaving[member.name].stage == "gone"
 
 
@@ -82,7 +82,7 @@ def test_a_worker_that_is_not_wanted_any_more_retires():
 def test_a_place_is_empty_when_its_last_member_has_left():
     membership = Membership(job_id="j")
     first, second = member_of(membership), member_of(membership)
-    membership.remove(first.name, 1.0, delete=True)
+    membership.remove(first.name, delete=True)
     assert not membership.left
-    membership.remove(second.name, 1.0, delete=True)
+    membership.remove(second.name, delete=True)
     assert [member.name for member in membership.left.values()] == [second.name]

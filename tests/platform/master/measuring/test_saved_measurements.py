@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodStatus
+from elastrec.platform.history.points import Point
+from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.saved_measurements import EVERY_SECONDS, MEASUREMENTS_FILE, SavedMeasurements
+from elastrec.platform.master.service.history_sink import HistorySink
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.messages.job import TableUsage
 from elastrec.platform.transport.messages.profile import GetProfile, Measured, Profile
 from tests.disks import small_disk
@@ -38,7 +44,7 @@ def observed(configurations: int = 2) -> Observations:
 
 def recalled(folder: Path) -> Observations:
     seen = Observations(0.0)
-    SavedMeasurements(folder).recall(seen)
+    seen.recall(SavedMeasurements(folder).recall())
     return seen
 
 
@@ -129,3 +135,44 @@ def test_a_restarted_master_goes_on_with_what_was_measured_per_configuration(sta
     assert s.service.is_continued
     told = s.call(GetProfile(), Profile)
     assert [each for each in told.measured if each.configuration == TWO] == known
+
+
+class Listing:
+    """A `Fleet` that can only be watched: these pods are there."""
+
+    def __init__(self, *pods: PodStatus) -> None:
+        self.pods = pods
+
+    def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
+        yield from (PodEvent(PodEventKind.SEEN, pod) for pod in self.pods)
+        yield PodEvent(PodEventKind.SYNCED)
+
+
+class Nowhere:
+    """A tracking server that takes everything."""
+
+    def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None: ...
+
+
+def history(*pods: PodStatus) -> HistorySink:
+    return HistorySink(Reporter("", "run", sink=Nowhere()), Listing(*pods), "clicks-1")  # type: ignore[arg-type]
+
+
+def test_a_restarted_master_counts_on_from_the_cost_of_pods_that_are_gone(stage: Stage) -> None:
+    s = stage
+    s.wait_for(Phase.TRAINING)
+    s.stop()
+    started = time.time() - 1000.0
+    server = PodStatus(
+        name="ps", uid="ps", job="clicks-1", role=Role.PARAMETER_SERVER, phase=PodPhase.RUNNING, size=PodSize(4.0, 1),
+        started_unix_seconds=started,
+    )  # fmt: skip
+    first = s.history = history(server)
+    s.start()
+    s.wait(lambda: first.costs.core_seconds >= 4000.0)
+    s.stop()
+    s.history = history()
+    s.start()
+    assert s.history.costs.core_seconds >= 4000.0
+    first.close()
+    s.history.close()
