@@ -158,15 +158,40 @@ def run_tags(context: Context) -> dict[str, str]:
     return {"airflow.dag_id": run.dag_id, "airflow.run_id": run.run_id, TAG_AIRFLOW_URL: page}
 
 
-def take(kind: type[Value], found: Any) -> Value:
+def take(kind: type[Value], output: Any) -> Value:
     """The value of another task's output."""
-    return msgspec.convert(found, kind)
+    return msgspec.convert(_job_as_text(output), kind)
 
 
 def give(value: msgspec.Struct) -> dict[str, Any]:
-    """A value as the output of this task."""
-    plain: dict[str, Any] = msgspec.to_builtins(value)
-    return plain
+    """A value as the output of this task; people read it in Airflow's page of XComs, so a job is no text in it."""
+    output: dict[str, Any] = _job_as_object(msgspec.to_builtins(value))
+    return output
+
+
+_JOB_TEXT, _JOB_OBJECT = "job_json", "training_job"
+
+
+def _job_as_object(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    return {
+        _JOB_OBJECT if key == _JOB_TEXT else key: msgspec.json.decode(item)
+        if key == _JOB_TEXT
+        else _job_as_object(item)
+        for key, item in plain.items()
+    }
+
+
+def _job_as_text(output: Any) -> Any:
+    if not isinstance(output, dict):
+        return output
+    return {
+        _JOB_TEXT if key == _JOB_OBJECT else key: msgspec.json.encode(item).decode()
+        if key == _JOB_OBJECT
+        else _job_as_text(item)
+        for key, item in output.items()
+    }
 
 
 def extended(kind: type[Value], value: msgspec.Struct, **more: Any) -> Value:

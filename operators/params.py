@@ -12,7 +12,6 @@ from airflow.sdk import Param
 
 from elastrec.operators import settings
 from elastrec.platform.specs.errors import FieldProblem, SpecError, near
-from elastrec.platform.specs.text.crd import job_json_schema
 from elastrec.platform.specs.text.loading import load_job
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
         default: the file that is filled in; None: the field is empty.
     """
     files = sorted(file.name for file in jobs_folder.glob("*.yaml"))
-    inline = {key: part for key, part in job_json_schema().items() if key not in ("title", "description", "required")}
     return {
         "job_file": Param(
             default,
@@ -46,9 +44,13 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
         "job": Param(
             None,
             title="Inline job",
-            description_md="A whole TrainingJob as JSON; used instead of the job file. Checked against the job schema.",
-            # The form sends {} for an empty editor: what is required is left to the check of the whole job.
-            **{**inline, "type": ["object", "null"]},
+            description_md="A whole TrainingJob as JSON; used instead of the job file. `prepare_data` checks it and names "
+            "every problem.",
+            # Airflow answers a value that does not fit with the whole schema: the job's own would hide the problem.
+            # The form sends {} for an empty editor.
+            type=["object", "null"],
+            properties={"apiVersion": {}, "kind": {}, "metadata": {"type": "object"}, "spec": {"type": "object"}},
+            additionalProperties=False,
         ),
         "evaluation_day": Param(
             None,

@@ -1,8 +1,8 @@
 """The values that travel between tasks as plain JSON objects.
 
 Each holds all that the tasks behind it need, so a task takes one value, from the task before it, and the graph of a
-job's tasks is a chain. Nothing is computed here. Operators import it when they
-run: it loads the platform, which would slow the parsing of DAGs down.
+job's tasks is a chain. In a task's output the job is the object `training_job` instead of the text `job_json`. Nothing
+is computed here. Operators import it when they run: it loads the platform, which would slow the parsing of DAGs down.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from elastrec.operators.base import extended
+from elastrec.operators.base import extended, give
 from elastrec.operators.values import AllocatedJob, JudgedJob, LaunchedJob, TrainedJob
 from elastrec.platform.jobs import Allocation, GateDecision, Interval, Launched, Observation, Prepared
 from elastrec.platform.jobs.types import ModelScore
@@ -47,8 +47,7 @@ JUDGED_JOB = extended(JudgedJob, DECISION, launched=LAUNCHED_JOB)
 
 def plain(value: msgspec.Struct) -> dict[str, Any]:
     """What a task's output looks like to the next task."""
-    found: dict[str, Any] = msgspec.to_builtins(value)
-    return found
+    return give(value)
 
 
 @dataclass

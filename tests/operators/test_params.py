@@ -50,8 +50,8 @@ def test_the_inline_job_may_be_empty_or_whole(value: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("job", {**INLINE, "spec": {**INLINE["spec"], "modle": {}}}, "'modle' was unexpected"),
-        ("job", {"kind": "CronJob"}, "'TrainingJob' was expected"),
+        ("job", {**INLINE, "sepc": {}}, "'sepc' was unexpected"),
+        ("job", {"metadata": "tiny"}, "'tiny' is not of type 'object'"),
         ("job_file", "", "too short|non-empty"),
         ("interval_start", "yesterday", "is not a 'date-time'"),
         ("overrides", {"batch_size": 3}, "does not match"),
@@ -59,8 +59,9 @@ def test_the_inline_job_may_be_empty_or_whole(value: object) -> None:
     ],
 )
 def test_the_form_refuses_a_wrong_field_in_words(field: str, value: object, said: str) -> None:
-    with pytest.raises(ParamValidationError, match=said):
+    with pytest.raises(ParamValidationError, match=said) as refused:
         training_params(JOBS)[field].resolve(value)
+    assert len(str(refused.value)) < 1000, "Airflow shows the field's schema with it: a whole job's would hide the problem"
 
 
 def test_a_job_file_is_read_with_its_overrides() -> None:
@@ -72,7 +73,14 @@ def test_an_inline_job_goes_before_the_job_file() -> None:
     assert read_job(JOBS, "demo.yaml", INLINE, None, None).metadata.name == "tiny"
 
 
-def test_all_problems_of_a_job_are_named_at_once() -> None:
+def test_all_problems_of_an_inline_job_are_named_at_once() -> None:
+    wrong = {**INLINE, "kind": "CronJob", "spec": {**INLINE["spec"], "modle": {}}}
+    with pytest.raises(SpecError) as refused:
+        read_job(JOBS, None, wrong, None, None)
+    assert {problem.path for problem in refused.value.problems} >= {"kind", "spec.modle"}
+
+
+def test_all_problems_of_a_job_file_are_named_at_once() -> None:
     with pytest.raises(SpecError) as refused:
         read_job(JOBS, "demo.yaml", None, {"spec.training.batch_size": 0, "spec.model.architecture": "gpt"}, None)
     assert {problem.path for problem in refused.value.problems} >= {"spec.training.batch_size"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -216,7 +215,7 @@ def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the
     assert finished(airflow, DAG_ID, run_id) == "failed"
 
     # Cleared once more, it does not begin anew. Airflow clears the set-up task with it, which launches the job.
-    store = json.loads(airflow.xcom(DAG_ID, run_id, "prepare_data")["job_json"])["spec"]["checkpoint"]["store"]
+    store = airflow.xcom(DAG_ID, run_id, "prepare_data")["training_job"]["spec"]["checkpoint"]["store"]
     (newest, _), *_ = list_records(store, "disturbed", job_id)
     airflow.clear(DAG_ID, run_id, ["offline_phase"])
     wait(
