@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +50,7 @@ def main(arguments: list[str]) -> int:
     if name not in known:
         print(f"{name!r} is no benchmark; allowed: all, {', '.join(known)}", file=sys.stderr)
         return 2
-    os.execv(sys.executable, [*command(known[name]), *options])
+    return subprocess.run([*command(known[name]), *options], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from benchmarks.data.dedup_storage import clustered
 from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.session_log import LogShape, session_log
+from benchmarks.data.dedup_storage import clustered
 from elastrec.platform.data import ShardReader, build_manifest, ids_of
 from elastrec.platform.data.deduplicating import deduplicating_reader as deduplicating_module
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of, plain_part

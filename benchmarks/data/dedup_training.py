@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.child import one_core
+from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 
 if __name__ == "__main__" and "OMP_WAIT_POLICY" not in os.environ:
     # Threads, malloc and OpenMP must be set before torch is imported, the same for both sides.

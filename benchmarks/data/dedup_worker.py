@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.session_log import LogShape, session_log
 from elastrec.platform.data.clustering.clustering import cluster
 from elastrec.platform.data.manifest import build_manifest

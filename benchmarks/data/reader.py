@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from elastrec.platform.data import GenerateReport, GenerateSpec, generate
 from elastrec.platform.specs.data import FileFormat
 

@@ -19,8 +19,8 @@ import json
 import statistics
 from functools import partial
 
-from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 
 _MODULE = "benchmarks.processes.calls"
 _WIRES = ("tcp", "local", "flight")

@@ -15,8 +15,8 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.child import Child
+from benchmarks.common.figures import Figure, run_benchmark
 
 _MODULE = "benchmarks.processes.shards"
 _LEASE, _LEASING_WORKERS = 64, 4

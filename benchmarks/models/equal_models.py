@@ -21,8 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.common.figures import Figure, interleave, run_benchmark
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, interleave, run_benchmark
 from benchmarks.common.jobs import private_platform, run_job
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 

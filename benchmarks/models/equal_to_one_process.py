@@ -23,9 +23,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.child import Child, one_core
 from benchmarks.common.figures import Figure, mean_difference, run_benchmark
 from benchmarks.models.initial_range import BATCH, DIMENSION, LOGS, ONE_SHARD, Log, model_of, write_log
-from benchmarks.common.child import Child, one_core
 from elastrec.platform.specs.job import BUILT_IN_MODELS
 from elastrec.trainers.worker.parameter_server_trainer import OVERLAP_AFTER_STEPS
 

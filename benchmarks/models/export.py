@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from benchmarks.common.figures import Figure, ratio, run_benchmark, take_turns
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, ratio, run_benchmark, take_turns
 from elastrec.trainers.export.shards import SHARD_ROWS
 
 _TIMES = {10_000: 5, 1: 200}

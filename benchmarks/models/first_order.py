@@ -23,9 +23,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.child import Child, one_core
 from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.models.initial_range import BATCH, LOGS, ONE_SHARD, STEPS, Log, gain_figure, model_of, write_log
-from benchmarks.common.child import Child, one_core
 from elastrec.platform.specs.job import FIRST_ORDER_MODELS
 
 _CHOOSING_SEED, _REPORTED_SEED = 1, 101

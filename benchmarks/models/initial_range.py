@@ -24,8 +24,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.figures import Figure, mean_difference, run_benchmark
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, mean_difference, run_benchmark
 from benchmarks.common.ratings_log import RatingsShape, ratings_data, write_ratings
 from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.job import BUILT_IN_MODELS, ModelSpec

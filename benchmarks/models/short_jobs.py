@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.figures import Figure, mean_difference, run_benchmark
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, mean_difference, run_benchmark
 from benchmarks.common.jobs import private_platform, run_job
 from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.configurations import Shape, measure_shapes
+from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.jobs import launched, private_platform
 from elastrec.platform import jobs
 from elastrec.platform.clusters.nodes import limits_enforced

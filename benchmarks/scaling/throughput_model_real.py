@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.configurations import Shape, measure_shapes
+from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.jobs import private_platform
 from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for

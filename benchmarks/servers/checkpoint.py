@@ -14,8 +14,8 @@ import statistics
 import tempfile
 from collections.abc import Callable
 
-from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 
 _SIDES = ("save", "memcpy", "raw_write", "restore", "raw_read")
 

@@ -17,8 +17,8 @@ import json
 import statistics
 from contextlib import ExitStack
 
-from benchmarks.common.figures import Figure, run_benchmark, take_turns
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, run_benchmark, take_turns
 
 _SIDES = (1, 4, 20)
 _GOAL = 2.0

@@ -21,8 +21,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.common.figures import Figure, mean_with_interval, run_benchmark, take_turns
 from benchmarks.common.child import Child, one_core
+from benchmarks.common.figures import Figure, mean_with_interval, run_benchmark, take_turns
 
 _DENSE, _FEATURES, _ROW = 13, 26, 16
 

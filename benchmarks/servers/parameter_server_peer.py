@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.child import Child
 from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.servers.parameter_server import process
-from benchmarks.common.child import Child
 
 ENVIRONMENT = Path(".venv-tensorflow")
 PACKAGES = ("tensorflow-cpu==2.21.0",)

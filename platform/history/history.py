@@ -351,7 +351,9 @@ class History(Connection):
         """
         with self._explained(f"read run {run_id}"):
             step = int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
-        values = {_evaluation_name(decision.head, name): value for name, value in compared_figures(decision.candidate).items()}
+        values = {
+            _evaluation_name(decision.head, name): value for name, value in compared_figures(decision.candidate).items()
+        }
         if decision.candidate.log_loss is not None:
             values[_evaluation_name(decision.head, "log_loss")] = decision.candidate.log_loss
         self._log_scores(run_id, values, step, logged_model_id(decision.model_uri))

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data import dedup_factor, dedup_reader, dedup_storage, dedup_worker
 from benchmarks.common.session_log import LogShape, session_log
+from benchmarks.data import dedup_factor, dedup_reader, dedup_storage, dedup_worker
 from elastrec.platform.data.clustering.clustering import cluster
 
 SHAPE = LogShape(rows=400, open_sessions=25, length=20, user_lists=2)

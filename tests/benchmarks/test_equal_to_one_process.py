@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from benchmarks.common.child import Child, one_core
 from benchmarks.models.equal_to_one_process import SIDES, figures_of, train
 from benchmarks.models.initial_range import BATCH, Log, model_of, write_log
-from benchmarks.common.child import Child, one_core
 from benchmarks.processes.torchrec_alone import Vocabulary, numbered, read, tables_of
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.trainers.models import embedding_tables

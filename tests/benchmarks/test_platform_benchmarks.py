@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.common.figures import Figure
 from benchmarks.data import reader
 from benchmarks.jobs import calls, shards
-from benchmarks.servers import checkpoint, storage
-from benchmarks.common.figures import Figure
 from benchmarks.processes import reader as processes
+from benchmarks.servers import checkpoint, storage
 from elastrec.platform.specs.data import FileFormat
 
 

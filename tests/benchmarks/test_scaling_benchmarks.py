@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.common.figures import Figure
 from benchmarks.scaling import candidates, selection, throughput_model
 from benchmarks.simulator import memory_forecast
-from benchmarks.common.figures import Figure
 from tests.benchmarks.calling import benchmark
 
 SMALL: dict[str, tuple[Callable[[Namespace], list[Figure]], Namespace]] = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.simulator import data_executors, job_completion_time, simulator_calibration, warm_start
 from benchmarks.common.figures import Figure
 from benchmarks.common.recorded_runs import RecordedRun
+from benchmarks.simulator import data_executors, job_completion_time, simulator_calibration, warm_start
 from elastrec.platform.simulator.mixes import recurring
 
 RUNS = [

@@ -61,7 +61,9 @@ def test_the_inline_job_may_be_empty_or_whole(value: object) -> None:
 def test_the_form_refuses_a_wrong_field_in_words(field: str, value: object, said: str) -> None:
     with pytest.raises(ParamValidationError, match=said) as refused:
         training_params(JOBS)[field].resolve(value)
-    assert len(str(refused.value)) < 1000, "Airflow shows the field's schema with it: a whole job's would hide the problem"
+    assert len(str(refused.value)) < 1000, (
+        "Airflow shows the field's schema with it: a whole job's would hide the problem"
+    )
 
 
 def test_a_job_file_is_read_with_its_overrides() -> None:

@@ -38,7 +38,10 @@ def test_the_job_inside_of_a_value_is_an_object_too() -> None:
 @given(st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.booleans()))
 def test_no_number_or_text_of_a_job_changes_on_its_way(options: dict[str, object]) -> None:
     """The text itself: a job that runs is recognised by its digest."""
-    spec = {"model": {"architecture": "dlrm", "options": options}, "data": {"path": "clicks", "sparse": [{"name": "a"}]}}
+    spec = {
+        "model": {"architecture": "dlrm", "options": options},
+        "data": {"path": "clicks", "sparse": [{"name": "a"}]},
+    }
     job = load_job({"metadata": {"name": "clicks"}, "spec": spec})
     prepared = msgspec.structs.replace(PREPARED, job_json=job_to_json(job))
     assert take(Prepared, json.loads(json.dumps(give(prepared)))).job_json == prepared.job_json

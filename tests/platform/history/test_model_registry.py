@@ -21,9 +21,7 @@ def test_a_model_is_registered_once_and_promoted(
     registry = ModelRegistry(tracking_server.uri, "registered once")
     assert registry.champion("click-model") is None
     run_id = history.start_run(make_prepared(), allocation)
-    model = client.create_logged_model(
-        client.get_run(run_id).info.experiment_id, name="model", source_run_id=run_id
-    )
+    model = client.create_logged_model(client.get_run(run_id).info.experiment_id, name="model", source_run_id=run_id)
     client.finalize_logged_model(model.model_id, "READY")
     gate = gate_decision(f"models:/{model.model_id}")
     version = registry.register("click-model", gate.model_uri, run_id, gate)

@@ -20,8 +20,8 @@ from elastrec.platform.clusters.nodes import Node, NodeCondition
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSpec, PodStatus, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
-from tests.spikes.yarn.backend import YarnConfig
 from tests.spikes.yarn.application.book import Book
+from tests.spikes.yarn.backend import YarnConfig
 from tests.spikes.yarn.node_logs import LOG_FILE, read_log
 from tests.spikes.yarn.nodes import nodes_of
 from tests.spikes.yarn.rest import Object, Rest

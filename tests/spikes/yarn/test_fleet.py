@@ -132,8 +132,8 @@ def real_fleet(yarn: YarnCluster, staging: Path) -> Iterator[Fleet]:
     # Java is loaded where it is needed alone: these modules can be imported without it.
     from tests.spikes.yarn.application.hadoop import start_java
     from tests.spikes.yarn.application.launching import Site
-    from tests.spikes.yarn.rest import Rest
     from tests.spikes.yarn.application.unmanaged import unmanaged_fleet
+    from tests.spikes.yarn.rest import Rest
 
     start_java(yarn.jars)
     site = Site(

@@ -16,11 +16,11 @@ from elastrec.platform.clusters.pods import BAD_INPUT_EXIT_CODE
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.transport.logs import configure_logging
-from tests.spikes.yarn.backend import YarnConfig
 from tests.spikes.yarn.application.container import surroundings
 from tests.spikes.yarn.application.fleet import YarnFleet
 from tests.spikes.yarn.application.hadoop import Hadoop, configuration, start_java
 from tests.spikes.yarn.application.launching import Site
+from tests.spikes.yarn.backend import YarnConfig
 from tests.spikes.yarn.rest import Rest
 
 _FLEETS: list[YarnFleet] = []
