@@ -44,8 +44,8 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
         "job": Param(
             None,
             title="Inline job",
-            description_md="A whole TrainingJob as JSON; used instead of the job file. The task `prepare_data` checks it "
-            "and names every problem.",
+            description_md="A whole TrainingJob as JSON; used instead of the job file. The task `prepare_data` checks "
+            "it and names every problem.",
             # Airflow answers a value that does not fit with the whole schema: the job's own would hide the problem.
             # The form sends {} for an empty editor.
             type=["object", "null"],
