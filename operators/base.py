@@ -13,6 +13,7 @@ import msgspec
 from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+from pydantic import TypeAdapter
 
 from elastrec.operators import settings
 from elastrec.operators.hook import ElastrecHook
@@ -170,6 +171,8 @@ def give(value: msgspec.Struct) -> dict[str, Any]:
 
 
 _JOB_TEXT, _JOB_OBJECT = "job_json", "training_job"
+# Writes numbers as `job_to_json` does: a job that runs is recognised by the digest of its text.
+_AS_JOBS_ARE: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 def _job_as_object(plain: Any) -> Any:
@@ -187,7 +190,7 @@ def _job_as_text(output: Any) -> Any:
     if not isinstance(output, dict):
         return output
     return {
-        _JOB_TEXT if key == _JOB_OBJECT else key: msgspec.json.encode(item).decode()
+        _JOB_TEXT if key == _JOB_OBJECT else key: _AS_JOBS_ARE.dump_json(item).decode()
         if key == _JOB_OBJECT
         else _job_as_text(item)
         for key, item in output.items()
