@@ -15,8 +15,9 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +28,11 @@ from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.session_log import LogShape, session_log
 from benchmarks.data.dedup_storage import clustered
 from elastrec.platform.data import ShardReader, build_manifest, ids_of
-from elastrec.platform.data.deduplicating import deduplicating_reader as deduplicating_module
+from elastrec.platform.data.deduplicating import deduplicated_rows as deduplicating_module
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of, plain_part
-from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
+from elastrec.platform.data.deduplicating.deduplicated_rows import DeduplicatedRows
 from elastrec.platform.data.reading import reader as reader_module
+from elastrec.platform.data.reading import stage as stage_module
 from elastrec.platform.data.reading.encode import EncodedRows, ReadRows, RowEncoder
 from elastrec.platform.data.reading.raw import RawRows
 from elastrec.platform.specs.data import TrainingData
@@ -100,30 +102,35 @@ class TimedEncoder(RowEncoder):
         return seconds
 
 
-class TimedReader(DeduplicatingReader):
+class TimedRows(DeduplicatedRows):
     """Tells what finding repeats and numbering them costs apart from decoding and encoding."""
 
-    convert_seconds = 0.0
+    _seconds = 0.0
 
-    def _distinct(self, piece: RawRows, names: tuple[str, ...]) -> tuple[pa.Table, NDArray[np.int32] | None]:
+    def distinct(self, piece: RawRows, names: Sequence[str]) -> tuple[pa.Table, NDArray[np.int32] | None]:
         before = time.process_time()
         try:
-            return super()._distinct(piece, names)
+            return super().distinct(piece, names)
         finally:
-            self.convert_seconds += time.process_time() - before
+            TimedRows._seconds += time.process_time() - before
 
-    def _finished(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def finish(self, batch: pa.RecordBatch, pools: Any) -> pa.RecordBatch:
         before = time.process_time()
         try:
-            return super()._finished(batch)
+            return super().finish(batch, pools)
         finally:
-            self.convert_seconds += time.process_time() - before
+            TimedRows._seconds += time.process_time() - before
+
+    @classmethod
+    def taken(cls) -> float:
+        """CPU seconds of all of them since the last call."""
+        seconds, cls._seconds = cls._seconds, 0.0
+        return seconds
 
 
-def read_deduplicated(reader: TimedReader, rows: int) -> Spent:
+def read_deduplicated(reader: ShardReader, rows: int) -> Spent:
     """Every row, groups without repeats."""
     parts = _Parts()
-    reader.convert_seconds = 0.0
     for batch in reader.read(0, rows, seed=0, shuffle=False, batch_size=_BATCH_ROWS):
         parts.end("fill")
         groups, ids = groups_of(batch), ids_of(plain_part(batch))
@@ -133,15 +140,16 @@ def read_deduplicated(reader: TimedReader, rows: int) -> Spent:
         parts.send(ids.values, ids.lengths)
         parts.end("send")
     parts.end("fill")
-    parts.move("convert", "fill", reader.convert_seconds)
+    parts.move("convert", "fill", TimedRows.taken())
     parts.move("process", "fill", TimedEncoder.taken())
     return parts.spent
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Both readers on one log."""
-    for module in (reader_module, deduplicating_module):
+    for module in (stage_module, deduplicating_module):
         module.RowEncoder = TimedEncoder  # type: ignore[misc]
+    reader_module.DeduplicatedRows = TimedRows  # type: ignore[misc]
     shape = LogShape(rows=arguments.rows, open_sessions=arguments.rows, user_lists=2)
     log = session_log(shape)
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +166,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         data = {name: _data(root / name, shape) for name in ("time", "clustered", "at_rest")}
         plain = {name: ShardReader(each, build_manifest(each)) for name, each in data.items()}
         ours, rested = (
-            TimedReader(data[name], plain[name].manifest, groups=[shape.user_names])
+            ShardReader(data[name], plain[name].manifest, groups=[shape.user_names])
             for name in ("clustered", "at_rest")
         )
         readers["plain"] = lambda: read_plain(plain["time"], log.num_rows)

@@ -68,7 +68,8 @@ def run_worker(job: TrainingJob, address: str) -> None:
         shard = row_shard(rows, seed=turn, shuffle=spec.training.shuffle, number=turn)
         begin = shard.progress(0, ended=False)
         for found in source.read(shard.split, 0, b"", spec.training.batch_size):
-            yield Item(shard, found.batch, shard.progress(found.end_offset, ended=found.ends_split), begin)
+            progress = shard.progress(found.end_offset, ended=found.ends_split)
+            yield Item(shard, found.batch, progress, begin, found.ids)
 
     def finish(started: InFlight, *, hold: bool) -> None:
         step.train(started, origins.of(started.item), hold=hold)

@@ -53,7 +53,7 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
             before = shard.progress(0, ended=False)
             for found in source.read(shard.split, 0, b"", batch_size):
                 progress = shard.progress(found.end_offset, ended=found.ends_split)
-                yield Item(shard, found.batch, progress, before)
+                yield Item(shard, found.batch, progress, before, found.ids)
                 before = progress
 
     made = list(islice(read(), count))

@@ -23,6 +23,7 @@ from elastrec.platform.data import (
     read_report,
     training_data_for,
 )
+from elastrec.platform.data.reading.batches import Minibatch
 from elastrec.platform.specs.data import FileFormat
 
 
@@ -35,23 +36,24 @@ def ours(path: str, batch: int, batches_per_shard: int, *, tensors: bool) -> Cal
     data = training_data_for(read_report(path).spec)
     manifest = build_manifest(data)
     shard = batch * batches_per_shard
-    take: Callable[[pa.RecordBatch], object]
+    take: Callable[[Minibatch], object]
     if tensors:
         from elastrec.trainers.worker.inputs import inputs_of
 
-        take = inputs_of
+        def take(found: Minibatch) -> object:
+            return inputs_of(found.batch, found.ids)
     else:
 
-        def take(batch: pa.RecordBatch) -> object:
-            return ids_of(batch), dense_of(batch), label_of(batch)
+        def take(found: Minibatch) -> object:
+            return found.ids or ids_of(found.batch), dense_of(found.batch), label_of(found.batch)
 
     def read(rows: int) -> int:
         reader, done = ShardReader(data, manifest), 0
         for start in range(0, min(rows, manifest.rows), shard):
             length = min(shard, rows - start, manifest.rows - start)
-            for found in reader.read(start, length, seed=start, shuffle=True, batch_size=batch):
+            for found in reader.minibatches(start, length, seed=start, shuffle=True, batch_size=batch):
                 take(found)
-                done += found.num_rows
+                done += found.batch.num_rows
         reader.close()
         return done
 

@@ -31,11 +31,11 @@ from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import DataManifest, build_manifest
 from elastrec.platform.data.moments import seconds_of
 from elastrec.platform.data.partitions import Partition
+from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.batches import targets_of
 from elastrec.platform.data.reading.encode import DENSE, RowEncoder
 from elastrec.platform.data.reading.numbers import as_float64, combined
 from elastrec.platform.data.reading.raw import RawReader
-from elastrec.platform.data.reading.reader import BadRowLedger
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import CsvOptions, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -197,7 +197,8 @@ def _pieces(
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
     """(columns as they are written, their row numbers in the manifest) without bad rows."""
     encoder = RowEncoder(source)
-    raw = RawReader(reading, manifest, extra=[name for name in (source.timestamp, source.session) if name])
+    extra = [name for name in (source.timestamp, source.session) if name]
+    raw = RawReader(reading, manifest, encoder.readings, extra=extra)
     for file in manifest.files:
         if file.text is not None and source.transform is None:
             _check_keys(source, file.text.columns, file.uri)
@@ -298,7 +299,7 @@ def _time_cuts(
     reading: TrainingData, timestamp: str, manifest: DataManifest, shares: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """Timestamps where one day ends and the next begins: 8 bytes of memory per row of the log."""
-    raw = RawReader(reading, manifest, extra=[timestamp])
+    raw = RawReader(reading, manifest, RowEncoder(reading).readings, extra=[timestamp])
     seconds = np.concatenate([seconds_of(reading, piece.table, piece) for piece in raw.read(0, manifest.rows)])
     positions = np.minimum(np.rint(shares * len(seconds)).astype(np.int64), len(seconds) - 1)
     return np.sort(seconds)[positions]

@@ -186,7 +186,8 @@ def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
     Raises:
         DataError: a row is bad although none may be, or all of a file's first rows are.
     """
-    encoder, raw = RowEncoder(data), RawReader(data, manifest)
+    encoder = RowEncoder(data)
+    raw = RawReader(data, manifest, encoder.readings)
     start = 0
     for index, file in enumerate(manifest.files):
         if index == 0 or file.text is not None:

@@ -58,7 +58,7 @@ class Champion:
         self._model = model
         self._head = head
         self._data = challenger.job.spec.data
-        self._raw = RawReader(self._scorer.job.spec.data, manifest) if self._scorer else raw
+        self._raw = self._scorer.raw_reader(manifest) if self._scorer else raw
 
     def score(self, start: int, length: int, wanted_B: np.ndarray[Any, np.dtype[np.bool_]]) -> FloatArray:
         """Predictions of the wanted rows among `length` rows from `start`.
@@ -91,7 +91,7 @@ def compare_on(manifest: DataManifest, challenger: Scorer, champion_model: Any |
     Raises:
         DataError: the challenger cannot read the rows.
     """
-    raw = RawReader(challenger.job.spec.data, manifest)
+    raw = challenger.raw_reader(manifest)
     heads = challenger.heads
     index = heads.names.index(challenger.job.spec.gate.head) if challenger.job.spec.gate.head else 0
     head, kind = heads.heads[index], heads.kinds[index]

@@ -17,8 +17,10 @@ import pyarrow as pa
 import torch
 from torch import nn
 
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.reading.encode import BadRow, RowEncoder
-from elastrec.platform.data.reading.raw import apply_transform, load_transform
+from elastrec.platform.data.reading.raw import RawReader
+from elastrec.platform.data.reading.transform import Transform
 from elastrec.platform.specs.errors import CheckpointError, DataError
 from elastrec.trainers.export.artifact import Artifact
 from elastrec.trainers.export.embeddings import ArtifactEmbeddings
@@ -67,7 +69,8 @@ class Scorer:
         spec = self.job.spec
         hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
         self._encoder = RowEncoder(spec.data, hash_sizes)
-        self._transform = load_transform(spec.data.transform) if spec.data.transform else None
+        columns = self._encoder.columns
+        self._transform = Transform(spec.data.transform, columns) if spec.data.transform else None
         self._embeddings = ArtifactEmbeddings(embedding_tables(self.job), artifact, spec.model.sequence_features)
         self.widths = self._embeddings.widths
         schema = FeatureSchema.from_job(self.job)
@@ -81,6 +84,10 @@ class Scorer:
         """Whether a function of the user makes the columns out of raw ones."""
         return self._transform is not None
 
+    def raw_reader(self, manifest: DataManifest) -> RawReader:
+        """Reads what the model scores."""
+        return RawReader(self.job.spec.data, manifest, self._encoder.readings)
+
     def score(self, rows: pa.Table, *, with_label: bool = False) -> Scored:
         """Scores raw rows `[B]`; memory grows with B.
 
@@ -91,7 +98,7 @@ class Scorer:
             DataError: a column is missing or of an impossible type.
         """
         if self._transform is not None and rows.num_rows:
-            rows = apply_transform(self.job.spec.data, self._transform, rows)
+            rows = self._transform(rows)
         encoded = self._encoder.encode(rows, with_label=with_label)
         good = encoded.batch.filter(pa.array(~encoded.bad_B)) if encoded.bad_B.any() else encoded.batch
         prediction = np.full((len(encoded.bad_B), len(self.heads.names)), np.nan, np.float32)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from elastrec.platform.data.reading.source import Minibatch
+from elastrec.platform.data.reading.batches import JaggedIds, Minibatch
 from elastrec.platform.transport.messages.job import Leased, LeaseState, Shard, ShardProgress
 
 _READ_AHEAD = 4
@@ -31,12 +31,14 @@ class Item:
     Attributes:
         progress: what to report of the shard once these rows are trained.
         before: how far the shard is once the minibatch before it is.
+        ids: `ids_of(batch)` where the reader has them already.
     """
 
     shard: Shard
     batch: pa.RecordBatch
     progress: ShardProgress
     before: ShardProgress
+    ids: JaggedIds | None = None
 
 
 class Waiting:
@@ -232,7 +234,7 @@ class Feed:
             for found in self._read(shard, progress, batch_size):
                 before = progress
                 progress = shard.progress(found.end_offset, ended=found.ends_split, position=found.position)
-                if not self._put(Item(shard, found.batch, progress, before), reading):
+                if not self._put(Item(shard, found.batch, progress, before, found.ids), reading):
                     return
         except Exception as error:
             if reading == self._reading:  # else it is read again

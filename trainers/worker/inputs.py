@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.data.deduplicating.deduplicated_batch import PREFIX
-from elastrec.platform.data.reading.batches import dense_of, ids_of, targets_of
+from elastrec.platform.data.reading.batches import JaggedIds, dense_of, ids_of, targets_of
 from elastrec.platform.data.reading.encode import LABEL
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 
@@ -25,26 +25,30 @@ class Inputs(NamedTuple):
     target_BT: Tensor
 
 
-def inputs_of(batch: pa.RecordBatch) -> Inputs:
+def inputs_of(batch: pa.RecordBatch, ids: JaggedIds | None = None) -> Inputs:
     """The torch form of a trainer-ready batch; T is 0 when the batch has no labels (rows to be scored).
 
     Groups without repeats, which a deduplicating reader makes, stay so.
+
+    Args:
+        ids: `ids_of(batch)`, where they are at hand.
     """
     deduplicated = any(name.startswith(PREFIX) for name in batch.schema.names)
     with warnings.catch_warnings():
         # Arrow's buffers are read-only and torch warns of that; nobody writes to inputs.
         warnings.simplefilter("ignore", UserWarning)
-        sparse = DeduplicatedFeatures.from_batch(batch) if deduplicated else _jagged(batch)
+        sparse = (
+            DeduplicatedFeatures.from_batch(batch) if deduplicated else _jagged(ids or ids_of(batch), batch.num_rows)
+        )
         dense = torch.from_numpy(dense_of(batch))
         targets = targets_of(batch) if LABEL in batch.schema.names else np.empty((batch.num_rows, 0), np.float32)
         return Inputs(dense, sparse, torch.from_numpy(targets))
 
 
-def _jagged(batch: pa.RecordBatch) -> KeyedJaggedTensor:
-    jagged = ids_of(batch)
+def _jagged(jagged: JaggedIds, rows: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         keys=list(jagged.keys),
         values=torch.from_numpy(jagged.values),
         lengths=torch.from_numpy(jagged.lengths.reshape(-1)),
-        stride=batch.num_rows,
+        stride=rows,
     )

@@ -102,7 +102,7 @@ class Step:
         if not item.batch.num_rows:
             self.client.release()
             return InFlight(item, None, None)
-        inputs = inputs_of(item.batch)
+        inputs = inputs_of(item.batch, item.ids)
         dense = self.model.training or not self._dense_is_current
         self._dense_is_current = True
         return InFlight(item, inputs, self._bags.prefetch(inputs.sparse, dense=dense))

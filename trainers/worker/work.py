@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from elastrec.platform.data.reading.source import Minibatch, Source, open_source
+from elastrec.platform.data.reading.batches import Minibatch
+from elastrec.platform.data.reading.source import Source, open_source
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.export import predictions_folder
 from elastrec.platform.transport.messages.job import (

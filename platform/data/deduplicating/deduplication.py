@@ -115,7 +115,7 @@ class InverseJagged:
         distinct = column.dictionary
         parts = [jagged_parts(distinct.field(i), field.name) for i, field in enumerate(kind.value_type)]
         keys = tuple(field.name for field in kind.value_type)
-        return cls(keys, *_joined(parts), np.asarray(column.indices).astype(np.int32, copy=False))
+        return cls(keys, *joined(parts), np.asarray(column.indices).astype(np.int32, copy=False))
 
 
 def deduplicate(columns: Mapping[str, pa.Array]) -> InverseJagged:
@@ -142,7 +142,7 @@ def deduplicate_jagged(parts: Mapping[str, tuple[Values, Longs]]) -> InverseJagg
     codes, count = group_codes([row_codes(*part) for part in parts.values()])
     first = first_rows(codes, count)
     distinct = [take_rows(values, offsets, first) for values, offsets in parts.values()]
-    return InverseJagged(tuple(parts), *_joined(distinct), codes)
+    return InverseJagged(tuple(parts), *joined(distinct), codes)
 
 
 def row_codes(values: Values, offsets: Longs) -> tuple[NDArray[np.int32], int]:
@@ -191,6 +191,15 @@ def take_rows(values: Values, offsets: Longs, rows: NDArray[Any]) -> tuple[Value
     return values[index], taken
 
 
+def joined(parts: Sequence[tuple[Values, Longs]]) -> tuple[Values, Longs]:
+    """Jagged arrays one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    begins = np.cumsum([0, *(len(values) for values, _ in parts)])
+    offsets = [offsets[1:] + begin for (_, offsets), begin in zip(parts, begins, strict=False)]
+    return np.concatenate([values for values, _ in parts]), np.concatenate([np.zeros(1, np.int64), *offsets])
+
+
 def jagged_parts(column: pa.Array, key: str) -> tuple[Values, Longs]:
     """Values and offsets of a column, without a copy of the values where it has none to leave out."""
     kind = column.type
@@ -232,11 +241,3 @@ def _check_alike(parts: Mapping[str, tuple[Values, Longs]]) -> None:
                 f"group: {key!r} holds {other_values.dtype} and {first!r} holds {values.dtype}; "
                 "allowed: one type of numbers in a group; put them into two groups"
             )
-
-
-def _joined(parts: Sequence[tuple[Values, Longs]]) -> tuple[Values, Longs]:
-    if len(parts) == 1:
-        return parts[0]
-    begins = np.cumsum([0, *(len(values) for values, _ in parts)])
-    offsets = [offsets[1:] + begin for (_, offsets), begin in zip(parts, begins, strict=False)]
-    return np.concatenate([values for values, _ in parts]), np.concatenate([np.zeros(1, np.int64), *offsets])

@@ -140,7 +140,8 @@ def _moments(data: TrainingData, manifest: DataManifest, names: Sequence[str]) -
             "features": {name: data.features[name] for name in names},
         }
     )
-    encoder, raw = RowEncoder(narrow), RawReader(narrow, manifest)
+    encoder = RowEncoder(narrow)
+    raw = RawReader(narrow, manifest, encoder.readings)
     steps = {
         name: tuple(takewhile(lambda step: not isinstance(step, Unfitted), plan.steps))
         for name, plan in plans_of(narrow, names).items()

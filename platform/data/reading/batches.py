@@ -7,14 +7,13 @@ batch.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from elastrec.platform.data.reading.encode import DENSE, LABEL
-from elastrec.platform.data.reading.laid_out import flat_ids
 
 
 def targets_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
@@ -59,17 +58,40 @@ class JaggedIds:
     lengths: NDArray[np.int32]
     scalar: bool
 
+    @classmethod
+    def single(cls, keys: tuple[str, ...], ids_FB: NDArray[np.int64]) -> JaggedIds:
+        """Ids [F, B] of features with one each; not copied where they lie side by side."""
+        return cls(keys, ids_FB.reshape(-1), _ones(*ids_FB.shape), True)
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Trainer-ready rows of one split.
+
+    Attributes:
+        batch: see `elastrec.platform.data.reading.encode`; without rows when all of them were bad (acknowledge, do not
+            train).
+        end_offset: rows of the split up to the end of these, bad ones included.
+        ends_split: no rows follow.
+        position: where to go on reading behind these, in the source's own words; empty: `end_offset` says it.
+        ids: `ids_of(batch)` where the reader has them already; None: not at hand.
+    """
+
+    batch: pa.RecordBatch
+    end_offset: int
+    ends_split: bool
+    position: bytes = b""
+    ids: JaggedIds | None = field(default=None, compare=False, repr=False)
+
 
 def ids_of(batch: pa.RecordBatch) -> JaggedIds:
     """The sparse features of a batch (all columns but label and dense)."""
     wanted, keys = _sparse_columns(tuple(batch.schema.names))
-    rows, ids_L = batch.num_rows, flat_ids(batch)
-    if ids_L is not None:
-        return JaggedIds(keys, ids_L, _ones(len(keys), rows), True)
+    rows = batch.num_rows
     sparse = batch.select(wanted)
     matrix_BF = _matrix(sparse)
     if matrix_BF is not None:
-        return JaggedIds(keys, matrix_BF.T.reshape(-1), _ones(len(keys), rows), True)
+        return JaggedIds.single(keys, matrix_BF.T)
     lengths_FB = np.ones((len(keys), rows), np.int32)
     values = []
     for f, column in enumerate(sparse.columns):

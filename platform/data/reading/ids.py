@@ -90,13 +90,17 @@ def _integers(values: pa.Array, column: str) -> Ids:
 def integer_ids(values: pa.Array, missing: int) -> NDArray[np.int64] | None:
     """Ids int64 [B] of a column of integers, `missing` where the field is empty; None for any other type.
 
-    Without a copy where the column holds 64-bit integers and no field is empty.
+    Without a copy where the column holds 64-bit integers and no field is empty; perhaps read-only.
     """
     plain_B = plain_numbers(values)
     if plain_B is None or plain_B.dtype.kind == "f":
         return None
-    id_B = plain_B.view(np.int64) if plain_B.dtype.itemsize == 8 else plain_B.astype(np.int64)
-    return np.where(missing_of(values), np.int64(missing), id_B) if values.null_count else id_B
+    if plain_B.dtype.itemsize == 8 and not values.null_count:
+        return plain_B.view(np.int64)
+    id_B = plain_B.astype(np.int64)
+    if values.null_count:
+        id_B[missing_of(values)] = missing
+    return id_B
 
 
 def _integers_of_text(values: pa.Array, column: str) -> Ids:

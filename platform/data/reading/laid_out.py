@@ -1,18 +1,18 @@
 """Memory that holds minibatches one behind the other, each in the form of an Arrow message.
 
 A minibatch of many columns costs more to build array by array than its rows cost to copy; Arrow reads all columns of
-a message at once, without a copy. The ids of a message lie feature after feature, as a KeyedJaggedTensor wants them,
-so that `flat_ids` finds them without a copy too. Only scalar features: lists have no fixed place.
+a message at once, without a copy. The ids of a message lie feature after feature, as a KeyedJaggedTensor wants them.
+Lists have no fixed place: they join a batch as arrays of their own.
 
-Legend of shapes: K batches, B rows of a batch, T labels and weights, I dense features, F sparse features.
+Legend of shapes: K batches, B rows of a batch, T labels and weights, I dense features, F sparse features of single ids.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +23,8 @@ from elastrec.platform.data.reading.encode import DENSE, LABEL
 
 @dataclass(frozen=True)
 class BatchForm:
-    """Columns of trainer-ready batches: numbers of labels with weights and of dense features, names of scalar sparse
-    ones."""
+    """The columns of a batch that have a fixed place: how many labels with weights and dense features, the names of
+    sparse ones with single ids."""
 
     targets: int
     dense: int
@@ -44,7 +44,6 @@ class _Message:
 
     Attributes:
         head: what comes before the first column, the same for all batches of as many rows.
-        between_ids: from one sparse feature to the next.
     """
 
     head: bytes
@@ -52,7 +51,6 @@ class _Message:
     target: int
     dense: int
     ids: int
-    between_ids: int
 
 
 @functools.lru_cache(maxsize=64)
@@ -69,9 +67,8 @@ def _message(form: BatchForm, rows: int) -> _Message:
     target = _data(batch.column(0).values if several else batch.column(0)) - message.address
     dense = _data(batch.column(1).values) - message.address if form.dense else 0
     ids = [_data(column) - message.address for column in batch.columns[1 + bool(form.dense) :]]
-    steps = set(np.diff(ids).tolist()) or {8 * rows}
-    assert len(steps) == 1, f"columns of {rows} ids lie unevenly: {ids}"
-    return _Message(message.to_pybytes()[:target], message.size, target, dense, ids[0] if ids else target, steps.pop())
+    assert set(np.diff(ids).tolist()) <= {8 * rows}, f"columns of {rows} ids do not lie side by side: {ids}"
+    return _Message(message.to_pybytes()[:target], message.size, target, dense, ids[0] if ids else target)
 
 
 def _zeros(rows: int, width: int) -> pa.Array:
@@ -83,7 +80,7 @@ def _data(values: pa.Array) -> int:
 
 
 class Run:
-    """Room for `batches` minibatches of `rows` rows each.
+    """Room for `batches` minibatches of `rows` rows each, at least one.
 
     Attributes:
         target_KBT: float32 [K, B, T], to be filled, as the others.
@@ -94,54 +91,24 @@ class Run:
     def __init__(self, form: BatchForm, batches: int, rows: int) -> None:
         message = _message(form, rows)
         self.batches, self.rows = batches, rows
-        self._form, self._message = form, message
+        self._form, self._size = form, message.size
         self._memory = np.empty((batches, message.size), np.uint8)
         self._memory[:, : len(message.head)] = np.frombuffer(message.head, np.uint8)
-        self.target_KBT: NDArray[np.float32] = np.ndarray(
-            (batches, rows, form.targets),
-            np.float32,
-            self._memory,
-            message.target,
-            (message.size, 4 * form.targets, 4),
-        )
-        self.dense_KBI: NDArray[np.float32] = np.ndarray(
-            (batches, rows, form.dense), np.float32, self._memory, message.dense, (message.size, 4 * form.dense, 4)
-        )
-        self.ids_KFB: NDArray[np.int64] = np.ndarray(
-            (batches, len(form.sparse), rows),
-            np.int64,
-            self._memory,
-            message.ids,
-            (message.size, message.between_ids, 8),
-        )
+        self.target_KBT = self._columns(np.float32, message.target, (rows, form.targets))
+        self.dense_KBI = self._columns(np.float32, message.dense, (rows, form.dense))
+        self.ids_KFB = self._columns(np.int64, message.ids, (len(form.sparse), rows))
 
-    def record_batches(self) -> Iterator[pa.RecordBatch]:
-        """The minibatches, as views of this memory: fill it before."""
-        schema, size = self._form.schema(), self._message.size
+    def _columns(self, dtype: type, offset: int, shape: tuple[int, int]) -> NDArray[Any]:
+        item = np.dtype(dtype).itemsize
+        strides = (self._size, item * shape[1], item)
+        return np.ndarray((self.batches, *shape), dtype, self._memory, offset, strides)
+
+    def record_batches(self) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+        """The minibatches and the ids of each, [F, B], as views of this memory, read-only: fill it before."""
+        schema = self._form.schema()
         # Who reads a batch must not change what others see of the same memory.
-        self._memory.flags.writeable = False
+        for array in (self._memory, self.ids_KFB):
+            array.flags.writeable = False
         memory = pa.py_buffer(self._memory)
-        side_by_side = self._message.between_ids == 8 * self.rows
         for k in range(self.batches):
-            batch = pa.ipc.read_record_batch(memory.slice(k * size, size), schema)
-            if side_by_side:
-                ids_L = self.ids_KFB[k].reshape(-1)
-                ids_L.flags.writeable = False
-                _remember(batch, ids_L)
-            yield batch
-
-
-# A record batch takes no attributes; asking each of its columns where it lies costs more than copying the ids.
-_flat_ids: dict[int, tuple[weakref.ref[pa.RecordBatch], NDArray[np.int64]]] = {}
-
-
-def _remember(batch: pa.RecordBatch, ids_L: NDArray[np.int64]) -> None:
-    key = id(batch)
-    # The entry goes while the batch goes, before another one can have its number.
-    _flat_ids[key] = (weakref.ref(batch, lambda _: _flat_ids.pop(key, None)), ids_L)
-
-
-def flat_ids(batch: pa.RecordBatch) -> NDArray[np.int64] | None:
-    """int64 [F * B], feature after feature, read-only, without a copy; None unless a `Run` made this very batch."""
-    found = _flat_ids.get(id(batch))
-    return found[1] if found is not None and found[0]() is batch else None
+            yield pa.ipc.read_record_batch(memory.slice(k * self._size, self._size), schema), self.ids_KFB[k]

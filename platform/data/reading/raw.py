@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,8 +12,9 @@ import pyarrow.parquet as pq
 
 from elastrec.platform.data.deduplicating.stored_groups import StoredRows, columns_to_read, stored_names
 from elastrec.platform.data.entries import DataFile, DataManifest
+from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.reading.compressed_text import CompressedText
-from elastrec.platform.data.reading.encode import BadRow, EncodedRows, RowEncoder
+from elastrec.platform.data.reading.encode import BadRow, EncodedRows
 from elastrec.platform.data.reading.numbers import as_float64
 from elastrec.platform.data.reading.planned_file import PlannedFile
 from elastrec.platform.data.reading.text import (
@@ -27,11 +26,14 @@ from elastrec.platform.data.reading.text import (
     parse_typed,
     row_starts,
 )
+from elastrec.platform.data.reading.transform import Transform
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
 # A piece of text fits into the processor's cache, and is what lies between two rows whose places are known.
 _PIECE_ROWS = INDEX_ROWS
+# Row groups decoded by one call, which is faster than one by one, and encoded as one piece.
+_DECODED_ROWS = 8 * _PIECE_ROWS
 # Neighbouring shards share a row group; keeping the last ones spares decoding it twice.
 _CACHED_GROUPS = 4
 _CACHED_BYTES = 64 * 2**20
@@ -71,6 +73,7 @@ class RawReader:
     Of compressed text, each read unpacks what lies before its rows in the file: for readers from front to back only.
 
     Args:
+        readings: the columns of the features that are wanted, each in the ways in which it is read.
         extra: further columns to read.
         keep: features that stay in `RawRows.stored`, where the file holds their distinct rows only; everything else is
             expanded, and all is before a user's transform.
@@ -83,33 +86,31 @@ class RawReader:
         self,
         data: TrainingData,
         manifest: DataManifest,
+        readings: Collection[Reading],
         *,
         extra: Sequence[str] = (),
         keep: frozenset[str] = frozenset(),
     ) -> None:
         self._data = data
         self._manifest = manifest
-        encoder = RowEncoder(data)
-        self._columns = tuple(dict.fromkeys((*encoder.columns, *extra)))
-        ids = [reading for reading in encoder.readings if reading.kind == "ids"]
+        needed = dict.fromkeys([*(each.name for each in data.targets), *(each.column for each in readings)])
+        self._columns = tuple(dict.fromkeys((*needed, *extra)))
         # A user's transform gets plain text, and may make columns that the file does not have.
-        plain = data.transform is not None
-        texts = [r.column for r in ids if r.encoding != "integer" and not r.is_list and not plain]
-        self._texts = list(dict.fromkeys(texts))
-        numbers = {reading.column for reading in encoder.readings if reading.kind == "numbers"}
-        numbers -= {reading.column for reading in encoder.readings if reading.kind == "ids" or reading.is_list}
+        self._transform = Transform(data.transform, needed) if data.transform else None
+        ids = [each for each in readings if each.kind == "ids" and not each.is_list and each.encoding != "integer"]
+        self._texts = list(dict.fromkeys(each.column for each in ids)) if self._transform is None else []
+        numbers = {each.column for each in readings if each.kind == "numbers"}
+        numbers -= {each.column for each in readings if each.kind == "ids" or each.is_list}
         self._numbers = frozenset({target.name for target in data.targets} | numbers)
-        self._transform = load_transform(data.transform) if data.transform else None
         self._keep = keep if data.transform is None else frozenset()
         self._open: tuple[str, PlannedFile, pq.ParquetFile] | None = None
         self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
 
-    def read(self, start: int, length: int, *, transformed: bool = True, together: bool = False) -> Iterator[RawRows]:
+    def read(self, start: int, length: int, *, transformed: bool = True, by_group: bool = True) -> Iterator[RawRows]:
         """Pieces of the range, in order.
 
         Args:
-            together: row groups that are wanted as a whole come as one piece, which is faster than one by one and
-                needs as much memory as all rows of the range.
+            by_group: pieces of Parquet files are row groups; else several small ones may come as one piece.
 
         Raises:
             DataError: the range is outside the manifest, a file changed or vanished, or the transform's result is
@@ -118,15 +119,15 @@ class RawReader:
         for file, first, count in self._manifest.locate_rows(start, length):
             if file.text is not None:
                 pieces = self._text(file, first, count)
-            elif together and not file.deduplicated and self._transform is None:
-                pieces = self._parquet_together(file, first, count)
+            elif by_group or file.deduplicated or self._transform is not None:
+                pieces = self._groups_of(file, first, count)
             else:
-                pieces = self._parquet(file, first, count)
+                pieces = self._runs_of(file, first, count)
             for piece in pieces:
                 if file.keys:
                     piece = replace(piece, table=self._with_keys(piece.table, file))
                 if transformed and self._transform is not None:
-                    piece = replace(piece, table=apply_transform(self._data, self._transform, piece.table))
+                    piece = replace(piece, table=self._transform(piece.table))
                 yield piece
 
     def _with_keys(self, table: pa.Table, file: DataFile) -> pa.Table:
@@ -145,36 +146,32 @@ class RawReader:
         self._open = None
         self._groups.clear()
 
-    def _parquet(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
-        begin = 0
-        for index, rows in enumerate(file.row_group_rows):
-            low, high = max(first, begin), min(first + count, begin + rows)
-            if low < high:
-                table = self._group(file, index)
-                if file.deduplicated:
-                    stored = StoredRows(table, file.deduplicated, low - begin, high - low)
-                    yield RawRows(self._expanded(stored, file), file, low, stored=stored)
-                else:
-                    yield RawRows(table.slice(low - begin, high - low), file, low)
-            begin += rows
-
-    def _parquet_together(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
-        """As `_parquet`, but one piece of all row groups that lie side by side, wanted as a whole and not cached."""
-        begin, run, run_rows = 0, list[int](), 0
-        for index, rows in enumerate(file.row_group_rows):
-            low, high = max(first, begin), min(first + count, begin + rows)
-            if rows and high - low == rows and (file.uri, index) not in self._groups:
-                run.append(index)
-                run_rows += rows
+    def _groups_of(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
+        """Rows of a Parquet file, row group by row group."""
+        for index, begin, low, high in _overlaps(file, first, count):
+            table = self._group(file, index)
+            if file.deduplicated:
+                stored = StoredRows(table, file.deduplicated, low - begin, high - low)
+                yield RawRows(self._expanded(stored, file), file, low, stored=stored)
             else:
-                if run:
-                    yield RawRows(self._decoded(file, run), file, begin - run_rows)
-                    run, run_rows = [], 0
-                if low < high:
-                    yield RawRows(self._group(file, index).slice(low - begin, high - low), file, low)
-            begin += rows
+                yield RawRows(table.slice(low - begin, high - low), file, low)
+
+    def _runs_of(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
+        """As `_groups_of`, but whole row groups side by side are one piece. Others are kept for a neighbour."""
+        run: list[int] = []
+        run_first = first
+        for index, begin, low, high in _overlaps(file, first, count):
+            is_whole = high - low == file.row_group_rows[index] and (file.uri, index) not in self._groups
+            if run and not (is_whole and high - run_first <= _DECODED_ROWS):
+                yield RawRows(self._decoded(file, run), file, run_first)
+                run = []
+            if is_whole:
+                run_first = run_first if run else low
+                run.append(index)
+            else:
+                yield RawRows(self._group(file, index).slice(low - begin, high - low), file, low)
         if run:
-            yield RawRows(self._decoded(file, run), file, begin - run_rows)
+            yield RawRows(self._decoded(file, run), file, run_first)
 
     def _expanded(self, stored: StoredRows, file: DataFile) -> pa.Table:
         try:
@@ -272,6 +269,16 @@ class RawReader:
         return table, ragged
 
 
+def _overlaps(file: DataFile, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+    """Row groups with rows of a range: (number, its first row, first and end of the rows that are wanted)."""
+    begin = 0
+    for index, rows in enumerate(file.row_group_rows):
+        low, high = max(first, begin), min(first + count, begin + rows)
+        if low < high:
+            yield index, begin, low, high
+        begin += rows
+
+
 def _lines(
     stream: pa.NativeFile | CompressedText, layout: TextLayout, first: int, rows: int, file: DataFile
 ) -> memoryview:
@@ -287,55 +294,3 @@ def _lines(
         raise DataError(f"{file.uri}: is shorter than the manifest says; the file changed: start the job again")
     stop = starts[skip + rows] if skip + rows < len(starts) else len(block)
     return memoryview(block)[starts[skip] : stop]
-
-
-Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
-
-
-def load_transform(path: str) -> Transform:
-    """Import `package.module:function`.
-
-    Raises:
-        DataError: there is no such module or function.
-    """
-    module, _, name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # the user's module may do anything
-        raise DataError(
-            f"data.transform: {path} cannot be imported ({type(error).__name__}: {error}); it must be importable in "
-            "every pod (PYTHONPATH)"
-        ) from error
-    if not callable(function):
-        raise DataError(f"data.transform: {path} is a {type(function).__name__}; expected a function")
-    return function
-
-
-def apply_transform(data: TrainingData, transform: Transform, table: pa.Table) -> pa.Table:
-    """Run the user's function over the rows as one record batch.
-
-    Raises:
-        DataError: the function failed (with its traceback), or the result is no record batch, has another number of
-            rows or lacks columns.
-    """
-    batch = table.combine_chunks().to_batches()[0]
-    try:
-        result = transform(batch)
-    except Exception as error:
-        raise DataError(
-            f"data.transform: {data.transform} failed on {batch.num_rows} rows: {type(error).__name__}: {error}\n"
-            + traceback.format_exc()
-        ) from error
-    if not isinstance(result, pa.RecordBatch):
-        raise DataError(f"data.transform: {data.transform} returned {type(result).__name__}, expected a RecordBatch")
-    if result.num_rows != batch.num_rows:
-        raise DataError(
-            f"data.transform: {data.transform} made {result.num_rows} rows of {batch.num_rows}; the number must stay"
-        )
-    returned = set(result.schema.names)
-    missing = [name for name in RowEncoder(data).columns if name not in returned]
-    if missing:
-        raise DataError(
-            f"data.transform: {data.transform} returned no columns {missing}; returned: {result.schema.names}"
-        )
-    return pa.Table.from_batches([result])

@@ -25,7 +25,7 @@ def read_sample(
         DataError: an extra column is missing, all rows are bad, or one is and the job allows none.
     """
     encoder = RowEncoder(data)
-    reader = RawReader(data, manifest, extra=extra)
+    reader = RawReader(data, manifest, encoder.readings, extra=extra)
     tables, batches = [], []
     for piece in reader.read(0, min(rows, manifest.rows)):
         missing = [name for name in extra if name not in piece.table.column_names]

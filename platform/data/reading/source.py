@@ -7,37 +7,16 @@ split is and in which order splits are handed out is the master's; how one is re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
-import pyarrow as pa
-
-from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.fitting import unfitted_features
 from elastrec.platform.data.manifest import read_manifest
+from elastrec.platform.data.reading.batches import Minibatch
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.specs.splits import ManifestStream, Split
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """Trainer-ready rows of one split.
-
-    Attributes:
-        batch: see `elastrec.platform.data.reading.encode`; without rows when all of them were bad (acknowledge, do not
-            train).
-        end_offset: rows of the split up to the end of these, bad ones included.
-        ends_split: no rows follow.
-        position: where to go on reading behind these, in the source's own words; empty: `end_offset` says it.
-    """
-
-    batch: pa.RecordBatch
-    end_offset: int
-    ends_split: bool
-    position: bytes = b""
 
 
 class Source(Protocol):
@@ -72,10 +51,9 @@ class ManifestSource:
 
     def read(self, split: Split, offset: int, position: bytes, batch_size: int) -> Iterator[Minibatch]:
         rows = split.range
-        for batch, end_offset in self.reader.read_with_offsets(
+        yield from self.reader.minibatches(
             rows.start, rows.length, seed=rows.seed, shuffle=rows.shuffle, offset=offset, batch_size=batch_size
-        ):
-            yield Minibatch(batch, end_offset, end_offset == rows.length)
+        )
 
     def close(self) -> None:
         self.reader.close()
@@ -91,7 +69,7 @@ def open_source(stream: ManifestStream, spec: JobSpec) -> Source:
 
 
 def reader_of(spec: JobSpec, manifest: DataManifest) -> ShardReader:
-    """The reader of a job's rows: a deduplicating one where the job has groups.
+    """The reader of a job's rows, deduplicated where the job has groups.
 
     Raises:
         SpecError, DataError: see the readers.
@@ -99,6 +77,4 @@ def reader_of(spec: JobSpec, manifest: DataManifest) -> ShardReader:
     if unfitted := unfitted_features(spec.data):
         raise DataError(f"data.features: {unfitted} have steps that are not fitted; prepare the job first")
     hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
-    if groups := spec.deduplication.groups:
-        return DeduplicatingReader(spec.data, manifest, groups=groups, hash_sizes=hash_sizes)
-    return ShardReader(spec.data, manifest, hash_sizes=hash_sizes)
+    return ShardReader(spec.data, manifest, hash_sizes=hash_sizes, groups=spec.deduplication.groups or ())

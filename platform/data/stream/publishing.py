@@ -17,8 +17,8 @@ from elastrec.platform.data.convert import rows_as_written
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import Partition
+from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.numbers import combined
-from elastrec.platform.data.reading.reader import BadRowLedger
 from elastrec.platform.data.stream.broker import Topic, client_library, client_settings, describe_topic, reason
 from elastrec.platform.data.stream.messages import MessageForm
 from elastrec.platform.data.stream.partitioning import partitions_of, session_keys

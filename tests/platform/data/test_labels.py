@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastrec.platform.data import ByRows, ShardReader, build_manifest, convert, generate, ids_of, targets_of
-from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.generating.generator import GenerateSpec, training_data_for
 from elastrec.platform.data.reading.batches import label_of
 from elastrec.platform.data.reading.encode import RowEncoder
@@ -74,9 +73,7 @@ def read(reader: ShardReader, *, shuffle: bool) -> list[tuple[tuple[float, ...],
 def test_labels_and_weight_stay_beside_their_row_in_every_way_of_reading(tmp_path: Path, shuffle: bool) -> None:
     rows = table()
     data = log(tmp_path / "parquet", rows)
-    plain = ShardReader(data, build_manifest(data))
-    found = read(plain, shuffle=shuffle)
-    assert plain._plain is not None
+    found = read(ShardReader(data, build_manifest(data)), shuffle=shuffle)
     wanted = {
         (float(np.float32(click)), float(np.float32(price)), share, user, item)
         for click, price, share, user, item in zip(
@@ -84,9 +81,6 @@ def test_labels_and_weight_stay_beside_their_row_in_every_way_of_reading(tmp_pat
         )
     }
     assert len(found) == ROWS and {(*targets, *ids) for targets, ids in found} == wanted
-    general = ShardReader(data, build_manifest(data))
-    general._plain = None
-    assert read(general, shuffle=shuffle) == found
     text = log(tmp_path / "csv", rows, "csv")
     assert read(ShardReader(text, build_manifest(text)), shuffle=shuffle) == found
 
@@ -95,7 +89,7 @@ def test_the_deduplicated_form_has_them_too(tmp_path: Path) -> None:
     data = log(tmp_path / "log", table())
     manifest = build_manifest(data)
     plain = ShardReader(data, manifest).read(0, ROWS, seed=0, shuffle=False, batch_size=100)
-    groups = DeduplicatingReader(data, manifest, groups=[["user"]])
+    groups = ShardReader(data, manifest, groups=[["user"]])
     for batch, other in zip(plain, groups.read(0, ROWS, seed=0, shuffle=False, batch_size=100), strict=True):
         assert np.array_equal(targets_of(batch), targets_of(other))
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data.reading.source import Minibatch
+from elastrec.platform.data.reading.batches import Minibatch
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.transport.messages.job import Leased, LeaseState, Shard, ShardProgress
 from elastrec.trainers.worker.feed import Feed, FeedError, Finished, Item, Waiting

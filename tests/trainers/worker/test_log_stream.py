@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 
-from elastrec.platform.data.reading.source import Minibatch
+from elastrec.platform.data.reading.batches import Minibatch
 from elastrec.platform.master.machine.shards import ShardQueue
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.splits import Positions, Split

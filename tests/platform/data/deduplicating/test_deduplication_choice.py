@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elastrec.platform.data import build_manifest
+from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of
-from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, ChosenGroups, choose_groups
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.deduplication import Deduplication
@@ -72,7 +71,7 @@ def test_the_factor_is_that_of_the_batches_which_workers_read(tmp_path: Path) ->
     data = log(tmp_path / "log", size=7)
     order = replace(ORDER, batch_rows=50, shard_rows=700)
     found = chosen(data, order=order)
-    reader = DeduplicatingReader(data, build_manifest(data), groups=[["cart"]])
+    reader = ShardReader(data, build_manifest(data), groups=[["cart"]])
     plain = kept = 0
     for batch in reader.read(0, 700, seed=1, shuffle=True, batch_size=50):
         (group,) = groups_of(batch)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.clustering.clustering import RECORD_NAME, ClusterReport, cluster, clustered_data
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch
-from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, choose_groups
 from elastrec.platform.data.deduplicating.stored_groups import (
     StoredRows,
@@ -77,8 +76,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingData]:
 
 def batches(reader: ShardReader, start: int, length: int, **order: Any) -> list[tuple[pa.RecordBatch, int]]:
     return [
-        (expand_batch(batch), end)
-        for batch, end in reader.read_with_offsets(start, length, batch_size=256, **{"seed": 5, **order})
+        (expand_batch(each.batch), each.end_offset)
+        for each in reader.minibatches(start, length, batch_size=256, **{"seed": 5, **order})
     ]
 
 
@@ -109,7 +108,7 @@ def test_a_deduplicating_reader_gives_the_same_batches_whatever_groups_the_job_h
 ) -> None:
     plain, once = (
         batches(
-            DeduplicatingReader(data, build_manifest(data), groups=groups),
+            ShardReader(data, build_manifest(data), groups=groups),
             *shard,
             shuffle=shuffle,
             offset=shard[1] // 3,

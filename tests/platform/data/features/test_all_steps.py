@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from elastrec.platform.data import MISSING_ID, RowEncoder, ShardReader, build_manifest
 from elastrec.platform.data.convert import ByRows, convert
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch
-from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.features.steps import Bucketize, Column, FillNull, Hash, Keep, Vocabulary
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.features.section import COLUMNS, data_of, row, table_of_rows
@@ -153,7 +152,7 @@ def test_each_step_runs_once_for_each_distinct_row(
     data = data_of(tmp_path)
     manifest = build_manifest(data)
     plain = list(ShardReader(data, manifest).read(0, rows, seed=0, shuffle=False, batch_size=50))
-    ours = DeduplicatingReader(data, manifest, groups=[group])
+    ours = ShardReader(data, manifest, groups=[group])
     seen: dict[str, int] = {}
     for step in (Hash, Vocabulary, FillNull, Keep, Bucketize):
         before = step.__call__

@@ -1,15 +1,13 @@
-"""Minibatches that lie in memory as Arrow messages: their columns, their flat ids, and who may write to them."""
+"""Minibatches that lie in memory as Arrow messages: their columns, their ids, and that nobody writes to them."""
 
 from __future__ import annotations
-
-import gc
 
 import numpy as np
 import pytest
 
 from elastrec.platform.data import dense_of, ids_of, targets_of
-from elastrec.platform.data.reading import laid_out
-from elastrec.platform.data.reading.laid_out import BatchForm, Run, flat_ids
+from elastrec.platform.data.reading.batches import JaggedIds
+from elastrec.platform.data.reading.laid_out import BatchForm, Run
 
 
 def _filled(form: BatchForm, batches: int, rows: int) -> Run:
@@ -26,21 +24,20 @@ def _filled(form: BatchForm, batches: int, rows: int) -> Run:
 def test_the_columns_of_every_batch_are_what_was_written(rows: int, targets: int, dense: int, sparse: int) -> None:
     form = BatchForm(targets, dense, tuple(f"s{f}" for f in range(sparse)))
     run = _filled(form, 3, rows)
-    for k, batch in enumerate(run.record_batches()):
+    for k, (batch, ids_FB) in enumerate(run.record_batches()):
         batch.validate(full=True)
         assert batch.schema == form.schema()
         assert np.array_equal(targets_of(batch), run.target_KBT[k])
         assert np.array_equal(dense_of(batch), run.dense_KBI[k])
         for f, name in enumerate(form.sparse):
             assert np.array_equal(batch.column(name), run.ids_KFB[k, f])
-        ids_L = flat_ids(batch)
-        assert ids_L is not None and np.array_equal(ids_L, run.ids_KFB[k].reshape(-1))
+        assert np.array_equal(ids_FB, run.ids_KFB[k])
 
 
-def test_flat_ids_are_the_columns_own_memory_and_nobody_writes_to_it() -> None:
-    run = _filled(BatchForm(1, 2, ("a", "b")), 2, 4)
-    for batch in run.record_batches():
-        ids = ids_of(batch)
+def test_the_ids_are_the_columns_own_memory_side_by_side_and_read_only() -> None:
+    for batch, ids_FB in _filled(BatchForm(1, 2, ("a", "b")), 2, 4).record_batches():
+        ids = JaggedIds.single(("a", "b"), ids_FB)
+        assert np.array_equal(ids.values, ids_of(batch).values)
         addresses = [batch.column(name).buffers()[1].address for name in ("a", "b")]
         assert addresses == [ids.values.ctypes.data, ids.values[4:].ctypes.data]
         for array in (ids.values, ids.lengths, dense_of(batch)):
@@ -48,20 +45,7 @@ def test_flat_ids_are_the_columns_own_memory_and_nobody_writes_to_it() -> None:
                 array[0] = 0
 
 
-def test_a_slice_and_a_copy_of_a_batch_have_no_flat_ids_but_the_same_ids() -> None:
-    (batch,) = _filled(BatchForm(1, 2, ("a", "b")), 1, 4).record_batches()
-    assert flat_ids(batch.slice(0, 4)) is None
+def test_a_slice_of_a_batch_has_its_rows_of_each_column() -> None:
+    ((batch, _),) = _filled(BatchForm(1, 2, ("a", "b")), 1, 4).record_batches()
     assert ids_of(batch.slice(1, 2)).values.tolist() == [1, 2, 5, 6]
-    assert np.array_equal(ids_of(batch.slice(0, 4)).values, ids_of(batch).values)
-
-
-def test_what_is_known_of_a_batch_goes_with_it() -> None:
-    gc.collect()
-    before = len(laid_out._flat_ids)
-    batches = list(_filled(BatchForm(1, 2, ("a", "b")), 5, 4).record_batches())
-    ids_L = flat_ids(batches[4])
-    assert len(laid_out._flat_ids) == before + 5
-    del batches
-    gc.collect()
-    assert len(laid_out._flat_ids) == before
-    assert ids_L is not None and ids_L.tolist() == [32, 33, 34, 35, 36, 37, 38, 39]
+    assert dense_of(batch.slice(1, 2)).tolist() == [[2, 3], [4, 5]]

@@ -207,8 +207,8 @@ def test_skipped_rows_are_counted_once_and_positions_are_kept(tmp_path: Path) ->
     of = data(_bad_file(tmp_path), format="csv", bad_rows={"policy": "skip", "at_most": 7})
     shards = _reader(of)
     pairs = [
-        (batch.column("row").to_pylist(), end)
-        for batch, end in shards.read_with_offsets(0, 9, seed=0, shuffle=False, batch_size=3)
+        (each.batch.column("row").to_pylist(), each.end_offset)
+        for each in shards.minibatches(0, 9, seed=0, shuffle=False, batch_size=3)
     ]
     assert pairs == [([0], 3), ([], 6), ([8], 9)]
     assert _rows(shards, 0, 9, shuffle=False, batch_size=3) == [[0], [8]]

@@ -1,4 +1,4 @@
-"""The reader that encodes each distinct row once gives the rows that the plain one gives."""
+"""Rows of which each distinct one is encoded once are those that a plain reader gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch, groups_of
-from elastrec.platform.data.deduplicating.deduplicating_reader import DeduplicatingReader
 from elastrec.platform.data.deduplicating.validation import check_inverse
 from elastrec.platform.data.reading import reader
 from elastrec.platform.data.reading.source import ManifestSource
@@ -94,16 +93,16 @@ def test_batches_expand_to_those_of_the_plain_reader(
     manifest = build_manifest(data)
     sizes = {"cart": 1000, "town": 7}
     plain = ShardReader(data, manifest, hash_sizes=sizes)
-    ours = DeduplicatingReader(data, manifest, groups=groups, hash_sizes=sizes)
+    ours = ShardReader(data, manifest, groups=groups, hash_sizes=sizes)
     for start, length, offset in ((0, ROWS, 0), (130, 390, 77)):
         how = {"seed": 0, "shuffle": False, "offset": offset, "batch_size": 64}
-        for (mine, at), (theirs, position) in zip(
-            ours.read_with_offsets(start, length, **how), plain.read_with_offsets(start, length, **how), strict=True
+        for mine, theirs in zip(
+            ours.minibatches(start, length, **how), plain.minibatches(start, length, **how), strict=True
         ):
-            for group in groups_of(mine):
+            for group in groups_of(mine.batch):
                 check_inverse(group)
-            assert expand_batch(mine).equals(theirs)
-            assert at == position
+            assert expand_batch(mine.batch).equals(theirs.batch)
+            assert mine.end_offset == theirs.end_offset
 
 
 def _dense(batches: object) -> list[int]:
@@ -116,7 +115,7 @@ def test_a_shuffle_moves_sessions_and_loses_none_of_their_rows(
 ) -> None:
     monkeypatch.setattr(reader, "WINDOW_ROWS", window_rows)
     data = _data(log)
-    ours = DeduplicatingReader(data, build_manifest(data), groups=[["cart", "likes"]])
+    ours = ShardReader(data, build_manifest(data), groups=[["cart", "likes"]])
     how = {"shuffle": True, "batch_size": 60}
     batches = list(ours.read(0, ROWS, seed=1, **how))
     rows = _dense(batches)
@@ -137,7 +136,7 @@ def test_a_shuffle_moves_sessions_and_loses_none_of_their_rows(
 @settings(max_examples=8, deadline=None)
 def test_a_shuffled_shard_is_taken_up_where_it_was_left(log: Path, offset: int, size: int) -> None:
     data = _data(log)
-    ours = DeduplicatingReader(data, build_manifest(data), groups=[["cart", "likes"]])
+    ours = ShardReader(data, build_manifest(data), groups=[["cart", "likes"]])
     whole = _dense(ours.read(0, ROWS, seed=3, shuffle=True, batch_size=100))
     assert _dense(ours.read(0, ROWS, seed=3, shuffle=True, offset=offset, batch_size=size)) == whole[offset:]
 
@@ -145,7 +144,7 @@ def test_a_shuffled_shard_is_taken_up_where_it_was_left(log: Path, offset: int, 
 def test_two_shards_may_be_read_in_turns(log: Path) -> None:
     data = _data(log)
     manifest = build_manifest(data)
-    ours = DeduplicatingReader(data, manifest, groups=[["cart", "likes"]])
+    ours = ShardReader(data, manifest, groups=[["cart", "likes"]])
     how = {"seed": 1, "shuffle": False, "batch_size": 50}
     turns = zip(ours.read(0, 300, **how), ours.read(300, 300, **how), strict=True)
     plain = ShardReader(data, manifest)
@@ -157,7 +156,7 @@ def test_two_shards_may_be_read_in_turns(log: Path) -> None:
 def test_a_worker_reads_it_as_any_source(log: Path) -> None:
     data = _data(log)
     manifest = build_manifest(data)
-    source = ManifestSource(DeduplicatingReader(data, manifest, groups=[["cart"]]))
+    source = ManifestSource(ShardReader(data, manifest, groups=[["cart"]]))
     plain = ManifestSource(ShardReader(data, manifest))
     split = row_shard(0, 0, 300, seed=1).split
     for mine, theirs in zip(source.read(split, 10, b"", 128), plain.read(split, 10, b"", 128), strict=True):
@@ -169,7 +168,7 @@ def test_a_worker_reads_it_as_any_source(log: Path) -> None:
 
 def test_repeats_are_found_in_the_raw_columns(log: Path) -> None:
     data = _data(log)
-    ours = DeduplicatingReader(data, build_manifest(data), groups=[["cart", "likes"]])
+    ours = ShardReader(data, build_manifest(data), groups=[["cart", "likes"]])
     (batch,) = ours.read(0, 300, seed=0, shuffle=False, batch_size=300)
     assert groups_of(batch)[0].distinct_rows <= 300 / SESSION + 4
 
@@ -184,7 +183,7 @@ def test_bad_rows_are_named_counted_and_left_out(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=96)
     skipping = _data(tmp_path, bad_rows={"policy": "skip", "at_most": 3})
     plain = ShardReader(skipping, build_manifest(skipping))
-    ours = DeduplicatingReader(skipping, build_manifest(skipping), groups=[["cart"], ["likes"]])
+    ours = ShardReader(skipping, build_manifest(skipping), groups=[["cart"], ["likes"]])
     how = {"seed": 0, "shuffle": False, "batch_size": 64}
     for mine, theirs in zip(ours.read(0, ROWS, **how), plain.read(0, ROWS, **how), strict=True):
         assert expand_batch(mine).equals(theirs)
@@ -192,23 +191,19 @@ def test_bad_rows_are_named_counted_and_left_out(tmp_path: Path) -> None:
     strict = _data(tmp_path)
     manifest = build_manifest(strict, try_rows=False)
     with pytest.raises(DataError, match=r"a.parquet: row 5, column 'd': found nan"):
-        list(DeduplicatingReader(strict, manifest, groups=[["likes"]]).read(0, ROWS, **how))
+        list(ShardReader(strict, manifest, groups=[["likes"]]).read(0, ROWS, **how))
     with pytest.raises(DataError, match=r"a.parquet: row 7, column 'likes': found \[1.5\]"):
-        list(DeduplicatingReader(strict, manifest, groups=[["likes"]]).read(6, 90, **how))
+        list(ShardReader(strict, manifest, groups=[["likes"]]).read(6, 90, **how))
 
 
-@pytest.mark.parametrize("groups", [[], [[]], [["cart"], ["cart"]], [["cart", "cart"]], [["d"]], [["nobody"]]], ids=str)
+@pytest.mark.parametrize("groups", [[[]], [["cart"], ["cart"]], [["cart", "cart"]], [["d"]], [["nobody"]]], ids=str)
 def test_wrong_groups_are_refused(log: Path, groups: list[list[str]]) -> None:
     data = _data(log)
     with pytest.raises(DataError, match="groups of one or more of item, cart, likes, town, tags"):
-        DeduplicatingReader(data, build_manifest(data), groups=groups)
+        ShardReader(data, build_manifest(data), groups=groups)
 
 
 def test_a_session_column_that_is_not_there_is_refused_when_it_is_needed(log: Path) -> None:
     data = _data(log, session="visit")
     with pytest.raises(DataError, match="visit"):
-        list(
-            DeduplicatingReader(data, build_manifest(data), groups=[["cart"]]).read(
-                0, 10, seed=0, shuffle=True, batch_size=5
-            )
-        )
+        list(ShardReader(data, build_manifest(data), groups=[["cart"]]).read(0, 10, seed=0, shuffle=True, batch_size=5))

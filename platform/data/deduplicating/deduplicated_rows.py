@@ -1,0 +1,226 @@
+"""DeduplicatedRows: feature groups are encoded once per distinct row, and minibatches carry them in that form.
+
+Repeats are found in the raw columns of each piece that is read, or, where these are no plain numbers, in what they
+encode to: the features' steps run once for each distinct row (RecD's O3 and O4, §4.2–4.3). From there on a row of a
+group is a number, a column of the window like any other. Clustered rows are shuffled by session.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from elastrec.platform.data.clustering.session_order import session_order
+from elastrec.platform.data.deduplicating.deduplicated_batch import PREFIX, plain_part, with_groups
+from elastrec.platform.data.deduplicating.deduplication import (
+    InverseJagged,
+    Longs,
+    Values,
+    first_rows,
+    group_codes,
+    jagged_parts,
+    joined,
+    row_codes,
+    take_rows,
+)
+from elastrec.platform.data.features.steps import Column
+from elastrec.platform.data.reading.encode import DENSE, LABEL, BadRow, EncodedRows, RowEncoder, first_bad_of
+from elastrec.platform.data.reading.numbers import combined
+from elastrec.platform.data.reading.raw import RawRows
+from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.errors import DataError
+
+Parts = tuple[tuple[Values, Longs], ...]
+"""Distinct rows of one group: per feature, values and offsets."""
+
+
+class DeduplicatedRows:
+    """A `RowStage` whose minibatches are those of `deduplicate_batch`.
+
+    Expanded batches hold the rows that plain ones would without a shuffle. With one, whole sessions change their
+    places, not rows, where the data names a session column. Equal rows of a batch may come as two distinct ones when
+    they were read in two pieces; clustered files end their row groups with a session, so that this is rare.
+
+    Args:
+        groups: features that share an inverse lookup, at least one group.
+        hash_sizes: per embedding table, ids are taken modulo this.
+
+    Raises:
+        SpecError: see `RowEncoder`.
+        DataError: a group is empty, or names a feature twice or one that is not among the sparse features.
+    """
+
+    def __init__(
+        self, data: TrainingData, groups: Sequence[Sequence[str]], hash_sizes: Mapping[str, int] | None = None
+    ) -> None:
+        features = {feature.name: feature for feature in data.sparse}
+        named = [name for group in groups for name in group]
+        wrong = sorted({name for name in named if name not in features or named.count(name) > 1})
+        if wrong or not all(groups):
+            raise DataError(
+                f"groups: {wrong or [list(group) for group in groups]} is not allowed; allowed: groups of one or more "
+                f"of {', '.join(features)}, each at most once"
+            )
+        self.groups = tuple(tuple(group) for group in groups)
+        self.session = data.session
+        plain = [feature.name for feature in data.described_features if feature.name not in named]
+        self.plain = RowEncoder(data, hash_sizes, features=plain)
+        self.encoders = [RowEncoder(data, hash_sizes, features=group) for group in self.groups]
+        self.readings = tuple(dict.fromkeys(each for one in (self.plain, *self.encoders) for each in one.readings))
+        self.extra_columns = (self.session,) if self.session else ()
+        grouped = {column for encoder in self.encoders for column in encoder.feature_columns}
+        self.kept_columns = frozenset(grouped - {*self.plain.columns, self.session})
+        label = "float" if len(data.targets) == 1 else f"fixed_size_list[{len(data.targets)}]"
+        self.kinds = {LABEL: label, **({DENSE: f"fixed_size_list[{len(data.dense)}]"} if data.dense else {})}
+        self.kinds |= {f.name: "list<int64>" if f.is_list else "int64" for f in data.sparse}
+
+    def start(self) -> _Shard:
+        """See `RowStage`."""
+        return _Shard(self)
+
+    def distinct(self, piece: RawRows, names: Sequence[str]) -> tuple[pa.Table, NDArray[np.int32] | None]:
+        """The distinct rows of raw columns and each row's number; all rows and None where they are no plain numbers."""
+        stored = {name for name in names if name not in piece.table.column_names}
+        if piece.stored is not None and stored == set(names):
+            # The file says what repeats.
+            code_B, count = group_codes([piece.stored.codes(name) for name in names])
+            return piece.stored.picked(names, first_rows(code_B, count)), code_B
+        columns = piece.table.select([name for name in names if name not in stored])
+        if piece.stored is not None and stored:
+            whole = piece.stored.picked(sorted(stored), np.arange(piece.table.num_rows))
+            for name in whole.column_names:
+                columns = columns.append_column(name, whole[name])
+        try:
+            parts = [jagged_parts(combined(columns[name]), name) for name in names]
+        except DataError:
+            # Text, nulls and other types have to be encoded before their content can be compared.
+            return columns, None
+        code_B, count = group_codes([row_codes(*part) for part in parts])
+        return columns.combine_chunks().take(pa.array(first_rows(code_B, count))), code_B
+
+    def finish(self, batch: pa.RecordBatch, pools: Sequence[_Pool]) -> pa.RecordBatch:
+        """The batch with the distinct rows of each group in place of their numbers."""
+        groups = []
+        for g, (keys, pool) in enumerate(zip(self.groups, pools, strict=True)):
+            encoded = batch.column(f"{PREFIX}{g}").dictionary_encode()
+            groups.append(pool.taken(keys, np.asarray(encoded.dictionary), np.asarray(encoded.indices)))
+        return with_groups(plain_part(batch), groups, self.kinds)
+
+
+class _Shard:
+    """The rows of one shard, see `ShardRows`."""
+
+    def __init__(self, stage: DeduplicatedRows) -> None:
+        self._stage = stage
+        self._pools = [_Pool() for _ in stage.groups]
+        self._sessions: list[pa.Array] = []
+
+    def encode(self, piece: RawRows) -> EncodedRows:
+        """Plain columns, and per group the number of each row; what is bad of all together."""
+        rows = self._stage.plain.encode(piece.table)
+        bad_B, firsts, ids = rows.bad_B.copy(), [rows.first_bad], dict(rows.ids)
+        for g, (encoder, pool) in enumerate(zip(self._stage.encoders, self._pools, strict=True)):
+            code_B, parts, found_B, first_bad = self._distinct(piece, encoder, self._stage.groups[g])
+            ids[f"{PREFIX}{g}"] = Column(code_B.astype(np.int64) + pool.add(parts))
+            bad_B |= found_B
+            firsts.append(first_bad)
+        if self._stage.session:
+            self._sessions.append(self._session_of(piece, self._stage.session))
+        first_bad = min((bad for bad in firsts if bad is not None), key=lambda bad: bad.row, default=None)
+        return EncodedRows(rows.target_BT, rows.dense_BI, ids, bad_B, first_bad)
+
+    def _distinct(
+        self, piece: RawRows, encoder: RowEncoder, group: Sequence[str]
+    ) -> tuple[NDArray[np.int32], Parts, NDArray[np.bool_], BadRow | None]:
+        """Each row's number and the distinct rows of a group; which rows are bad, and why the first of them is."""
+        raw, code_B = self._stage.distinct(piece, encoder.feature_columns)
+        read = encoder.read(raw, with_label=False)
+        bad_B, first_bad = read.bad_B, first_bad_of(read.marks)
+        if code_B is None:
+            # Bad rows stand where they stood; what repeats is known only now.
+            code_B, count = group_codes([code for column in read.columns.values() for code in _codes(column)])
+            read = read.take(first_rows(code_B, count))
+        else:
+            bad_B = bad_B[code_B]
+            if first_bad is not None:
+                first_bad = replace(first_bad, row=int(np.argmax(bad_B)))
+        ids = encoder.finish(read).ids
+        return code_B, tuple(_jagged(ids[name]) for name in group), bad_B, first_bad
+
+    @staticmethod
+    def _session_of(piece: RawRows, session: str) -> pa.Array:
+        if session not in piece.table.column_names:
+            raise DataError(
+                f"the session column {session!r} is missing; found: {', '.join(piece.table.column_names)}; correct "
+                "data.session, or keep it in data.transform"
+            )
+        return combined(piece.table[session])
+
+    def end_window(self, order_N: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+        """A shuffle moves sessions, where there are any."""
+        for pool in self._pools:
+            pool.end_window()
+        sessions, self._sessions = self._sessions, []
+        if order_N is None or not sessions:
+            return order_N
+        return session_order(pa.chunked_array(sessions), order_N)
+
+    def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """See `DeduplicatedRows.finish`."""
+        return self._stage.finish(batch, self._pools)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Distinct rows of one group in one window; `base` is the number of the first of them."""
+
+    base: int
+    parts: Parts
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.parts[0][1]) - 1
+
+
+class _Pool:
+    """The distinct rows of one group that minibatches still need; numbers go on from window to window."""
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._pieces: list[Parts] = []
+        self._windows: deque[_Window] = deque()
+
+    def add(self, parts: Parts) -> int:
+        """Takes the distinct rows of a piece; the number of the first of them."""
+        base, self._end = self._end, self._end + len(parts[0][1]) - 1
+        self._pieces.append(parts)
+        return base
+
+    def end_window(self) -> None:
+        """What was added since the last window is one."""
+        parts = tuple(joined(pieces) for pieces in zip(*self._pieces, strict=True))
+        self._windows.append(_Window(self._end - len(parts[0][1]) + 1, parts))
+        self._pieces = []
+
+    def taken(self, keys: tuple[str, ...], code_U: NDArray[np.int64], inverse_B: NDArray[np.int32]) -> InverseJagged:
+        """The rows with these numbers. Windows are consumed in order: what lies before them is forgotten."""
+        while len(code_U) and len(self._windows) > 1 and self._windows[0].end <= code_U.min():
+            self._windows.popleft()
+        row_U = code_U - self._windows[0].base
+        features = zip(*(window.parts for window in self._windows), strict=True)
+        return InverseJagged(keys, *joined([take_rows(*joined(parts), row_U) for parts in features]), inverse_B)
+
+
+def _jagged(column: Column) -> tuple[Values, Longs]:
+    return column.values, np.arange(column.rows + 1, dtype=np.int64) if column.offsets is None else column.offsets
+
+
+def _codes(column: Column) -> list[tuple[NDArray[np.int32], int]]:
+    """Numbers of a column's rows and how many there are; where values are missing, of what is missing, too."""
+    codes = [row_codes(*_jagged(column))]
+    return codes if column.missing is None else [*codes, (column.missing.astype(np.int32), 2)]

@@ -1,0 +1,39 @@
+"""BadRowLedger: how many rows of a job cannot be used, and when that is too many."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastrec.platform.data.reading.encode import EncodedRows
+from elastrec.platform.specs.data import BadRows
+from elastrec.platform.specs.errors import DataError
+
+
+class BadRowLedger:
+    """Counts bad rows, each once however often it is read, and refuses where the job file says so."""
+
+    def __init__(self, policy: BadRows) -> None:
+        self._policy = policy
+        self._seen: set[tuple[str, int]] = set()
+
+    @property
+    def rows(self) -> int:
+        return len(self._seen)
+
+    def judge(self, uri: str, first_row: int, encoded: EncodedRows) -> None:
+        """Look at rows of one file, of which the first is number `first_row`.
+
+        Raises:
+            DataError: there is a bad row and the policy is `fail`, or one more than `at_most`.
+        """
+        reason = encoded.first_bad
+        if reason is None:
+            return
+        text = f"{uri}: row {first_row + reason.row}, {reason.reason}"
+        if self._policy.policy == "fail":
+            raise DataError(f"{text}; fix the file, or allow such rows with data.bad_rows.policy: skip")
+        self._seen.update((uri, first_row + row) for row in np.flatnonzero(encoded.bad_B).tolist())
+        if len(self._seen) > self._policy.at_most:
+            raise DataError(
+                f"{len(self._seen)} bad rows, data.bad_rows.at_most allows {self._policy.at_most}; one of them: {text}"
+            )
