@@ -30,8 +30,8 @@ def list_records(store: str | Store, job_name: str, job_id: str | None = None) -
     opened = open_store(store) if isinstance(store, str) else store
     names = _names(opened, job_name, job_id)
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="manifests") as pool:
-        found = list(pool.map(_complete, (opened.child_uri(f"{records_folder(job_name)}/{name}") for name in names)))
-    complete = [item for item in found if item is not None]
+        uris = [opened.child_uri(f"{records_folder(job_name)}/{name}") for name in names]
+        complete = [item for item in pool.map(_complete, uris) if item is not None]
     by_name = {_name(uri): manifest for uri, manifest in complete}
     records = []
     for uri, manifest in complete:
@@ -44,15 +44,16 @@ def list_records(store: str | Store, job_name: str, job_id: str | None = None) -
         records.append((uri, manifest))
     written: dict[tuple[str, str], float] = {}
     for _, manifest in records:
-        of = (manifest.interval_end, manifest.job_id)
-        written[of] = max(written.get(of, 0.0), manifest.created_unix_seconds)
+        data_and_job = (manifest.interval_end, manifest.job_id)
+        written[data_and_job] = max(written.get(data_and_job, 0.0), manifest.created_unix_seconds)
 
     continued = _bases(opened, job_name, records)
 
     def age(item: tuple[str, RecordManifest]) -> tuple[str, float, str, int, int, float]:
-        uri, found = item
-        last, term = written[found.interval_end, found.job_id], max(found.term, continued.get(_name(uri), 0))
-        return found.interval_end, last, found.job_id, term, found.step, found.created_unix_seconds
+        uri, manifest = item
+        last = written[manifest.interval_end, manifest.job_id]
+        term = max(manifest.term, continued.get(_name(uri), 0))
+        return manifest.interval_end, last, manifest.job_id, term, manifest.step, manifest.created_unix_seconds
 
     return sorted(records, key=age, reverse=True)
 
@@ -195,24 +196,24 @@ def prune(
     spared |= {uri for uri, _ in complete if _name(uri) in needed}
     folder, deleted = records_folder(job_name), []
     # A writer that was killed may have left nothing but the beginning of an object.
-    begun = {key.removeprefix(f"{folder}/").partition("/")[0] for key in opened.unfinished(folder)}
-    begun = {name for name in begun if _is_of(name, job_id)}
-    names = {*_names(opened, job_name, job_id), *begun}
+    unfinished = {key.removeprefix(f"{folder}/").partition("/")[0] for key in opened.unfinished(folder)}
+    unfinished = {name for name in unfinished if _is_of(name, job_id)}
+    names = {*_names(opened, job_name, job_id), *unfinished}
     # Of complete ones the newest first: what builds on a record goes before it.
     for name in [*sorted(names - by_name.keys()), *sorted(names & by_name.keys(), reverse=True)]:
         key = f"{folder}/{name}"
         uri = opened.child_uri(key)
         # A manifest that cannot be read may be a newer format or a passing fault: not ours to throw away.
-        known = uri in periodic or uri in bad
-        if uri in {open_store(each).uri for each in in_progress()}:
+        to_delete = uri in periodic or uri in bad
+        if uri in {open_store(written).uri for written in in_progress()}:
             continue
         if uri in spared:
-            if name in begun:
+            if name in unfinished:
                 # Nobody writes into a complete record; a server that was killed has written its part again.
                 check()
                 opened.delete_unfinished(key)
             continue
-        if not known and opened.exists(f"{key}/{MANIFEST}"):
+        if not to_delete and opened.exists(f"{key}/{MANIFEST}"):
             continue
         # After the listing: a master whose records are in it has taken its term before.
         check()

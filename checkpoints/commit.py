@@ -104,21 +104,20 @@ def commit_record(
             already a record.
     """
     store = open_store(uri)
-    found = list(parts)
+    all_parts = list(parts)
     dense = check_parts(
-        found, tables=job.spec.data.tables, virtual_buckets=job.spec.resources.virtual_buckets, generation=generation,
-        cut=cut, where=uri,
+        all_parts, tables=job.spec.data.tables, virtual_buckets=job.spec.resources.virtual_buckets,
+        generation=generation, cut=cut, where=uri,
     )  # fmt: skip
-    changes = is_delta(found)
+    changes = is_delta(all_parts)
     if changes:
         before = read_manifest(open_store(base)) if base else None
         same = before is not None and before.virtual_buckets == job.spec.resources.virtual_buckets
-        check_base(
-            found, before.parts if before is not None and same else [], job.spec.resources.virtual_buckets, uri, base
-        )  # fmt: skip
+        base_parts = before.parts if before is not None and same else []
+        check_base(all_parts, base_parts, job.spec.resources.virtual_buckets, uri, base)
         if base.rpartition("/")[0] != uri.rpartition("/")[0]:
             raise CheckpointError(f"{uri}: builds on {base}; allowed: a record in the same folder")
-    for part in found:
+    for part in all_parts:
         size = store.size(part.file)
         if size != part.size_bytes:
             raise CheckpointError(
@@ -142,7 +141,7 @@ def commit_record(
         positions_file=positions_file,
         positions_bytes=len(positions),
         positions_checksum=xxhash.xxh3_64_intdigest(positions),
-        parts=found,
+        parts=all_parts,
         attributes=dict(attributes or {}),
         term=term,
         base=base.rpartition("/")[2] if changes else "",
@@ -151,7 +150,7 @@ def commit_record(
     _put_manifest(store, encode_manifest(manifest))
     _log.info(
         "record committed", record=uri, kind=manifest.kind, step=step, generation=generation,
-        parts=len(found), rows=sum(manifest.rows.values()), size_bytes=manifest.size_bytes,
+        parts=len(all_parts), rows=sum(manifest.rows.values()), size_bytes=manifest.size_bytes,
     )  # fmt: skip
     return manifest
 

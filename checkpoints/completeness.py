@@ -50,7 +50,7 @@ def check_parts(
     for part in parts:
         for dense in part.dense:
             slices.setdefault(dense.name, []).append((dense, part.name))
-    layout = [_whole(name, found, where) for name, found in slices.items()]
+    layout = [_whole(name, parts_of_parameter, where) for name, parts_of_parameter in slices.items()]
     _check_dense_ranges(parts, sum(math.prod(dense.shape) for dense in layout), where)
     begin = {name: place for part in parts for name, place in _places(part)}
     return sorted(layout, key=lambda dense: begin[dense.name])
@@ -80,32 +80,32 @@ def names_of(parts: Sequence[PartManifest]) -> list[str]:
 
 def _check_buckets(parts: Sequence[PartManifest], tables: list[str], virtual_buckets: int, where: str) -> None:
     """Each bucket of a group is answered for by exactly one part, once."""
-    what = f"the tables {', '.join(tables)}"
+    named = f"the tables {', '.join(tables)}"
     owners = np.full(virtual_buckets, -1, np.int64)
     for number, part in enumerate(parts):
         (group,) = (group for group in part.groups if group.tables == tables)
         for run in group.answers:
             if run.count < 1 or run.first < 0 or run.step < 1 or run.last >= virtual_buckets:
                 raise CheckpointError(
-                    f"{where}: part {part.name} answers for the buckets {run.first} to {run.last} of {what}; allowed: "
+                    f"{where}: part {part.name} answers for the buckets {run.first} to {run.last} of {named}; allowed: "
                     f"0 to {virtual_buckets - 1}"
                 )
             if run.from_version > run.to_version:
                 raise CheckpointError(
-                    f"{where}: part {part.name} answers for bucket {run.first} of {what} from version "
+                    f"{where}: part {part.name} answers for bucket {run.first} of {named} from version "
                     f"{run.from_version} to {run.to_version}; allowed: to a later one"
                 )
-            mine = slice(run.first, run.last + 1, run.step)
-            if (owners[mine] >= 0).any():
-                bucket = run.first + run.step * int(np.argmax(owners[mine] >= 0))
+            answered = slice(run.first, run.last + 1, run.step)
+            if (owners[answered] >= 0).any():
+                bucket = run.first + run.step * int(np.argmax(owners[answered] >= 0))
                 other = parts[int(owners[bucket])].name
-                raise CheckpointError(f"{where}: bucket {bucket} of {what} is in part {other} and in part {part.name}")
-            owners[mine] = number
+                raise CheckpointError(f"{where}: bucket {bucket} of {named} is in part {other} and in part {part.name}")
+            owners[answered] = number
     missing = np.flatnonzero(owners < 0)
     if len(missing):
         raise CheckpointError(
-            f"{where}: no part answers for {len(missing)} of {virtual_buckets} buckets of {what}, first: {missing[0]}; "
-            f"parts: {names_of(parts)}"
+            f"{where}: no part answers for {len(missing)} of {virtual_buckets} buckets of {named}, first: "
+            f"{missing[0]}; parts: {names_of(parts)}"
         )
 
 
@@ -171,19 +171,19 @@ def _places(part: PartManifest) -> Iterator[tuple[str, int]]:
         place += dense.length
 
 
-def _whole(name: str, found: list[tuple[DenseSlice, str]], where: str) -> DenseSummary:
-    shapes = {dense.shape for dense, _ in found}
+def _whole(name: str, slices: list[tuple[DenseSlice, str]], where: str) -> DenseSummary:
+    shapes = {dense.shape for dense, _ in slices}
     if len(shapes) > 1:
         raise CheckpointError(f"{where}: dense parameter {name} has the shapes {sorted(shapes)} in different parts")
     shape = shapes.pop()
     position, last = 0, "nobody"
     # Empty slices say nothing about coverage.
-    for dense, part in sorted(((d, p) for d, p in found if d.length), key=lambda item: item[0].start):
+    for dense, part in sorted(((d, p) for d, p in slices if d.length), key=lambda item: item[0].start):
         if dense.start != position:
-            what = "missing" if dense.start > position else "written twice"
+            problem = "missing" if dense.start > position else "written twice"
             raise CheckpointError(
                 f"{where}: of dense parameter {name} the elements between {min(position, dense.start)} and "
-                f"{max(position, dense.start)} are {what} (parts {last}, {part})"
+                f"{max(position, dense.start)} are {problem} (parts {last}, {part})"
             )
         position, last = dense.start + dense.length, part
     if position != math.prod(shape):

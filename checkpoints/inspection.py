@@ -120,7 +120,7 @@ def record_facts(record: Record) -> RecordFacts:
             for table in manifest.model.tables
         ],
         dense_optimizer=manifest.model.dense_optimizer,
-        dense_elements=sum(one.elements for one in dense),
+        dense_elements=sum(parameter.elements for parameter in dense),
         dense=dense,
     )
 
@@ -145,8 +145,8 @@ def find_row(record: Record, table: str, row_id: int) -> RowFacts:
     manifest = record.manifest
     summary = manifest.model.table(table)
     if summary is None:
-        known = ", ".join(one.name for one in manifest.model.tables)
-        raise CheckpointError(f"{record.uri}: table {table!r} is not in the record; allowed: {known}")
+        tables = ", ".join(known_table.name for known_table in manifest.model.tables)
+        raise CheckpointError(f"{record.uri}: table {table!r} is not in the record; allowed: {tables}")
     bucket = bucket_of(row_id, table, manifest.virtual_buckets)
     for link in reversed(record.chain()):
         row, is_whole = _in_record(link, table, row_id, bucket, summary)
@@ -170,8 +170,8 @@ def _in_record(
         if rows.kind is SectionKind.DELETED:
             is_deleted = True
             continue
-        place, seen = int(places[0]), columns.get("last_seen")
-        last_seen = None if seen is None else int(seen[place])
+        place, seconds = int(places[0]), columns.get("last_seen")
+        last_seen = None if seconds is None else int(seconds[place])
         if rows.kind is SectionKind.CANDIDATES:
             candidate = RowFacts(
                 table=table,

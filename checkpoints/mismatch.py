@@ -258,11 +258,11 @@ def _without_state(old: Sequence[SegmentSummary], new: Sequence[SegmentSummary])
                 if column < first:
                     break
             is_weight = segment.name == "first_order"
-            of = "the first-order weights'" if is_weight else "the rows'"
+            whose = "the first-order weights'" if is_weight else "the rows'"
             changed.append(
                 (
                     f"spec.optimizers.{'first_order' if is_weight else 'rows'}.kind",
-                    f"{of} optimiser changed from {before.optimizer.value} to {segment.optimizer.value}",
+                    f"{whose} optimiser changed from {before.optimizer.value} to {segment.optimizer.value}",
                 )
             )
         column += segment.width

@@ -202,9 +202,9 @@ class PartWriter:
         """
         where = f"part {self._name}: {kind} of {self._groups[group].tables}"
         buckets, counts = np.asarray(buckets, "<i4"), np.asarray(counts, "<i8")
-        strange = buckets[~np.isin(buckets, self._answered[group])]
-        if len(strange):
-            raise CheckpointError(f"{where}: the part does not answer for bucket {strange[0]}")
+        not_answered_for = buckets[~np.isin(buckets, self._answered[group])]
+        if len(not_answered_for):
+            raise CheckpointError(f"{where}: the part does not answer for bucket {not_answered_for[0]}")
         total = int(counts.sum())
         lengths = {name: len(column) for name, column in columns.items()}
         if len(counts) != len(buckets) or any(length != total for length in lengths.values()):

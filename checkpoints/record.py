@@ -62,12 +62,12 @@ class Share:
         return replace(self, buckets=answered, answered=answered, first=self.first[chosen], last=self.last[chosen])
 
     def _entries(self, kind: SectionKind) -> list[SectionEntry]:
-        found = [entry for entry in self.record.index(self.part) if entry.key.kind is kind]
+        entries = [entry for entry in self.record.index(self.part) if entry.key.kind is kind]
         if kind is SectionKind.TABLE:
-            wanted = None if self.buckets is None else set(self.buckets.tolist())
-            return [entry for entry in found if wanted is None or entry.key.bucket in wanted]
-        mine = [entry for entry in found if entry.key.name == str(self.group)]
-        return [entry for entry in mine if self.buckets is None or np.isin(entry.buckets, self.buckets).any()]
+            buckets = None if self.buckets is None else set(self.buckets.tolist())
+            return [entry for entry in entries if buckets is None or entry.key.bucket in buckets]
+        of_group = [entry for entry in entries if entry.key.name == str(self.group)]
+        return [entry for entry in of_group if self.buckets is None or np.isin(entry.buckets, self.buckets).any()]
 
     def row_counts(self) -> tuple[Array, Array]:
         """Buckets with rows, [b] int64 each once, and how many; from the part's index alone. Format 1: none."""
@@ -75,8 +75,8 @@ class Share:
         buckets = np.concatenate([np.empty(0, np.int32), *(entry.buckets for entry in entries)]).astype(np.int64)
         counts = np.concatenate([np.empty(0, np.int64), *(entry.counts for entry in entries)])
         if self.buckets is not None:
-            mine = np.isin(buckets, self.buckets)
-            buckets, counts = buckets[mine], counts[mine]
+            chosen = np.isin(buckets, self.buckets)
+            buckets, counts = buckets[chosen], counts[chosen]
         once, places = np.unique(buckets, return_inverse=True)
         return once, np.bincount(places, counts, len(once)).astype(np.int64)
 
@@ -138,12 +138,12 @@ class Record:
             DamagedRecordError: the part is missing, of another length, or its index is damaged.
         """
         with self._lock:
-            found = self._indices.get(part.file)
-        if found is None:
-            found = read_index(self._store, part)
+            sections = self._indices.get(part.file)
+        if sections is None:
+            sections = read_index(self._store, part)
             with self._lock:
-                self._indices[part.file] = found
-        return found
+                self._indices[part.file] = sections
+        return sections
 
     def check(self) -> None:
         """Looks at sizes and indices of all parts, at no array.
@@ -183,26 +183,26 @@ class Record:
 
     def shares(self, buckets: Iterable[int] | Array | None = None) -> list[Share]:
         """What the parts hold of these buckets; all for None. No index is read yet."""
-        wanted = None if buckets is None else np.unique(np.fromiter(buckets, np.int64))
-        found = []
+        numbers = None if buckets is None else np.unique(np.fromiter(buckets, np.int64))
+        shares = []
         for part in self.manifest.parts:
             for number, group in enumerate(part.groups):
                 versions = group.versions()
-                mine = np.ones(len(versions.buckets), np.bool_)
-                if wanted is not None:
-                    mine = np.isin(versions.buckets, wanted)
-                if mine.any():
-                    answered = versions.buckets[mine]
-                    found.append(
+                chosen = np.ones(len(versions.buckets), np.bool_)
+                if numbers is not None:
+                    chosen = np.isin(versions.buckets, numbers)
+                if chosen.any():
+                    answered = versions.buckets[chosen]
+                    shares.append(
                         Share(
-                            self, part, number, group.tables, None if mine.all() else answered, answered,
-                            versions.first[mine], versions.last[mine],
+                            self, part, number, group.tables, None if chosen.all() else answered, answered,
+                            versions.first[chosen], versions.last[chosen],
                         )
                     )  # fmt: skip
             if not part.groups:
                 nothing = np.empty(0, np.int64)
-                found.append(Share(self, part, 0, (), wanted, nothing, nothing, nothing))
-        return found
+                shares.append(Share(self, part, 0, (), numbers, nothing, nothing, nothing))
+        return shares
 
     def marks(self, part: PartManifest) -> bytes | None:
         """What `PartWriter.write_marks` was given; None: the part was written without.
@@ -272,17 +272,17 @@ class Record:
         """
         shape = next((dense.shape for dense in self.manifest.model.dense if dense.name == parameter), None)
         if shape is None:
-            known = [dense.name for dense in self.manifest.model.dense]
-            raise CheckpointError(f"{self.uri}: the record has no dense parameter {parameter!r}; it has {known}")
+            names = [dense.name for dense in self.manifest.model.dense]
+            raise CheckpointError(f"{self.uri}: the record has no dense parameter {parameter!r}; it has {names}")
         slices = dict(self.dense_runs(parameter))
         ordered = [slices[start] for start in sorted(slices)]
-        whole: Arrays = {}
+        parameters: Arrays = {}
         for name, first in ordered[0].items():
             if first.ndim == 0:
-                whole[name] = first
+                parameters[name] = first
             else:
-                whole[name] = np.concatenate([arrays[name] for arrays in ordered]).reshape(shape)
-        return whole
+                parameters[name] = np.concatenate([arrays[name] for arrays in ordered]).reshape(shape)
+        return parameters
 
     def dense_runs(self, parameter: str, within: tuple[int, int] | None = None) -> Iterator[tuple[int, Arrays]]:
         """The runs of one dense parameter, each whole: its first element and arrays.
@@ -313,17 +313,17 @@ def chain_shares(chain: Sequence[Record], buckets: Iterable[int] | Array | None 
 
     What a later record holds whole is left out of those before it.
     """
-    wanted = None if buckets is None else np.unique(np.fromiter(buckets, np.int64))
-    whole: dict[tuple[str, ...], Array] = {}
+    numbers = None if buckets is None else np.unique(np.fromiter(buckets, np.int64))
+    last_full: dict[tuple[str, ...], Array] = {}
     for number, record in enumerate(chain):
-        for share in record.shares(wanted):
-            last = whole.setdefault(tuple(share.tables), np.zeros(record.manifest.virtual_buckets, np.int64))
+        for share in record.shares(numbers):
+            last = last_full.setdefault(tuple(share.tables), np.zeros(record.manifest.virtual_buckets, np.int64))
             last[share.answered[share.first == 0]] = number
     for number, record in enumerate(chain):
-        for share in record.shares(wanted):
+        for share in record.shares(numbers):
             if not share.tables:
                 yield share
-            elif len((needed := share.of(whole[tuple(share.tables)][share.answered] <= number)).answered):
+            elif len((needed := share.of(last_full[tuple(share.tables)][share.answered] <= number)).answered):
                 yield needed
 
 
@@ -363,7 +363,7 @@ def read_manifest(store: Store) -> RecordManifest:
     Raises:
         CheckpointError: none, or damaged.
     """
-    found = store.get_if_exists(MANIFEST)
-    if found is None:
+    data = store.get_if_exists(MANIFEST)
+    if data is None:
         raise DamagedRecordError(f"{store.uri}: no complete checkpoint record is there ({MANIFEST} is missing)")
-    return decode_manifest(found, f"{store.uri}/{MANIFEST}")
+    return decode_manifest(data, f"{store.uri}/{MANIFEST}")

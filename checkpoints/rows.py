@@ -46,11 +46,11 @@ class BucketRows:
         """[n] int32."""
         return np.repeat(self.buckets, self.counts)
 
-    def of_buckets(self, wanted: Array | None) -> BucketRows:
+    def of_buckets(self, buckets: Array | None) -> BucketRows:
         """The entries of these buckets; all for None."""
-        if wanted is None:
+        if buckets is None:
             return self
-        kept = np.isin(self.buckets, wanted)
+        kept = np.isin(self.buckets, buckets)
         if kept.all():
             return self
         entries = np.repeat(kept, self.counts)
@@ -70,13 +70,13 @@ def chunk(entry: SectionEntry, arrays: Arrays, tables: Sequence[str], where: str
     Raises:
         DamagedRecordError: its arrays contradict each other.
     """
-    found = BucketRows(entry.key.kind, where, tables, entry.buckets, entry.counts, arrays)
-    total = len(found)
-    if len(found.buckets) != len(found.counts) or any(len(column) != total for column in arrays.values()):
+    rows = BucketRows(entry.key.kind, where, tables, entry.buckets, entry.counts, arrays)
+    total = len(rows)
+    if len(rows.buckets) != len(rows.counts) or any(len(column) != total for column in arrays.values()):
         raise DamagedRecordError(f"{where}: section {entry.key} has columns of other lengths than its buckets say")
     if total and int(arrays["tables"].max()) >= len(tables):
         raise DamagedRecordError(f"{where}: section {entry.key} names table {int(arrays['tables'].max())} of {tables}")
-    return found
+    return rows
 
 
 def of_first_format(entry: SectionEntry, arrays: Arrays, created: float, where: str) -> Iterator[BucketRows]:

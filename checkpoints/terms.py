@@ -127,9 +127,9 @@ def take_term(
             # whose rival failed, too. Whose the file is stands in it.
             attempted = _read(opened, tried) if tried and opened.exists(tried) else None
             newest, tried = newest_term(opened, job_name, job_id), ""
-            for found in (attempted, newest):
-                if found is not None and (found.holder, found.address) == (holder, address):
-                    return found
+            for own in (attempted, newest):
+                if own is not None and (own.holder, own.address) == (holder, address):
+                    return own
             number = 1 if newest is None else newest.term + 1
             if number > _HIGHEST:
                 raise CheckpointError(f"job {job_id}: term {number} is not allowed; allowed: 1 to {_HIGHEST}")
@@ -169,9 +169,9 @@ def concluded_term(store: str | Store, job_name: str, job_id: str) -> int:
     """
     opened = open_store(store) if isinstance(store, str) else store
     key = f"{terms_folder(job_name, job_id)}/{_CONCLUDED_FILE}"
-    found = opened.get_if_exists(key)
+    data = opened.get_if_exists(key)
     try:
-        return 0 if found is None else msgspec.json.decode(found, type=int)
+        return 0 if data is None else msgspec.json.decode(data, type=int)
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{opened.child_uri(key)}: it cannot be read: {error}") from error
 

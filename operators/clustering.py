@@ -67,20 +67,20 @@ class ClusterPartitionOperator(_LogOperator):
                 problem = FieldProblem("destination", "empty", "where the clustered log goes", advice)
                 raise SpecError([problem], "the form")
             job = self._job()
-            found = cluster_partition(self.platform, job, self.path, self.partition)
-        self._clustered = resolved(job.spec.data.path, str(self.platform.base_folder)), found
+            result = cluster_partition(self.platform, job, self.path, self.partition)
+        self._clustered = resolved(job.spec.data.path, str(self.platform.base_folder)), result
         self.log.info(
             "%s %s: %s rows, %s sessions; %s bytes became %s",
-            found.path, found.partition, f"{found.rows:,}", f"{found.sessions:,}", f"{found.source_bytes:,}",
-            f"{found.bytes:,}",
+            result.path, result.partition, f"{result.rows:,}", f"{result.sessions:,}", f"{result.source_bytes:,}",
+            f"{result.bytes:,}",
         )  # fmt: skip
         for asset in self.outlets:
             if isinstance(asset, Asset):
                 event = context["outlet_events"][asset]
-                event.extra = {"path": found.path, "rows": found.rows, "sessions": found.sessions}
+                event.extra = {"path": result.path, "rows": result.rows, "sessions": result.sessions}
                 if self.partition:
                     event.add_partitions(self.partition)
-        return give(found)
+        return give(result)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any] | None:
         """From the log to the clustered one; nothing where the task failed."""
@@ -101,10 +101,11 @@ class InspectPartitionOperator(_LogOperator):
         from elastrec.platform.jobs.starting.clustering import inspect_partition
 
         with no_retry_for_bad_input():
-            found = inspect_partition(self.platform, self._job(), self.path, self.partition)
-        push_link(context, found.run_url)
+            result = inspect_partition(self.platform, self._job(), self.path, self.partition)
+        push_link(context, result.run_url)
         self.log.info(
             "%s rows, %s sessions; %.2f times fewer bytes stored, %.2f sent, %.2f times fewer ids pooled; groups: %s",
-            f"{found.rows:,}", f"{found.sessions:,}", found.stored, found.sent, found.pooled, found.groups or "none",
+            f"{result.rows:,}", f"{result.sessions:,}", result.stored, result.sent, result.pooled,
+            result.groups or "none",
         )  # fmt: skip
-        return give(found)
+        return give(result)

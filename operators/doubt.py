@@ -59,7 +59,7 @@ class Patience:
             self._since = now
         if doubt is not self._doubt:
             self._doubt, self._doubt_since, self._next_line = doubt, now, now + self.every_seconds
-        longest = max(each.limit_seconds for each in Doubt)
+        longest = max(kind.limit_seconds for kind in Doubt)
         return now - self._doubt_since >= doubt.limit_seconds or now - self._since >= longest
 
     def line(self, reason: str, now: float) -> str:

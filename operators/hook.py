@@ -93,10 +93,10 @@ class ElastrecHook(BaseHook):
         if extra.get("cluster_file"):
             return read_cluster_config(Path(str(extra["cluster_file"])), "extra.cluster_file")
         if extra.get("agent_state"):
-            found = find_agent(str(extra["agent_state"]), folder)
-            if found is None:
+            cluster = find_agent(str(extra["agent_state"]), folder)
+            if cluster is None:
                 raise ClusterError(f"extra.agent_state: no node agent runs in {extra['agent_state']}")
-            return found.config
+            return cluster.config
         token = connection.password or _text_of(str(extra.get("token_file") or ""), "extra.token_file")
         remedy = (
             "fill it in, or name a node agent's folder in extra.agent_state or a cluster's file in extra.cluster_file"

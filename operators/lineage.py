@@ -83,16 +83,20 @@ def model(registered: Registered, tracking_uri: str) -> OutputDataset:
     return OutputDataset(without_credentials(tracking_uri), f"models/{registered.name}", facets=facets)
 
 
-def clustered(source: str, found: Clustered) -> OperatorLineage[Any, Any]:
+def clustered(source: str, result: Clustered) -> OperatorLineage[Any, Any]:
     """A partition of a log, and the same clustered by session."""
     from openlineage.client.event_v2 import InputDataset, OutputDataset
     from openlineage.client.facet_v2 import input_statistics_input_dataset, output_statistics_output_dataset
 
-    read = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=found.rows, size=found.source_bytes)
-    written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=found.rows, size=found.bytes)
+    read = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
+        rowCount=result.rows, size=result.source_bytes
+    )
+    written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+        rowCount=result.rows, size=result.bytes
+    )
     return lineage(
         [InputDataset(*name_of(source), inputFacets={"inputStatistics": read})],
-        [OutputDataset(*name_of(found.path), outputFacets={"outputStatistics": written})],
+        [OutputDataset(*name_of(result.path), outputFacets={"outputStatistics": written})],
     )
 
 

@@ -244,10 +244,10 @@ class JobTrigger(BaseTrigger):
         """The states of the watched task's instances in this run; a mapped one is called `task_id_index`."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-        found: dict[str, dict[str, Any]] = RuntimeTaskInstance.get_task_states(
+        states: dict[str, dict[str, Any]] = RuntimeTaskInstance.get_task_states(
             dag_id=self.dag_id, map_index=self.map_index, task_ids=[self.watched_task_id], run_ids=[self.run_id]
         )
-        return found.get(self.run_id, {})
+        return states.get(self.run_id, {})
 
 
 class JobPhaseTrigger(JobTrigger):

@@ -248,10 +248,10 @@ class FsspecStore(Store):
         path = self._path(key)
         with self._asking("could not look at", key):
             try:
-                found = self._fs.info(path)
+                details = self._fs.info(path)
             except FileNotFoundError:
                 return None
-        return int(found["size"]) if found["type"] == "file" else None
+        return int(details["size"]) if details["type"] == "file" else None
 
     def _listed(self, prefix: str) -> str:
         return self._path(prefix) if prefix else self._root
@@ -261,21 +261,21 @@ class FsspecStore(Store):
             try:
                 # Where fsspec walks folders itself, it takes one that cannot be listed for an empty one.
                 how = {} if self._fs.async_impl else {"on_error": "raise"}
-                found = self._fs.find(self._listed(prefix), **how)
+                paths = self._fs.find(self._listed(prefix), **how)
             except FileNotFoundError:
                 return []
         # A service that has no folders lists the object itself.
-        keys = [str(path).removeprefix(f"{self._root}/") for path in found if str(path) != self._listed(prefix)]
+        keys = [str(path).removeprefix(f"{self._root}/") for path in paths if str(path) != self._listed(prefix)]
         return sorted(key for key in keys if not key.rpartition("/")[2].startswith(HIDDEN))
 
     def folders(self, prefix: str = "") -> list[str]:
         listed = self._listed(prefix)
         with self._asking("could not list", prefix):
             try:
-                found = self._fs.ls(listed, detail=True)
+                entries = self._fs.ls(listed, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        folders = [str(entry["name"]).rstrip("/") for entry in found if entry["type"] == "directory"]
+        folders = [str(entry["name"]).rstrip("/") for entry in entries if entry["type"] == "directory"]
         return sorted(folder.rpartition("/")[2] for folder in folders if folder != listed)
 
     def delete(self, key: str) -> None:

@@ -183,21 +183,21 @@ class LocalStore(Store):
         path = self._path(key)
         with _explained("could not look at", path):
             try:
-                found = path.stat()
+                status = path.stat()
             except (FileNotFoundError, NotADirectoryError):
                 _check_is_there(path)
                 return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def keys(self, prefix: str = "") -> list[str]:
         start = self._path(prefix) if prefix else self._root
-        found = []
+        keys = []
         if not start.is_dir():
             _check_is_there(start)
         for folder, _, names in os.walk(start):
             relative = Path(folder).relative_to(self._root)
-            found += [(relative / name).as_posix() for name in names if not name.startswith(HIDDEN)]
-        return sorted(found)
+            keys += [(relative / name).as_posix() for name in names if not name.startswith(HIDDEN)]
+        return sorted(keys)
 
     def folders(self, prefix: str = "") -> list[str]:
         start = self._path(prefix) if prefix else self._root

@@ -188,25 +188,25 @@ class S3Store(Store):
 
     def keys(self, prefix: str = "") -> list[str]:
         skip = len(f"{self._prefix}/") if self._prefix else 0
-        found: list[str] = []
+        keys: list[str] = []
         with _explained("could not list", f"{self.uri}/{prefix}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._folder(prefix)
             )
             for page in pages:
-                found += [item["Key"][skip:] for item in page.get("Contents", [])]
-        return sorted(found)
+                keys += [item["Key"][skip:] for item in page.get("Contents", [])]
+        return sorted(keys)
 
     def folders(self, prefix: str = "") -> list[str]:
         start = self._folder(prefix)
-        found: list[str] = []
+        folders: list[str] = []
         with _explained("could not list", f"{self.uri}/{prefix}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=start, Delimiter="/"
             )
             for page in pages:
-                found += [item["Prefix"][len(start) : -1] for item in page.get("CommonPrefixes", [])]
-        return sorted(found)
+                folders += [item["Prefix"][len(start) : -1] for item in page.get("CommonPrefixes", [])]
+        return sorted(folders)
 
     def delete(self, key: str) -> None:
         with _explained("could not delete", self.child_uri(key)):
@@ -214,13 +214,13 @@ class S3Store(Store):
 
     def _uploads(self, prefix: str) -> list[tuple[str, str]]:
         """(full key, upload id) of the multipart uploads below a prefix that were not completed."""
-        found: list[tuple[str, str]] = []
+        uploads: list[tuple[str, str]] = []
         try:
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=self._folder(prefix)
             )
             for page in pages:
-                found += [(item["Key"], item["UploadId"]) for item in page.get("Uploads", [])]
+                uploads += [(item["Key"], item["UploadId"]) for item in page.get("Uploads", [])]
         except ClientError as error:
             if _code(error) not in _NOT_ALLOWED:
                 raise
@@ -230,7 +230,7 @@ class S3Store(Store):
                 consequence="what killed writers have uploaded stays until a rule of the bucket removes it; allow "
                 "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload",
             )  # fmt: skip
-        return found
+        return uploads
 
     def unfinished(self, prefix: str = "") -> list[str]:
         skip = len(f"{self._prefix}/") if self._prefix else 0

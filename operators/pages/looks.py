@@ -137,13 +137,13 @@ class _Kept:
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
-            at, found = self._looks.get(key, (float("-inf"), None))
+            at, kept = self._looks.get(key, (float("-inf"), None))
             if time.monotonic() - at > KEPT_SECONDS:
-                found = ask()
+                kept = ask()
                 with self._lock:
                     self._forget_old()
-                    self._looks[key] = time.monotonic(), found
-            return found
+                    self._looks[key] = time.monotonic(), kept
+            return kept
 
     def _forget_old(self) -> None:
         now = time.monotonic()
@@ -189,11 +189,11 @@ def _all_jobs(connection: str) -> AllJobs:
         away.append(f"the cluster does not answer: {error}")
         names = []
     history = _history(platform, away)
-    known = _records(history, away)
+    records = _records(history, away)
     with ThreadPoolExecutor(_SIDE_BY_SIDE, "look") as pool:
-        running = list(pool.map(lambda name: _look(platform, name, known.get(name)), names))
-    recent = [JobLook(job_id, record=record, run_url=url) for job_id, (record, url) in known.items()]
-    return AllJobs(running, [each for each in recent if each.job_id not in names][:_RECENT], away)
+        running = list(pool.map(lambda name: _look(platform, name, records.get(name)), names))
+    recent = [JobLook(job_id, record=record, run_url=url) for job_id, (record, url) in records.items()]
+    return AllJobs(running, [ended for ended in recent if ended.job_id not in names][:_RECENT], away)
 
 
 def _one_job(connection: str, job_id: str) -> OneJob:
@@ -211,8 +211,8 @@ def _one_job(connection: str, job_id: str) -> OneJob:
     try:
         pods = jobs.pods_of_job(platform, job_id)
         if pods:
-            seen = jobs.observe(platform, job_id, _MASTER_SECONDS)
-            failure, job = seen.failure, JobLook(job_id, seen.metrics, seen.reachable, record, url)
+            observation = jobs.observe(platform, job_id, _MASTER_SECONDS)
+            failure, job = observation.failure, JobLook(job_id, observation.metrics, observation.reachable, record, url)
     except ClusterError as error:
         away.append(str(error))
     try:
@@ -223,16 +223,16 @@ def _one_job(connection: str, job_id: str) -> OneJob:
     return OneJob(job, failure, pods, explained, PARTS, charts, away)
 
 
-def _look(platform: Platform, job_id: str, known: tuple[JobRecord, str] | None) -> JobLook:
+def _look(platform: Platform, job_id: str, recorded: tuple[JobRecord, str] | None) -> JobLook:
     from elastrec.platform.jobs import observe
 
-    record, url = known or (None, "")
+    record, url = recorded or (None, "")
     try:
-        seen = observe(platform, job_id, _MASTER_SECONDS)
+        observation = observe(platform, job_id, _MASTER_SECONDS)
     except ElastrecError as error:
         unknown = TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=str(error))
         return JobLook(job_id, unknown, False, record, url)
-    return JobLook(job_id, seen.metrics, seen.reachable, record, url)
+    return JobLook(job_id, observation.metrics, observation.reachable, record, url)
 
 
 def _history(platform: Platform, away: list[str]) -> History | None:
@@ -251,15 +251,15 @@ def _records(history: History | None, away: list[str], job_id: str = "") -> dict
     """What MLflow knows: the newest run of each job, and its page."""
     from elastrec.platform.history import JobFilter
 
-    found: dict[str, tuple[JobRecord, str]] = {}
+    records: dict[str, tuple[JobRecord, str]] = {}
     if history is None:
-        return found
+        return records
     try:
         for record in history.job_records(JobFilter(job_id=job_id or None), _RECENT * 2):
-            found.setdefault(record.job_id, (record, history.run_url(record.run_id)))
+            records.setdefault(record.job_id, (record, history.run_url(record.run_id)))
     except HistoryError as error:
         away.append(str(error))
-    return found
+    return records
 
 
 def _charts(history: History | None, record: JobRecord | None, away: list[str]) -> list[Chart]:

@@ -87,7 +87,7 @@ _loaded: dict[str, Backend] = {}
 
 def installed_backends() -> tuple[str, ...]:
     """Names of the backends that can be used here."""
-    return tuple(sorted({each.name for each in entry_points(group=GROUP)}))
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
 def load_backend(name: str) -> Backend:
@@ -98,14 +98,14 @@ def load_backend(name: str) -> Backend:
     """
     if name in _loaded:
         return _loaded[name]
-    for each in entry_points(group=GROUP):
-        if each.name == name:
+    for point in entry_points(group=GROUP):
+        if point.name == name:
             try:
-                backend = each.load()
+                backend = point.load()
             except Exception as error:
-                raise BackendError(f"{name!r} cannot be loaded from {each.value}: {error}", _INSTALL) from error
+                raise BackendError(f"{name!r} cannot be loaded from {point.value}: {error}", _INSTALL) from error
             if not isinstance(backend, Backend):
-                raise BackendError(f"{name!r} is {each.value}, which is no Backend", "correct the entry point")
+                raise BackendError(f"{name!r} is {point.value}, which is no Backend", "correct the entry point")
             return _loaded.setdefault(name, backend)
     raise BackendError(f"{name!r} is not allowed; allowed: {', '.join(installed_backends())}", _INSTALL)
 

@@ -63,10 +63,10 @@ def start_agent(
             command += ["--tls", str(tls_folder.absolute())] if tls_folder else []
             _spawn(state, command)
     total = cluster.agent().total
-    for name, asked, there in (("cores", cores, total.cores), ("memory_bytes", memory_bytes, total.memory_bytes)):
-        if asked is not None and asked != there:
+    for name, asked, present in (("cores", cores, total.cores), ("memory_bytes", memory_bytes, total.memory_bytes)):
+        if asked is not None and asked != present:
             raise ClusterError(
-                f"{name}: {asked} is not what the running cluster in {state.folder} has ({there}); "
+                f"{name}: {asked} is not what the running cluster in {state.folder} has ({present}); "
                 "leave it out, or end that cluster and its pods first: elastrec agent stop"
             )
     return cluster
@@ -120,18 +120,18 @@ def _silent(state: StateFolder) -> ClusterError:
 
 def _left_pods(state: StateFolder) -> bool:
     # A folder is left also of a pod that the journal, being lost, does not name.
-    found = state.pods.is_dir() and any(entry.name != "trash" for entry in state.pods.iterdir())
+    has_pods = state.pods.is_dir() and any(entry.name != "trash" for entry in state.pods.iterdir())
     if not state.journal.exists():
-        return found
+        return has_pods
     try:
         journal = Journal(state.journal)
         try:
-            return found or bool(journal.records())
+            return has_pods or bool(journal.records())
         finally:
             journal.close()
     except DamagedJournalError:
         Journal.put_aside(state.journal)
-        return found
+        return has_pods
 
 
 def _environment() -> dict[str, str]:
@@ -161,8 +161,8 @@ def _spawn(state: StateFolder, command: list[str]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while state.agent() is None:
         if process.poll() is not None or time.monotonic() > deadline:
-            said = state.log.read_bytes()[begin:].decode(errors="replace").strip()
-            raise ClusterError(f"the node agent in {state.folder} did not start: {said[-2000:]}")
+            log_text = state.log.read_bytes()[begin:].decode(errors="replace").strip()
+            raise ClusterError(f"the node agent in {state.folder} did not start: {log_text[-2000:]}")
         time.sleep(_TICK_SECONDS)
     # The agent is meant to survive us; if it ends first, it must not stay a zombie.
     threading.Thread(target=process.wait, name="agent-reaper", daemon=True).start()

@@ -92,11 +92,11 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
 def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
     if state.has_wanted_servers:
         return
-    servers, wanted = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
-    for server in servers[wanted.count :]:
+    servers, target = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
+    for server in servers[target.count :]:
         state.membership.move(server, MemberStage.RETIRING)
         losses.dismiss(state, server, effects, delete=True)
-    for index in range(len(servers), wanted.count):
-        state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
+    for index in range(len(servers), target.count):
+        state.membership.add(Role.PARAMETER_SERVER, index, target.size, state.time)
     names = [server.name for server in state.membership.servers()]
     state.ownership.assign(names, state.plan.virtual_buckets)

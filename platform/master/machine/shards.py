@@ -243,7 +243,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         ended = [self._end(number, "rolled back") for number in list(self.doing)]
         self.cursor = positions.cursor if positions else 0
         begun = positions.begun if positions else []
-        self.returned = {one.number: Returned(one.offset, one.attempt, one.position) for one in begun}
+        self.returned = {shard.number: Returned(shard.offset, shard.attempt, shard.position) for shard in begun}
         # Rows up to the old offset are to be trained again: getting through them is progress.
         self.failures = {
             number: Failures(failures.count, self.returned[number].offset if number in self.returned else 0)

@@ -137,20 +137,20 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         self.times.pass_time(self, event.time - self.time)
         self.time = max(self.time, event.time)
         # Kept from the event before, but not in a snapshot: it follows from the rest of the state.
-        before = self.__dict__.get("told") or self._directives_depend_on()
+        before = self.__dict__.get("directive_basis") or self._directives_depend_on()
         effects: list[Effect] = []
         handlers.HANDLERS[type(event)](self, event, effects)
         while saving.step(self, self.time, effects):
             pass
         shape.step(self, effects)
         stages.discard_abandoned(self, effects)
-        told = self._directives_depend_on()
-        if told != before:
+        basis = self._directives_depend_on()
+        if basis != before:
             self.phases.version += 1
             self._settle_servers()
             orders.keep_one_at_work(self, effects)
-            told = self._directives_depend_on()
-        self.__dict__["told"] = told
+            basis = self._directives_depend_on()
+        self.__dict__["directive_basis"] = basis
         return effects
 
     def _directives_depend_on(self) -> tuple[object, ...]:

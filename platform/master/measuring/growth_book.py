@@ -62,16 +62,16 @@ class GrowthBook:
         """Every table with rows, by name."""
         if not self._points:
             return []
-        found = []
+        tables = []
         for table, last in sorted(self._points[-1].tables.items()):
-            known = [(each.samples, each.tables[table].rows) for each in self._points if table in each.tables]
+            measured = [(point.samples, point.tables[table].rows) for point in self._points if table in point.tables]
             if last.rows > 0:
-                found.append(
+                tables.append(
                     TableGrowth(
                         table=table,
-                        samples=[samples for samples, _ in known],
-                        rows=[rows for _, rows in known],
+                        samples=[samples for samples, _ in measured],
+                        rows=[rows for _, rows in measured],
                         bytes_per_row=last.bytes / last.rows,
                     )
                 )
-        return found
+        return tables

@@ -129,11 +129,11 @@ class Monitor:
 
     def tables(self) -> list[TableUsage]:
         """Rows and bytes of every table on all servers, by name."""
-        found: dict[str, TableUsage] = {}
+        totals: dict[str, TableUsage] = {}
         for usage in (usage for pod in self.pods.values() for usage in pod.tables):
-            rows, size = (found[usage.table].rows, found[usage.table].bytes) if usage.table in found else (0, 0)
-            found[usage.table] = TableUsage(table=usage.table, rows=rows + usage.rows, bytes=size + usage.bytes)
-        return [found[table] for table in sorted(found)]
+            rows, size = (totals[usage.table].rows, totals[usage.table].bytes) if usage.table in totals else (0, 0)
+            totals[usage.table] = TableUsage(table=usage.table, rows=rows + usage.rows, bytes=size + usage.bytes)
+        return [totals[table] for table in sorted(totals)]
 
     def take_waiting_share(self) -> float | None:
         """Share of the workers' training time since the last call that they waited for rows; None: no step was made."""

@@ -61,11 +61,11 @@ def is_settled(state: JobState) -> bool:
 
 def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
     """Memory of every server that has told it."""
-    found = []
+    uses = []
     for server in state.membership.servers():
         sample = monitor.pods.get(server.name)
         if sample is not None and sample.memory_bytes:
-            found.append(
+            uses.append(
                 ServerUse(
                     pod=server.name,
                     used_bytes=sample.memory_bytes,
@@ -73,7 +73,7 @@ def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
                     table_bytes=sum(usage.bytes for usage in sample.tables),
                 )
             )
-    return found
+    return uses
 
 
 class ProfileBook:
@@ -93,9 +93,9 @@ class ProfileBook:
         # A job of a thousand workers is not gone through for every heartbeat.
         if time >= self._looked + max(_LOOK_SECONDS, look_seconds(len(state.membership.members))):
             self._looked = time
-            found = configuration_of(state) if is_settled(state) else None
-            if found != self._now:
-                self._now, self._settled_since = found, time
+            current = configuration_of(state) if is_settled(state) else None
+            if current != self._now:
+                self._now, self._settled_since = current, time
                 self._heard = {pod: time}
         configuration = self._now
         if configuration is None or since is None or since < self._settled_since + SETTLING_SECONDS:
@@ -114,7 +114,7 @@ class ProfileBook:
 
     def recall(self, measured: Iterable[Measured]) -> None:
         """Goes on where the book of a master before this one ended."""
-        self._sums = {each.configuration: each for each in measured}
+        self._sums = {entry.configuration: entry for entry in measured}
 
     def measured(self) -> list[Measured]:
         """One entry per configuration, the one that was first seen first."""

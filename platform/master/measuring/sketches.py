@@ -17,10 +17,10 @@ def merge_sketches(first: bytes, second: bytes) -> bytes:
 
 def head_metrics(sketches: HeadSketches) -> tuple[HeadMetrics, ...]:
     """The figures of all heads, in their order."""
-    found = []
+    metrics = []
     for name, sketch in sketches.heads.items():
         figures = figures_of(sketch)
-        found.append(
+        metrics.append(
             HeadMetrics(
                 name=name,
                 auc=figures.auc,
@@ -30,4 +30,4 @@ def head_metrics(sketches: HeadSketches) -> tuple[HeadMetrics, ...]:
                 calibration=figures.calibration,
             )
         )
-    return tuple(found)
+    return tuple(metrics)

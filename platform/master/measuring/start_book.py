@@ -66,18 +66,18 @@ class StartBook:
     def starts(self) -> list[Start]:
         """Every start that counts, for `recall`; what is on its way is not among them."""
         return [
-            Start(role, added, each)
+            Start(role, added, start)
             for added, book in ((False, self._first), (True, self._added))
-            for role, found in book.items()
-            for each in found
+            for role, starts in book.items()
+            for start in starts
         ]
 
     def recall(self, starts: Iterable[Start]) -> None:
         """Goes on where the book of a master before this one ended."""
-        for each in starts:
-            (self._added if each.added else self._first).setdefault(each.role, []).append(each.seconds)
+        for start in starts:
+            (self._added if start.added else self._first).setdefault(start.role, []).append(start.seconds)
 
     def medians(self) -> dict[str, float]:
         """Median seconds by metric name; a role of which no pod came up yet is absent."""
-        found = {role: self._added.get(role) or self._first.get(role) for role in _NAMES}
-        return {_NAMES[role]: statistics.median(starts) for role, starts in found.items() if starts}
+        seconds = {role: self._added.get(role) or self._first.get(role) for role in _NAMES}
+        return {_NAMES[role]: statistics.median(starts) for role, starts in seconds.items() if starts}

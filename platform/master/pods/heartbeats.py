@@ -71,25 +71,25 @@ class Heartbeats:
         for new in members.keys() - self._last_seen.keys():
             self._last_seen[new] = now
         starting = [member for member in members.values() if not member.incarnation]
-        found = self._not_started(starting, running() if starting else (), now)
+        silences = self._not_started(starting, running() if starting else (), now)
         # Of a thousand pods that all speak none is looked at by itself.
         if now - min(self._last_seen.values(), default=now) <= silence_seconds(self._faults, 0.0):
-            return found
+            return silences
         for name, member in members.items():
             seconds = now - self._last_seen[name]
             # A pod does what it was told last: that it may beat faster now it does not know yet.
             told_seconds = self._told_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
             if seconds > silence_seconds(self._faults, told_seconds):
-                found.append(Silence(name, member.incarnation, seconds))
-        return found
+                silences.append(Silence(name, member.incarnation, seconds))
+        return silences
 
     def _not_started(self, starting: list[Member], up: Collection[str], now: float) -> list[Silence]:
         self._up_since = {m.name: self._up_since.get(m.name, now) for m in starting if m.name in up}
-        found = []
+        silences = []
         for member in starting:
             # It is not expected to speak before; the time that it took to come up is no silence.
             self._last_seen[member.name] = now
             seconds = now - self._up_since.get(member.name, now)
             if seconds > self._faults.start_timeout:
-                found.append(Silence(member.name, member.incarnation, seconds))
-        return found
+                silences.append(Silence(member.name, member.incarnation, seconds))
+        return silences

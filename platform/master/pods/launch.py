@@ -210,12 +210,12 @@ def member_pod(
 ) -> PodSpec:
     """Worker or parameter server `index`; `size` where it differs from the job file's."""
     resources = request.training_job.spec.resources
-    asked = resources.worker if role is Role.WORKER else resources.parameter_server
+    described = resources.worker if role is Role.WORKER else resources.parameter_server
     return _pod(
         request,
         role,
         pod_name(request.job_id, role, index, restart),
-        size or pod_size(asked),
+        size or pod_size(described),
         files={},
         secrets=secret_files(token, tls, serves=role is not Role.WORKER),
         environment_variables={

@@ -213,15 +213,15 @@ def _count(
     restarts = state.plan.pod_restarts
     streak = state.membership.count_loss(member, taken_away=taken_away)
     if streak.failures > restarts:
-        what, limit = f"failed {streak.failures} times", f"spec.faults.pod_restarts {restarts} allows"
+        losses, limit = f"failed {streak.failures} times", f"spec.faults.pod_restarts {restarts} allows"
     elif streak.taken_away > TAKEN_AWAY_PER_RESTART * restarts:
-        what = f"was ended by the cluster {streak.taken_away} times"
+        losses = f"was ended by the cluster {streak.taken_away} times"
         limit = f"{TAKEN_AWAY_PER_RESTART} times spec.faults.pod_restarts {restarts}"
     else:
         return True
     place = pod_name(state.plan.job_id, member.role, member.index)
     state.fail(
-        f"pod {place} {what} in a row while the job made no progress, more than {limit}; "
+        f"pod {place} {losses} in a row while the job made no progress, more than {limit}; "
         f"the last time, {member.name}: {reason}",
         effects,
         detail,

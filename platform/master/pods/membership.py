@@ -141,8 +141,8 @@ class Membership(msgspec.Struct, kw_only=True):
 
     def servers(self) -> list[Member]:
         """In the order of their places."""
-        found = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
-        return sorted(found, key=lambda member: member.index)
+        servers = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
+        return sorted(servers, key=lambda member: member.index)
 
     def add(self, role: Role, index: int, size: PodSize, time: float) -> Member:
         """A new pod for a place."""

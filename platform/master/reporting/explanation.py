@@ -35,84 +35,85 @@ def explanation(job_id: str, phase: str, times: TimeBook, journal: Journal) -> E
 
 def timeline_entry(seconds: float, unix_seconds: float, decision: str, inputs: dict[str, Any]) -> TimelineEntry:
     """A decision of the state machine in words."""
-    what, cause = _words(decision, inputs)
+    words, cause = _words(decision, inputs)
     return TimelineEntry(
-        seconds=seconds, unix_seconds=unix_seconds, what=what, cause=cause, is_fault=decision in _FAULTS
+        seconds=seconds, unix_seconds=unix_seconds, what=words, cause=cause, is_fault=decision in _FAULTS
     )
 
 
-def _words(decision: str, of: dict[str, Any]) -> tuple[str, str]:
+def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
     match decision:
         case "job_begun":
-            source = f"from record {of['record']}" if of["record"] else "from nothing"
-            source += f" at {of['samples']:,} samples" if of["samples"] else ""
-            return f"began {source} with {of['workers']} workers, {of['parameter_servers']} servers", ""
+            source = f"from record {inputs['record']}" if inputs["record"] else "from nothing"
+            source += f" at {inputs['samples']:,} samples" if inputs["samples"] else ""
+            return f"began {source} with {inputs['workers']} workers, {inputs['parameter_servers']} servers", ""
         case "job_resumed":
-            again = f"; {of['repeated_rows']:,} rows are trained again" if of["repeated_rows"] else ""
-            what = f"resumed from {of['record']} at {of['step']:,} samples, generation {of['generation']}"
-            return what, f"an earlier master has left it (this is term {of['term']}){again}"
+            again = f"; {inputs['repeated_rows']:,} rows are trained again" if inputs["repeated_rows"] else ""
+            words = f"resumed from {inputs['record']} at {inputs['step']:,} samples, generation {inputs['generation']}"
+            return words, f"an earlier master has left it (this is term {inputs['term']}){again}"
         case "term_begun":
-            return f"the master moved to {of['address']} (term {of['term']})", ""
+            return f"the master moved to {inputs['address']} (term {inputs['term']})", ""
         case "pod_registered":
-            return f"started {of['pod']}" + (f" on {of['node']}" if of["node"] else ""), ""
+            return f"started {inputs['pod']}" + (f" on {inputs['node']}" if inputs["node"] else ""), ""
         case "pod_replaced":
-            return f"lost {of['pod']}, replaced by {of['by']}", of["reason"]
+            return f"lost {inputs['pod']}, replaced by {inputs['by']}", inputs["reason"]
         case "process_replaced":
-            return f"restarted the process of {of['pod']}", "the old process was gone"
+            return f"restarted the process of {inputs['pod']}", "the old process was gone"
         case "rollback":
-            place = of["record"] if "/" in of["record"] else "the beginning"
-            return f"rolled back to {place}, generation {of['generation']}", of["reason"]
+            place = inputs["record"] if "/" in inputs["record"] else "the beginning"
+            return f"rolled back to {place}, generation {inputs['generation']}", inputs["reason"]
         case "record_damaged":
-            return f"found {of['record']} damaged", of["reason"]
+            return f"found {inputs['record']} damaged", inputs["reason"]
         case "shape_asked":
-            return f"was asked for another shape ({of['request']}): {of['wanted']}", ""
+            return f"was asked for another shape ({inputs['request']}): {inputs['wanted']}", ""
         case "shape_ended":
-            return f"the request {of['request']} for another shape: {of['outcome']}", of["reason"]
+            return f"the request {inputs['request']} for another shape: {inputs['outcome']}", inputs["reason"]
         case "pod_resized":
-            return f"{of['pod']} has {of['cores']:g} cores instead of {of['before_cores']:g}", ""
+            return f"{inputs['pod']} has {inputs['cores']:g} cores instead of {inputs['before_cores']:g}", ""
         case "resize_refused":
-            return f"{of['pod']} keeps {of['cores']:g} cores instead of {of['asked_cores']:g}", of["reason"]
+            sizes = f"{inputs['cores']:g} cores instead of {inputs['asked_cores']:g}"
+            return f"{inputs['pod']} keeps {sizes}", inputs["reason"]
         case "save_begun":
-            return f"saving at {of['step']:,} samples", "training is done" if of["is_final"] else ""
+            return f"saving at {inputs['step']:,} samples", "training is done" if inputs["is_final"] else ""
         case "record_committed":
-            return f"saved {of['record']}", ""
+            return f"saved {inputs['record']}", ""
         case "save_failed":
-            return f"could not save ({of['order']})", of["reason"]
+            return f"could not save ({inputs['order']})", inputs["reason"]
         case "save_unknown":
-            return f"went on without knowing whether {of['order']} is complete", of["reason"]
+            return f"went on without knowing whether {inputs['order']} is complete", inputs["reason"]
         case "phase_changed":
-            return f"{of['before']} -> {of['after']}", ""
+            return f"{inputs['before']} -> {inputs['after']}", ""
         case "master_resumed":
-            away = of["away_seconds"]
+            away = inputs["away_seconds"]
             return "the master went on", f"it was gone for {away:.1f} s" if away else "it was suspended or restarted"
         case "pod_ordered":
-            names = [name for name in of if name not in ("pod", "reason")]
-            wanted = ", ".join(f"{name.replace('_', ' ')} {of[name]}" for name in names)
-            return f"{of['pod']} has orders of its own: {wanted}", of.get("reason", "")
+            names = [name for name in inputs if name not in ("pod", "reason")]
+            places = ", ".join(f"{name.replace('_', ' ')} {inputs[name]}" for name in names)
+            return f"{inputs['pod']} has orders of its own: {places}", inputs.get("reason", "")
         case "job_failed":
-            return "failed", of["reason"]
+            return "failed", inputs["reason"]
         case "job_stopped":
-            return "stopped", of["reason"]
+            return "stopped", inputs["reason"]
         case "job_succeeded":
-            return f"succeeded after {of['samples_trained']:,} samples", ""
-    return decision.replace("_", " "), ", ".join(f"{name} {value}" for name, value in of.items())
+            return f"succeeded after {inputs['samples_trained']:,} samples", ""
+    return decision.replace("_", " "), ", ".join(f"{name} {value}" for name, value in inputs.items())
 
 
-def as_text(told: Explanation) -> str:
+def as_text(story: Explanation) -> str:
     """The story as plain lines of at most about 120 characters, for a terminal and for MLflow."""
     lines = [
-        f"{told.job}: {told.phase}, {told.wall_seconds:.1f} s, goodput {told.goodput:.1%} "
+        f"{story.job}: {story.phase}, {story.wall_seconds:.1f} s, goodput {story.goodput:.1%} "
         "(share of the time in which rows were trained that count)",
         "",
         f"{'PART':<20} {'SECONDS':>10} {'SHARE':>7}  MEANING",
     ]
-    for part, seconds in told.parts.items():
-        share = seconds / told.wall_seconds if told.wall_seconds else 0.0
+    for part, seconds in story.parts.items():
+        share = seconds / story.wall_seconds if story.wall_seconds else 0.0
         lines.append(f"{part.replace('_', ' '):<20} {seconds:>10.1f} {share:>7.1%}  {PARTS.get(part, '')}")
     lines += ["", f"{'AT':<19} {'SECONDS':>9}  EVENT"]
-    if told.omitted:
-        lines.append(f"... {told.omitted:,} older ones")
-    for entry in told.timeline:
+    if story.omitted:
+        lines.append(f"... {story.omitted:,} older ones")
+    for entry in story.timeline:
         moment = datetime.fromtimestamp(entry.unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
         cause = f" because: {entry.cause}" if entry.cause else ""
         lines.append(f"{moment} {entry.seconds:>9.1f}  {entry.what}{cause}")
@@ -133,15 +134,15 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
         CheckpointError: the store refused.
         JournalError: the journal cannot be read.
     """
-    told = explanation(job_id, str(state.phase), state.times, journal)
+    story = explanation(job_id, str(state.phase), state.times, journal)
     opened, key = open_store(store), explanation_key(job_name, job_id)
-    if state.is_resumed and (before := read_explanation(opened, job_id)) is not None and told.timeline:
-        began = told.timeline[0].unix_seconds
+    if state.is_resumed and (before := read_explanation(opened, job_id)) is not None and story.timeline:
+        began = story.timeline[0].unix_seconds
         earlier = [entry for entry in before.timeline if entry.unix_seconds < began]
-        timeline = [*earlier, *told.timeline]
-        omitted = told.omitted + before.omitted + max(0, len(timeline) - TIMELINE_ENTRIES)
-        told = msgspec.structs.replace(told, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted)
-    opened.put(key, msgspec.json.encode(told))
+        timeline = [*earlier, *story.timeline]
+        omitted = story.omitted + before.omitted + max(0, len(timeline) - TIMELINE_ENTRIES)
+        story = msgspec.structs.replace(story, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted)
+    opened.put(key, msgspec.json.encode(story))
     return opened.child_uri(key)
 
 

@@ -47,8 +47,8 @@ class FinalArtifacts:
             time.sleep(pause)
             try:
                 write_result(request.store, job_name, request.job_id, self._metrics)
-                of = (request.store, job_name, request.job_id, self._state, self._journal)
-                ledger, story = write_ledger(*of, request.earlier_terms), write_explanation(*of)
+                of_job = (request.store, job_name, request.job_id, self._state, self._journal)
+                ledger, story = write_ledger(*of_job, request.earlier_terms), write_explanation(*of_job)
             except ElastrecError as error:
                 reason = str(error)
                 continue

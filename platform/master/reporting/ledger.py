@@ -95,7 +95,7 @@ def ledger_table(
     batches = [*earlier, *(_raw(page) for page in pages if page)]
     raw = pa.Table.from_batches(batches) if batches else pa.Table.from_batches([], _raw([]).schema)
     raw = raw.unify_dictionaries().combine_chunks()
-    found = {name: raw.column(name).to_numpy() for name in ("number", "from", "to")}
+    numbers = {name: raw.column(name).to_numpy() for name in ("number", "from", "to")}
     size = raw.num_rows
     columns: dict[str, NDArray[np.int64]] = {
         name: np.zeros(size, np.int64)
@@ -109,7 +109,7 @@ def ledger_table(
         if not len(of_A):
             continue
         splits = now.splits
-        number_A, from_A, to_A = (found[name][of_A] for name in ("number", "from", "to"))
+        number_A, from_A, to_A = (numbers[name][of_A] for name in ("number", "from", "to"))
         kinds[of_A] = now.kind
         columns["epoch"][of_A], columns["shard"][of_A] = epoch_A, shard_A = np.divmod(number_A, splits.per_epoch)
         columns["first_row"][of_A] = shard_A * splits.split_rows
@@ -163,10 +163,10 @@ def _raw(attempts: Sequence[Attempt]) -> pa.RecordBatch:
 def _rows_that_count(now: StreamNow, number_A: NDArray[np.int64], rows_A: NDArray[np.int64]) -> NDArray[np.int64]:
     """Rows of each attempt's split that count at the moment: all of a done one, none of one not handed out."""
     counts_A = np.where(now.splits.handed_out(now.positions.cursor, number_A), rows_A, 0)
-    begun = {one.number: one.offset for one in now.positions.begun}
-    if begun:
-        for place_in_table in np.flatnonzero(np.isin(number_A, np.fromiter(begun, np.int64))).tolist():
-            counts_A[place_in_table] = begun[int(number_A[place_in_table])]
+    offsets = {shard.number: shard.offset for shard in now.positions.begun}
+    if offsets:
+        for place_in_table in np.flatnonzero(np.isin(number_A, np.fromiter(offsets, np.int64))).tolist():
+            counts_A[place_in_table] = offsets[int(number_A[place_in_table])]
     return counts_A
 
 
@@ -184,11 +184,11 @@ def _neighbours(
     same = np.flatnonzero(sorted_A[1:] == sorted_A[:-1])
     # Nearly all shards have one attempt; the others are worth a loop.
     for left in same.tolist():
-        one, other = order[left], order[left + 1]
-        before_A[other] = max(before_A[one], to_A[one])
+        first, second = order[left], order[left + 1]
+        before_A[second] = max(before_A[first], to_A[first])
     for left in reversed(same.tolist()):
-        one, other = order[left], order[left + 1]
-        behind_A[one] = min(behind_A[other], from_A[other])
+        first, second = order[left], order[left + 1]
+        behind_A[first] = min(behind_A[second], from_A[second])
     return before_A, behind_A
 
 

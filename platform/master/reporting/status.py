@@ -43,8 +43,8 @@ def training_metrics(
     gone = list(state.membership.left.values()) if state.phase.is_final else []
     members = sorted((*present, *gone), key=lambda m: (m.role, m.index))
     training_seconds = state.phases.time_in_phases(elapsed_seconds).get(Phase.TRAINING, 0.0)
-    here = state.training.samples - state.samples_before
-    mean_speed = here / training_seconds if training_seconds else 0.0
+    trained = state.training.samples - state.samples_before
+    mean_speed = trained / training_seconds if training_seconds else 0.0
     is_training = state.phase is Phase.TRAINING
     return TrainingMetrics(
         job=name,

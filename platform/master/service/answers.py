@@ -44,9 +44,9 @@ class Answers:
             orders = member.orders
             # Every server is told what it has to restore, and nothing of the others.
             kind = "worker" if member.role is Role.WORKER and orders is None else pod
-        known = self._encoded.get((kind, heartbeat_seconds))
-        if known is not None and known[0] == orders:
-            return known[1]
+        encoded = self._encoded.get((kind, heartbeat_seconds))
+        if encoded is not None and encoded[0] == orders:
+            return encoded[1]
         directive = state.directive(pod, incarnation)
         answer = Encoded.of(Answer(directive=directive, heartbeat_seconds=heartbeat_seconds, orders=orders))
         self._encoded[kind, heartbeat_seconds] = (orders, answer)

@@ -107,9 +107,9 @@ class Journal:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
-            found = self._database.execute("PRAGMA quick_check").fetchone()[0]
-            if found != "ok":
-                raise JournalError(f"{path}: the journal is damaged: {found}; {_MEND}")
+            verdict = self._database.execute("PRAGMA quick_check").fetchone()[0]
+            if verdict != "ok":
+                raise JournalError(f"{path}: the journal is damaged: {verdict}; {_MEND}")
             self._database.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise JournalError(f"{path}: the journal cannot be opened: {error}; {_MEND}") from error

@@ -51,17 +51,17 @@ def lives(terms: Sequence[Term], holder: str) -> list[Life]:
     Raises:
         msgspec.MsgspecError: positions cannot be read.
     """
-    found: list[Life] = []
+    lives: list[Life] = []
     last = ""
     for term in terms:
         if not term.holder or term.holder == last:
             continue
         last = term.holder
         begin = Positions.decode(term.positions).of(TRAINING_STREAM) if term.positions else None
-        found.append(Life((term.term - 1) * NUMBERS_PER_TERM, term.base.rpartition("/")[2], begin))
+        lives.append(Life((term.term - 1) * NUMBERS_PER_TERM, term.base.rpartition("/")[2], begin))
         if last == holder:
             break
-    return found
+    return lives
 
 
 def added_rows(splits: RowRanges, begins: Sequence[StreamPositions | None]) -> list[NDArray[np.int64]]:
@@ -88,8 +88,8 @@ def _offsets(splits: RowRanges, positions: StreamPositions | None, epochs: int) 
         return offsets_S
     handed_out_S = splits.handed_out(positions.cursor, np.arange(len(offsets_S)))
     offsets_S[handed_out_S] = splits.lengths(np.flatnonzero(handed_out_S))
-    for begun in positions.begun:
-        offsets_S[begun.number] = begun.offset
+    for shard in positions.begun:
+        offsets_S[shard.number] = shard.offset
     return offsets_S
 
 

@@ -47,7 +47,7 @@ class ObserverCalls(ServicePart):
         """The job at this moment."""
         with self._lock:
             elapsed = self.state.phases.since if self.state.phase.is_final else self.now()
-            found = training_metrics(
+            metrics = training_metrics(
                 self.state,
                 self.request.job_id,
                 elapsed,
@@ -57,7 +57,7 @@ class ObserverCalls(ServicePart):
                 self._reconciler.problem(),
             )
         stall = self.journal.stall
-        return found.model_copy(update={"reason": f"the journal has no room: {stall}"}) if stall else found
+        return metrics.model_copy(update={"reason": f"the journal has no room: {stall}"}) if stall else metrics
 
     def totals(self) -> dict[str, float]:
         """What the job did until now, by metric name (see `status.totals`)."""
@@ -86,8 +86,8 @@ class ObserverCalls(ServicePart):
         """
         earlier, self._earlier_lines = self._earlier_lines, None
         if earlier is None:
-            of = (self.request.store, self.job.metadata.name, self.request.job_id)
-            earlier = earlier_lines(*of, self.state, self.request.earlier_terms)
+            job = (self.request.store, self.job.metadata.name, self.request.job_id)
+            earlier = earlier_lines(*job, self.state, self.request.earlier_terms)
         if message.after < earlier.num_rows:
             # Kept from page to page, and not longer: a ledger may be as large as all else that a master knows.
             self._earlier_lines = earlier

@@ -98,18 +98,18 @@ def check_numbering(record: Record, numbering: Numbering, otherwise: str = _OTHE
     Raises:
         SpecError: names every field that differs.
     """
-    there = numbering_of(record)
+    recorded = numbering_of(record)
     problems = [
         FieldProblem(
             text,
             repr(getattr(numbering, name)),
             "unknown: the record does not say"
-            if there is None
-            else f"{getattr(there, name)!r}, as when {record.uri} was saved",
+            if recorded is None
+            else f"{getattr(recorded, name)!r}, as when {record.uri} was saved",
             f"put it back; or {otherwise}",
         )
         for name, text in _FIELDS.items()
-        if there is None or getattr(there, name) != getattr(numbering, name)
+        if recorded is None or getattr(recorded, name) != getattr(numbering, name)
     ]
     if problems:
         raise SpecError(problems, "the job, compared with the record that it continues from")
@@ -134,12 +134,12 @@ def start_positions(record: Record, job: TrainingJob, training_digest: str, trai
         SpecError: the same files are numbered otherwise: it is not clear which rows are trained.
         CheckpointError: the positions are damaged, or the store could not be asked.
     """
-    there, numbering = numbering_of(record), Numbering.of_job(job, training_digest, training_rows)
+    recorded, numbering = numbering_of(record), Numbering.of_job(job, training_digest, training_rows)
     if job.spec.continual.resume == "never":
         return StartPositions("", _weights_alone(record, "spec.continual.resume is never"))
-    if there is None:
+    if recorded is None:
         return StartPositions("", _weights_alone(record, "it does not say of which files its positions are"))
-    if there.training_digest != training_digest:
+    if recorded.training_digest != training_digest:
         return StartPositions("", _weights_alone(record, "its positions are of other files"))
     check_numbering(record, numbering, "train all rows on its weights: spec.continual.resume: never")
     text = record.positions()
@@ -160,8 +160,8 @@ def _weights_alone(record: Record, reason: str) -> str:
 
 def _records(request: LaunchRequest) -> Iterator[Record]:
     """Undamaged ones of the job's runs that are not over, the newest one first."""
-    found = newest_records(request.store, request.training_job.metadata.name, job_id=request.job_id)
-    return (record for record in found if record.manifest.term > request.earlier_terms)
+    records = newest_records(request.store, request.training_job.metadata.name, job_id=request.job_id)
+    return (record for record in records if record.manifest.term > request.earlier_terms)
 
 
 def own_records(request: LaunchRequest, count: int) -> list[Record]:

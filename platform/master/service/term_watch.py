@@ -77,19 +77,19 @@ class TermWatch:
         """Whether another master has taken the job over; false where the store does not tell within two seconds."""
         if self.superseded:
             return True
-        asked: Future[None] = Future()
+        answer: Future[None] = Future()
 
         def ask() -> None:
             try:
                 self.check()
-                asked.set_result(None)
+                answer.set_result(None)
             except Exception as error:
-                asked.set_exception(error)
+                answer.set_exception(error)
 
         # A store that hangs must not hold up what its master does by the clock.
         threading.Thread(target=ask, name="term", daemon=True).start()
         try:
-            asked.result(_LOOK_SECONDS)
+            answer.result(_LOOK_SECONDS)
         except SupersededError:
             return True
         except (StoreError, TimeoutError) as error:

@@ -89,10 +89,10 @@ class TimedWork(ServicePart):
         # Pods that a later master directs are silent here, and none of this one's business.
         if silences and self.is_superseded():
             return
-        for each in silences:
+        for silence in silences:
             self.submit(
-                lambda time, each=each: events.PodSilent(  # type: ignore[misc]
-                    time=time, pod=each.pod, incarnation=each.incarnation, silent_seconds=each.seconds
+                lambda time, silence=silence: events.PodSilent(  # type: ignore[misc]
+                    time=time, pod=silence.pod, incarnation=silence.incarnation, silent_seconds=silence.seconds
                 )
             )
 

@@ -36,10 +36,10 @@ def admission(records: Sequence[PodRecord], total: PodSize) -> Admission:
             problem = f"group {group.name}: {len(waiting)} of {group.least} pods are there"
         else:
             start = waiting[: group.least] if group else waiting
-            problem = shortage(_sum(each.size for each in start), free)
+            problem = shortage(_sum(pod.size for pod in start), free)
             if not problem:
                 return Admission(start, why)
-        why |= {each.uid: problem for each in waiting}
+        why |= {pod.uid: problem for pod in waiting}
     return Admission([], why)
 
 
@@ -54,8 +54,8 @@ def _unstarted_group(record: PodRecord, records: Sequence[PodRecord]) -> tuple[P
     group = record.spec.group
     if group is None:
         return None, [record]
-    members = [each for each in records if each.spec.job == record.spec.job and is_of(each, group.name)]
-    return (None, [record]) if any(each.attempt for each in members) else (group, in_order(members))
+    members = [member for member in records if member.spec.job == record.spec.job and is_of(member, group.name)]
+    return (None, [record]) if any(member.attempt for member in members) else (group, in_order(members))
 
 
 def is_of(record: PodRecord, group: str) -> bool:

@@ -27,11 +27,11 @@ class LongPolls(Supervision):
         with self._lock:
             while True:
                 since = self._journal.version_of(resume)
-                kept = None if since is None else self._journal.events_after(since, job)
-                if kept is None:
+                news = None if since is None else self._journal.events_after(since, job)
+                if news is None:
                     return self._snapshot(job)
-                if kept:
-                    events = [PodEvent(each.kind, each.pod, self._journal.token(each.version)) for each in kept]
+                if news:
+                    events = [PodEvent(event.kind, event.pod, self._journal.token(event.version)) for event in news]
                     return messages.PodEvents(events=events, resume=events[-1].resume)
                 left = deadline - time.monotonic()
                 if self._closed or left <= 0:
@@ -62,6 +62,6 @@ class LongPolls(Supervision):
 
     def _snapshot(self, job: str | None) -> messages.PodEvents:
         records = sorted(self._pods.values(), key=lambda record: record.version)
-        seen = [PodEvent(PodEventKind.SEEN, self._status(r)) for r in records if job in (None, r.spec.job)]
+        pods = [PodEvent(PodEventKind.SEEN, self._status(r)) for r in records if job in (None, r.spec.job)]
         token = self._journal.token(self._journal.version)
-        return messages.PodEvents(events=[*seen, PodEvent(PodEventKind.SYNCED, resume=token)], resume=token)
+        return messages.PodEvents(events=[*pods, PodEvent(PodEventKind.SYNCED, resume=token)], resume=token)

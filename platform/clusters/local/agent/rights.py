@@ -36,14 +36,14 @@ class JobRights:
     def job_of(self, token: bytes) -> str | None:
         """The job whose master has this token; None: no master that runs has it."""
         masters = [pod for pod in self._agent.pods(None, None) if pod.role is Role.MASTER and not pod.phase.is_final]
-        found = None
+        job = None
         with self._lock:
             self._tokens = {pod.uid: self._tokens.get(pod.uid) or self._token(pod) for pod in masters}
             for pod in masters:
                 # All of them are compared: how long it takes tells nothing.
                 if (own := self._tokens[pod.uid]) and hmac.compare_digest(own, token):
-                    found = pod.job
-        return found
+                    job = pod.job
+        return job
 
     def _token(self, master: PodStatus) -> bytes:
         files = self._agent.secrets(master.name, master.uid) or {}

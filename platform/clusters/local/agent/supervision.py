@@ -299,18 +299,18 @@ class Supervision:
         """Takes a pod over from an earlier agent."""
         if record.stage is Stage.LIVE:
             try:
-                found = self._runner.adopt(record.uid, record.attempt)
+                adopted = self._runner.adopt(record.uid, record.attempt)
             except StillDyingError as error:
                 self._wait_for_death(record.uid, error, lambda: self._resume_later(record.uid))
                 return
             self._dying.discard(record.uid)
-            log.info("pod_adopted", pod=record.spec.name, attempt=record.attempt, found=type(found).__name__)
-            if isinstance(found, RunningPod):
+            log.info("pod_adopted", pod=record.spec.name, attempt=record.attempt, adopted=type(adopted).__name__)
+            if isinstance(adopted, RunningPod):
                 if record.reason == "ContainerCreating":
                     record = self._keep(life.started(record, time.time()))
-                self._supervise(found, record)
-            elif found is not None:
-                self._end(record, found)
+                self._supervise(adopted, record)
+            elif adopted is not None:
+                self._end(record, adopted)
                 return
             elif not record.is_deleting:
                 # Written down but never begun: the same start once more, under a new number.

@@ -41,7 +41,7 @@ def tail_position(folder: Path, lines: int) -> int:
     if lines <= 0:
         return end_position(folder)
     segments = _segments(folder)
-    wanted = lines
+    lines_left = lines
     last = True
     for path in reversed(segments):
         start = int(path.name)
@@ -56,9 +56,9 @@ def tail_position(folder: Path, lines: int) -> int:
                 if last and block.endswith(b"\n"):
                     scan -= 1
                 last = False
-                while (found := block.rfind(b"\n", 0, scan)) >= 0:
-                    wanted -= 1
-                    if wanted == 0:
-                        return start + position + found + 1
-                    scan = found
+                while (newline := block.rfind(b"\n", 0, scan)) >= 0:
+                    lines_left -= 1
+                    if lines_left == 0:
+                        return start + position + newline + 1
+                    scan = newline
     return int(segments[0].name) if segments else 0

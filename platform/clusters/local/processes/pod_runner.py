@@ -259,8 +259,8 @@ class PodRunner:
         claim = msgspec.json.decode(claim_file.read_bytes(), type=_Claim) if claim_file.exists() else None
         rebooted = claim is not None and claim.boot_id != boot_id()
         self._kill_survivors(uid)
-        said = (self._pod(uid) / "supervisor.log").read_text(errors="replace").strip().splitlines()
-        died = ": ".join(["the pod's supervisor died", *said[-1:]])
+        output = (self._pod(uid) / "supervisor.log").read_text(errors="replace").strip().splitlines()
+        died = ": ".join(["the pod's supervisor died", *output[-1:]])
         reason = "the machine was restarted" if rebooted else died
         return ProcessExit(
             exit_code=_KILLED, finished_unix_seconds=time.time(), message=reason, lost=True, rebooted=rebooted
@@ -343,10 +343,10 @@ class PodRunner:
             for attempt in plans:
                 # A claim that is damaged, too, names no supervisor: that one ends once its process has.
                 with contextlib.suppress(msgspec.MsgspecError):
-                    found = self.adopt(uid, attempt)
-                    if isinstance(found, RunningPod):
-                        found.send(signal.SIGKILL)
-                        found.release()
+                    adopted = self.adopt(uid, attempt)
+                    if isinstance(adopted, RunningPod):
+                        adopted.send(signal.SIGKILL)
+                        adopted.release()
             if plans:
                 self._kill_survivors(uid, _SURVIVORS_SECONDS)
         except StillDyingError:
@@ -365,15 +365,15 @@ class PodRunner:
 def _marked(uid: str) -> list[int]:
     """Processes whose environment carries the pod's mark."""
     mark = f"{UID_VARIABLE}={uid}".encode()
-    found = []
+    marked = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
                 if mark in _environment(process).split(b"\0"):
-                    found.append(int(process.name))
+                    marked.append(int(process.name))
             except OSError:
                 continue  # ended meanwhile, or somebody else's
-    return found
+    return marked
 
 
 def _environment(process: Path) -> bytes:

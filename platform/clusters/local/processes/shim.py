@@ -256,7 +256,7 @@ def _children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except FileNotFoundError:
         pass  # a kernel without CONFIG_PROC_CHILDREN
-    found = []
+    children = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -265,8 +265,8 @@ def _children() -> list[int]:
             except OSError:
                 continue
             if parent == me:
-                found.append(int(name))
-    return found
+                children.append(int(name))
+    return children
 
 
 def main() -> None:
