@@ -39,9 +39,9 @@ def interrupted_by_signals() -> Iterator[None]:
             _leave_dead_terminal()
         raise InterruptedBySignalError(number)
 
-    wanted = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.getsignal(number) for number in wanted}
-    for number in wanted:
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.getsignal(number) for number in handled}
+    for number in handled:
         signal.signal(number, interrupt)
     try:
         yield

@@ -124,20 +124,20 @@ class Connection:
         from mlflow.exceptions import MlflowException
 
         with self._explained(f"open the experiment {self._experiment!r}"):
-            found = self._client.get_experiment_by_name(self._experiment)
-            if found is None:
+            experiment = self._client.get_experiment_by_name(self._experiment)
+            if experiment is None:
                 try:
                     return str(self._client.create_experiment(self._experiment, self._artifacts()))
                 except MlflowException as error:
                     if error.error_code != "RESOURCE_ALREADY_EXISTS":
                         raise
-                    found = self._client.get_experiment_by_name(self._experiment)
-        if found is None or found.lifecycle_stage != "active":
+                    experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None or experiment.lifecycle_stage != "active":
             raise HistoryError(
                 f"experiment: {self._experiment!r} was deleted in MLflow; restore it there "
                 "(mlflow experiments restore) or name another in spec.history.experiment"
             )
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _artifacts(self) -> str | None:
         """Where a new experiment keeps its files: beside a database file; a server chooses itself."""
@@ -153,5 +153,5 @@ class Connection:
         """Page that lists a job's runs, also before there is one; empty when nobody serves MLflow's pages."""
         if not self._ui:
             return ""
-        wanted = quote(f"tags.`{TAG_JOB_ID}` = '{job_id}'")
-        return f"{self._ui}/#/experiments/{self._experiment_id}/runs?searchFilter={wanted}&workflowType={_VIEW}"
+        search = quote(f"tags.`{TAG_JOB_ID}` = '{job_id}'")
+        return f"{self._ui}/#/experiments/{self._experiment_id}/runs?searchFilter={search}&workflowType={_VIEW}"

@@ -19,7 +19,7 @@ def inspection_picture(facts: DataFacts) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = sorted(facts.features, key=lambda each: -each.measured)[:_SHOWN_FEATURES]
+    shown = sorted(facts.features, key=lambda feature: -feature.measured)[:_SHOWN_FEATURES]
     figure = Figure(figsize=(15, max(4.5, 1.5 + 0.25 * len(shown))), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     sessions, factors, savings = figure.subplots(1, 3)
@@ -33,14 +33,16 @@ def inspection_picture(facts: DataFacts) -> Figure:
     places = range(len(shown))
     chosen = {choice.name for choice in facts.proposal.choices if choice.group >= 0}
     for label, color, is_chosen in (("deduplicated", "tab:green", True), ("left plain", "lightgray", False)):
-        drawn = [(place, each.measured) for place, each in enumerate(shown) if (each.name in chosen) is is_chosen]
+        drawn = [
+            (place, feature.measured) for place, feature in enumerate(shown) if (feature.name in chosen) is is_chosen
+        ]
         factors.barh([place for place, _ in drawn], [factor for _, factor in drawn], color=color, label=label)
-    factors.plot([each.predicted for each in shown], places, "k|", markersize=9, label="predicted")
-    factors.plot([each.unclustered for each in shown], places, "r.", markersize=5, label="in order of the log")
+    factors.plot([feature.predicted for feature in shown], places, "k|", markersize=9, label="predicted")
+    factors.plot([feature.unclustered for feature in shown], places, "r.", markersize=5, label="in order of the log")
     factors.axvline(WORTH_ABOVE, color="gray", linestyle=":", label=f"{WORTH_ABOVE}: may be worth it above")
     factors.set_xscale("log")
     factors.set_xlabel("numbers of the plain form per number kept")
-    factors.set_yticks(places, [each.name for each in shown], fontsize=7)
+    factors.set_yticks(places, [feature.name for feature in shown], fontsize=7)
     factors.invert_yaxis()
     factors.set_title(f"DedupeFactor, batches of {facts.batch_rows:,}")
     factors.legend(fontsize=7)

@@ -21,20 +21,20 @@ _PICTURE, _FACTS = "inspection.png", "inspection.json"
 
 def inspection_metrics(facts: DataFacts) -> dict[str, float]:
     """Figures by metric name."""
-    found: dict[str, float] = {
+    metrics: dict[str, float] = {
         names.DATA_ROWS: facts.rows,
         names.DATA_SESSIONS: facts.sessions,
         names.DATA_SAMPLES_PER_SESSION: facts.samples_per_session,
         names.DATA_GROUPS: len(facts.proposal.groups),
     }
-    for what, saving in (("stored", facts.storage), ("sent", facts.sent), ("pooled", facts.pooled)):
-        found[names.named(names.DATA_BEFORE, what=what)] = saving.before
-        found[names.named(names.DATA_AFTER, what=what)] = saving.after
-        found[names.named(names.DATA_RATIO, what=what)] = saving.ratio
+    for place, saving in (("stored", facts.storage), ("sent", facts.sent), ("pooled", facts.pooled)):
+        metrics[names.named(names.DATA_BEFORE, what=place)] = saving.before
+        metrics[names.named(names.DATA_AFTER, what=place)] = saving.after
+        metrics[names.named(names.DATA_RATIO, what=place)] = saving.ratio
     for factor in facts.features:
-        found[names.named(names.DATA_FACTOR, feature=factor.name)] = factor.measured
-        found[names.named(names.DATA_FACTOR_PREDICTED, feature=factor.name)] = factor.predicted
-    return {name: float(value) for name, value in found.items()}
+        metrics[names.named(names.DATA_FACTOR, feature=factor.name)] = factor.measured
+        metrics[names.named(names.DATA_FACTOR_PREDICTED, feature=factor.name)] = factor.predicted
+    return {name: float(value) for name, value in metrics.items()}
 
 
 class Inspections(Connection):

@@ -35,9 +35,9 @@ def with_figures(job: TrainingJob, training: DataManifest, start: ModelSummary |
     names = unfitted_features(job.spec.data)
     if not names:
         return job
-    found = fit(job.spec.data, training, {} if start is None else steps_of(start))
-    log.info("steps_fitted", features={name: [step.model_dump() for step in found.features[name]] for name in names})
-    return _with(job, found)
+    figures = fit(job.spec.data, training, {} if start is None else steps_of(start))
+    log.info("steps_fitted", features={name: [step.model_dump() for step in figures.features[name]] for name in names})
+    return _with(job, figures)
 
 
 def _with(job: TrainingJob, data: TrainingData) -> TrainingJob:

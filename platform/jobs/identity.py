@@ -81,8 +81,8 @@ def secret_of(platform: Platform, master: PodStatus) -> JobSecret | None:
     Raises:
         ClusterError: the cluster does not answer, or the pod is no master.
     """
-    known = platform.known_secrets
-    if (secret := known.get(master.uid)) is not None:
+    secrets = platform.known_secrets
+    if (secret := secrets.get(master.uid)) is not None:
         return secret
     files = platform.launcher.secrets(master.name, master.uid)
     if files is None:
@@ -91,6 +91,6 @@ def secret_of(platform: Platform, master: PodStatus) -> JobSecret | None:
         raise ClusterError(f"pod {master.name} has no secret {TOKEN_FILE!r}: it is no master of a job")
     root = files.get(CA_FILE, "").encode()
     tls = TlsConfig(root, server_name=job_server_name(master.job)) if root else None
-    while len(known) >= _MAXIMUM_KNOWN:
-        known.pop(next(iter(known)), None)
-    return known.setdefault(master.uid, JobSecret(files[TOKEN_FILE], tls))
+    while len(secrets) >= _MAXIMUM_KNOWN:
+        secrets.pop(next(iter(secrets)), None)
+    return secrets.setdefault(master.uid, JobSecret(files[TOKEN_FILE], tls))

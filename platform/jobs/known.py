@@ -50,10 +50,10 @@ def not_in_cluster(platform: Platform, job: str) -> SpecError:
     """
     running, left = jobs_of_cluster(platform), jobs_of_store(platform)
     allowed = _listed("a job of the cluster", running, "the cluster has no jobs")
-    over = next((each for each in left if job == each or job.startswith(f"{each}-")), "")
+    over = next((name for name in left if job == name or job.startswith(f"{name}-")), "")
     if over:
-        asked = ", ".join(f"`elastrec {command} {over}`" for command in ("explain", "report", "ledger"))
-        return _refused(f"{job!r}, which is over and has no pods,", allowed, f"what it did: {asked}")
+        commands = ", ".join(f"`elastrec {command} {over}`" for command in ("explain", "report", "ledger"))
+        return _refused(f"{job!r}, which is over and has no pods,", allowed, f"what it did: {commands}")
     near = _near(job, running)
     if near:
         return _refused(repr(job), allowed, f"did you mean {near!r}?")
@@ -67,10 +67,10 @@ def unknown(platform: Platform, job: str, store: str = DEFAULT_STORE) -> SpecErr
     Raises:
         ClusterError: the cluster does not answer.
     """
-    known = sorted({*jobs_of_cluster(platform), *jobs_of_store(platform, store)})
+    job_ids = sorted({*jobs_of_cluster(platform), *jobs_of_store(platform, store)})
     where = resolved(store, platform.work_uri)
-    allowed = _listed(f"a job of the cluster or of {where}", known, "there are none")
-    near = _near(job, known)
+    allowed = _listed(f"a job of the cluster or of {where}", job_ids, "there are none")
+    near = _near(job, job_ids)
     return _refused(repr(job), allowed, f"did you mean {near!r}?" if near else "--store names another checkpoint store")
 
 
@@ -78,16 +78,18 @@ def _refused(value: str, allowed: str, remedy: str) -> SpecError:
     return SpecError([FieldProblem("JOB", value, allowed, remedy)], "the command line")
 
 
-def _listed(what: str, known: list[str], none: str) -> str:
-    return f"{what}: {_some(known)}" if known else f"{what} ({none})"
+def _listed(place: str, job_ids: list[str], none: str) -> str:
+    return f"{place}: {_some(job_ids)}" if job_ids else f"{place} ({none})"
 
 
-def _some(known: list[str]) -> str:
-    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-    return ", ".join(known[-_NAMED:]) + more
+def _some(job_ids: list[str]) -> str:
+    more = f" and {len(job_ids) - _NAMED} more" if len(job_ids) > _NAMED else ""
+    return ", ".join(job_ids[-_NAMED:]) + more
 
 
-def _near(job: str, known: list[str]) -> str:
+def _near(job: str, job_ids: list[str]) -> str:
     """The job that was probably meant; also one that was called by its name alone."""
-    close = difflib.get_close_matches(job, known, n=1) or [each for each in known if each.startswith(f"{job}-")]
+    close = difflib.get_close_matches(job, job_ids, n=1) or [
+        job_id for job_id in job_ids if job_id.startswith(f"{job}-")
+    ]
     return close[-1] if close else ""

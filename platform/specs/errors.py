@@ -43,10 +43,10 @@ class FieldProblem:
         return f"{text}; {self.remedy}" if self.remedy else text
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def near(name: str, names: Iterable[str]) -> str:
     """What a misspelled name may mean, as a question; empty: nothing is near."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {found[0]!r}?" if found else ""
+    matches = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {matches[0]!r}?" if matches else ""
 
 
 class SpecError(ElastrecError):

@@ -87,10 +87,10 @@ class PartitionFolders:
         """
         parts: dict[str, int] = {}
         for level, name in zip(self.levels, names, strict=True):
-            found = level.names.fullmatch(name)
-            if found is None:
+            match = level.names.fullmatch(name)
+            if match is None:
                 raise ValueError(f"{name} is not of the form {level.text}")
-            for part, text in found.groupdict().items():
+            for part, text in match.groupdict().items():
                 if parts.setdefault(part, int(text)) != int(text):
                     raise ValueError(f"the {part} {text} differs from {parts[part]} above it")
         hour = parts.get("hour", -1)
@@ -136,14 +136,14 @@ def _level(text: str) -> Level:
         return Level(text, text[:-1], re.compile(re.escape(text[:-1]) + ".*"), False)
     if "*" in text:
         raise ValueError(f"* as the whole value of a key, as in country=*; found {text!r}")
-    pattern, at, seen = "", 0, set[str]()
-    for found in _TOKEN.finditer(text):
-        if found[0] not in _DIRECTIVES:
-            raise ValueError(f"the directives {_ALLOWED}; found {found[0]}")
-        name, digits = _DIRECTIVES[found[0]]
-        pattern += re.escape(text[at : found.start()])
-        pattern += f"(?P={name})" if name in seen else f"(?P<{name}>{digits})"
-        seen.add(name)
-        at = found.end()
-    prefix = text if not seen else text[: text.index("%")]
-    return Level(text, prefix, re.compile(pattern + re.escape(text[at:])), not seen)
+    pattern, at, keys = "", 0, set[str]()
+    for token in _TOKEN.finditer(text):
+        if token[0] not in _DIRECTIVES:
+            raise ValueError(f"the directives {_ALLOWED}; found {token[0]}")
+        name, digits = _DIRECTIVES[token[0]]
+        pattern += re.escape(text[at : token.start()])
+        pattern += f"(?P={name})" if name in keys else f"(?P<{name}>{digits})"
+        keys.add(name)
+        at = token.end()
+    prefix = text if not keys else text[: text.index("%")]
+    return Level(text, prefix, re.compile(pattern + re.escape(text[at:])), not keys)

@@ -102,8 +102,8 @@ class Positions(msgspec.Struct, frozen=True):
     @staticmethod
     def decode(text: bytes | str) -> Positions:
         """Raises msgspec.MsgspecError when the text is damaged."""
-        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        if "streams" in found:
+        streams = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        if "streams" in streams:
             return msgspec.json.decode(text, type=Positions)
         # Records of versions that knew one stream alone.
         return Positions({TRAINING_STREAM: msgspec.json.decode(text, type=StreamPositions)})

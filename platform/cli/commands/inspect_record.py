@@ -62,9 +62,9 @@ def _record(checkpoint: str, job_name: str | None) -> Record:
     record = latest_record(checkpoint, job_name)
     if record is None:
         store = open_store(checkpoint)
-        known = ", ".join(name for name in store.folders() if store.folders(f"{name}/records"))
+        names = ", ".join(name for name in store.folders() if store.folders(f"{name}/records"))
         raise SpecError(
-            [FieldProblem("--job", repr(job_name), known or f"none: {store.uri} has no records")], "the store"
+            [FieldProblem("--job", repr(job_name), names or f"none: {store.uri} has no records")], "the store"
         )
     return record
 
@@ -74,15 +74,16 @@ def _positions(record: Record) -> dict[str, int]:
     from elastrec.platform.specs.splits import Positions
 
     try:
-        found = Positions.decode(record.positions()).streams.values()
+        streams = Positions.decode(record.positions()).streams.values()
     except msgspec.MsgspecError as error:
         raise SpecError([FieldProblem("positions", str(error), "shard states of a master")], record.uri) from None
-    handed_out, begun = sum(one.cursor for one in found), [begun for one in found for begun in one.begun]
+    handed_out = sum(stream.cursor for stream in streams)
+    shards = [shard for stream in streams for shard in stream.begun]
     return {
         "shards_handed_out": handed_out,
-        "shards_begun": len(begun),
-        "shards_done": handed_out - len(begun),
-        "rows_of_begun_shards": sum(one.offset for one in begun),
+        "shards_begun": len(shards),
+        "shards_done": handed_out - len(shards),
+        "rows_of_begun_shards": sum(shard.offset for shard in shards),
     }
 
 
@@ -95,8 +96,8 @@ def _row_id(record: Record, table: str, key: str, encoding: str | None) -> int:
 
     summary = record.manifest.model.table(table)
     if summary is None:
-        known = ", ".join(one.name for one in record.manifest.model.tables)
-        raise SpecError([FieldProblem("--table", repr(table), known)], record.uri)
+        tables = ", ".join(known_table.name for known_table in record.manifest.model.tables)
+        raise SpecError([FieldProblem("--table", repr(table), tables)], record.uri)
     if key == "":
         row_id = MISSING_ID
     else:
@@ -111,12 +112,12 @@ def _row_id(record: Record, table: str, key: str, encoding: str | None) -> int:
 
 def _recorded_encoding(record: Record, table: str, features: list[str]) -> str:
     recorded = msgspec.json.decode(record.manifest.attributes.get("encodings", "{}"), type=dict[str, str])
-    found = sorted({recorded[feature] for feature in features if feature in recorded})
-    if len(found) != 1:
-        what = "not recorded" if not found else f"{' and '.join(found)}, by feature"
-        problem = FieldProblem("--encoding", MISSING, ", ".join(_ENCODINGS), f"in this record it is {what}")
+    encodings = sorted({recorded[feature] for feature in features if feature in recorded})
+    if len(encodings) != 1:
+        described = "not recorded" if not encodings else f"{' and '.join(encodings)}, by feature"
+        problem = FieldProblem("--encoding", MISSING, ", ".join(_ENCODINGS), f"in this record it is {described}")
         raise SpecError([problem], f"table {table}")
-    return found[0]
+    return encodings[0]
 
 
 def _size(size_bytes: int) -> str:
@@ -158,19 +159,21 @@ def _show_record(facts: RecordFacts, positions: dict[str, int]) -> None:
     dense = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("DENSE PARAMETER", "SHAPE", "ELEMENTS", "OPTIMISER"):
         dense.add_column(column)
-    for one in facts.dense:
-        dense.add_row(one.name, " x ".join(map(str, one.shape)), f"{one.elements:,}", str(facts.dense_optimizer))
+    for parameter in facts.dense:
+        dense.add_row(
+            parameter.name, " x ".join(map(str, parameter.shape)), f"{parameter.elements:,}", str(facts.dense_optimizer)
+        )
     click.echo()
     console.print(dense)
 
 
 def _show_row(row: RowFacts, key: str) -> None:
-    found = {
+    state = {
         "row": "a row",
         "candidate": "a candidate: seen, but not often enough to have a row",
         "absent": "absent: never trained, or evicted",
     }[row.found]
-    click.echo(f"{row.table}[{key!r}]: {found}")
+    click.echo(f"{row.table}[{key!r}]: {state}")
     click.echo(f"  id {row.id}, bucket {row.bucket}")
     if row.values:
         click.echo(f"  values ({len(row.values)}): {_numbers(row.values)}")
@@ -178,9 +181,9 @@ def _show_row(row: RowFacts, key: str) -> None:
         click.echo(f"  {name}: {_numbers(numbers)}")
     if row.found != "absent":
         counted = "not recorded for rows" if row.sightings is None else f"{row.sightings} sightings"
-        seen = row.last_seen_unix_seconds
+        seen_at = row.last_seen_unix_seconds
         click.echo(f"  frequency: {counted}")
-        click.echo(f"  last seen: {'not recorded (no evict_after)' if seen is None else _moment(seen)}")
+        click.echo(f"  last seen: {'not recorded (no evict_after)' if seen_at is None else _moment(seen_at)}")
 
 
 def _numbers(values: list[float]) -> str:

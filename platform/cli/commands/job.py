@@ -61,8 +61,8 @@ def validate(
             "begins": prepared.start_note or None,
         }
         if output == "text":
-            for told in filter(None, (prepared.adaptation, prepared.deduplication)):
-                click.echo(told)
+            for text in filter(None, (prepared.adaptation, prepared.deduplication)):
+                click.echo(text)
     if output == "json":
         echo_json(facts)
         return
@@ -113,8 +113,8 @@ def render(
         return
     if full:
         click.echo(dump_job(request.training_job))
-    for told in (prepared.adaptation, prepared.deduplication):
-        for line in told.splitlines():
+    for text in (prepared.adaptation, prepared.deduplication):
+        for line in text.splitlines():
             click.echo(f"# {line}")
     click.echo(yaml.dump_all(requests, Dumper=_ReadableDumper, sort_keys=False).rstrip())
 

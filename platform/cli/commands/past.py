@@ -42,11 +42,11 @@ def explain(job: str, store: str, output: str) -> None:
 
     platform = platform_to_look()
     with _known_to(platform, job, store):
-        told = jobs.explanation(platform, job, store)
+        story = jobs.explanation(platform, job, store)
     if output == "json":
-        echo_json({name: value for name, value in msgspec.to_builtins(told).items() if name != "type"})
+        echo_json({name: value for name, value in msgspec.to_builtins(story).items() if name != "type"})
     else:
-        click.echo(as_text(told))
+        click.echo(as_text(story))
 
 
 @click.command()
@@ -138,13 +138,13 @@ def _totals(table: pa.Table) -> dict[str, dict[str, int]]:
 
     totals = {}
     for kind in ("train", "evaluate"):
-        found = table.filter(pc.equal(table.column("kind").cast("string"), kind))
-        if not found.num_rows:
+        lines = table.filter(pc.equal(table.column("kind").cast("string"), kind))
+        if not lines.num_rows:
             continue
-        sums = {name: pc.sum(found.column(name)).as_py() for name in ("from", "to", "repeated", "kept")}
+        sums = {name: pc.sum(lines.column(name)).as_py() for name in ("from", "to", "repeated", "kept")}
         totals[kind] = {
-            "attempts": found.num_rows,
-            "shards": found.group_by(["epoch", "shard"]).aggregate([]).num_rows,
+            "attempts": lines.num_rows,
+            "shards": lines.group_by(["epoch", "shard"]).aggregate([]).num_rows,
             "rows": sums["to"] - sums["from"],
             "repeated": sums["repeated"],
             "kept": sums["kept"],

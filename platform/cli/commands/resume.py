@@ -44,26 +44,26 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
     """
     changes = parse_overrides(overrides)
     platform = jobs.Platform.from_environment()
-    kept = jobs.resumable(platform, job, store)
-    words = ["elastrec", "resume", kept.job_id, *(("--store", store) if store != jobs.DEFAULT_STORE else ())]
+    launch = jobs.resumable(platform, job, store)
+    words = ["elastrec", "resume", launch.job_id, *(("--store", store) if store != jobs.DEFAULT_STORE else ())]
     words += [word for override in overrides for word in ("--set", override)]
     with interrupted_by_signals(), JobProgress() as progress:
         progress.say(f"To take it up again: {shlex.join(words)}")
-        runs = jobs.remove_unsuccessful(platform, kept.job_id)
+        runs = jobs.remove_unsuccessful(platform, launch.job_id)
         if runs:
-            _refuse_changes(kept.job_id, overrides)
-            progress.say(f"Job {kept.job_id} is in the cluster and has not failed: it is watched")
-            prepared = kept.prepared
+            _refuse_changes(launch.job_id, overrides)
+            progress.say(f"Job {launch.job_id} is in the cluster and has not failed: it is watched")
+            prepared = launch.prepared
         else:
-            progress.say(f"Job {kept.job_id}, launched {kept.launched}: checking job, data and model")
-            prepared = jobs.prepare_again(platform, kept, changes, store)
+            progress.say(f"Job {launch.job_id}, launched {launch.launched}: checking job, data and model")
+            prepared = jobs.prepare_again(platform, launch, changes, store)
         course = Course(
             prepared,
             f"run {shlex.join(words)}",
             keep,
             # Sizes that were asked for now count, not those of the launch.
-            allocation=None if changes else kept.allocation,
-            earlier_terms=kept.earlier_terms,
+            allocation=None if changes else launch.allocation,
+            earlier_terms=launch.earlier_terms,
             is_resumed=not runs,
         )
         outcome = train_and_publish(platform, course, progress)

@@ -105,8 +105,10 @@ class Look:
 
     def lines(self) -> dict[str, tuple[str, str]]:
         """(phase, line) of each job."""
-        found = (observation.metrics for observation in self._observations)
-        return {metrics.job: (metrics.phase.value, f"{metrics.job}  {progress_line(metrics)}") for metrics in found}
+        all_metrics = (observation.metrics for observation in self._observations)
+        return {
+            metrics.job: (metrics.phase.value, f"{metrics.job}  {progress_line(metrics)}") for metrics in all_metrics
+        }
 
 
 def _looks(platform: jobs.Platform, job: str | None, watch: bool) -> Iterator[Look]:
@@ -132,22 +134,22 @@ def _show_on_terminal(looks: Iterator[Look], watch: bool) -> None:
 
 def _print_lines(looks: Iterator[Look], clock: Callable[[], float] = time.monotonic) -> None:
     """A line for each job when its phase changed or it is time again."""
-    said: dict[str, tuple[str, str, float]] = {}
-    told = False
+    printed: dict[str, tuple[str, str, float]] = {}
+    has_printed = False
     for look in looks:
         lines = look.lines()
-        for gone in set(said) - set(lines):
+        for gone in set(printed) - set(lines):
             click.echo(f"{gone}  gone")
-            del said[gone]
-        if not lines and not told:
+            del printed[gone]
+        if not lines and not has_printed:
             click.echo(NO_JOBS)
-        told = True
+        has_printed = True
         for name, (phase, line) in lines.items():
-            before = said.get(name)
+            before = printed.get(name)
             quiet = before is not None and clock() - before[2] < PLAIN_LINE_EVERY_SECONDS
             if before is None or before[0] != phase or (before[1] != line and not quiet):
                 click.echo(line)
-                said[name] = (phase, line, clock())
+                printed[name] = (phase, line, clock())
         sys.stdout.flush()
 
 

@@ -105,10 +105,10 @@ def land(
     if output == "json":
         echo_json({**report.model_dump(mode="json"), "job_file": job_file})
         return
-    for each in report.landed:
+    for file in report.landed:
         click.echo(
-            f"partition {each.partition}: {each.rows:,} rows of the messages {each.begin:,} to {each.end - 1:,}, "
-            f"{each.bytes:,} bytes in {len(each.days)} days"
+            f"partition {file.partition}: {file.rows:,} rows of the messages {file.begin:,} to {file.end - 1:,}, "
+            f"{file.bytes:,} bytes in {len(file.days)} days"
         )
     if not report.landed:
         click.echo(f"{topic}: nothing new")

@@ -219,14 +219,14 @@ def _exported(platform: Platform, job_id: str) -> ExportResult:
     return parse_result("\n".join(platform.launcher.logs(pod_name(job_id, Role.EVALUATOR))))
 
 
-def _score(found: EvaluationResult, metric: str) -> ModelScore:
+def _score(result: EvaluationResult, metric: str) -> ModelScore:
     if metric == "normalized_error":
-        if found.normalized_error is None:
+        if result.normalized_error is None:
             raise JobFailedError("the normalised error is not defined on the evaluation rows: all labels are equal")
-    elif found.auc is None or found.normalized_entropy is None:
+    elif result.auc is None or result.normalized_entropy is None:
         raise JobFailedError("AUC is not defined on the evaluation rows: they hold only one class of label")
     return ModelScore(
-        found.auc, found.normalized_entropy, found.samples, found.log_loss, normalized_error=found.normalized_error
+        result.auc, result.normalized_entropy, result.samples, result.log_loss, normalized_error=result.normalized_error
     )
 
 

@@ -83,12 +83,12 @@ def kept_launch(store: str, job: str) -> KeptLaunch:
     opened = open_store(store)
     names = opened.folders()
     for name in names:
-        if (found := _read(opened, name, job)) is not None:
-            return found
+        if (launch := _read(opened, name, job)) is not None:
+            return launch
     if job in names:
-        launches = [found for job_id in launched_jobs(opened, job) if (found := _read(opened, job, job_id))]
+        launches = [launch for job_id in launched_jobs(opened, job) if (launch := _read(opened, job, job_id))]
         if launches:
-            return max(launches, key=lambda each: each.launched)
+            return max(launches, key=lambda launch: launch.launched)
     shown = [f"{job_id} (of {name})" for name, ids in launched(store).items() for job_id in ids]
     more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
     there = ", ".join(shown[-_NAMED:]) + more if shown else "none: no job was ever launched with this store"

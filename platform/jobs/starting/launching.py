@@ -83,7 +83,7 @@ def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: in
         CheckpointError: the store could not be asked which runs of the job are over.
     """
     job = allocated(job_from_json(prepared.job_json), allocation)
-    of = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
+    job_place = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
     request = LaunchRequest.of(
         job,
         job_id=prepared.job_id,
@@ -93,7 +93,7 @@ def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: in
         evaluation_rows=prepared.evaluation_rows,
         store=job.spec.checkpoint.store,
         training_digest=prepared.training_digest,
-        earlier_terms=concluded_term(*of) if earlier_terms is None else earlier_terms,
+        earlier_terms=concluded_term(*job_place) if earlier_terms is None else earlier_terms,
         start_record=prepared.start_record,
         older_start_records=prepared.older_start_records,
         start_positions=prepared.start_positions,
@@ -105,7 +105,7 @@ def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: in
     if not begins_anew and (record := finished_on_other_rows(request)):
         log.info("job_begins_anew", job_id=prepared.job_id, trained_on_other_rows=record.uri)
         begins_anew = True
-    if begins_anew and (newest := newest_term(*of)) is not None:
+    if begins_anew and (newest := newest_term(*job_place)) is not None:
         return msgspec.structs.replace(request, earlier_terms=newest.term)
     return request
 
@@ -293,9 +293,9 @@ def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, story
     if tracking_answers(platform):
         try:
             decisions = Decisions(platform.tracking_uri, "")
-            if told := decisions.decisions(run_id):
+            if taken := decisions.decisions(run_id):
                 # What happened after the last round belongs to the picture, too.
-                decisions.log_throughput(run_id, told)
+                decisions.log_throughput(run_id, taken)
         except HistoryError as refused:
             log.warning("scaling_not_drawn", run_id=run_id, error=str(refused))
         try:

@@ -70,5 +70,5 @@ class ModelCheck:
         try:
             return [FieldProblem(**problem) for problem in json.loads(self._output.read().splitlines()[-1])]
         except (ValueError, IndexError, TypeError):
-            said = self._errors.read().decode(errors="replace").strip().splitlines() or ["no output"]
-        return [FieldProblem("spec.model", f"{self._architecture} ({said[-1]})", "a model that can be built")]
+            output = self._errors.read().decode(errors="replace").strip().splitlines() or ["no output"]
+        return [FieldProblem("spec.model", f"{self._architecture} ({output[-1]})", "a model that can be built")]

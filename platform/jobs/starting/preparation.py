@@ -204,10 +204,10 @@ def _check_capacity(platform: Platform, job: TrainingJob) -> None:
     total, largest = capacity.total, capacity.largest
     problems = []
     for role in ("master", "worker", "parameter_server", "evaluator"):
-        asked = getattr(job.spec.resources, role)
+        described = getattr(job.spec.resources, role)
         for amount, limit, name in (
-            (asked.cores, largest.cores, "cores"),
-            (asked.memory, largest.memory_bytes, "memory"),
+            (described.cores, largest.cores, "cores"),
+            (described.memory, largest.memory_bytes, "memory"),
         ):
             if amount > limit:
                 problems.append(

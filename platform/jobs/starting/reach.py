@@ -95,6 +95,6 @@ def _loopback(uri: str) -> str:
 
 
 def _scheme(uri: str) -> str:
-    found = _SCHEME.match(uri)
+    match = _SCHEME.match(uri)
     # A dialect's driver, as in sqlite+pysqlite, says nothing about the place.
-    return found[1].lower().partition("+")[0] if found else ""
+    return match[1].lower().partition("+")[0] if match else ""

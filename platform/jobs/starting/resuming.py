@@ -34,17 +34,17 @@ def resumable(platform: Platform, job: str, store: str = DEFAULT_STORE) -> KeptL
         CheckpointError: the store could not be asked, or what it keeps cannot be read.
     """
     where = resolved(store, platform.work_uri)
-    found = kept_launch(where, job)
-    name = job_from_json(found.prepared.job_json).metadata.name
-    if concluded_term(where, name, found.job_id) > found.earlier_terms:
+    launch = kept_launch(where, job)
+    name = job_from_json(launch.prepared.job_json).metadata.name
+    if concluded_term(where, name, launch.job_id) > launch.earlier_terms:
         problem = FieldProblem(
             "JOB",
-            f"{found.job_id!r} (launched {found.launched})",
+            f"{launch.job_id!r} (launched {launch.launched})",
             "a job that has failed or was stopped; this one has succeeded and its model is published",
             "`elastrec run` trains another one",
         )
         raise SpecError([problem], "the command line")
-    return found
+    return launch
 
 
 def prepare_again(

@@ -52,14 +52,16 @@ def _differences(prepared: Prepared) -> str:
         return (
             f"which fields differ is unknown (the store {masked(asked.spec.checkpoint.store)} does not know its launch)"
         )
-    runs, wanted = (dict(_flat(msgspec.json.decode(masked(each.job_json)))) for each in (kept.prepared, prepared))
-    found = [
-        f"{path} is {_shown(runs, path)} there and {_shown(wanted, path)} here"
-        for path in sorted(runs.keys() | wanted.keys())
-        if runs.get(path) != wanted.get(path)
+    runs, described = (
+        dict(_flat(msgspec.json.decode(masked(launch.job_json)))) for launch in (kept.prepared, prepared)
+    )
+    differences = [
+        f"{path} is {_shown(runs, path)} there and {_shown(described, path)} here"
+        for path in sorted(runs.keys() | described.keys())
+        if runs.get(path) != described.get(path)
     ]
-    more = f" and {len(found) - _NAMED} fields more" if len(found) > _NAMED else ""
-    return "; ".join(found[:_NAMED]) + more or "which fields differ is unknown (it was launched twice at once)"
+    more = f" and {len(differences) - _NAMED} fields more" if len(differences) > _NAMED else ""
+    return "; ".join(differences[:_NAMED]) + more or "which fields differ is unknown (it was launched twice at once)"
 
 
 def _flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:

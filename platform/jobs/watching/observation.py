@@ -78,11 +78,11 @@ def failure_report(platform: Platform, job_id: str) -> str:
 
 def jobs(platform: Platform) -> list[Observation]:
     """Every job of the cluster, by name; one that is removed while it is looked at is left out."""
-    found = []
+    observations = []
     for name in sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER):
         try:
-            found.append(observe(platform, name))
+            observations.append(observe(platform, name))
         except ClusterError:
             if pod_of_master(platform, name) is not None:
                 raise
-    return found
+    return observations

@@ -126,19 +126,19 @@ def is_trained(platform: Platform, prepared: Prepared) -> bool:
     """
     if not is_gone(pod_of_master(platform, prepared.job_id)):
         return False
-    found = left_result(platform, prepared)
-    return found is not None and found.phase is Phase.SUCCEEDED
+    result = left_result(platform, prepared)
+    return result is not None and result.phase is Phase.SUCCEEDED
 
 
 def _left(read: Callable[[str, str], Left | None], platform: Platform, job_id: str, store: str) -> Left:
     where = resolved(store, platform.work_uri)
-    found = read(where, job_id)
-    if found is None:
+    value = read(where, job_id)
+    if value is None:
         raise NothingLeftError(
             f"job {job_id}: it is not in the cluster, and nothing of it was left in {where}; "
             "name the store that its job file names with --store"
         )
-    return found
+    return value
 
 
 def _pages(client: RpcClient, streams: list[StreamNow]) -> Iterator[Sequence[Attempt]]:

@@ -72,9 +72,9 @@ def _rows(file: Path, needed: Sequence[str]) -> list[dict[str, str]]:
         raise SpecError([FieldProblem("file", "no line", "a header and one line per job", "add jobs")], str(file))
     named = [{_TRACE_NAMES.get(name, name): value or "" for name, value in row.items() if name} for row in rows]
     if missing := [name for name in needed if name not in named[0]]:
-        found = ", ".join(name for name in rows[0] if name)
+        columns = ", ".join(name for name in rows[0] if name)
         raise SpecError(
-            [FieldProblem(f"column {name}", f"absent (found: {found})", "a column of this name") for name in missing],
+            [FieldProblem(f"column {name}", f"absent (found: {columns})", "a column of this name") for name in missing],
             str(file),
         )
     return named
@@ -87,10 +87,10 @@ def read_arrivals(file: Path, time_unit_seconds: float = 1.0) -> list[float]:
         SpecError: the file cannot be read, has no such column, or holds what is no time.
     """
     lines = [_Line(line, row) for line, row in enumerate(_rows(file, ("arrival_seconds",)), start=2)]
-    found = sorted(line.arrival() * time_unit_seconds for line in lines)
+    seconds = sorted(line.arrival() * time_unit_seconds for line in lines)
     if wrong := [problem for line in lines for problem in line.problems]:
         raise SpecError(wrong[:_MOST_PROBLEMS], str(file))
-    return [each - found[0] for each in found]
+    return [moment - seconds[0] for moment in seconds]
 
 
 def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: bool = False) -> Table:
@@ -172,12 +172,12 @@ class _Line:
         servers = self._count("parameter_servers", max(1, counts["workers"] // 4))
         most_workers = self._count("max_workers", 8 * counts["workers"])
         most_servers = self._count("max_parameter_servers", 8 * servers)
-        for name, most, asked in (
+        for name, most, value in (
             ("max_workers", most_workers, counts["workers"]),
             ("max_parameter_servers", most_servers, servers),
         ):
-            if most < asked:
-                self.refuse(name, str(most), f"at least the {asked} that are asked for")
+            if most < value:
+                self.refuse(name, str(most), f"at least the {value} that are asked for")
         shares = [self._number_of(name, default, 0.0, "a share of 0 to 1") for name, default in SHARES.items()]
         if sum(shares) > 1.0 + 1e-9:
             self.refuse("compute_share + update_share + network_share + lookup_share", f"{sum(shares):g}", "at most 1")

@@ -59,7 +59,7 @@ def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
     runs: dict[tuple[str, int, int], list[_Run]] = defaultdict(list)
     left_out = []
     taken: set[str] = set()
-    for record in sorted(records, key=lambda each: each.started_unix_seconds):
+    for record in sorted(records, key=lambda item: item.started_unix_seconds):
         run, reason = _run(record)
         if run is not None and record.job_id in taken:
             run, reason = None, "another attempt at the same job is taken"
@@ -82,7 +82,7 @@ def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
             predicted = float(model.predict(Columns.of([run.allocation])).iteration_seconds[0])
             level = run.seen.iteration_seconds / predicted
             jobs.append(_job(run, model.coefficients.at_level(level), begin, largest_growth))
-    jobs.sort(key=lambda each: each.arrival_seconds)
+    jobs.sort(key=lambda item: item.arrival_seconds)
     return Past(tuple(jobs), tuple(left_out), tuple(notes))
 
 
@@ -92,12 +92,12 @@ def _run(record: JobRecord) -> tuple[_Run | None, str]:
         return None, f"it ended as {record.phase.value}"
     batch, dimension = record.features["batch_size"], record.features["embedding_dimension"]
     samples, seconds = record.samples_trained or 0.0, _training_seconds(record)
-    for what, value in (
+    for name, value in (
         ("batch size", batch), ("embedding dimension", dimension), ("samples trained", samples),
         ("training time", seconds),
     ):  # fmt: skip
         if not value > 0:
-            return None, f"its run has no {what}"
+            return None, f"its run has no {name}"
     try:
         allocation = Allocation(**msgspec.structs.asdict(record.granted))
     except ScalingError as error:

@@ -61,8 +61,8 @@ class Workload(Spec):
     def _one_source(self) -> Workload:
         given = [name for name in ("jobs", "history", "made_up") if getattr(self, name) is not None]
         if len(given) != 1:
-            found = " and ".join(given) or "none of them"
-            raise ValueError(f"exactly one of jobs, history and made_up (found {found})")
+            names = " and ".join(given) or "none of them"
+            raise ValueError(f"exactly one of jobs, history and made_up (found {names})")
         return self
 
 

@@ -101,15 +101,15 @@ class _OnceLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+        keys = set()
         for key, _ in node.value:
-            if isinstance(key.value, str) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            if isinstance(key.value, str) and key.value in keys and key.tag != "tag:yaml.org,2002:merge":
                 line = key.start_mark.line + 1
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} stands twice, again in line {line}; every key only once"
                 )
             if isinstance(key.value, str):
-                seen.add(key.value)
+                keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -128,9 +128,9 @@ def parse_mapping(text: str, source: str) -> dict[str, Any]:
         line = " ".join(str(error).replace("<unicode string>", source).split())
         raise SpecError([FieldProblem("file", line, "YAML", "check indentation and quotes")], source) from None
     if not isinstance(content, dict):
-        found = "an empty file" if content is None else f"a {type(content).__name__}"
+        content_kind = "an empty file" if content is None else f"a {type(content).__name__}"
         allowed = "a mapping with apiVersion, kind, ..."
-        raise SpecError([FieldProblem("file", found, allowed, "begin with an example of the docs")], source)
+        raise SpecError([FieldProblem("file", content_kind, allowed, "begin with an example of the docs")], source)
     return content
 
 

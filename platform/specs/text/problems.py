@@ -45,17 +45,20 @@ def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
     if error == "union_tag_not_found":
         return FieldProblem(path, value, f"a mapping with {context['discriminator']}", "say which one it is")
     if error == "union_tag_invalid":
-        known = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
+        allowed_names = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
         field = context["discriminator"].strip("'")
         return FieldProblem(
-            f"{path}.{field}", repr(context["tag"]), f"one of {', '.join(known)}", near(context["tag"], known)
+            f"{path}.{field}",
+            repr(context["tag"]),
+            f"one of {', '.join(allowed_names)}",
+            near(context["tag"], allowed_names),
         )
     if error == "extra_forbidden":
         key = str(detail["loc"][-1])
-        known = _known_fields(kind, detail["loc"][:-1])
-        close = difflib.get_close_matches(key, known, n=1) or _elsewhere(kind, key)
+        allowed_names = _known_fields(kind, detail["loc"][:-1])
+        close = difflib.get_close_matches(key, allowed_names, n=1) or _elsewhere(kind, key)
         remedy = f"did you mean {' or '.join(map(repr, close))}?" if close else "remove the field"
-        return FieldProblem(path, "an unknown field", f"the fields {', '.join(known)}", remedy)
+        return FieldProblem(path, "an unknown field", f"the fields {', '.join(allowed_names)}", remedy)
     if error == "value_error":
         reason = str(context.get("error", detail["msg"]))
         if isinstance(detail["input"], Mapping | Spec):
@@ -122,7 +125,7 @@ def _known_fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
 def _elsewhere(kind: Any, key: str) -> list[str]:
     """Paths of the fields of this name in other sections."""
     schema = kind.model_json_schema(by_alias=True)
-    found: list[str] = []
+    places: list[str] = []
     sections: list[tuple[str, dict[str, Any]]] = [("", schema)]
     while sections:
         path, section = sections.pop()
@@ -131,9 +134,9 @@ def _elsewhere(kind: Any, key: str) -> list[str]:
         for name, field in _resolve(schema, section).get("properties", {}).items():
             place = f"{path}.{name}" if path else name
             if name == key:
-                found.append(place)
+                places.append(place)
             sections.append((place, field))
-    return sorted(found)[:_MOST_SUGGESTED]
+    return sorted(places)[:_MOST_SUGGESTED]
 
 
 def _resolve(schema: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:

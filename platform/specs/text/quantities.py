@@ -51,9 +51,9 @@ class AmountError(ValueError):
 
 def _meant(value: Any, spellings: dict[str, str]) -> str | None:
     """The amount with its unit spelt as here; None where text is no number with a known unit."""
-    found = re.match(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*$", value) if isinstance(value, str) else None
-    unit = spellings.get(found.group(2).lower()) if found else None
-    return f"{found.group(1)}{unit}" if found and unit is not None else None
+    match = re.match(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*$", value) if isinstance(value, str) else None
+    unit = spellings.get(match.group(2).lower()) if match else None
+    return f"{match.group(1)}{unit}" if match and unit is not None else None
 
 
 def parse_bytes(value: Any) -> int:

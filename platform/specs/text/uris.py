@@ -34,6 +34,6 @@ def without_credentials(uri: str) -> str:
 
 def credentials(uri: str) -> tuple[str, str] | None:
     """User and password of `scheme://user:password@host`, decoded; None where the URI has no user."""
-    found = _USER_INFO.match(uri)
-    user, _, password = found[2].partition(":") if found else ("", "", "")
+    match = _USER_INFO.match(uri)
+    user, _, password = match[2].partition(":") if match else ("", "", "")
     return (unquote(user), unquote(password)) if user else None

@@ -92,8 +92,8 @@ class Connection:
         # The kernel's own limits: a Python timeout would poll before every call and return short reads.
         self._link.settimeout(None)
         for option, seconds in ((socket.SO_SNDTIMEO, send_seconds), (socket.SO_RCVTIMEO, receive_seconds)):
-            whole = int(seconds)
-            self._link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+            whole, microseconds = int(seconds), int(seconds % 1 * 1e6)
+            self._link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, microseconds))
 
     def unblock(self) -> None:
         """From now on `send` and `receive` raise BlockingIOError instead of waiting.

@@ -107,13 +107,13 @@ class Lender:
             return fitting[0]
         if not free and len(self._segments) == MAXIMUM_SEGMENTS:
             return None
-        wanted = size_bytes + size_bytes // 4
+        needed = size_bytes + size_bytes // 4
         try:
-            segment = _Segment(wanted + -wanted % _PAGE_BYTES)
+            segment = _Segment(needed + -needed % _PAGE_BYTES)
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                log.warning("memory_not_lent", size_bytes=wanted, reason=str(error), instead="over the socket")
+                log.warning("memory_not_lent", size_bytes=needed, reason=str(error), instead="over the socket")
             return None
         if free:
             self._segments[free[0]].close()
