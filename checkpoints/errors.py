@@ -1,4 +1,4 @@
-"""What this package tells apart: a record that is bad, and a store that cannot be asked."""
+"""The errors of this package: a damaged record, and a store that does not answer."""
 
 from __future__ import annotations
 

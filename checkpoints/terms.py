@@ -231,7 +231,7 @@ def _read(store: Store, key: str) -> Term:
     try:
         term = msgspec.json.decode(store.get_if_exists(key) or b"", type=Term)
     except msgspec.MsgspecError as error:
-        # The number is taken all the same: whoever reads on must not take it again.
+        # The number counts as taken: no later master may take it again.
         _log.warning("term_damaged", term=store.child_uri(key), reason=str(error))
         return Term(term=number, holder="", address="")
     return msgspec.structs.replace(term, term=number)

@@ -126,7 +126,7 @@ def watched(task: ElastrecOperator, context: Context, job_id: str, owner: str) -
 
 
 def owner_token(context: Context) -> str:
-    """Names this try of this task: who holds it may stop the job, until another try takes the job over."""
+    """Names this try of this task; with it the task may stop the job, until another try takes the job over."""
     task, index = context["ti"], _map_index(context)
     name = task.task_id if index < 0 else f"{task.task_id}[{index}]"
     return f"{task.dag_id}/{task.run_id}/{name}/{task.try_number}"

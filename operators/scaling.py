@@ -125,7 +125,7 @@ class SelectOperator(_ScalingOperator):
         self.left_alone = left_alone
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Jobs that the policy has no sound plan for stay as they are; who must give workers back comes first."""
+        """Jobs without a sound plan stay as they are; jobs that must give workers back come first."""
         from elastrec.platform.jobs.scaling import rounds as scaling
         from elastrec.platform.jobs.scaling.rounds import NotNow
         from elastrec.platform.jobs.scaling.standing import standing

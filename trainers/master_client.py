@@ -63,7 +63,7 @@ class TermPlace:
 
 
 class MasterClient:
-    """Calls the master of the highest term that this pod has heard of; safe to use from several threads.
+    """Calls the master of the highest term that this pod knows; safe to use from several threads.
 
     Args:
         address: where the master was when the pod was made.

@@ -1,4 +1,4 @@
-"""A job's own secret: made at launch, kept as files of its master's pod, read from there by whoever talks to the job.
+"""A job's own secret: made at launch, kept as files of its master's pod, read from there by clients of the job.
 
 The cluster hands it to callers with the cluster's own rights, so it depends on no token of the cluster: that one may
 differ by caller, and change while the job runs.

@@ -1,7 +1,7 @@
 """The master pod: `python -m elastrec.platform.master`.
 
 SIGTERM ends the process, not the job: it makes a record, if there is time, and leaves its pods as they are. A job that
-is over waits in the next process for whoever reads its result.
+is over waits in the next process until its result has been read.
 
 Exit code 0: the job is over, or another master has taken it over; 2: it would fail again, its node need not restart it;
 else it may be restarted (143: after SIGTERM).
@@ -105,7 +105,7 @@ def run() -> int:
         return 0
     if not is_done:
         # Its node wants the process to end, or its cluster: that is no wish about the job (`StopJob` is). One that is
-        # over comes back, too: who waits for its result asks the master.
+        # over is started again, too: callers that wait for its result ask the master.
         service.leave(_SAVE_GRACE_SECONDS)
         server.shutdown()
         service.close()
@@ -122,7 +122,7 @@ def run() -> int:
 
 
 def main() -> None:
-    """Reads who this pod is, runs the job, and turns what cannot be recovered from into an exit code with a reason."""
+    """Reads the pod's environment, runs the job, and turns fatal errors into an exit code with a reason."""
     configure_logging()
     expect_existing_stores()
     try:

@@ -66,7 +66,7 @@ class _Queued:
 
 def _newer_routing(stale: Stale, stamp: Stamp) -> RoutingTable | None:
     routing = stale.routing
-    # The model of another generation went back: only the master says who holds it.
+    # The model was rolled back: only the master knows the servers of the new generation.
     if routing is None or stale.generation != stamp.generation or routing.epoch <= stamp.epoch:
         return None
     return routing

@@ -1,4 +1,4 @@
-"""Pushes that not all servers have applied: kept by the worker, and sent again to whom their rows belong then."""
+"""Pushes that not all servers have applied: the worker keeps them and sends them to the rows' next owners again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof that the exported model is the trained one: the same rows, scored by both, and who is to blame if not."""
+"""The proof that the exported model is the trained one: both score the same rows; if not, which side is wrong."""
 
 from __future__ import annotations
 

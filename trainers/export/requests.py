@@ -92,7 +92,7 @@ def _by_types(values: pd.DataFrame) -> list[list[int]]:
 
 
 def _type(value: object) -> Hashable:
-    """The type, and what Arrow tells apart within it."""
+    """The type, with Arrow's distinctions within it."""
     if isinstance(value, int) and not isinstance(value, bool):
         return int, value < -(2**63), value < 2**63, value < 2**64
     if isinstance(value, list | tuple | np.ndarray):

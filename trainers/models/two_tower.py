@@ -1,4 +1,4 @@
-"""Two towers: one vector for whoever asks, one for the item; the logit is their product.
+"""Two towers: one vector for the user or query, one for the item; the logit is their product.
 
 Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", RecSys 2019, §3,
 https://doi.org/10.1145/3298689.3346996. Trained here on the labels of the log's own rows, not with the paper's softmax

@@ -1,4 +1,4 @@
-"""`python -m elastrec.trainers.parameter_server`: one parameter server pod, told who it is by its environment."""
+"""`python -m elastrec.trainers.parameter_server`: one parameter server pod, described by its environment."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Pull(Message, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """Which rows of the training data a push comes from: what makes it the same push, whoever sends it and when.
+    """Which rows of the training data a push comes from: it identifies the push, whichever worker sends it and when.
 
     Offsets count rows of the split as `ShardProgress.offset` does. Minibatches of a split are trained in its order.
 

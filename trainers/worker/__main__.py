@@ -20,7 +20,7 @@ from elastrec.trainers.worker.identity import Identity  # noqa: E402
 
 
 def main() -> int:
-    """Finds out who this pod is before it pays for torch; returns the exit code."""
+    """Reads the pod's environment before torch is loaded; returns the exit code."""
     try:
         identity = Identity.read()
     except ElastrecError as error:

@@ -59,7 +59,7 @@ class Session:
         self._changed = threading.Condition()
         self._directive: Directive | None = None
         self._orders: PodOrders | None = None
-        # The orders to be idle under which all shards were let go, and those of which the master has heard that.
+        # The orders to be idle under which all shards were let go, and those for which the master knows it.
         self._let_go_version = self._let_go_heard = 0
         self._reached_version = 0
         self._progress: dict[tuple[int, str, int], ShardProgress] = {}

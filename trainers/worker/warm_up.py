@@ -1,4 +1,4 @@
-"""Loads or compiles what a worker's first step needs before the master hears of it: a lease runs from its grant.
+"""Loads or compiles what a worker's first step needs before it registers with the master: a lease runs from its grant.
 
 Compiling the kernels into an empty cache takes longer than a short lease lasts; a worker that did so with a shard in
 its hands would lose the shard again and again. The job is not known yet, so the user's model is not loaded here.

@@ -1,4 +1,4 @@
-"""The local cluster while its node agent does not run: for those who only look, and start nothing."""
+"""The local cluster while its node agent does not run, for callers that only read."""
 
 from __future__ import annotations
 

@@ -86,14 +86,14 @@ class StateFolder:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Held by whoever starts or stops an agent here; waits for others who do."""
+        """Held while an agent is started or stopped here; waits for the current holder."""
         with self._locked("start.lock", fcntl.LOCK_EX, None):
             yield
 
     def is_owned(self) -> bool:
         """Whether an agent is running here (or is just ending)."""
         try:
-            # Shared: two who look at the same time do not take each other for an agent.
+            # Shared: two processes that look at the same time do not mistake each other for an agent.
             with self._locked("agent.lock", fcntl.LOCK_SH, 0.0):
                 return False
         except BlockingIOError:

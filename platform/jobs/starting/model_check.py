@@ -1,6 +1,6 @@
 """Whether a job's model can be built, asked in a process of its own: torch is never loaded in the control path.
 
-The process takes seconds, mostly for its imports; whoever begins it has other things to look at meanwhile.
+The process takes seconds, mostly for its imports; the caller does other checks meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONGEST_SECONDS = 120.0
 
 
 class ModelCheck:
-    """`with ModelCheck(job) as model:` begins the check, `model.wait()` tells; whoever leaves earlier ends it."""
+    """`with ModelCheck(job) as model:` begins the check, `model.wait()` returns its result. Leaving early ends it."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._architecture = repr(job.spec.model.architecture)

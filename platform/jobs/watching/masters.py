@@ -88,7 +88,7 @@ def live_master(platform: Platform, job_id: str) -> Iterator[RpcClient | None]:
 
 
 def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _START_SECONDS) -> RpcClient:
-    """A client of the job's master as soon as its pod has an address; whoever asks closes it.
+    """A client of the job's master as soon as its pod has an address; the caller closes it.
 
     Raises:
         ClusterError: the pod failed, does not fit, or is not there within the time; says why.

@@ -211,9 +211,9 @@ class Ticked(_Event, frozen=True, kw_only=True):
 
 
 class Restarted(_Event, frozen=True, kw_only=True):
-    """A new master process has taken over, or the old one stood still: nobody is blamed for the time between.
+    """A new master process has taken over, or the old one was stopped: silence in between counts against no pod.
 
-    `away_seconds` passed without a master, on the wall clock; the job's own clock stood still.
+    `away_seconds` passed without a master, on the wall clock; the job's own clock did not advance.
     """
 
     away_seconds: float = 0.0

@@ -48,7 +48,7 @@ def answer_unchanged(state: JobState, event: ShardsAsked) -> AnswerLease | None:
     if member is None:
         return AnswerLease(state=LeaseState.STALE)
     queue = state.queue_of_kind(event.kind)
-    if any(state.queue(report.stream).is_news(event.pod, report) for report in event.progress):
+    if any(state.queue(report.stream).changes_state(event.pod, report) for report in event.progress):
         return None
     may_lease = _may_lease(state, member, event)
     if may_lease and queue.would_change(event.pod, event.request_id):
@@ -79,7 +79,7 @@ def _lease_answer(queue: ShardQueue, shards: list[Shard]) -> AnswerLease:
 
 
 def moving_workers(state: JobState) -> list[Member]:
-    """Workers that do not stand still yet although a save is waiting for them.
+    """Workers that have not paused yet although a save is waiting for them.
 
     Who holds no shard has pushed nothing that is not applied and acknowledged, and gets no shard now. So nobody waits
     for a process that still loads its model, which may take longer than the interval between two saves.

@@ -76,7 +76,7 @@ class Phases(msgspec.Struct, kw_only=True):
         self.version, self.generation, self.orders = first + 1, first, first + 1
 
     def begin_next_term(self, term: int) -> None:
-        """The same journal goes on in a higher term: versions of the two are told apart by it."""
+        """The same journal continues in a higher term, which distinguishes its versions from the earlier ones."""
         self.term = term
 
     def begin_generation(self) -> None:

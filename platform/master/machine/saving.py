@@ -54,7 +54,7 @@ def _move(state: JobState, to: Phase, effects: list[Effect]) -> bool:
 
 def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
     servers_ready = not state.recovery.awaited() and all(server.address for server in state.owners())
-    # One worker is enough: a job must not stand still because a second one finds no room.
+    # One worker is enough: a job must not pause because there is no room for a second one.
     if not servers_ready or not any(w.is_registered and not w.retiring for w in state.membership.workers()):
         return False
     state.reason = ""

@@ -153,7 +153,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         """Whether `lease` would hand out anything new."""
         return not self.is_repeated(pod, request_id) and (bool(self.returned) or self.cursor < self.total)
 
-    def is_news(self, pod: str, progress: ShardProgress) -> bool:
+    def changes_state(self, pod: str, progress: ShardProgress) -> bool:
         """Whether a report would be accepted; reports of attempts that ended, and repeated ones, are void."""
         lease = self.doing.get(progress.number)
         return (
@@ -171,7 +171,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
 
     def advance(self, pod: str, progress: ShardProgress, time: float) -> Accepted:
         """Takes a progress report over; extends all leases of the pod. A void report changes nothing."""
-        if not self.is_news(pod, progress):
+        if not self.changes_state(pod, progress):
             return Accepted(0)
         lease = self.doing[progress.number]
         rows = progress.offset - lease.offset

@@ -1,4 +1,4 @@
-"""Deadlines of the stages of saves and restores, and whom a stage waits for. Pure."""
+"""Deadlines of the stages of saves and restores, and the pods that a stage waits for. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def begin_anew(state: JobState) -> None:
     state.recovery.keep_time(state.time)
 
 
-def is_news(state: JobState, member: Member, report: PodReported) -> bool:
+def changes_state(state: JobState, member: Member, report: PodReported) -> bool:
     """Whether a report shows that a server gets on, or that it does not write into an abandoned folder any more."""
     for order_id, entry in state.saves.abandoned.items():
         if entry.is_left_by(report.pod, report.incarnation, report.writing, report.reached_version, order_id):
@@ -107,7 +107,7 @@ def is_news(state: JobState, member: Member, report: PodReported) -> bool:
 
 
 def take_report(state: JobState, member: Member, report: PodReported) -> None:
-    """Notes the signs of `is_news`."""
+    """Notes what `changes_state` looks for."""
     if report.transfers > member.transfers:
         member.transfers, member.active = report.transfers, state.time
     for order_id, entry in state.saves.abandoned.items():

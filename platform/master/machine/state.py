@@ -245,7 +245,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             if worker.is_registered and not (self.plan.is_synchronous and worker.starved)
         ]
 
-    def is_news(self, report: PodReported) -> bool:
+    def changes_state(self, report: PodReported) -> bool:
         """Whether a heartbeat changes the state and so has to be journalled."""
         member = self.membership.members.get(report.pod)
         if member is None or member.incarnation != report.incarnation:
@@ -256,11 +256,11 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             return True
         if member.role is Role.WORKER:
             return report.generation == self.phases.generation and any(
-                self.queue(p.stream).is_news(report.pod, p) for p in report.progress
+                self.queue(p.stream).changes_state(report.pod, p) for p in report.progress
             )
         return (
             self.recovery.would_restore(report.pod, report.restored_order_id)
-            or stages.is_news(self, member, report)
+            or stages.changes_state(self, member, report)
             or (report.damaged is not None and rollback.is_restoring(self, member, report.damaged.order_id))
             or self.saves.would_take(report.pod, report.saved)
         )

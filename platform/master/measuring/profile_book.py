@@ -87,7 +87,7 @@ class ProfileBook:
         self._heard: dict[str, float] = {}
 
     def add(self, pod: str, metrics: WindowMetrics, state: JobState, time: float) -> None:
-        """Takes a worker's window of some steps over if the job stood in one configuration while it was made."""
+        """Adds a worker's window of some steps if the job had one configuration during all of it."""
         # A window begins where the last one with steps ended: what passed without a step is part of the next one.
         since, self._heard[pod] = self._heard.get(pod), time
         # A job of a thousand workers is not gone through for every heartbeat.

@@ -111,7 +111,7 @@ class PodCalls(ServicePart):
                     orders_version=message.orders_version,
                     let_go_version=message.let_go_version,
                 )
-                if self.state.is_news(report):
+                if self.state.changes_state(report):
                     effects, _ = self._apply(report)
             pace = self._heartbeats.pace(message.pod, len(self.state.membership.members))
             answer = self._answers.of(message.pod, message.incarnation, self.state, pace)

@@ -1,6 +1,6 @@
-"""Which pods were heard when, how often each was told to speak, and who has been silent for too long.
+"""When each pod's last heartbeat came, how often each has to send one, and which have been silent for too long.
 
-Nothing of it is journalled: a restarted master has heard nobody and blames nobody. No clock and no lock in here.
+Nothing of it is journalled: after a restart the time of every pod begins anew. No clock and no lock in here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Heartbeats:
     def __init__(self, faults: FaultTolerance) -> None:
         self._faults = faults
         self._last_seen: dict[str, float] = {}
-        self._told_seconds: dict[str, float] = {}
+        self._pace_seconds: dict[str, float] = {}
         self._up_since: dict[str, float] = {}
         self._looked = -math.inf
         self._pace = (-1, 0.0)
@@ -39,7 +39,7 @@ class Heartbeats:
         self._last_seen[pod] = now
 
     def forget_all(self) -> None:
-        """Nobody could be heard for a while: everybody's time begins anew."""
+        """No heartbeat could be received for a while: the time of every pod begins anew."""
         self._last_seen.clear()
         self._up_since.clear()
 
@@ -47,7 +47,7 @@ class Heartbeats:
         """How often the pod, of so many, shall beat; what it is told here it is judged by."""
         if self._pace[0] != pods:
             self._pace = (pods, heartbeat_seconds(self._faults, pods))
-        seconds = self._told_seconds[pod] = self._pace[1]
+        seconds = self._pace_seconds[pod] = self._pace[1]
         return seconds
 
     def is_look_due(self, pods: int, now: float) -> bool:
@@ -60,14 +60,14 @@ class Heartbeats:
     def silent(
         self, members: Mapping[str, Member], running: Callable[[], Collection[str]], now: float
     ) -> list[Silence]:
-        """Members that have said nothing for longer than they may; forgets who is none any more.
+        """Members whose heartbeat is overdue; forgets pods that are no longer members.
 
         Args:
             running: pods that run, as the cluster says; while one waits for room nothing is expected of it.
         """
-        for heard in (self._last_seen, self._told_seconds):
-            for gone in heard.keys() - members.keys():
-                del heard[gone]
+        for times in (self._last_seen, self._pace_seconds):
+            for gone in times.keys() - members.keys():
+                del times[gone]
         for new in members.keys() - self._last_seen.keys():
             self._last_seen[new] = now
         starting = [member for member in members.values() if not member.incarnation]
@@ -78,8 +78,8 @@ class Heartbeats:
         for name, member in members.items():
             seconds = now - self._last_seen[name]
             # A pod does what it was told last: that it may beat faster now it does not know yet.
-            told_seconds = self._told_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
-            if seconds > silence_seconds(self._faults, told_seconds):
+            pace_seconds = self._pace_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
+            if seconds > silence_seconds(self._faults, pace_seconds):
                 silences.append(Silence(name, member.incarnation, seconds))
         return silences
 

@@ -1,4 +1,4 @@
-"""What a job does about pods that fail, fall silent or vanish: whom it replaces, when it rolls back, when it gives up.
+"""What a job does about pods that fail, fall silent or vanish: replacement, rollback, giving up.
 
 Pure. A worker's shards go back to the queue; a lost server costs a rollback to the last complete record.
 """

@@ -216,7 +216,7 @@ def _set_workers(state: JobState, wanted: Places, effects: list[Effect]) -> None
     for worker in staying[wanted.count :]:
         state.membership.move(worker, MemberStage.RETIRING)
         if not worker.is_registered:
-            # Nobody is there yet who could leave by itself.
+            # None of them runs yet, so none can leave by itself.
             losses.dismiss(state, worker, effects, delete=True)
     taken = {worker.index for worker in state.membership.workers()}
     free = (index for index in range(len(taken) + wanted.count) if index not in taken)

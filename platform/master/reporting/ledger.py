@@ -175,7 +175,7 @@ def _neighbours(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For each attempt, how far earlier attempts at its shard came, and from where the later ones began again.
 
-    An attempt begins where the shard stood: what earlier ones trained beyond its begin does not count any more.
+    An attempt begins at the shard's last acknowledged row: what earlier attempts trained beyond it does not count.
     """
     before_A = np.zeros(len(number_A), np.int64)
     behind_A = np.full(len(number_A), np.iinfo(np.int64).max)

@@ -1,4 +1,4 @@
-"""What a job leaves in its checkpoint store beside its ledger: how it ended, and figures that MLflow has not heard.
+"""What a job leaves in its checkpoint store beside its ledger: how it ended, and metrics that MLflow has not received.
 
 So a trained model can be evaluated and published when its master is long gone, and nothing is trained again for it.
 """

@@ -155,7 +155,7 @@ def open_history_sink(request: LaunchRequest, fleet: Fleet, folder: Path) -> His
     """The sink of a job; None when it was launched without history.
 
     Args:
-        folder: survives a restart of the master, and so does in it what MLflow has not heard yet.
+        folder: survives a restart of the master, and with it the metrics that MLflow has not received yet.
     """
     if not request.tracking_uri:
         return None
@@ -164,7 +164,7 @@ def open_history_sink(request: LaunchRequest, fleet: Fleet, folder: Path) -> His
 
 
 def leave_points(request: LaunchRequest, points: list[Point]) -> None:
-    """Leaves what MLflow has not heard in the job's store, for whoever publishes the model later."""
+    """Writes the metrics that MLflow has not received to the job's store; they are sent when the model is published."""
     if not points:
         return
     try:

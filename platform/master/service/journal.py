@@ -315,7 +315,7 @@ class Journal:
             raise
 
     def ledger(self, after: int = 0, until: int | None = None, count: int = LEDGER_PAGE) -> list[Attempt]:
-        """A page of the attempts that ended, oldest first: exactly what was trained, by whom, in which generation.
+        """A page of the attempts that ended, oldest first: which rows were trained, by which worker, in which generation.
 
         Args:
             after: number of the last line of the page before; lines are numbered from 1 without gaps.
@@ -372,7 +372,7 @@ class Journal:
         return 0.0 if last is None else max(0.0, time.time() - last)
 
     def give_up(self) -> None:
-        """No more patience: pending events are written at once, or never; who waits for them is told."""
+        """Stops waiting for the disk: pending events are written now or never, and calls that wait for them fail."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()

@@ -300,9 +300,9 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         return {kind: self._while_journalled(handler) for kind, handler in handlers.items()}
 
     def _while_journalled(self, handler: Handler) -> Handler:
-        """Sends callers away, to come again, while nothing can be journalled: waiting, they would pile up here.
+        """Refuses calls with a retryable error while the journal cannot be written: waiting calls would pile up.
 
-        Only who asks for the status of a job that goes on is answered: so the reason reaches people.
+        Only the status of a running job is still answered: so people see the reason.
         """
 
         watch = self._term_watch

@@ -50,13 +50,13 @@ class TimedWork(ServicePart):
         while not self._stopping.wait(_TICK_SECONDS):
             now = self._clock()
             if self.journal.stall:
-                # Nobody is heard, so nobody is judged; when there is room again the time until then is a stall.
+                # No heartbeat is taken in, so none can be missed; afterwards the whole time counts as a stall.
                 continue
-            stood_still, last = now - last, now
+            gap, last = now - last, now
             try:
-                if stood_still > _STALL_SECONDS:
-                    # This process stood still, and could not hear anybody: nobody else is to blame for that.
-                    log.warning("master_stalled", seconds=stood_still)
+                if gap > _STALL_SECONDS:
+                    # This process was stopped and received no heartbeats: the pods were not silent.
+                    log.warning("master_stalled", seconds=gap)
                     with self._lock:
                         self._heartbeats.forget_all()
                     self.submit(lambda now: events.Restarted(time=now))
@@ -78,7 +78,7 @@ class TimedWork(ServicePart):
 
     def _check_silence(self, now: float) -> None:
         with self._lock:
-            # What pods did is still read when the job is over.
+            # When the job is over, what pods did is still read.
             if self.state.phase.is_final:
                 return
             members = self.state.membership.members
@@ -86,7 +86,7 @@ class TimedWork(ServicePart):
                 return
             self._seen.keep_only(members)
             silences = self._heartbeats.silent(members, self._reconciler.running, now)
-        # Pods that a later master directs are silent here, and none of this one's business.
+        # Pods that a later master directs are silent here, and that master's to replace.
         if silences and self.is_superseded():
             return
         for silence in silences:
@@ -125,7 +125,7 @@ class TimedWork(ServicePart):
             self.submit(lambda now: events.Measured(time=now, waiting_share=share))
 
     def _report_end(self) -> None:
-        # At once, not with the next window: who waits for the end wants to read its figures.
+        # At once, not with the next window: callers that wait for the end read its figures.
         if self.state.phase.is_final and not self._has_reported_end and not self.is_superseded():
             self._has_reported_end = True
             self._measure()

@@ -85,7 +85,7 @@ def test_a_report_of_damage_counts_once_however_many_servers_send_it():
             time=world.time, pod=name, incarnation=world.up[name]["incarnation"], generation=1, reached_version=0,
             damaged=problem,
         )  # fmt: skip
-        assert world.state.is_news(report) is (name == "j-ps-0-r1")
+        assert world.state.changes_state(report) is (name == "j-ps-0-r1")
         world.tell(report)
     assert world.state.phases.generation == 2 and len(world.state.recovery.records) == 1
 

@@ -135,7 +135,7 @@ def _columns(store: RowStore, copied: Copied) -> tuple[SectionKind, Columns]:
 
 
 def _copied(store: RowStore, buckets: Array, since: Array, check: Callable[[], None]) -> Iterator[Copied]:
-    """Frozen buckets' cells; whoever gave the part up has thawed them."""
+    """Cells of frozen buckets; if the part was given up, they are thawed already."""
     try:
         yield from copy_frozen(store, buckets, CHUNK_BYTES, since)
     except ThawedError:

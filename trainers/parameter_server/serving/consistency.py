@@ -1,4 +1,4 @@
-"""async, bsp and ssp(k) as one pure state machine: who may pull, and which pushes are applied together.
+"""async, bsp and ssp(k) as one pure state machine: which workers may pull, and which pushes are applied together.
 
 - async: every push is a round of its own; nobody waits.
 - ssp(k): pushes are applied at once; a worker may pull while its clock (pushes made) is at most k ahead of the slowest
@@ -98,7 +98,7 @@ class Consistency:
         return True
 
     def open_round(self, without: Iterable[WorkerProcess] = ()) -> None:
-        """Shares of the open round are handed out: who joins now takes part from the next one on.
+        """Shares of the open round are handed out: a worker that joins now takes part from the next round on.
 
         Args:
             without: members that get no share; the next round may have one for them.

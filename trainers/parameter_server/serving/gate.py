@@ -1,4 +1,4 @@
-"""Who changes the model passes the gate; who needs it to stand still for a moment closes it."""
+"""A lock of many writers or one reader: changes of the model pass the gate, snapshots of it close the gate."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """Many may be inside, or one may have it closed. Who waits to close it goes before those who come later.
+    """Many threads may be inside, or one may have it closed. A thread that waits to close it goes before later ones.
 
-    Not reentrant. Nobody inside may wait for somebody who has yet to pass.
+    Not reentrant. A thread inside must not wait for one that has yet to enter.
     """
 
     def __init__(self) -> None:

@@ -191,4 +191,4 @@ class Pushes:
             pushes = [self._held.pop(token) for _, token in members]
             self._steps.append(Step(pushes, self._batch.add(pushes)))
         if self.is_synchronous and not self.consistency.members:
-            self._steps.append(Step([], self._batch.take()))  # nobody is left who could fill the step
+            self._steps.append(Step([], self._batch.take()))  # no worker is left to fill the step

@@ -102,7 +102,7 @@ class Journal:
     def write(self, record: PodRecord | None, event: KeptEvent) -> None:
         """Keeps a changed record with its event; `record` None forgets the pod of the event.
 
-        A full disk is waited out: the agent stands still meanwhile, for what it does not write down is lost with it,
+        Waits until a full disk has room again: the agent pauses meanwhile, for what it does not write is lost with it,
         and a pod's end that was not kept would never be told. Pods run on.
         """
         stalled = False

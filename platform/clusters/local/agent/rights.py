@@ -54,7 +54,7 @@ class JobRights:
             return b""
 
     def limited(self, handlers: Mapping[type[msgspec.Struct], Handler]) -> dict[type[msgspec.Struct], Handler]:
-        """The same handlers; those who call with a master's token are refused what is not theirs."""
+        """The same handlers; calls with a master's token are refused what belongs to other jobs."""
         return {kind: self._limited(handler) for kind, handler in handlers.items()}
 
     def _limited(self, handler: Handler) -> Handler:

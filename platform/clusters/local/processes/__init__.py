@@ -1,1 +1,1 @@
-"""Pods as process groups of this machine: started, limited, supervised, their logs. No idea of who asks, or why."""
+"""Pods as process groups of this machine: started, limited, supervised, their logs. Knows nothing of its callers."""

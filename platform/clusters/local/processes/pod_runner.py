@@ -1,4 +1,4 @@
-"""Starts, stops, limits, measures and re-adopts pods as process groups, with no idea of who asks.
+"""Starts, stops, limits, measures and re-adopts pods as process groups; knows nothing of its callers.
 
 Every attempt to run a pod's command is supervised by a `shim` process of its own session, which survives whoever
 started it. All that is needed to find it again lies in the pod's folder:

@@ -118,7 +118,7 @@ def test_a_late_report_of_an_earlier_order_changes_nothing():
         time=world.time, pod="j-ps-1", incarnation=world.up["j-ps-1"]["incarnation"], generation=0, reached_version=0,
         restored_order_id=old,
     )  # fmt: skip
-    assert not world.state.is_news(report)
+    assert not world.state.changes_state(report)
     world.tell(report)
     assert "j-ps-1" in world.state.recovery.awaited()
 

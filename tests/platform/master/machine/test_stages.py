@@ -181,7 +181,10 @@ def test_transfers_are_journalled_seldom():
         time=member.active, pod="j-ps-1", incarnation=member.incarnation, generation=0,
         reached_version=member.reached_version, transfers=member.transfers + 1, restored_order_id="restore-1/j-ps-1",
     )  # fmt: skip
-    at = {share: stages.is_news(world.state, member, later(beat, share * TIMEOUT)) for share in (0.01, 0.04, 0.06, 1)}
+    at = {
+        share: stages.changes_state(world.state, member, later(beat, share * TIMEOUT))
+        for share in (0.01, 0.04, 0.06, 1)
+    }
     assert at == {0.01: False, 0.04: False, 0.06: True, 1: True}
 
 

@@ -71,10 +71,10 @@ def test_a_new_process_of_the_pod_has_to_hear_its_orders_again():
         time=world.time, pod="j-worker-0", incarnation=pod["incarnation"], generation=0, reached_version=0,
         orders_version=1,
     )  # fmt: skip
-    assert world.state.is_news(report)
+    assert world.state.changes_state(report)
     world.tell(report)
     member = world.state.membership.members["j-worker-0"]
-    assert member.orders_version == 1 and not world.state.is_news(report)
+    assert member.orders_version == 1 and not world.state.changes_state(report)
     pod |= {"incarnation": "another", "shards": []}
     world.register("j-worker-0")
     assert member.orders_version == 0
@@ -180,11 +180,11 @@ def test_a_late_word_of_letting_go_takes_no_shard_that_was_leased_since():
     order(world)
     world.act("j-worker-0")
     held = world.state.training.held["j-worker-0"]
-    assert not world.state.is_news(word)
+    assert not world.state.changes_state(word)
     world.tell(word)
     # Nor one of orders that this master never gave.
     strange = msgspec.structs.replace(word, let_go_version=9)
-    assert not world.state.is_news(strange)
+    assert not world.state.changes_state(strange)
     world.tell(strange)
     assert world.state.training.held["j-worker-0"] == held
 
@@ -197,7 +197,7 @@ def test_a_worker_that_was_ordered_back_before_it_was_heard_still_gives_its_shar
         time=world.time, pod="j-worker-0", incarnation=world.up["j-worker-0"]["incarnation"], generation=0,
         reached_version=0, orders_version=1, let_go_version=1,
     )  # fmt: skip
-    assert world.state.is_news(word)
+    assert world.state.changes_state(word)
     world.tell(word)
     assert "j-worker-0" not in world.state.training.held
 
