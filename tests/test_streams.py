@@ -90,7 +90,7 @@ def test_ctrl_c_leaves_fixtures_the_time_to_end_what_they_started(tmp_path: Path
     assert running.returncode == 2 and (tmp_path / "ended").exists(), output
 
 
-def test_jobs_and_the_rest_run_side_by_side_by_whole_files_and_failures_of_both_are_told(tmp_path: Path) -> None:
+def test_jobs_and_other_tests_run_side_by_side_and_failures_of_both_are_reported(tmp_path: Path) -> None:
     files = {
         "tests/e2e/test_run.py": True,
         "tests/e2e/airflow_stack/test_days.py": False,

@@ -126,9 +126,7 @@ def empty_part(uri: str, server: int, servers: int) -> PartManifest:
         return writer.finish()
 
 
-def test_dense_parameters_that_one_server_did_not_write_are_missed_where_they_end_with_its_range(
-    tmp_path: Path, make_job: MakeJob
-) -> None:
+def test_dense_parameters_missing_at_the_end_of_a_range_are_noticed(tmp_path: Path, make_job: MakeJob) -> None:
     def parts(uri: str) -> list[PartManifest]:
         groups = [[answer(TABLES, range(server, VIRTUAL_BUCKETS, 2))] for server in (0, 1)]
         with PartWriter(uri, "ps-0", groups=groups[0], dense_ranges=[(0, 6)], generation=2) as writer:

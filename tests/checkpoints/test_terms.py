@@ -61,7 +61,7 @@ def test_of_many_masters_that_start_at_once_each_gets_a_number_of_its_own(store:
     assert terms(store) == sorted((term.term, term.holder) for term in taken)
 
 
-def test_a_master_that_asks_again_at_its_address_keeps_its_term_and_elsewhere_takes_the_next(store: Store) -> None:
+def test_a_master_keeps_its_term_at_the_same_address_and_takes_the_next_elsewhere(store: Store) -> None:
     assert take(store, "a") == take(store, "a")
     assert take(store, "a", "host:2").term == 2
     assert terms(store) == [(1, "a"), (2, "a")]

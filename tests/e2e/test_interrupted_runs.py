@@ -78,7 +78,7 @@ def test_sigterm_and_sighup_stop_the_job_as_ctrl_c_does(
     assert " --from 2026-01-01 --set spec.training.epochs=200 --run-key " in again
 
 
-def test_a_second_terminal_with_the_same_key_leaves_the_job_alone_while_the_first_one_lives(
+def test_a_second_terminal_does_not_touch_the_job_while_the_first_one_runs(
     elastrec: Elastrec, click_log: GenerateReport, terminals: list[Terminal]
 ) -> None:
     arguments = (str(write_job(elastrec.home, click_log)), *_LONG, "--run-key", "shared")

@@ -65,7 +65,7 @@ class PodCalls(ServicePart):
         with self._lock:
             member = self.state.membership.members.get(message.pod)
             if member is None or not member.is_held_by_another(message.incarnation):
-                self._heartbeats.heard(message.pod, self._clock())
+                self._heartbeats.record(message.pod, self._clock())
                 self._seen.registered(message.pod, self.state, self.now())
             directive = self.state.directive(message.pod, message.incarnation)
             orders = self.state.orders_of(message.pod, message.incarnation)
@@ -93,7 +93,7 @@ class PodCalls(ServicePart):
             if member is not None and member.incarnation == message.incarnation:
                 clock = self._clock()
                 now = clock - self._zero
-                self._heartbeats.heard(message.pod, clock)
+                self._heartbeats.record(message.pod, clock)
                 self._seen.heartbeat(message, self.state, now)
                 problem = message.restore_problem
                 report = events.PodReported(

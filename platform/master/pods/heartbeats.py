@@ -34,8 +34,8 @@ class Heartbeats:
         self._looked = -math.inf
         self._pace = (-1, 0.0)
 
-    def heard(self, pod: str, now: float) -> None:
-        """A heartbeat of a member."""
+    def record(self, pod: str, now: float) -> None:
+        """A heartbeat of a member has arrived."""
         self._last_seen[pod] = now
 
     def forget_all(self) -> None:
@@ -44,14 +44,14 @@ class Heartbeats:
         self._up_since.clear()
 
     def pace(self, pod: str, pods: int) -> float:
-        """How often the pod, of so many, shall beat; what it is told here it is judged by."""
+        """The seconds between two heartbeats of the pod when there are so many pods; `silent` uses the last answer."""
         if self._pace[0] != pods:
             self._pace = (pods, heartbeat_seconds(self._faults, pods))
         seconds = self._pace_seconds[pod] = self._pace[1]
         return seconds
 
     def is_look_due(self, pods: int, now: float) -> bool:
-        """Whether it is time for `silent` with so many pods; told once."""
+        """Whether `silent` is due with so many pods; true once per interval."""
         if now - self._looked < look_seconds(pods):
             return False
         self._looked = now
@@ -63,7 +63,7 @@ class Heartbeats:
         """Members whose heartbeat is overdue; forgets pods that are no longer members.
 
         Args:
-            running: pods that run, as the cluster says; while one waits for room nothing is expected of it.
+            running: pods that run, according to the cluster; a pod that waits for room is not silent.
         """
         for times in (self._last_seen, self._pace_seconds):
             for gone in times.keys() - members.keys():
@@ -72,12 +72,12 @@ class Heartbeats:
             self._last_seen[new] = now
         starting = [member for member in members.values() if not member.incarnation]
         silences = self._not_started(starting, running() if starting else (), now)
-        # Of a thousand pods that all speak none is looked at by itself.
+        # While all pods send heartbeats, no pod is looked at by itself.
         if now - min(self._last_seen.values(), default=now) <= silence_seconds(self._faults, 0.0):
             return silences
         for name, member in members.items():
             seconds = now - self._last_seen[name]
-            # A pod does what it was told last: that it may beat faster now it does not know yet.
+            # A pod keeps the last interval it was given; it may not know of a shorter one yet.
             pace_seconds = self._pace_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
             if seconds > silence_seconds(self._faults, pace_seconds):
                 silences.append(Silence(name, member.incarnation, seconds))
@@ -87,7 +87,7 @@ class Heartbeats:
         self._up_since = {m.name: self._up_since.get(m.name, now) for m in starting if m.name in up}
         silences = []
         for member in starting:
-            # It is not expected to speak before; the time that it took to come up is no silence.
+            # No heartbeat is expected before it runs.
             self._last_seen[member.name] = now
             seconds = now - self._up_since.get(member.name, now)
             if seconds > self._faults.start_timeout:

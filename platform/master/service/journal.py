@@ -315,7 +315,7 @@ class Journal:
             raise
 
     def ledger(self, after: int = 0, until: int | None = None, count: int = LEDGER_PAGE) -> list[Attempt]:
-        """A page of the attempts that ended, oldest first: which rows were trained, by which worker, in which generation.
+        """A page of the attempts that ended, oldest first: which rows, by which worker, in which generation.
 
         Args:
             after: number of the last line of the page before; lines are numbered from 1 without gaps.

@@ -150,9 +150,7 @@ def test_a_store_without_conditional_puts_is_found_out_and_refused(s3_uri: str, 
     assert store.keys() == []
 
 
-def test_a_store_that_overwrites_what_was_to_be_created_is_found_out_whatever_its_service(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_without_conditional_creation_is_detected(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def overwrite(key: str, data: bytes) -> bool:
         store.put(key, data)
         return True

@@ -233,7 +233,7 @@ def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the
     assert finished(airflow, DAG_ID, run_id) == "failed"
 
 
-def test_a_mapped_task_that_is_marked_failed_stops_its_job_although_the_triggerer_has_just_started(
+def test_marking_a_mapped_task_failed_stops_its_job_even_with_a_cold_triggerer(
     stack: ServiceStack, airflow: AirflowClient, launcher: Launcher, click_log: GenerateReport
 ) -> None:
     run_id = airflow.trigger(BARE_DAG, {"job": slow_job(click_log, "bare")})
@@ -296,7 +296,7 @@ def job_of_the_variable(airflow: AirflowClient, click_log: GenerateReport, tmp_p
 
 
 @pytest.mark.usefixtures("job_of_the_variable")
-def test_a_new_day_of_the_click_log_starts_the_run_of_its_days_once_with_the_job_of_the_variable(
+def test_a_new_day_of_the_click_log_starts_one_run_with_the_job_file_of_the_variable(
     airflow: AirflowClient, click_log: GenerateReport
 ) -> None:
     airflow.unpause("click_log_arrived")

@@ -46,7 +46,7 @@ def test_a_worker_serves_once_it_has_registered_and_a_server_stands_by(role: Rol
     assert membership.leaving[member.name].stage == "gone"
 
 
-def test_what_directives_say_of_members_changes_with_their_processes_not_with_repeated_words():
+def test_directives_change_with_the_members_processes_not_with_repeated_messages():
     membership = Membership(job_id="j")
     member = member_of(membership)
     editions = [membership.edition]

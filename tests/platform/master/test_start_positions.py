@@ -84,7 +84,7 @@ def begun_at(s: Stage, record: Record) -> Stage:
     return s
 
 
-def test_on_the_same_files_a_job_goes_on_at_the_positions_and_its_ledger_holds_every_row_once(
+def test_on_the_same_files_a_job_continues_at_the_positions_and_trains_every_row_once(
     stage: Callable[[str], Stage], record: Record
 ) -> None:
     s = begun_at(stage("later"), record)
@@ -133,7 +133,7 @@ def counted(s: Stage) -> list[int]:
     return counts
 
 
-def test_a_rollback_without_a_record_of_its_own_goes_back_to_the_positions_and_never_beyond() -> None:
+def test_a_rollback_before_the_first_record_returns_to_the_start_positions() -> None:
     begin = Positions({"training": StreamPositions(5, [Begun(2, 4, 1)])})
     request = msgspec.structs.replace(
         launch_request(),

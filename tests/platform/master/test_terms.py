@@ -351,7 +351,7 @@ def test_terms_of_a_run_that_is_over_are_not_continued(stage: Make):
     assert state.phases.term == 2 and not state.recovery.records and state.training.samples == 0
 
 
-def test_a_master_that_took_its_term_and_was_killed_before_it_noted_it_begins_the_job_in_that_term(stage: Make):
+def test_a_master_killed_between_taking_and_journalling_its_term_begins_the_job_in_that_term(stage: Make):
     s = stage()
     service = JobService(s.request, s.cluster, s.folder, token="secret")
     take_term(

@@ -7,7 +7,7 @@ import msgspec
 from elastrec.platform.transport.messages.job import RoutingTable
 
 
-def test_a_table_that_names_no_owners_of_dense_buckets_gives_each_server_neighbouring_ones() -> None:
+def test_without_named_owners_each_server_gets_neighbouring_dense_buckets() -> None:
     before = {"epoch": 3, "owners": [0, 1, 2, 0, 1, 2, 0], "servers": ["a", "b", "c"], "addresses": ["", "", ""]}
     table = msgspec.msgpack.decode(msgspec.msgpack.encode(before), type=RoutingTable)
     assert table.dense_owners == [0, 0, 0, 1, 1, 2, 2]

@@ -74,7 +74,7 @@ def running(config: YarnConfig, yarn: YarnCluster, tmp_path: Path) -> Iterator[Y
 
 
 @pytest.mark.timeout(600)
-def test_a_job_grows_is_resized_and_survives_the_loss_of_containers_master_and_resource_manager(
+def test_a_job_is_resized_and_survives_the_loss_of_containers_master_and_resource_manager(
     running: YarnJob, yarn: YarnCluster, tmp_path: Path
 ) -> None:
     r = running
@@ -140,7 +140,7 @@ def test_a_job_grows_is_resized_and_survives_the_loss_of_containers_master_and_r
 
 
 @pytest.mark.timeout(600)
-def test_a_master_whose_journal_is_lost_goes_on_from_the_newest_record_with_the_containers_that_run(
+def test_a_master_without_its_journal_continues_from_the_newest_record_in_the_same_containers(
     running: YarnJob, tmp_path: Path
 ) -> None:
     r = running

@@ -193,7 +193,7 @@ MESSAGES = 2 + 2 * STEPS + 1
 
 @pytest.mark.parametrize(("mode", "hold"), [("async", True), ("async", False), ("ssp", True), ("bsp", False)])
 @pytest.mark.parametrize("after", [True, False])
-def test_a_connection_that_is_cut_between_any_two_messages_costs_no_push_and_doubles_none(
+def test_a_connection_cut_between_any_two_messages_loses_and_repeats_no_push(
     mode: str, hold: bool, after: bool
 ) -> None:
     losses = 0

@@ -70,7 +70,7 @@ def test_one_thread_serves_the_connections_to_all_servers_and_ends_with_the_clie
     assert "parameter-client" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_server_that_hangs_holds_up_no_other_and_its_connection_is_replaced_after_the_patience() -> None:
+def test_a_hanging_server_delays_no_other_and_its_connection_is_replaced() -> None:
     gate, is_hanging = threading.Event(), threading.Event()
 
     def hang() -> Accepted:
@@ -109,7 +109,7 @@ def test_a_request_is_repeated_after_a_lost_answer_and_those_behind_it_keep_thei
     assert len(server.stamps) == 8
 
 
-def test_a_request_waits_for_a_server_that_is_behind_its_stamp_and_fails_at_one_that_is_ahead() -> None:
+def test_a_request_waits_for_a_server_of_an_older_version_and_fails_at_a_newer_one() -> None:
     server = Scripted(
         Stale(epoch=0, generation=1, ready=True),
         Accepted(),
@@ -173,7 +173,7 @@ def test_a_closed_lane_fails_what_waits_and_what_is_sent_later() -> None:
         gate.set()
 
 
-def test_a_thread_that_waits_for_several_answers_is_woken_by_the_last_one_or_by_the_first_failure() -> None:
+def test_waiting_for_several_answers_ends_with_the_last_answer_or_the_first_failure() -> None:
     lock = threading.RLock()
     for fails in (False, True):
         replies = [Reply(lock) for _ in range(3)]

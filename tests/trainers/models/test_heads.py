@@ -74,7 +74,7 @@ def test_several_labels_are_trained_by_the_sum_of_their_losses() -> None:
 
 
 @pytest.mark.parametrize("kind", ["binary", "value"])
-def test_a_row_of_weight_two_moves_the_model_as_two_rows_and_one_of_weight_zero_not_at_all(kind: str) -> None:
+def test_a_row_of_weight_two_counts_twice_and_one_of_weight_zero_not_at_all(kind: str) -> None:
     label = {"name": "label", "kind": kind}
     here, plain = heads(label, weight="share"), heads(label)
     logits = rows(1)[:2, 0].requires_grad_()

@@ -127,7 +127,7 @@ def test_a_delta_holds_what_has_changed_and_names_its_base(tmp_path: Path) -> No
     assert delta.verify() > open_record(base).verify()
 
 
-def test_a_bucket_that_has_changed_much_and_one_of_a_server_that_was_replaced_are_written_whole(tmp_path: Path) -> None:
+def test_buckets_that_changed_much_or_have_a_new_server_are_written_whole(tmp_path: Path) -> None:
     made = Job(tmp_path)
     push(made.servers, range(50_000), 1.0)
     base = made.save()

@@ -166,7 +166,7 @@ def test_a_record_holds_what_is_reported_as_applied_and_no_more(tmp_path: Path) 
     np.testing.assert_array_equal(pull(server, "a", [1])[1][1], [-3.0, -3.0])
 
 
-def test_in_ssp_a_push_of_rows_that_are_applied_counts_for_its_workers_clock_and_a_repeated_one_does_not(
+def test_a_repeated_ssp_push_does_not_advance_its_workers_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else others would wait for a worker that trains a lost worker's shard again, until it reaches new rows."""

@@ -171,7 +171,7 @@ def test_rows_of_a_record_go_on_with_the_weights_they_have(tmp_path: Path) -> No
         client.close()
 
 
-def test_a_record_whose_rows_have_no_weight_is_not_restored_into_rows_of_the_same_length_that_have_one(
+def test_rows_without_a_first_order_weight_are_not_restored_into_rows_with_one(
     tmp_path: Path,
 ) -> None:
     old = training_job(model={"architecture": "dlrm", "embedding_dimension": DIMENSION + 1}, optimizers=rules("dlrm"))

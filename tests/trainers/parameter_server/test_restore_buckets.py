@@ -124,7 +124,7 @@ def test_a_server_takes_the_buckets_of_a_lost_one_over_and_keeps_its_own(tmp_pat
     assert servers[0].place is not None and servers[0].place.owned.all()
 
 
-def test_memory_returns_to_the_system_before_the_first_row_is_read_and_little_is_needed_beside_the_rows(
+def test_a_restore_frees_the_old_rows_first_and_needs_little_memory_besides_the_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "CHUNK_BYTES", 100_000)
@@ -260,7 +260,7 @@ def test_a_push_that_waits_for_its_round_is_taken_by_restored_and_kept_buckets(t
     assert server.dense is not None and server.dense.values[0] == -1
 
 
-def test_a_damaged_record_leaves_kept_buckets_as_they_are_and_another_record_can_be_restored(tmp_path: Path) -> None:
+def test_after_a_damaged_record_the_kept_buckets_are_intact_and_another_can_be_restored(tmp_path: Path) -> None:
     job = job_with()
     (server,) = servers_of(job, 1)
     push([server], range(300), 1.0)

@@ -167,7 +167,7 @@ def test_an_order_for_the_learning_rate_holds_for_the_same_steps_of_all_servers(
     check_steps(elastic)
 
 
-def test_a_worker_that_is_ordered_to_be_idle_and_back_is_in_the_same_steps_of_all_servers(elastic: Elastic) -> None:
+def test_a_worker_ordered_to_be_idle_and_back_joins_the_same_steps_on_all_servers(elastic: Elastic) -> None:
     for number in range(2):
         elastic.start_worker(f"worker-{number}")
     for version in (1, 3):
@@ -181,7 +181,7 @@ def test_a_worker_that_is_ordered_to_be_idle_and_back_is_in_the_same_steps_of_al
     check_steps(elastic)
 
 
-def test_an_idle_worker_lets_go_of_its_shards_only_after_what_it_pushed_is_applied_everywhere(elastic: Elastic) -> None:
+def test_an_idle_worker_returns_its_shards_after_all_servers_have_applied_its_pushes(elastic: Elastic) -> None:
     """Steps have three rounds; it leaves after the second of one, and the other worker holds the third back."""
     server, held, go_on = elastic.servers[0], threading.Event(), threading.Event()
     names = ("worker-0", "worker-1")

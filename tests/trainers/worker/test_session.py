@@ -126,7 +126,7 @@ def test_a_cancelled_lease_returns_although_the_master_is_away(pair) -> None:
     master.restart_after_shutdown()
 
 
-def test_a_worker_that_was_ordered_back_stays_idle_until_its_master_knows_what_it_let_go_of(pair) -> None:
+def test_a_worker_ordered_back_stays_idle_until_its_master_knows_the_returned_shards(pair) -> None:
     master, session = pair
     idle = PodOrders(version=1, is_idle=True)
     master.orders["worker-0"] = idle

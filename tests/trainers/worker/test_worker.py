@@ -399,7 +399,7 @@ def test_a_server_that_is_away_for_a_while_costs_no_sample_and_trains_none_twice
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp"])
-def test_a_server_out_of_reach_after_another_has_applied_a_push_gets_it_once_and_so_does_the_other(
+def test_a_push_that_only_one_server_has_applied_is_applied_once_by_each(
     setting, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer out of reach than the worker waits: it starts the next minibatch again, and sends the push again."""
@@ -435,7 +435,7 @@ def rows_of_steps(server: ParameterServer) -> int:
     return sum(rows * steps for rows, steps in server.stats(GetStats()).steps_by_rows.items())
 
 
-def test_two_bsp_workers_pause_and_end_although_their_last_rounds_are_smaller_than_a_step(setting) -> None:
+def test_two_bsp_workers_finish_with_rounds_smaller_than_a_step(setting) -> None:
     here = setting(servers=2, batch=25, workers=5)
     here.master.finished = False
     here.master.add_shards("train", ROWS, 150)

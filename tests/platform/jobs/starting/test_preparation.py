@@ -47,7 +47,7 @@ def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
     return Platform(FakeLauncher(), LocalConfig(address="", token=""), "", str(tmp_path / "work"), tmp_path)
 
 
-def test_preparing_other_rows_under_the_same_key_overwrites_nothing_that_a_running_job_reads(
+def test_preparing_other_rows_under_the_same_key_keeps_the_files_of_the_running_job(
     platform: Platform, tmp_path: Path
 ) -> None:
     clicks = job()

@@ -82,7 +82,7 @@ def saved(request: LaunchRequest, step: int, kind: str = "periodic") -> str:
     return uri
 
 
-def test_with_what_a_job_is_launched_lies_in_its_store_before_there_is_a_pod_and_without_a_secret(
+def test_a_launch_is_written_to_the_store_without_secrets_before_there_is_a_pod(
     platform: Platform, cluster: FakeCluster, store: str
 ) -> None:
     secret = {"path": "s3://key:password-of-data@clicks/log", "sparse": [{"name": "user"}]}
@@ -187,7 +187,7 @@ def test_runs_that_were_over_at_the_launch_stay_over_when_it_is_resumed(store: s
     assert launch_request(never, ALLOCATION, earlier_terms=1).earlier_terms == 1
 
 
-def test_what_is_left_in_the_cluster_of_a_job_that_failed_is_removed_and_one_that_runs_stays(
+def test_the_pods_of_a_failed_job_are_removed_and_those_of_a_running_job_stay(
     platform: Platform, cluster: FakeCluster, store: str
 ) -> None:
     from elastrec.platform.clusters.pods import PodSize, PodSpec

@@ -87,7 +87,7 @@ def add_server(world: World) -> str:
     return world.state.membership.add(Role.PARAMETER_SERVER, 2, PodSize(1.0, 1000), world.time).name
 
 
-def test_a_server_that_is_added_without_an_order_changes_no_routing_and_is_not_waited_for():
+def test_a_server_added_without_an_order_changes_no_routing():
     world = running()
     before = world.state.routing()
     name = add_server(world)

@@ -55,7 +55,7 @@ RECORD = CompleteRecord("file:///own", Positions({}), False, 1)
         ("file:///periodic", True, [RECORD], ("file:///own", True)),
     ],
 )
-def test_marks_are_taken_with_a_record_at_whose_positions_the_shards_stand_and_with_no_other(
+def test_marks_are_restored_only_with_a_record_of_the_shards_positions(
     start: str, begins_at_positions: bool, records: list[CompleteRecord], expected: tuple[str, bool]
 ):
     recovery = Recovery(start_records=[start], begins_at_positions=begins_at_positions)

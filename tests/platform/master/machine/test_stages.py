@@ -124,7 +124,7 @@ def test_a_writer_that_ends_has_left_its_folder(how: str):
     assert world.discarded == [save.uri]
 
 
-def test_a_silent_server_that_was_given_up_while_it_wrote_keeps_its_folder_until_the_cluster_has_ended_it():
+def test_a_silent_servers_unfinished_record_is_deleted_only_after_its_pod_has_ended():
     world = running()
     save = saving(world, hung="j-ps-0", stage=WRITING)
     everybody_acts(world)
@@ -276,7 +276,7 @@ def test_an_unknown_record_changes_nothing_once_a_newer_one_is_complete():
     assert [record.uri for record in world.state.recovery.records] == [newer.uri] and world.state.saves.completed == 1
 
 
-def test_a_record_of_rows_that_were_rolled_back_never_counts_and_is_deleted_even_if_it_is_complete():
+def test_a_record_of_rolled_back_rows_is_deleted_even_if_it_is_complete():
     world = running()
     save = saving(world)
     late(world)
@@ -287,7 +287,7 @@ def test_a_record_of_rows_that_were_rolled_back_never_counts_and_is_deleted_even
     assert DiscardRecord(uri=save.uri, may_be_complete=True) in world.effects
 
 
-def test_a_new_master_process_deletes_what_its_predecessor_was_committing_before_a_rollback():
+def test_a_new_master_deletes_the_record_that_its_predecessor_was_committing():
     world = running()
     save = saving(world)
     world.kill("j-ps-0")

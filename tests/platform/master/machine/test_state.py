@@ -161,7 +161,7 @@ def test_a_worker_that_does_not_stand_still_is_replaced():
     assert "j-worker-1-r1" in world.state.membership.members and "j-worker-0" in world.state.membership.members
 
 
-def test_a_save_does_not_wait_for_a_worker_that_has_nothing_to_train_and_does_not_replace_it():
+def test_a_save_neither_waits_for_nor_replaces_a_worker_without_work():
     world = running()
     world.kill("j-worker-1")
     world.start_pod()
@@ -186,7 +186,7 @@ def save_until_written(world: World) -> str:
     return save.order_id
 
 
-def test_records_build_on_the_one_before_until_a_full_one_is_due_and_after_a_failure_none_does():
+def test_delta_records_end_with_the_next_full_record_or_a_failed_save():
     world = running(plan(deltas=2))
     bases, uris = [], {}
     for succeed in (True, True, True, True, False, True, True):

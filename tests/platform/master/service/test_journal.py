@@ -166,7 +166,7 @@ def test_a_journal_that_cannot_be_written_says_so_to_everybody_who_waits(tmp_pat
     journal.close()
 
 
-def test_time_without_a_master_is_told_by_the_uptime_and_by_the_wall_clock_only_after_a_reboot(tmp_path: Path):
+def test_downtime_uses_the_uptime_and_after_a_reboot_the_wall_clock(tmp_path: Path):
     begun(tmp_path / "journal")
     # As if the wall clock had been set back by an hour since.
     damage(tmp_path / "journal", "UPDATE events SET unix_seconds = unix_seconds + 3600")

@@ -108,7 +108,7 @@ def test_a_server_that_does_not_answer_holds_up_no_other(loop: StreamLoop) -> No
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_a_request_that_its_socket_does_not_take_at_once_goes_on_while_its_sender_does_something_else(
+def test_a_partly_sent_request_is_completed_while_its_sender_does_other_work(
     loop: StreamLoop, tls: TlsConfig, encrypted: bool
 ) -> None:
     with ExitStack() as stack:

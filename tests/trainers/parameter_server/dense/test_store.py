@@ -216,7 +216,7 @@ def test_what_some_servers_save_any_other_one_takes(kind: OptimizerKind, before:
     assert_same(buckets_of([restored]), wanted)
 
 
-def test_new_parameters_join_with_the_count_of_their_bucket_and_buckets_of_none_begin_anew() -> None:
+def test_new_dense_parameters_take_the_step_count_of_their_bucket() -> None:
     old = trained(OptimizerKind.ADAM, 3)
     restored = store_of(OptimizerKind.ADAM)
     for piece in restored.pieces():

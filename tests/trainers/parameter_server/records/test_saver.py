@@ -85,7 +85,7 @@ def answer(call: Callable[[], Any]) -> Any:
     return call()[0]
 
 
-def test_requests_are_served_while_a_part_is_written_and_the_part_is_of_the_moment_before_them(
+def test_requests_during_a_save_are_served_and_are_not_in_the_saved_part(
     trained: ParameterServer, gate: Gate, tmp_path: Path
 ) -> None:
     reports = Reports()

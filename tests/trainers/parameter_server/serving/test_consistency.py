@@ -13,7 +13,7 @@ A, B, C = (WorkerProcess(pod, "first") for pod in "abc")
 WORKERS = [A, B, C]
 
 
-def test_a_round_of_bsp_waits_for_every_member_and_does_not_depend_on_the_order_of_arrival() -> None:
+def test_a_bsp_round_waits_for_every_member_in_any_order() -> None:
     machine = Consistency("bsp")
     machine.join(A, 1)
     machine.join(B, 1)
@@ -52,7 +52,7 @@ def test_a_worker_that_joined_survives_lists_that_are_older_than_its_directive()
     assert machine.confirm([], 8) == [A]
 
 
-def test_a_worker_that_died_before_any_list_named_it_is_dropped_by_the_first_that_omits_it() -> None:
+def test_a_worker_missing_from_the_first_membership_list_is_dropped() -> None:
     machine = Consistency("bsp")
     machine.join(A, 5)
     machine.join(B, 5)
@@ -98,7 +98,7 @@ events = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(events=events, mode=st.sampled_from(["async", "bsp", "ssp"]), staleness=st.integers(0, 3))
-def test_any_order_of_events_applies_each_push_once_keeps_the_bound_and_blocks_not_everybody(
+def test_any_order_of_events_applies_each_push_once_within_the_bound_without_deadlock(
     events: list[tuple[str, WorkerProcess]], mode: str, staleness: int
 ) -> None:
     machine = Consistency(mode, staleness)  # type: ignore[arg-type]

@@ -163,7 +163,7 @@ def test_a_rule_that_is_another_one_begins_anew_from_the_value() -> None:
     np.testing.assert_allclose(states, [[-z, 0, 4], [z, 0, 5], [0, 0, 6]], rtol=1e-6)
 
 
-def test_the_state_of_ftrl_goes_on_as_it_is_and_fits_the_value_under_another_learning_rate() -> None:
+def test_ftrl_continues_under_another_learning_rate() -> None:
     recorded = summary_of(("embedding", DIMENSION, OptimizerKind.FTRL))
     store = store_of(RULES["ftrl_l1"], None)
     random = np.random.default_rng(2)

@@ -42,7 +42,7 @@ def first_values(ids: list[int]) -> np.ndarray:
     return initial_rows(np.array(ids), "t", seed=9, initial_range=3**-0.5, dimension=3)
 
 
-def test_a_training_pull_answers_the_first_value_of_a_row_that_is_not_there_and_makes_nothing() -> None:
+def test_a_training_pull_of_a_missing_row_returns_its_initial_value_and_creates_no_row() -> None:
     store = store_of()
     np.testing.assert_array_equal(pull(store, [7, -1], read_only=False), first_values([7, -1]))
     assert store.rows == 0

@@ -45,7 +45,7 @@ def members(record: PodRecord, records: list[PodRecord]) -> list[PodRecord]:
 
 
 @given(crowds())
-def test_what_starts_fits_and_of_a_group_that_has_not_started_the_least_number_starts_together(
+def test_admitted_pods_fit_and_a_group_starts_with_its_minimum_together(
     records: list[PodRecord],
 ) -> None:
     for _ in range(len(records) + 1):
