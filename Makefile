@@ -73,13 +73,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell README.md docs platform operators trainers checkpoints dags tests benchmarks tools
 
-# The folder that holds the package `elastrec`; without one, links to the rooms of this checkout.
+# The folder that holds the package `elastrec`; without one, links to the rooms of this checkout, and its tools.
 TYPED ?= .mypy_cache/rooms
 types: setup
 	@if [ "$(TYPED)" = .mypy_cache/rooms ]; then rm -rf $(TYPED) && mkdir -p $(TYPED)/elastrec && \
-	for room in platform operators trainers checkpoints dags; do ln -s $(CURDIR)/$$room $(TYPED)/elastrec/$$room; done; fi
+	for room in platform operators trainers checkpoints dags; do ln -s $(CURDIR)/$$room $(TYPED)/elastrec/$$room; done && \
+	ln -s $(CURDIR)/tools $(TYPED)/tools; fi
 	cd $(TYPED) && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
-	--cache-dir $(CURDIR)/.mypy_cache --explicit-package-bases --namespace-packages -p elastrec
+	--cache-dir $(CURDIR)/.mypy_cache --explicit-package-bases --namespace-packages -p elastrec \
+	$(if $(filter .mypy_cache/rooms,$(TYPED)),-p tools)
 
 demo: setup
 	$(BIN)/python -m tools.stack.demo $(if $(filter 0,$(WAIT)),--no-wait)

@@ -138,9 +138,9 @@ class YarnCluster:
                 self._left += psutil.Process(process.pid).children(recursive=True)
         for name in list(self._processes):
             self._kill(name)
-        for process in self._left:
+        for remaining in self._left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                remaining.kill()
         psutil.wait_procs(self._left, timeout=10.0)
         self._left = []
         shutil.rmtree(self.folder, ignore_errors=True)

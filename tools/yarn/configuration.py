@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -127,7 +128,7 @@ def write_folder(folder: Path, yarn: dict[str, object], scratch: Path, user: str
     return folder
 
 
-def _xml(settings: dict[str, object]) -> str:
+def _xml(settings: Mapping[str, object]) -> str:
     lines = [
         f"<property><name>{name}</name><value>{escape(str(value))}</value></property>"
         for name, value in settings.items()
