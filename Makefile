@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WAIT ?= 1
 STREAMS ?= 2
 
-.PHONY: help setup check test quick nightly coverage spikes mutants demo screenshots bench lint types lock clean
+.PHONY: help setup check test quick nightly coverage spikes spark mutants demo screenshots bench lint types lock clean
 
 help:
 	@echo "make setup        install the locked environment into $(VENV)"
@@ -16,6 +16,7 @@ help:
 	@echo "make nightly      the tests of quick with fifty times the examples of hypothesis"
 	@echo "make coverage     the lines that no test of quick runs"
 	@echo "make spikes       tests against real Kubernetes, YARN, HDFS and object stores, built first"
+	@echo "make spark        tests of clustering with Spark, fetched first (400 MB, once)"
 	@echo "make mutants      break the promises of tests/mutants.toml one by one; ONLY=\"M4 W1\" for some"
 	@echo "make demo         a click log, Airflow, MLflow and one training, on this machine"
 	@echo "make screenshots  the pictures of README and docs, from a running demo"
@@ -63,6 +64,11 @@ spikes: setup
 	$(BIN)/python -m tools.stores fetch
 	$(BIN)/python -m tools.kubernetes build $(if $(PROCESSES),--processes $(PROCESSES))
 	ELASTREC_SPIKES=1 $(BIN)/python -m pytest tests/spikes tests/checkpoints/stores/test_store.py
+
+# Tests of clustering with Spark in local mode; needs Java.
+spark: setup
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -r tools/spark/requirements.txt
+	$(BIN)/python -m pytest tests/platform/data/clustering/test_spark_sorting.py
 
 # Breaks the product's promises one by one, in a copy, and looks for a red test; `make mutants ONLY="M4 W1"`.
 mutants: setup

@@ -16,13 +16,14 @@ VARIABLE = "ELASTREC_TESTS_COMPLETE"
 ALLOWED = {
     r"^the spikes need real servers: `make spikes` runs them$": "servers of clusters are built first, in ten minutes",
     r"^builds whole environments: `make spikes` runs it$": "gigabytes from an index",
+    r"^pyspark is installed$": "of a run of `make spark`, what is tested without it",
     r"is not installed: tools/stores/requirements\.txt$": "libraries of stores are installed by `make spikes`",
     r"^confluent-kafka is installed$": "the one for machines without it",
     r"^an agent's memory limits have their own tests$": "another file tests it",
     r"^needs the messages of all cases$": "of a run of some cases of wrong input",
     r"^only of ": "of tests over several kinds of cluster or store, those that one kind is not for",
     r"^this cluster refuses what has no room$": "of tests over several kinds of cluster, what one kind does not do",
-    r"^pyspark is not installed \(extra spark\)$": "Spark is 400 MB; `pip install elastrec[spark]` and run the file",
+    r"^pyspark is not installed \(extra spark\)$": "Spark is 400 MB: `make spark`, which `.ci/run` calls",
 }
 
 

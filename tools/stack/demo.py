@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -44,6 +44,7 @@ _STEP_WORDS = {
 }
 _TOLD_STATES = ("running", "success", "failed", "up_for_retry", "upstream_failed")
 _DAG_SECONDS = 120.0
+_LOOK_SECONDS = 1.0
 
 
 class DemoError(Exception):
@@ -86,7 +87,9 @@ def main(home: Path, rows_per_day: int, days: int, wait: bool) -> None:
             is_done = True
             if wait:
                 console.print("\nThe pages stay up until you press [bold]Ctrl-C[/].")
-                threading.Event().wait()
+                while True:
+                    time.sleep(_LOOK_SECONDS)
+                    _restart_ended(stack, console.print)
     except KeyboardInterrupt:
         console.print("stopped; nothing is left running")
         if not is_done:
@@ -141,6 +144,7 @@ def run_dag(stack: ServiceStack, clicks: Path, console: Console) -> Outcome:
                 if now != before and now in _TOLD_STATES and (task_id, now) not in told:
                     told.add((task_id, now))
                     progress.say(f"{time.monotonic() - begin:6.1f} s  {task_id:<18} {now:<12} {words}")
+            _restart_ended(stack, progress.say)
             if shown.get("offline_phase") in ("running", "deferred"):
                 _show_job(airflow, platform, run_id, progress)
             if state in ("success", "failed"):
@@ -175,6 +179,11 @@ def show(console: Console, stack: ServiceStack, outcome: Outcome, truth: Generat
 def _print_addresses(console: Console, stack: ServiceStack) -> None:
     console.print(f"Airflow     {stack.log_in_url}", soft_wrap=True)
     console.print(f"MLflow      {experiments_url(stack.mlflow_url)}", soft_wrap=True)
+
+
+def _restart_ended(stack: ServiceStack, say: Callable[[str], object]) -> None:
+    for name in stack.restart_ended():
+        say(f"{name} ended on its own and was started again; its log: {stack.services[name].log}")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _START_SECONDS = 120.0
+_MOST_RESTARTS = 3
 _LOOPBACK = "127.0.0.1"
 AIRFLOW_SERVICES = {
     "core": ("api-server", "--apps", "core"),
@@ -82,6 +84,7 @@ class ServiceStack:
         self._memory_bytes = memory_bytes
         self._ports: dict[str, int] = {}
         self._environment: dict[str, str] = {}
+        self._restarts: Counter[str] = Counter()
 
     @property
     def airflow_url(self) -> str:
@@ -158,6 +161,26 @@ class ServiceStack:
         if name in ("core", "execution"):
             command += ["--host", _LOOPBACK, "--port", str(self._ports[name]), "--workers", "1"]
         self._start(name, command)
+
+    def restart_ended(self) -> list[str]:
+        """Starts services that have ended on their own again; returns their names.
+
+        Raises:
+            ServiceError: one of them has ended for the fourth time; the message ends with its log.
+        """
+        ended = [name for name, service in self.services.items() if service.process.poll() is not None]
+        for name in ended:
+            self._restarts[name] += 1
+            if self._restarts[name] > _MOST_RESTARTS:
+                self.services[name].check_alive()
+            # Its children may live on.
+            kill_session(self.services[name].process.pid)
+            log.warning("service_restarted", service=name, log=str(self.services[name].log))
+            if name in AIRFLOW_SERVICES:
+                self.start_airflow(name)
+            else:
+                self._start_mlflow()
+        return ended
 
     def kill(self, name: str) -> None:
         """Ends one service and all its children as `kill -9` does; for tests of what survives that."""
