@@ -32,7 +32,6 @@ from elastrec.platform.data.deduplicating import deduplicated_rows as deduplicat
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of, plain_part
 from elastrec.platform.data.deduplicating.deduplicated_rows import DeduplicatedRows
 from elastrec.platform.data.reading import reader as reader_module
-from elastrec.platform.data.reading import stage as stage_module
 from elastrec.platform.data.reading.encode import EncodedRows, ReadRows, RowEncoder
 from elastrec.platform.data.reading.raw import RawRows
 from elastrec.platform.specs.data import TrainingData
@@ -147,7 +146,7 @@ def read_deduplicated(reader: ShardReader, rows: int) -> Spent:
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Both readers on one log."""
-    for module in (stage_module, deduplicating_module):
+    for module in (reader_module, deduplicating_module):
         module.RowEncoder = TimedEncoder  # type: ignore[misc]
     reader_module.DeduplicatedRows = TimedRows  # type: ignore[misc]
     shape = LogShape(rows=arguments.rows, open_sessions=arguments.rows, user_lists=2)

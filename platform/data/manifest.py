@@ -238,6 +238,8 @@ def _describe(
             remedy = "correct the names in the job file's data section"
             if data.format is FileFormat.CSV and data.csv.has_header and len(missing) == len(needed):
                 remedy += ", or csv.delimiter, or set csv.has_header: false and csv.column_names if it has no header"
+            if data.format is FileFormat.LIBSVM:
+                remedy += ": a column is one of these, or the index of a value, such as 7"
             raise DataError(f"{uri}: the columns {missing} are missing; found: {', '.join(names)}; {remedy}")
     return file, [(name, kind) for name, kind in zip(names, types, strict=True) if name in needed]
 

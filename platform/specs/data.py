@@ -32,10 +32,13 @@ _LARGEST_FLOAT32 = 3.4028235e38
 
 
 class FileFormat(StrEnum):
-    """How the files of a partition are encoded. `criteo_tsv`: label, I1..I13, C1..C26, separated by tabs."""
+    """How the files of a partition are encoded. `criteo_tsv`: label, I1..I13, C1..C26, separated by tabs. `libsvm`: a
+    label and INDEX:VALUE pairs; its columns are the label, `qid`, `indices` and `values` (lists), and each index, as in
+    `column: "7"`, empty where a row does not have it."""
 
     CRITEO_TSV = "criteo_tsv"
     CSV = "csv"
+    LIBSVM = "libsvm"
     PARQUET = "parquet"
 
 
@@ -164,6 +167,9 @@ class CsvOptions(Spec):
     """Fields that count as empty beside empty ones, such as `NA`, `\\N` or `null`; of all text formats."""
     decimal_point: Literal[".", ","] = "."
     """Between the digits of numbers."""
+    newlines_in_values: bool = False
+    """Whether quoted fields may hold line breaks. A quotation mark then belongs to a quoted field, and is written twice
+    inside one."""
 
     @field_validator("encoding")
     @classmethod

@@ -112,7 +112,7 @@ CASES = [
     Case(FIELDS, "ftrl that divides by zero", with_field("spec.optimizers.rows", {"kind": "ftrl", "beta": 0}),
          ("optimizers.rows", "beta, initial_accumulator and l2 above 0", "ftrl divides")),
     Case(FIELDS, "an unknown file format", with_field("spec.data.format", "xml"),
-         ("spec.data.format", "'xml'", "'criteo_tsv', 'csv' or 'parquet'")),
+         ("spec.data.format", "'xml'", "'criteo_tsv', 'csv', 'libsvm' or 'parquet'")),
     Case(FIELDS, "an unknown pooling", with_field("spec.data.sparse.0.pooling", "max"),
          ("spec.data.sparse.0.pooling", "'max'", "'sum' or 'mean'")),
     Case(FIELDS, "an unknown transform of a number", with_field("spec.data.dense.0.transform", "sqrt"),

@@ -15,6 +15,7 @@ from elastrec.platform.data.entries import DataFile, DataManifest
 from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.reading.compressed_text import CompressedText
 from elastrec.platform.data.reading.encode import BadRow, EncodedRows
+from elastrec.platform.data.reading.libsvm import parse_libsvm
 from elastrec.platform.data.reading.numbers import as_float64
 from elastrec.platform.data.reading.planned_file import PlannedFile
 from elastrec.platform.data.reading.text import (
@@ -24,7 +25,6 @@ from elastrec.platform.data.reading.text import (
     opened_text,
     parse_strings,
     parse_typed,
-    row_starts,
 )
 from elastrec.platform.data.reading.transform import Transform
 from elastrec.platform.specs.data import TrainingData
@@ -44,23 +44,23 @@ class RawRows:
     """Consecutive rows of one file; `first_row` counts within the file.
 
     Attributes:
-        ragged: of lines with a wrong number of fields (all null in `table`), by position, that number.
+        bad_lines: of lines that cannot be read (their label is null in `table`), by position, what was found and what
+            was expected.
         stored: holds what `RawReader` was asked to keep deduplicated; None for a plain file.
     """
 
     table: pa.Table
     file: DataFile
     first_row: int
-    ragged: Mapping[int, int] = field(default_factory=dict)
+    bad_lines: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     stored: StoredRows | None = None
 
     def explained(self, encoded: EncodedRows) -> EncodedRows:
-        """Encoded rows whose first bad row is called ragged if that is why it is bad."""
+        """Encoded rows whose first bad row is explained by its line if that is why it is bad."""
         bad = encoded.first_bad
-        if bad is None or bad.row not in self.ragged or self.file.text is None:
+        if bad is None or bad.row not in self.bad_lines:
             return encoded
-        found, expected = self.ragged[bad.row], len(self.file.text.columns)
-        return replace(encoded, first_bad=BadRow(bad.row, "", f"{found} fields", f"{expected} fields"))
+        return replace(encoded, first_bad=BadRow(bad.row, "", *self.bad_lines[bad.row]))
 
 
 class RawReader:
@@ -238,23 +238,27 @@ class RawReader:
                     block = _lines(stream, layout, first, taken, file)
                     planned.check_read()
                     try:
-                        table, ragged = self._parse(block, layout, columns, taken)
+                        table, bad_lines = self._parse(block, layout, columns, taken)
                     except DataError as error:
                         raise DataError(f"{file.uri}: rows {first} to {first + taken - 1}: {error}") from error
-                    yield RawRows(table, file, first, ragged)
+                    yield RawRows(table, file, first, bad_lines)
                     first, count = first + taken, count - taken
         except OSError as error:
             raise DataError(f"{file.uri}: cannot be read ({error})") from error
 
     def _parse(
         self, block: memoryview, layout: TextLayout, columns: list[str], rows: int
-    ) -> tuple[pa.Table, Mapping[int, int]]:
-        ragged: Mapping[int, int] = {}
+    ) -> tuple[pa.Table, Mapping[int, tuple[str, str]]]:
+        bad_lines: Mapping[int, tuple[str, str]] = {}
         text, csv = as_utf8(block, layout.encoding), self._data.csv
+        if layout.is_libsvm:
+            return parse_libsvm(text, self._data, columns)
         try:
             table = parse_typed(text, layout, columns, self._numbers, csv)
         except pa.ArrowInvalid:
-            table, ragged = parse_strings(text, layout, columns, rows, self._numbers, csv)
+            table, fields = parse_strings(text, layout, columns, rows, self._numbers, csv)
+            expected = f"{len(layout.columns)} fields"
+            bad_lines = {row: (f"{count} fields", expected) for row, count in fields.items()}
             if self._transform is not None:
                 for name in sorted(self._numbers & set(columns)):
                     value_B, missing_B, wrong_B = as_float64(table[name].combine_chunks(), name)
@@ -263,10 +267,10 @@ class RawReader:
                     table = table.set_column(index, name, pa.array(value_B, mask=missing_B))
         if table.num_rows != rows:
             raise DataError(
-                f"{rows} lines gave {table.num_rows} rows: a quoted field must not hold a line break; remove it, or "
-                "write the rows as Parquet"
+                f"{rows} lines gave {table.num_rows} rows: a quoted field holds a line break; set "
+                "csv.newlines_in_values: true, or remove it"
             )
-        return table, ragged
+        return table, bad_lines
 
 
 def _overlaps(file: DataFile, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
@@ -288,7 +292,7 @@ def _lines(
     end = layout.row_offsets[high] if high < len(layout.row_offsets) else layout.end
     stream.seek(begin)
     block = stream.read(end - begin)
-    starts = row_starts(block, layout.encoding)
+    starts = layout.row_starts(block)
     skip = first - low * INDEX_ROWS
     if len(block) != end - begin or len(starts) < skip + rows:
         raise DataError(f"{file.uri}: is shorter than the manifest says; the file changed: start the job again")

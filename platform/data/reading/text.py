@@ -1,7 +1,8 @@
-"""Text files (CSV, and Criteo TSV with or without a header): what the header says, and where rows begin.
+"""Text files (CSV, Criteo TSV with or without a header, libsvm): what the header says, and where rows begin.
 
-Rows end with a line feed; blank lines are no rows. A quoted field may hold the delimiter but no line break, because
-random access looks for line breaks without parsing what is before them.
+Rows end with a line feed; blank lines are no rows, and of libsvm files none that begin with `#`. Random access looks
+for line feeds without parsing what is before them. With `csv.newlines_in_values` those inside quotation marks are part
+of a field: they are told by the number of marks before them in their row, which is odd.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from elastrec.platform.data.files import locate
 from elastrec.platform.data.reading.compressed_text import CompressedText, codec_of
+from elastrec.platform.data.reading.libsvm import libsvm_columns
 from elastrec.platform.specs.data import CsvOptions, FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
 
@@ -29,6 +31,7 @@ _SCAN_BYTES = 16 * 2**20
 _UNITS = {"utf-16-le": np.dtype("<u2"), "utf-16-be": np.dtype(">u2")}
 _BYTE_ORDER_MARKS = {"utf-8": codecs.BOM_UTF8, "utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
 _LONGEST_HEADER_BYTES = 2**20
+_LONGEST_ROW_BYTES = 2**26
 _LOOKED_AT_BYTES = 4096
 
 
@@ -41,6 +44,8 @@ class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
         end: byte position after the last row.
         codec: of compressed text, see `codec_of`; positions count plain bytes.
         encoding: of the characters; `utf-16` is resolved into one of its two orders of bytes.
+        newlines_in_values: whether quoted fields may hold line breaks.
+        is_libsvm: the rows are those of `elastrec.platform.data.reading.libsvm`, without delimiter.
     """
 
     delimiter: str
@@ -49,13 +54,32 @@ class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     codec: str = ""
     encoding: str = "utf-8"
+    newlines_in_values: bool = False
+    is_libsvm: bool = False
+
+    def row_starts(self, block: bytes | memoryview) -> NDArray[np.int64]:
+        """Positions in `block` (which begins with a row) where a row begins; int64 [R]."""
+        raw = _units(block, self.encoding)
+        starts = _line_starts(raw, _row_ends(raw, self.newlines_in_values))
+        if self.is_libsvm and len(starts):
+            starts = starts[raw[starts] != ord("#")]
+        return starts * raw.itemsize
+
+    def rows_end(self, block: bytes) -> int:
+        """Where the last whole row of `block` ends."""
+        if self.encoding not in _UNITS and not self.newlines_in_values:
+            return block.rfind(b"\n") + 1
+        raw = _units(block, self.encoding)
+        ends = _row_ends(raw, self.newlines_in_values)
+        return int(ends[-1] + 1) * raw.itemsize if len(ends) else 0
 
 
 def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
     """The layout of a text file and its number of rows, in one streaming pass.
 
     Raises:
-        DataError: the file is empty, or its first line is no header where one is promised.
+        DataError: the file is empty, its first line is no header where one is promised, or a quotation mark is not
+            closed.
     """
     filesystem, path = locate(uri)
     codec = codec_of(uri)
@@ -64,6 +88,16 @@ def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
             head = file.read(_LONGEST_HEADER_BYTES)
             encoding, mark = _encoding(data, uri, head)
             delimiter, columns, position = _header(data, uri, head, encoding, mark)
+            layout = TextLayout(
+                delimiter=delimiter,
+                columns=columns,
+                row_offsets=[],
+                end=0,
+                codec=codec,
+                encoding=encoding,
+                newlines_in_values=data.format is FileFormat.CSV and data.csv.newlines_in_values,
+                is_libsvm=data.format is FileFormat.LIBSVM,
+            )
             offsets: list[int] = []
             rows = 0
             pending_start = position
@@ -73,32 +107,31 @@ def scan_text(data: TrainingData, uri: str) -> tuple[TextLayout, int]:
                 block = tail + chunk
                 if not chunk and not block:
                     break
-                complete = block if not chunk else block[: _lines_end(block, encoding)]
-                starts = row_starts(complete, encoding)
+                complete = block if not chunk else block[: layout.rows_end(block)]
+                starts = layout.row_starts(complete)
                 first = -rows % INDEX_ROWS
                 offsets.extend((starts[first::INDEX_ROWS] + pending_start).tolist())
                 rows += len(starts)
                 pending_start += len(complete)
                 tail = block[len(complete) :]
+                is_open = not chunk and layout.newlines_in_values and _is_open(_units(block, encoding))
+                if is_open or len(tail) > _LONGEST_ROW_BYTES:
+                    first_row = rows - 1 if is_open else rows
+                    raise DataError(
+                        f"{uri}: row {first_row}: is longer than {_LONGEST_ROW_BYTES:,} bytes, or a quotation mark in "
+                        "it is not closed; correct the file (a quotation mark inside a quoted field is written twice)"
+                    )
                 if not chunk:
                     break
     except OSError as error:
         remedy = "; compress or copy it again" if codec else ""
         raise DataError(f"{uri}: cannot be read ({error}){remedy}") from error
-    return TextLayout(
-        delimiter=delimiter, columns=columns, row_offsets=offsets, end=pending_start, codec=codec, encoding=encoding
-    ), rows
+    return msgspec.structs.replace(layout, row_offsets=offsets, end=pending_start), rows
 
 
 def opened_text(stream: pa.NativeFile, codec: str) -> pa.NativeFile | CompressedText:
     """The plain bytes of an open file; closed with it."""
     return CompressedText(stream, codec) if codec else stream
-
-
-def row_starts(block: bytes | memoryview, encoding: str = "utf-8") -> NDArray[np.int64]:
-    """Positions in `block` (which begins at a line's beginning) where a line begins that is not blank; int64 [R]."""
-    raw = _units(block, encoding)
-    return _row_starts(raw) * raw.itemsize
 
 
 def _units(block: bytes | memoryview, encoding: str) -> NDArray[Any]:
@@ -107,24 +140,29 @@ def _units(block: bytes | memoryview, encoding: str) -> NDArray[Any]:
     return np.frombuffer(block, dtype, len(block) // dtype.itemsize)
 
 
-def _lines_end(block: bytes, encoding: str) -> int:
-    """Where the last whole line ends."""
-    if encoding not in _UNITS:
-        return block.rfind(b"\n") + 1
-    raw = _units(block, encoding)
-    feeds = np.flatnonzero(raw == 10)
-    return int(feeds[-1] + 1) * raw.itemsize if len(feeds) else 0
+def _row_ends(raw: NDArray[Any], newlines_in_values: bool) -> NDArray[np.int64]:
+    """The line feeds that end a row."""
+    feeds = np.flatnonzero(raw == ord("\n"))
+    if not newlines_in_values:
+        return feeds
+    marks = np.flatnonzero(raw == ord('"'))
+    return feeds[np.searchsorted(marks, feeds) % 2 == 0]
 
 
-def _row_starts(raw: NDArray[Any]) -> NDArray[np.int64]:
+def _is_open(raw: NDArray[Any]) -> bool:
+    """Whether a quoted field does not end."""
+    return bool(np.count_nonzero(raw == ord('"')) % 2)
+
+
+def _line_starts(raw: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where lines begin that are not blank."""
     if not len(raw):
         return np.empty(0, np.int64)
-    feeds = np.flatnonzero(raw == 10)
-    if raw[-1] != 10:
-        feeds = np.append(feeds, len(raw))
-    starts = np.concatenate(([0], feeds[:-1] + 1))
-    lengths = feeds - starts
-    blank = (lengths == 0) | ((lengths == 1) & (raw[np.minimum(starts, len(raw) - 1)] == 13))
+    if not len(ends) or ends[-1] != len(raw) - 1:
+        ends = np.append(ends, len(raw))
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends - starts
+    blank = (lengths == 0) | ((lengths == 1) & (raw[np.minimum(starts, len(raw) - 1)] == ord("\r")))
     return starts[~blank] if blank.any() else starts
 
 
@@ -198,7 +236,11 @@ def _parse(
         read_options=pa.csv.ReadOptions(
             column_names=layout.columns, use_threads=False, block_size=max(len(block) + 1, 1024)
         ),
-        parse_options=pa.csv.ParseOptions(delimiter=layout.delimiter, invalid_row_handler=handler),
+        parse_options=pa.csv.ParseOptions(
+            delimiter=layout.delimiter,
+            invalid_row_handler=handler,
+            newlines_in_values=layout.newlines_in_values,
+        ),
         convert_options=pa.csv.ConvertOptions(
             include_columns=columns,
             column_types=types,
@@ -250,9 +292,12 @@ def _encoding(data: TrainingData, uri: str, head: bytes) -> tuple[str, int]:
 
 
 def _header(data: TrainingData, uri: str, head: bytes, encoding: str, mark: int) -> tuple[str, list[str], int]:
-    starts = row_starts(head[mark:], encoding)
+    raw = _units(head[mark:], encoding)
+    starts = _line_starts(raw, _row_ends(raw, newlines_in_values=False)) * raw.itemsize
     if not len(starts):
         raise DataError(f"{uri}: the file is empty; remove it or write its rows")
+    if data.format is FileFormat.LIBSVM:
+        return "", libsvm_columns(data), mark
     begin = mark + int(starts[0])
     feed = np.flatnonzero(_units(head[begin:], encoding) == 10)
     width = _UNITS[encoding].itemsize if encoding in _UNITS else 1

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.clustering.clustering import cluster
@@ -103,3 +106,46 @@ def test_only_files_that_match_a_pattern_are_read(tmp_path: Path) -> None:
     assert cluster(of, str(tmp_path / "clustered"))[0].rows == 10
     with pytest.raises(DataError, match=r"none of its 3 files, such as README.txt, matches data.include \['\*.csv'\]"):
         build_manifest(data(tmp_path / "log", include=["*.csv"]))
+
+
+QUOTED = st.lists(st.sampled_from(["a", '"', "\n", "\r\n", ",", "é", " "]), max_size=6).map("".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(words=st.lists(QUOTED.map(lambda word: f"w{word}"), min_size=1, max_size=40), wide=st.booleans())
+def test_quoted_fields_may_hold_line_breaks_where_the_job_says_so(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], wide: bool
+) -> None:
+    path = tmp_path_factory.mktemp("log")
+    encoding = "utf-16-le" if wide else "utf-8"
+    rows = [f'{i % 2},{i},{i},"{word.replace(chr(34), chr(34) * 2)}"' for i, word in enumerate(words)]
+    write(path, ["label,number,row,word", *rows], encoding)
+    of = log(path, csv={"newlines_in_values": True, "encoding": encoding})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "INDEX_ROWS", 4)
+        patch.setattr("elastrec.platform.data.reading.raw.INDEX_ROWS", 4)
+        patch.setattr(text, "_SCAN_BYTES", 64)
+        manifest = build_manifest(of)
+        assert manifest.rows == len(words)
+        shards = ShardReader(of, manifest)
+        found = [
+            row
+            for batch in shards.read(0, len(words), seed=0, shuffle=False, batch_size=9)
+            for row in batch.to_pylist()
+        ]
+        (last,) = shards.read(len(words) - 1, 1, seed=0, shuffle=False, batch_size=1)
+    ids = [xxhash.xxh3_64_intdigest(word.encode()) for word in words]
+    assert [(row["row"], row["word"] % 2**64) for row in found] == list(enumerate(ids))
+    assert last.to_pylist() == found[-1:]
+
+
+def test_a_quotation_mark_that_is_not_closed_is_refused_with_its_row(tmp_path: Path) -> None:
+    write(tmp_path, ["label,number,row,word", "0,1,1,a", '0,1,2,"b', "0,1,3,c"], "utf-8")
+    with pytest.raises(DataError, match=r"a\.csv: row 1: .*quotation mark in it is not closed"):
+        build_manifest(log(tmp_path, csv={"newlines_in_values": True}))
+
+
+def test_a_line_break_in_a_quoted_field_is_refused_with_the_field_that_allows_it(tmp_path: Path) -> None:
+    write(tmp_path, ["label,number,row,word", "0,1,1,a", '0,1,2,"b', 'c"', "0,1,3,c"], "utf-8")
+    with pytest.raises(DataError, match=r"a\.csv: .*line break.*csv\.newlines_in_values: true"):
+        read(log(tmp_path))
