@@ -1,4 +1,4 @@
-"""How long nobody learns anything: from the trigger of the DAG to the first trained batch, and where the seconds go.
+"""Start-up latency: from the trigger of the DAG to the first trained batch, and its parts.
 
 `startup.trigger`: Airflow, MLflow and the node agent are up, and the DAG is triggered as `make demo` does it.
 `startup.demo`: from the start of the demo's command in an empty folder on an installed machine, services and click log

@@ -275,8 +275,8 @@ class FaultTolerance(Spec):
     has read begins the time anew, and so does every error by which the store answers: a store that is away is waited
     for."""
     shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4
-    """A shard is poison when its workers failed this often in a row without getting further with it: the job fails and
-    names it. What the cluster did to a worker does not count: see `pod_restarts`."""
+    """A shard is marked as poisoned when its workers failed this often in a row without getting further with it: the
+    job fails and names it. What the cluster did to a worker does not count: see `pod_restarts`."""
     pod_restarts: Annotated[int, Field(ge=0, le=10_000)] = 20
     """How often the pod of one place may fail in a row while the job makes no progress; at one more the job fails.
     Progress clears the count: for workers, any of them acknowledged rows; for both roles, a record holds more trained

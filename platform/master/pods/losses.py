@@ -199,7 +199,7 @@ def _take_back(
             state.poisoned = queue.split(number)
             state.fail(
                 f"{state.poisoned} failed {queue.failures[number].count} times in a row without getting further and is "
-                f"taken for poison; the last time {member.name}: {reason}",
+                f"marked as poisoned; the last time {member.name}: {reason}",
                 effects,
                 detail,
             )

@@ -55,7 +55,7 @@ _REPEATABLE = (
     | events.RecordCommitted | events.RecordFailed
 )  # fmt: skip
 """What a network may deliver late or twice."""
-_GOOD_REASONS = ("pod_restarts", "killed for memory", "final record", "taken for poison", "cannot be created")
+_GOOD_REASONS = ("pod_restarts", "killed for memory", "final record", "marked as poisoned", "cannot be created")
 
 
 @dataclass

@@ -40,10 +40,10 @@ _SURVIVORS_SECONDS = 10.0
 
 
 class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended. `lost`: nobody saw it end (the machine went down, or the supervisor was killed).
+    """How an attempt ended. `lost`: the end was not observed (the machine went down, or the supervisor was killed).
 
     Attributes:
-        ran_seconds: by a clock that nobody sets; None when nobody saw it end.
+        ran_seconds: by the monotonic clock; None when the end was not observed.
     """
 
     exit_code: int
