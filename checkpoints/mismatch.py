@@ -41,7 +41,7 @@ from elastrec.checkpoints.summary import (
     summarize,
 )
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.features import Cross, same_steps
+from elastrec.platform.specs.features import Cross, fitted_as
 from elastrec.platform.specs.job import TrainingJob, first_order_columns
 
 
@@ -194,13 +194,18 @@ def _text(table: TableSummary) -> str:
 
 def _other_steps(record: ModelSummary, job: TrainingJob) -> list[str]:
     """Features of both sides whose steps differ; figures that are still to be fitted differ from none."""
-    before, after = steps_of(record), job.spec.data.features
+    data, before = job.spec.data, steps_of(record)
     known = {*record.dense_features, *record.sparse_features}
-    names = [feature.name for feature in job.spec.data.described_features if feature.name in known]
-    changed = {name for name in names if not same_steps(after.get(name, ()), before.get(name, ()))}
+    features = {feature.name: feature for feature in data.described_features if feature.name in known}
+    # An older record tells of steps that its job file listed, and nothing of short forms and defaults.
+    changed = {
+        name
+        for name, feature in features.items()
+        if (fitted_as(data.all_steps(feature), before[name]) is None if name in before else data.steps(name))
+    }
     # A cross combines ids after their steps.
-    crosses = {name: steps[0].columns for name, steps in after.items() if isinstance(steps[0], Cross)}
-    return [name for name in names if name in changed or changed.intersection(crosses.get(name, ()))]
+    crosses = {name: steps[0].columns for name, steps in data.features.items() if isinstance(steps[0], Cross)}
+    return [name for name in features if name in changed or changed.intersection(crosses.get(name, ()))]
 
 
 def _table(

@@ -86,7 +86,8 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
         dense_features, sparse_features: in the order in which the network sees them; their weights depend on it.
         dense: empty while the network has not been built.
         seed: of the rows' initial values.
-        steps_json: the features' steps with their fitted figures, see `steps_of`; empty in older records and without.
+        steps_json: all features' steps with their fitted figures, see `steps_of`. Older records have those alone that a
+            job file listed, the oldest none.
     """
 
     architecture: str
@@ -131,10 +132,12 @@ def summarize(job: TrainingJob, dense: list[DenseSummary] | None = None) -> Mode
         dense_optimizer=spec.optimizers.dense.kind,
         seed=spec.training.seed,
         dense=list(dense or []),
-        steps_json=_STEPS.dump_json(spec.data.features).decode() if spec.data.features else "",
+        steps_json=_STEPS.dump_json(
+            {feature.name: spec.data.all_steps(feature) for feature in spec.data.described_features}
+        ).decode(),
     )
 
 
 def steps_of(model: ModelSummary) -> dict[str, Steps]:
-    """The steps of a recorded model's features; features without are left out."""
+    """The steps of a recorded model's features, as `TrainingData.all_steps` gives them; see `ModelSummary`."""
     return _STEPS.validate_json(model.steps_json) if model.steps_json else {}

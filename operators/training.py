@@ -128,7 +128,7 @@ class PrepareDataOperator(ElastrecOperator):
         self.log.info("continues from %s", prepared.start_record or "nothing")
         if prepared.start_note:
             self.log.info(prepared.start_note)
-        for line in (*prepared.adaptation.splitlines(), *prepared.deduplication.splitlines()):
+        for line in "\n".join(prepared.tables).splitlines():
             self.log.info(line)
         return give(prepared)
 

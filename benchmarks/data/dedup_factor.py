@@ -3,7 +3,7 @@
 Predicted: 1 / (1 − (S−1)/S · d(f)) from the mean session S and the share d(f) of rows whose value is that of the
 session's row before. Measured: numbers of batches of clustered rows ÷ numbers of their distinct rows. Generated logs
 have session sizes that are all equal, geometric, or of a heavy tail. Real ones are given by file; where the prediction
-is off by more than 10 %, the settings say why. `partial` is the factor when shifted lists share values, too.
+is off by more than 10 %, the settings say why.
 
     python -m benchmarks dedup_factor [--clicks FILE] [--ratings FILE] [--output json]
 
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from benchmarks.common.figures import Figure, run_benchmark
 from elastrec.platform.data.deduplicating.dedupe_factor import FeatureSample, feature_factor
 from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
-from elastrec.platform.data.deduplicating.partial import deduplicate_partially
 
 _BATCH_ROWS, _MEAN_SESSION = 4_096, 16.2
 Longs = NDArray[np.int64]
@@ -66,17 +65,10 @@ def real(name: str, session_N: Longs, lists: dict[str, pa.Array]) -> list[Figure
         values, offsets = jagged_parts(column, feature)
         sample = FeatureSample(row_codes(values, offsets)[0], np.diff(offsets), True)
         found = feature_factor(feature, sample, session_N, np.arange(len(session_N)), _BATCH_ROWS)
-        partial = [
-            deduplicate_partially(feature, column.slice(begin, _BATCH_ROWS))
-            for begin in range(0, len(column), _BATCH_ROWS)
-        ]
-        shared = sum(int(each.spans[:, 1].sum()) for each in partial) / max(
-            1, sum(len(each.values) for each in partial)
-        )
         settings = {
             "rows": len(session_N), "samples_per_session": round(len(session_N) / (int(session_N[-1]) + 1), 2),
             "d": round(found.same_share, 3), "measured": round(found.measured, 3),
-            "predicted": round(found.predicted, 3), "why": found.why, "partial": round(shared, 3),
+            "predicted": round(found.predicted, 3), "why": found.why,
         }  # fmt: skip
         ratio = found.predicted / found.measured
         figures.append(Figure(f"dedup_factor.{name}.{feature}", ratio, "predicted ÷ measured", settings=settings))

@@ -1,12 +1,12 @@
 """What a training step gains when each distinct list is looked up and pooled once (RecD §5 and §6.2).
 
-The same module, ids and gradients on both sides: `PooledSequences` on a plain KeyedJaggedTensor and on the
-InverseKeyedJaggedTensor of the same batch. A pooling step is look-up, pooling, expansion, and their backward pass. End
-to end: a DLRM with 26 single ids, 13 dense features and one history pooled by a transformer, with its loss, backward
-pass and the optimiser of its dense parameters; that of the rows is the servers' work and the same for both. CPU seconds
-of one thread, the best of three tries that last equally long on both sides, rounds that take turns. Parity is that of
-200 steps: in float64, in float32, and as a scale for the latter between the plain path and itself with the rows of each
-batch in another order.
+The same module, ids and gradients on both sides: pooled as in a job's worker, of a plain KeyedJaggedTensor and of the
+DeduplicatedFeatures of the same batch, rows being looked up in this process. A pooling step is look-up, pooling,
+expansion, and their backward pass. End to end: a DLRM with 26 single ids, 13 dense features and one history pooled by a
+transformer, with its loss, backward pass and the optimiser of its dense parameters; that of the rows is the servers'
+work and the same for both. CPU seconds of one thread, the best of three tries that last equally long on both sides,
+rounds that take turns. Parity is that of 200 steps: in float64, in float32, and as a scale for the latter between the
+plain path and itself with the rows of each batch in another order.
 
     python -m benchmarks dedup_training [--batch 2048] [--rounds 5] [--output json]
 """
@@ -34,16 +34,19 @@ if __name__ == "__main__" and "OMP_WAIT_POLICY" not in os.environ:
 
 import torch
 from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torch.nn import functional
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.platform.data.deduplicating.dedupe_factor import WORTH_ABOVE
 from elastrec.trainers.deduplication import (
     AttentionPooling,
+    DeduplicatedBags,
+    DeduplicatedFeatures,
     InverseKeyedJaggedTensor,
-    PooledSequences,
-    SumPooling,
     TransformerPooling,
     jagged_index_select,
+    lists_of,
+    pool_lists,
 )
 from elastrec.trainers.models.dlrm import PairwiseProducts
 
@@ -51,7 +54,7 @@ _DIMENSION, _LENGTH, _IDS = 32, 100, 10_000
 _SINGLE, _DENSE = 26, 13
 _PARITY_STEPS = 200
 _TRIES = 3
-Features = KeyedJaggedTensor | InverseKeyedJaggedTensor
+Features = KeyedJaggedTensor | DeduplicatedFeatures
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,14 @@ class Batch:
     """
 
     plain: KeyedJaggedTensor
-    deduplicated: InverseKeyedJaggedTensor
+    deduplicated: DeduplicatedFeatures
     single_BF: Tensor
     dense_BI: Tensor
     label_B: Tensor
 
     @property
     def factor(self) -> float:
-        return len(self.plain.values()) / len(self.deduplicated.values)
+        return len(self.plain.values()) / len(_values_of(self.deduplicated))
 
     @property
     def chosen(self) -> Features:
@@ -94,15 +97,50 @@ def make_batch(rows: int, repeats: int, seed: int) -> Batch:
     plain.offsets()
     return Batch(
         plain,
-        InverseKeyedJaggedTensor.from_keyed_jagged(plain, ["history"]),
+        DeduplicatedFeatures(None, (InverseKeyedJaggedTensor.from_keyed_jagged(plain, ["history"]),)),
         torch.from_numpy(rng.integers(0, _IDS, (rows, _SINGLE))),
         torch.from_numpy(rng.standard_normal((rows, _DENSE), np.float32)),
         torch.from_numpy((rng.random(rows) < 0.3).astype(np.float32)),
     )
 
 
-POOLINGS: dict[str, Callable[[], nn.Module]] = {
-    "sum": SumPooling,
+class Table(nn.Module):
+    """An embedding collection of one table with what the one over parameter servers offers: sums of bags, and rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_IDS, _DIMENSION)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        sums_BD = functional.embedding_bag(
+            features.values(), self.embedding.weight, features.offsets(), mode="sum", include_last_offset=True
+        )
+        return KeyedTensor(["history"], [_DIMENSION], sums_BD)
+
+    def rows(self, features: KeyedJaggedTensor, name: str) -> Tensor:
+        return self.embedding(features[name].values())
+
+
+class History(nn.Module):
+    """The pooled history `[B, D]`: as the collection pools it, or by a module on its rows.
+
+    Args:
+        pooling: None: the collection's.
+    """
+
+    def __init__(self, pooling: nn.Module | None) -> None:
+        super().__init__()
+        self.bags = DeduplicatedBags(Table())
+        self.pooling = pooling
+
+    def forward(self, features: Features) -> Tensor:
+        if self.pooling is None:
+            return self.bags(features)["history"]
+        return pool_lists({"history": lists_of(self.bags, features, "history")}, {"history": self.pooling})
+
+
+POOLINGS: dict[str, Callable[[], nn.Module | None]] = {
+    "sum": lambda: None,
     "attention": lambda: AttentionPooling(_DIMENSION),
     "transformer": lambda: TransformerPooling(_DIMENSION, _LENGTH),
 }
@@ -114,9 +152,7 @@ class Ranker(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rows = nn.Embedding(_IDS, _DIMENSION)
-        self.history = PooledSequences(
-            {"history": nn.Embedding(_IDS, _DIMENSION)}, {"history": POOLINGS["transformer"]()}
-        )
+        self.history = History(POOLINGS["transformer"]())
         self.bottom = nn.Sequential(nn.Linear(_DENSE, 128), nn.ReLU(), nn.Linear(128, _DIMENSION), nn.ReLU())
         self.interaction = PairwiseProducts(_SINGLE + 1)
         pairs = (_SINGLE + 2) * (_SINGLE + 1) // 2
@@ -131,7 +167,7 @@ class Ranker(nn.Module):
 def pooling_step(pooling: str, batch: Batch, features: Features) -> Callable[[], None]:
     """A forward and backward pass of the pooled history."""
     torch.manual_seed(0)
-    module = PooledSequences({"history": nn.Embedding(_IDS, _DIMENSION)}, {"history": POOLINGS[pooling]()})
+    module = History(POOLINGS[pooling]())
     gradient = torch.randn(len(batch.label_B), _DIMENSION)
 
     def step() -> None:
@@ -204,7 +240,7 @@ def compare(
 
 
 def _values_of(features: Features) -> Tensor:
-    return features.values if isinstance(features, InverseKeyedJaggedTensor) else features.values()
+    return features.groups[0].values if isinstance(features, DeduplicatedFeatures) else features.values()
 
 
 def parity(rows: int, kind: torch.dtype, optimizer: type[torch.optim.Optimizer], other: str) -> tuple[float, float]:

@@ -11,21 +11,18 @@ The destination appears as a whole or not at all on a local file system; elsewhe
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 from numpy.typing import NDArray
 
 from elastrec.platform.data.features.written_columns import written_column
-from elastrec.platform.data.files import join, locate, write_bytes
-from elastrec.platform.data.finished import finished_report
+from elastrec.platform.data.files import join, write_bytes
+from elastrec.platform.data.finished import finished_report, staged_folder
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import DataManifest, build_manifest
@@ -143,35 +140,25 @@ def convert(
         if same != found:
             raise DataError(f"{destination}: holds another conversion; choose another destination or remove it")
         return existing
-    staging = _staging(destination)
     ledger = BadRowLedger(source.bad_rows)
-    try:
+    with staged_folder(destination) as staging:
         pieces = _pieces(source, reading, manifest, rule, ledger, progress)
         writer = _Writer(staging)
         for partitions, table in _assigned(source, reading, manifest, layout, pieces):
             writer.add(partitions, table)
         writer.finish()
-    except BaseException:
-        if staging != join(destination):
-            shutil.rmtree(locate(staging)[1], ignore_errors=True)
-        raise
-    report = ConvertReport(
-        data=converted_data(source, destination, layout),
-        source_digest=manifest.digest,
-        source_fingerprint=manifest.schema_fingerprint,
-        layout=layout,
-        label_rule=label_rule,
-        rows=sum(writer.rows.values()),
-        skipped_rows=ledger.rows,
-        bytes=writer.bytes,
-        partitions={partition.folder: rows for partition, rows in sorted(writer.rows.items())},
-    )
-    write_bytes(join(staging, RECORD_NAME), report.model_dump_json(indent=1).encode())
-    if staging != join(destination):
-        target = Path(locate(destination)[1])
-        if target.is_dir():
-            target.rmdir()  # checked to be empty; a rename must not meet it
-        Path(locate(staging)[1]).rename(target)
+        report = ConvertReport(
+            data=converted_data(source, destination, layout),
+            source_digest=manifest.digest,
+            source_fingerprint=manifest.schema_fingerprint,
+            layout=layout,
+            label_rule=label_rule,
+            rows=sum(writer.rows.values()),
+            skipped_rows=ledger.rows,
+            bytes=writer.bytes,
+            partitions={partition.folder: rows for partition, rows in sorted(writer.rows.items())},
+        )
+        write_bytes(join(staging, RECORD_NAME), report.model_dump_json(indent=1).encode())
     return report
 
 
@@ -398,13 +385,3 @@ def _check_layout(source: TrainingData, layout: Layout) -> None:
         raise DataError(f"fractions: {layout.fractions} is not allowed; allowed: shares above 0 such as 0.8,0.2")
     if isinstance(layout, ByRows) and layout.rows < 1:
         raise DataError(f"rows: {layout.rows} is not allowed; allowed: 1 and above")
-
-
-def _staging(destination: str) -> str:
-    filesystem, path = locate(destination)
-    if not isinstance(filesystem, pafs.LocalFileSystem):
-        return join(destination)
-    staging = Path(path).with_name(f".{Path(path).name}.converting")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    return str(staging)

@@ -289,7 +289,7 @@ def note(prepared: Prepared) -> str:
         lines.append(f"Started by [this DAG run]({page}) in Airflow.")
     if prepared.start_record:
         lines.append(f"Continued from `{prepared.start_record}`.")
-    lines += [f"```\n{told}\n```" for told in (prepared.adaptation, prepared.deduplication) if told]
+    lines += [f"```\n{table}\n```" for table in prepared.tables]
     return "\n\n".join(lines)
 
 

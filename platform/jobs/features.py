@@ -5,9 +5,10 @@ from __future__ import annotations
 import structlog
 
 from elastrec.checkpoints.summary import ModelSummary, steps_of
-from elastrec.platform.data.features.fitting import fit, unfitted_features, with_vocabularies
+from elastrec.platform.data.features.fitting import FIT_ROWS, fit, unfitted_features, with_vocabularies
 from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.features import fitted_as
 from elastrec.platform.specs.job import TrainingJob
 
 log = structlog.get_logger(__name__)
@@ -22,8 +23,8 @@ def with_values(job: TrainingJob) -> TrainingJob:
     return _with(job, with_vocabularies(job.spec.data))
 
 
-def with_figures(job: TrainingJob, training: DataManifest, start: ModelSummary | None) -> TrainingJob:
-    """The job with the figures of its steps in it.
+def with_figures(job: TrainingJob, training: DataManifest, start: ModelSummary | None) -> tuple[TrainingJob, str]:
+    """The job with the figures of its steps in it, and what they are, a line for each feature.
 
     Args:
         training: the rows that the job trains on.
@@ -32,12 +33,22 @@ def with_figures(job: TrainingJob, training: DataManifest, start: ModelSummary |
     Raises:
         DataError: rows are unusable, or leave nothing to fit.
     """
-    names = unfitted_features(job.spec.data)
+    data = job.spec.data
+    names = unfitted_features(data)
     if not names:
-        return job
-    figures = fit(job.spec.data, training, {} if start is None else steps_of(start))
-    log.info("steps_fitted", features={name: [step.model_dump() for step in figures.features[name]] for name in names})
-    return _with(job, figures)
+        return job, ""
+    known = {} if start is None else steps_of(start)
+    fitted = fit(data, training, known)
+    rows = min(training.rows, FIT_ROWS)
+    lines = []
+    for name in names:
+        kept = fitted_as(data.features[name], known.get(name, ())) is not None
+        figures = ", ".join(
+            new.summary for old, new in zip(data.features[name], fitted.features[name], strict=True) if old != new
+        )
+        lines.append(f"  {name}: {figures}, {'of the record' if kept else f'fitted on {rows:,} rows'}")
+    log.info("steps_fitted", features={name: [step.model_dump() for step in fitted.features[name]] for name in names})
+    return _with(job, fitted), "\n".join(["Fitted steps:", *lines])
 
 
 def _with(job: TrainingJob, data: TrainingData) -> TrainingJob:

@@ -52,6 +52,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         start_note: where in the data a job begins that starts from a periodic record, and why, for people; else empty.
         adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
         deduplication: which features are deduplicated and why, a table for people; empty where the job says off.
+        fitted: the figures of steps that were fitted or kept, a table for people; empty where there are none.
         page: where MLflow will show the job's run; empty where nobody looked, or nobody serves such pages.
         run_tags: further tags of the job's run in MLflow, for example what started the job.
     """
@@ -70,8 +71,14 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     start_note: str = ""
     adaptation: str = ""
     deduplication: str = ""
+    fitted: str = ""
     page: str = ""
     run_tags: dict[str, str] = {}
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those for people, the empty ones left out."""
+        return tuple(table for table in (self.adaptation, self.fitted, self.deduplication) if table)
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import near
-from elastrec.platform.specs.features import Cross, KeepFirst, KeepLast, Steps, faults
+from elastrec.platform.specs.features import Cross, FillNull, KeepFirst, KeepLast, Log1p, Standardize, Steps, faults
 from elastrec.platform.specs.partition_folders import (
     DAY_PATTERN,
     HOUR_PATTERN,
@@ -97,6 +97,16 @@ class DenseFeature(Spec):
     def column_name(self) -> str:
         return self.column or self.name
 
+    @property
+    def short_steps(self) -> Steps:
+        """What the short forms stand for."""
+        fill = FillNull(step="fill_null", value=self.missing)
+        if self.transform == "none":
+            return (fill,)
+        if self.transform == "standardize":
+            return fill, Standardize(step="standardize", mean=self.mean, scale=self.scale)
+        return fill, Log1p(step="log1p")
+
 
 class SparseFeature(Spec):
     """Zero or more 64-bit ids per row."""
@@ -112,8 +122,9 @@ class SparseFeature(Spec):
     """The column holds a list per row (Parquet list; in text files separated by `list_separator`)."""
     max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Longer lists keep their last `max_length` ids, unless a step under `features` says what they keep."""
-    pooling: Literal["sum", "mean"] = "sum"
-    """How the rows of a list become one vector."""
+    pooling: Literal["sum", "mean", "attention"] = "sum"
+    """How the rows of a list become one vector. `attention` is a weighted mean whose weights a small network learns to
+    read off each row, in every model that does not pool the list itself; a list is computed once where it repeats."""
     table: ColumnName | None = None
     """Embedding table; the feature's own name when absent. Features that name the same table share its rows."""
     column: ColumnName | None = None
@@ -123,6 +134,12 @@ class SparseFeature(Spec):
     def _raw_encoding_fits(self) -> SparseFeature:
         if self.raw_encoding is not None and self.encoding != "integer":
             raise ValueError(f"raw_encoding has a meaning only with encoding: integer, not {self.encoding}; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _attends_to_a_list(self) -> SparseFeature:
+        if self.pooling == "attention" and not self.is_list:
+            raise ValueError("pooling: attention has a meaning only with is_list: true; remove it, or set that")
         return self
 
     @property
@@ -293,10 +310,12 @@ class TrainingData(Spec):
         self._check_steps()
         poolings: dict[str, set[str]] = {}
         for feature in self.sparse:
-            poolings.setdefault(feature.table_name, set()).add(feature.pooling)
+            # One id is its sum and its mean.
+            if feature.is_list and feature.pooling != "attention":
+                poolings.setdefault(feature.table_name, set()).add(feature.pooling)
         mixed = sorted(table for table, kinds in poolings.items() if len(kinds) > 1)
         if mixed:
-            raise ValueError(f"the features of the tables {mixed} ask for different pooling")
+            raise ValueError(f"the lists of the tables {mixed} ask for different pooling; give each pooling a table")
         if self.evaluation_path and self.partitioning is not Partitioning.NONE:
             raise ValueError(
                 "evaluation_path has a meaning only with partitioning: none; the next partition is evaluated on"
@@ -376,6 +395,20 @@ class TrainingData(Spec):
     def steps(self, name: str) -> Steps:
         """The steps of one feature as the job file lists them; none where it lists none."""
         return self.features.get(name, ())
+
+    def all_steps(self, feature: DenseFeature | SparseFeature) -> Steps:
+        """The steps of one feature, with those that short forms and defaults stand for."""
+        listed = self.steps(feature.name)
+        if isinstance(feature, DenseFeature):
+            return listed or feature.short_steps
+        if not feature.is_list or any(isinstance(step, KeepFirst | KeepLast) for step in listed):
+            return listed
+        return KeepLast(step="keep_last", count=feature.max_length), *listed
+
+    @property
+    def attention_features(self) -> tuple[str, ...]:
+        """Lists that are pooled by attention."""
+        return tuple(feature.name for feature in self.sparse if feature.pooling == "attention")
 
     def list_length(self, feature: SparseFeature) -> int:
         """How many ids a list of the feature has at most."""

@@ -21,6 +21,7 @@ MOST_VALUES = 100_000
 """Of a vocabulary: it stands in the job file, which every pod and the exported model hold."""
 MOST_BOUNDARIES = 10_000
 LARGEST_ID = 2**63 - 1
+_SHOWN_VALUES = 4
 
 
 class Kind(StrEnum):
@@ -32,6 +33,15 @@ class Kind(StrEnum):
 
 class Step(Spec):
     """The base of all steps."""
+
+    @property
+    def summary(self) -> str:
+        """The step with its fields that are not as by default, for people; long lists are counted."""
+        fields = {name: value for name, value in self if name != "step" and value != _default(type(self), name)}
+        texts = [f"{name}={_shown(value)}" for name, value in fields.items()]
+        if is_unfitted(self):
+            texts.append("to be read" if fields else "to be fitted")
+        return f"{getattr(self, 'step', '')}({', '.join(texts)})" if texts else getattr(self, "step", "")
 
     # Every field but `step`: pydantic allows no such validator of the field that tells the steps apart.
     @field_validator(
@@ -207,16 +217,36 @@ FeatureStep = Annotated[
 Steps = tuple[FeatureStep, ...]
 
 
-def is_unfitted(step: FeatureStep) -> bool:
+def is_unfitted(step: Step) -> bool:
     """Whether the step's figures are still to be fitted, or its values still to be read."""
     return (isinstance(step, Standardize) and step.mean is None) or (isinstance(step, Vocabulary) and bool(step.file))
 
 
-def same_steps(wanted: Sequence[FeatureStep], kept: Sequence[FeatureStep]) -> bool:
-    """Whether the kept steps are the wanted ones, with figures where those have none."""
-    return len(wanted) == len(kept) and all(
-        isinstance(b, type(a)) if is_unfitted(a) else a == b for a, b in zip(wanted, kept, strict=True)
-    )
+def fitted_as(wanted: Steps, kept: Steps) -> Steps | None:
+    """The wanted steps with the figures of the kept ones; None where these are other steps.
+
+    How much of a list is kept makes no other steps, nor do values at the end of a vocabulary whose `out_of_vocabulary`
+    is given: what was known before becomes the same id.
+    """
+    others = iter([step for step in kept if not isinstance(step, _CUTS)])
+    found: list[FeatureStep] = []
+    for step in wanted:
+        if isinstance(step, _CUTS):
+            found.append(step)
+            continue
+        other = next(others, None)
+        if other is None or not _is_as(step, other):
+            return None
+        found.append(other if is_unfitted(step) else step)
+    return tuple(found) if next(others, None) is None else None
+
+
+def _is_as(wanted: FeatureStep, kept: FeatureStep) -> bool:
+    if is_unfitted(wanted):
+        return isinstance(kept, type(wanted))
+    if isinstance(wanted, Vocabulary) and isinstance(kept, Vocabulary) and wanted.out_of_vocabulary is not None:
+        return wanted.model_copy(update={"values": wanted.values[: len(kept.values)]}) == kept
+    return wanted == kept
 
 
 _TAKES_NUMBERS = (Clip, Log1p, Standardize, Bucketize)
@@ -319,3 +349,15 @@ def _vocabulary(step: Vocabulary, index: int, *, is_text: bool) -> Fault | None:
 
 def _is_id(value: int | str) -> bool:
     return isinstance(value, str) or -LARGEST_ID - 1 <= value <= LARGEST_ID
+
+
+def _default(kind: type[Step], name: str) -> Any:
+    return kind.model_fields[name].default
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > _SHOWN_VALUES:
+        return f"({len(value):,} values)"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return f"{value:g}" if isinstance(value, float) else str(value)

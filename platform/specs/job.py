@@ -350,12 +350,23 @@ class JobSpec(Spec):
             raise ValueError(
                 f"model.unpooled_features names {strange}, which are no sparse features; known: {features}"
             )
+        doubly = sorted({*self.model.sequence_features} & {*self.data.attention_features})
+        if doubly:
+            raise ValueError(
+                f"{self.model.architecture} pools {doubly} itself; remove pooling: attention of these features, or do "
+                "not name them in the model's section"
+            )
         if self.faults.heartbeat_timeout <= 2 * self.faults.heartbeat_interval:
             raise ValueError(
                 f"faults.heartbeat_timeout {self.faults.heartbeat_timeout}s must be more than twice "
                 f"faults.heartbeat_interval {self.faults.heartbeat_interval}s"
             )
         return self
+
+    @property
+    def sequence_features(self) -> tuple[str, ...]:
+        """Features whose rows servers do not pool: the model does, or attention."""
+        return *self.model.sequence_features, *self.data.attention_features
 
     def table(self, name: str) -> TableSpec:
         """The settings of one table, defaults where the job file says nothing."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -138,6 +139,75 @@ def test_features_that_changed_places_do_not_inherit_each_others_weights(
 ) -> None:
     adaptation = compare(record, make_job(**change), DENSE)
     assert adaptation.dense("in.weight") is adaptation.dense("out.weight") is Verdict.NEW
+
+
+def _stepping(make_job: MakeJob, **features: list[dict[str, Any]]) -> TrainingJob:
+    """The job with these steps of its features; `age` is one that the steps of others leave alone."""
+    data = {
+        "path": "clicks",
+        "dense": [{"name": "age"}, {"name": "price"}],
+        "sparse": [{"name": "ad"}, {"name": "user"}, {"name": "both"}, {"name": "seen", "is_list": True}],
+        "features": {"both": [{"step": "cross", "columns": ["ad", "user"]}], **features},
+    }
+    return make_job(data=data)
+
+
+PRICE = [{"step": "log1p"}, {"step": "standardize", "mean": 2, "scale": 3}]
+
+
+def test_a_feature_whose_steps_changed_begins_anew_and_so_does_what_it_is_crossed_into(make_job: MakeJob) -> None:
+    record = summarize(_stepping(make_job, ad=[{"step": "hash", "size": 9}]), DENSE)
+    adaptation = compare(record, _stepping(make_job, ad=[{"step": "hash", "size": 8}]), DENSE)
+    verdicts = [adaptation.table(name) for name in ("ad", "user", "both", "seen")]
+    assert verdicts == [Verdict.NEW, Verdict.KEPT, Verdict.NEW, Verdict.KEPT]
+    assert adaptation.dense("in.weight") is Verdict.KEPT
+    assert adaptation.decisions[0].field == "spec.data.features.ad"
+
+
+def test_figures_that_are_to_be_fitted_and_the_length_of_lists_are_no_other_steps(make_job: MakeJob) -> None:
+    record = summarize(_stepping(make_job, price=PRICE, seen=[{"step": "keep_last", "count": 5}]), DENSE)
+    unfitted = _stepping(make_job, price=[PRICE[0], {"step": "standardize"}], seen=[{"step": "keep_first", "count": 2}])
+    assert compare(record, unfitted, DENSE).is_exact
+    assert compare(record, _stepping(make_job, price=PRICE), DENSE).is_exact
+    other = _stepping(make_job, price=[PRICE[0], {"step": "standardize", "mean": 2, "scale": 4}])
+    assert compare(record, other, DENSE).dense("in.weight") is Verdict.NEW
+
+
+@pytest.mark.parametrize(
+    ("values", "other", "verdict"),
+    [
+        ([3, 5, 7], {"out_of_vocabulary": 99}, Verdict.KEPT),
+        ([5, 3], {"out_of_vocabulary": 99}, Verdict.NEW),
+        ([3], {"out_of_vocabulary": 99}, Verdict.NEW),
+        ([3, 5], {"out_of_vocabulary": 98}, Verdict.NEW),
+        ([3, 5], {}, Verdict.NEW),
+    ],
+)
+def test_values_at_the_end_of_a_vocabulary_leave_the_others_their_ids(
+    make_job: MakeJob, values: list[int], other: dict[str, int], verdict: Verdict
+) -> None:
+    def listing(values: list[int], **more: int) -> TrainingJob:
+        return _stepping(make_job, ad=[{"step": "vocabulary", "values": values, **more}])
+
+    record = summarize(listing([3, 5], out_of_vocabulary=99), DENSE)
+    assert compare(record, listing(values, **other), DENSE).table("ad") is verdict
+    # Without a number of its own, what is out of the vocabulary moves when the vocabulary grows.
+    record = summarize(listing([3, 5]), DENSE)
+    assert compare(record, listing([3, 5]), DENSE).is_exact
+    assert compare(record, listing([3, 5, 7]), DENSE).table("ad") is Verdict.NEW
+
+
+def test_a_short_form_is_the_steps_that_it_stands_for(make_job: MakeJob) -> None:
+    record = summarize(make_job(), DENSE)
+
+    def changed(transform: str) -> TrainingJob:
+        dense = [{"name": "age"}, {"name": "price", "transform": transform}]
+        return make_job(data={"path": "clicks", "dense": dense, "sparse": [{"name": "ad"}, {"name": "user"}]})
+
+    assert compare(record, changed("log1p"), DENSE).is_exact
+    assert compare(record, changed("none"), DENSE).dense("in.weight") is Verdict.NEW
+    # An older record does not tell of short forms.
+    assert compare(structs.replace(record, steps_json=""), changed("none"), DENSE).is_exact
 
 
 def test_refuse_stops_at_any_change_and_names_each(record: ModelSummary, make_job: MakeJob) -> None:

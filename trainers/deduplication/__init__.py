@@ -4,26 +4,22 @@ Every module here takes a plain and a deduplicated batch and gives the same resu
 deduplicated form is `elastrec.platform.data`'s work; here never enter files, servers or the choice of features.
 """
 
+from elastrec.trainers.deduplication.attention import AttentionBags, AttentionPooling
 from elastrec.trainers.deduplication.bags import DeduplicatedBags
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 from elastrec.trainers.deduplication.jagged import expand_rows, jagged_index_select
 from elastrec.trainers.deduplication.lists import Lists, lists_of, pool_lists
-from elastrec.trainers.deduplication.pooling import AttentionPooling, MaxPooling, MeanPooling, SumPooling
-from elastrec.trainers.deduplication.sequences import PooledSequences
 from elastrec.trainers.deduplication.target_attention import TargetAttention
 from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
 from elastrec.trainers.deduplication.transformer import TargetTransformer, TransformerPooling
 
 __all__ = [
+    "AttentionBags",
     "AttentionPooling",
     "DeduplicatedBags",
     "DeduplicatedFeatures",
     "InverseKeyedJaggedTensor",
     "Lists",
-    "MaxPooling",
-    "MeanPooling",
-    "PooledSequences",
-    "SumPooling",
     "TargetAttention",
     "TargetTransformer",
     "TransformerPooling",

@@ -15,7 +15,35 @@ from elastrec.trainers.deduplication.jagged import expand_rows
 Features: TypeAlias = DeduplicatedFeatures | KeyedJaggedTensor
 
 
-class DeduplicatedBags(nn.Module):
+class BagsOver(nn.Module):
+    """What stands in the place of an embedding bag collection, over that one.
+
+    Args:
+        collection: torchrec's, the one over parameter servers, or another of this kind.
+    """
+
+    def __init__(self, collection: nn.Module) -> None:
+        super().__init__()
+        self.collection = collection
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The collection's tables."""
+        found: list[EmbeddingBagConfig] = self.collection.embedding_bag_configs()
+        return found
+
+    def is_weighted(self) -> bool:
+        return False
+
+    def recognised(self, features: Features) -> Features:
+        """The features as the collection takes them."""
+        return features
+
+
+class DeduplicatedBags(BagsOver):
     """An embedding bag collection that also takes deduplicated features, and pools each distinct row once.
 
     Models call it as they call the collection itself. Input: DeduplicatedFeatures, or a KeyedJaggedTensor that is
@@ -29,22 +57,9 @@ class DeduplicatedBags(nn.Module):
     """
 
     def __init__(self, collection: nn.Module) -> None:
-        super().__init__()
-        self.collection = collection
+        super().__init__(collection)
         self._prefetched: list[DeduplicatedFeatures] = []
         self._open: DeduplicatedFeatures | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The collection's tables."""
-        found: list[EmbeddingBagConfig] = self.collection.embedding_bag_configs()
-        return found
-
-    def is_weighted(self) -> bool:
-        return False
 
     def prefetch(self, features: Features, *, dense: bool = False) -> Any:
         """Starts the pull that `forward` of these features will wait for: see RemoteEmbeddingBagCollection.
@@ -76,6 +91,8 @@ class DeduplicatedBags(nn.Module):
                 runs[-1] = (runs[-1][0], runs[-1][1] + length)
             else:
                 runs.append((key, length))
+        if not runs:
+            return pooled
         blocks = []
         for (key, _), block in zip(runs, pooled.values().split([length for _, length in runs], dim=1), strict=True):
             lookup = lookups[key]

@@ -69,22 +69,12 @@ def list_numbers(offsets: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths)
 
 
-def reduce_lists(rows_LD: Tensor, offsets: Tensor, mode: str, weights_L: Tensor | None = None) -> Tensor:
-    """Sum, mean or max of each list, `[U, D]`; zero for an empty one.
-
-    Args:
-        mode: `sum`, `mean` or `max`.
-        weights_L: with `sum`, a weight per element.
-    """
+def sum_lists(rows_LD: Tensor, offsets: Tensor, weights_L: Tensor) -> Tensor:
+    """The weighted sum of each list, `[U, D]`; zero for an empty one."""
     if not len(rows_LD):
         # embedding_bag refuses a table without rows.
         return rows_LD.new_zeros(len(offsets) - 1, rows_LD.shape[1]) + rows_LD.sum()
-    if mode == "max":
-        elements = torch.arange(len(rows_LD), device=rows_LD.device)
-        return functional.embedding_bag(elements, rows_LD, offsets, mode=mode, include_last_offset=True)
     total_UD: Tensor = _SumLists.apply(rows_LD, offsets, weights_L)
-    if mode == "mean":
-        return total_UD / offsets.diff().clamp(min=1).unsqueeze(1)
     return total_UD
 
 
@@ -95,26 +85,22 @@ def softmax_lists(scores_L: Tensor, offsets: Tensor) -> Tensor:
 
 
 class _SumLists(torch.autograd.Function):
-    """Sums, weighted or not. Their gradient is each list's own, spread over its elements: embedding_bag's would sort
-    the elements first, as if several could stand for one row."""
+    """Weighted sums. Their gradient is each list's own, spread over its elements: embedding_bag's would sort the
+    elements first, as if several could stand for one row."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, rows_LD: Tensor, offsets: Tensor, weights_L: Tensor | None) -> Tensor:
+    def forward(ctx: FunctionCtx, rows_LD: Tensor, offsets: Tensor, weights_L: Tensor) -> Tensor:
         elements = torch.arange(len(rows_LD), device=rows_LD.device)
-        # What the gradient does not need is not kept.
-        ctx.save_for_backward(offsets, *(() if weights_L is None else (weights_L, rows_LD)))
+        ctx.save_for_backward(offsets, weights_L, rows_LD)
         return functional.embedding_bag(
             elements, rows_LD, offsets, mode="sum", per_sample_weights=weights_L, include_last_offset=True
         )
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_UD: Tensor) -> tuple[Tensor, None, Tensor | None]:
-        offsets, *weighted = ctx.saved_tensors
+    def backward(ctx: Any, gradient_UD: Tensor) -> tuple[Tensor, None, Tensor]:
+        offsets, weights_L, rows_LD = ctx.saved_tensors
         gradient_LD = gradient_UD.index_select(0, torch.repeat_interleave(offsets.diff()))
-        if not weighted:
-            return gradient_LD, None, None
-        weights_L, rows_LD = weighted
         weights_gradient_L = torch.linalg.vecdot(gradient_LD, rows_LD)
         return gradient_LD.mul_(weights_L.unsqueeze(1)), None, weights_gradient_L
 

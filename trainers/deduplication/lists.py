@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.trainers.deduplication.bags import DeduplicatedBags
+from elastrec.trainers.deduplication.bags import BagsOver
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 from elastrec.trainers.deduplication.jagged import expand_rows
 
@@ -40,10 +40,10 @@ def lists_of(collection: nn.Module, features: DeduplicatedFeatures | KeyedJagged
     """The lists of a feature.
 
     Args:
-        collection: DeduplicatedBags, one that has `rows`, or torchrec's own.
+        collection: one over others, one that has `rows`, or torchrec's own.
         features: of the batch, the object that the collection itself is called with.
     """
-    if isinstance(collection, DeduplicatedBags):
+    while isinstance(collection, BagsOver):
         features, collection = collection.recognised(features), collection.collection
     if isinstance(features, KeyedJaggedTensor):
         jagged = features[name]
@@ -60,7 +60,7 @@ def pool_lists(lists: Mapping[str, Lists], poolings: Mapping[str, nn.Module]) ->
     """All features' lists pooled, `[B, sum of D]`, in their order; those of one group are expanded together.
 
     Args:
-        poolings: per feature one of `elastrec.trainers.deduplication.pooling`.
+        poolings: per feature a module from rows `[L, D]` and offsets int64 `[U + 1]` to `[U, D]`.
     """
     runs: list[tuple[Lists, list[Tensor]]] = []
     for name, each in lists.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from elastrec.trainers.deduplication.jagged import expand_rows, jagged_places, list_numbers, reduce_lists
+from elastrec.trainers.deduplication.jagged import expand_rows, jagged_places, list_numbers, sum_lists
 from elastrec.trainers.deduplication.lists import Lists
 
 
@@ -52,4 +52,4 @@ class TargetAttention(nn.Module):
         product_NH = self.of_product(rows_ND * expand_rows(target_BD, row_N))
         hidden_NH = of_row_NH + expand_rows(self.of_target(target_BD), row_N) + product_NH
         weight_N = self.score(self.activation(hidden_NH)).squeeze(1)
-        return reduce_lists(rows_ND, row_offsets, "sum", weight_N.to(rows_ND.dtype))
+        return sum_lists(rows_ND, row_offsets, weight_N.to(rows_ND.dtype))

@@ -67,7 +67,7 @@ class SequenceEncoder(nn.Module):
 class TransformerPooling(SequenceEncoder):
     """The mean of the encoder's outputs over a list alone, `[U, D]`: equal lists need to be encoded once.
 
-    A list may have as many ids as there are positions. Takes and gives what the modules of `pooling` do.
+    A list may have as many ids as there are positions. Takes and gives what AttentionPooling does.
     """
 
     def forward(self, rows_LD: Tensor, offsets: Tensor) -> Tensor:

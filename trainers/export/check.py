@@ -102,8 +102,8 @@ def first_difference(scorer: Scorer, scored: Scored, shard: Predictions, row: in
         gap = float(np.abs(left[name] - right[name]).max(initial=0.0))
         if gap > TOLERANCE:
             return f"first feature that differs: {name!r}, its pooled embedding by {gap:.3g}"
-    unseen = [name for name in scorer.job.spec.model.sequence_features if name not in shard.metadata.features]
-    rest = f", or rows of {', '.join(unseen)}, which the model pools itself" if unseen else ""
+    unseen = [name for name in scorer.job.spec.sequence_features if name not in shard.metadata.features]
+    rest = f", or rows of {', '.join(unseen)}, which are not pooled before the model" if unseen else ""
     return f"all features agree, so the dense parameters differ{rest}"
 
 

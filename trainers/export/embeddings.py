@@ -53,7 +53,7 @@ class ArtifactEmbeddings(nn.Module):
                 if len(rows_UR)
                 else torch.zeros(len(offsets) - 1, table.embedding_dim)
             )
-        values = torch.cat(pooled, dim=1)
+        values = torch.cat(pooled, dim=1) if pooled else torch.zeros(features.stride(), 0)
         self._last.pooled = values.detach().numpy()
         return KeyedTensor(
             keys=list(self.widths),

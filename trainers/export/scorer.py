@@ -71,7 +71,7 @@ class Scorer:
         self._encoder = RowEncoder(spec.data, hash_sizes)
         columns = self._encoder.columns
         self._transform = Transform(spec.data.transform, columns) if spec.data.transform else None
-        self._embeddings = ArtifactEmbeddings(embedding_tables(self.job), artifact, spec.model.sequence_features)
+        self._embeddings = ArtifactEmbeddings(embedding_tables(self.job), artifact, spec.sequence_features)
         self.widths = self._embeddings.widths
         schema = FeatureSchema.from_job(self.job)
         self._model = build_model(spec.model, self._embeddings, schema, seed=spec.training.seed)

@@ -11,6 +11,7 @@ from torch import nn
 
 from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError
 from elastrec.platform.specs.job import BUILT_IN_MODELS, ModelSpec
+from elastrec.trainers.deduplication import AttentionBags
 from elastrec.trainers.models.schema import FeatureSchema
 
 _BUILT_IN = {
@@ -85,7 +86,14 @@ def build_model(spec: ModelSpec, embedding_bag_collection: nn.Module, schema: Fe
     _check_table_dimensions(found, spec, schema)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return found(embedding_bag_collection, schema, **spec.options)
+        if not schema.attention:
+            return found(embedding_bag_collection, schema, **spec.options)
+        bags = AttentionBags(embedding_bag_collection, schema.attention)
+        model = found(bags, schema, **spec.options)
+    if bags not in model.modules():
+        allowed = "a model that keeps its embedding_bag_collection as an attribute, for attention to be trained with it"
+        raise _problem(repr(spec.architecture), allowed, f"{', '.join(schema.attention)} ask for pooling: attention")
+    return model
 
 
 def _check_table_dimensions(found: type[nn.Module], spec: ModelSpec, schema: FeatureSchema) -> None:

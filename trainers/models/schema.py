@@ -21,6 +21,7 @@ class FeatureSchema:
         dimensions: of the sparse features whose table has a dimension of its own: that one, instead of D.
         tables: of these features, the name of the table.
         list_lengths: list features and how many ids a list of theirs has at most.
+        attention: those of them that attention pools before the model gets them.
         label_names: H labels; a model without heads of its own has one output for each.
     """
 
@@ -31,6 +32,7 @@ class FeatureSchema:
     label_names: tuple[str, ...] = ("label",)
     dimensions: Mapping[str, int] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
+    attention: tuple[str, ...] = ()
 
     def width(self, names: Iterable[str] | None = None) -> int:
         """Numbers of the embeddings of these sparse features side by side; None: of all."""
@@ -50,6 +52,7 @@ class FeatureSchema:
             label_names=tuple(label.name for label in data.label_columns),
             dimensions={feature.name: spec.embedding_dimension(feature.table_name) for feature in odd},
             tables={feature.name: feature.table_name for feature in odd},
+            attention=data.attention_features,
         )
 
 
@@ -69,7 +72,10 @@ def embedding_tables(job: TrainingJob) -> list[EmbeddingBagConfig]:
                 embedding_dim=job.spec.row_dimension(name),
                 num_embeddings=job.spec.table(name).hash_size or 1,
                 feature_names=[feature.name for feature in features],
-                pooling=PoolingType.MEAN if features[0].pooling == "mean" else PoolingType.SUM,
+                # Single ids and lists that attention pools are neither summed nor averaged.
+                pooling=PoolingType.MEAN
+                if any(feature.is_list and feature.pooling == "mean" for feature in features)
+                else PoolingType.SUM,
             )
         )
     return tables

@@ -68,7 +68,7 @@ class Step:
             tls=identity.tls,
             patience_seconds=_PATIENCE_SECONDS,
         )
-        self.collection = RemoteEmbeddingBagCollection(tables, self.client, spec.model.sequence_features)
+        self.collection = RemoteEmbeddingBagCollection(tables, self.client, spec.sequence_features)
         self._bags: RemoteEmbeddingBagCollection | DeduplicatedBags = self.collection
         if not spec.deduplication.is_off:
             self._bags = DeduplicatedBags(self.collection)

@@ -16,7 +16,7 @@ from elastrec.platform.cli.options import (
     platform_to_look,
 )
 from elastrec.platform.specs.text.crd import custom_resource_definition, job_json_schema
-from elastrec.platform.specs.text.loading import dump_job, load_job
+from elastrec.platform.specs.text.loading import dump_job, job_from_json, load_job
 
 
 class _ReadableDumper(yaml.SafeDumper):
@@ -45,34 +45,49 @@ def validate(
 ) -> None:
     """Check a job file; every problem is shown at once.
 
-    Without --data only the file itself is read.
+    Without --data only the file itself is read: whether the data, the model and the cluster fit it is not known.
     """
     job = load_job(file, parse_overrides(overrides))
     interval = parse_interval(since, until, evaluate_until)
-    facts: dict[str, Any] = {"file": file, "valid": True, "name": job.metadata.name}
+    facts: dict[str, Any] = {"file": file, "valid": True, "name": job.metadata.name, "data_checked": data}
+    tables: tuple[str, ...] = ()
     if data:
         from elastrec.platform.jobs import job_id_for, prepare
+        from elastrec.platform.master.machine.plan import training_splits
 
         prepared = prepare(platform_to_look(), job, job_id_for(job.metadata.name, "validate"), interval)
+        job, tables = job_from_json(prepared.job_json), prepared.tables
+        shards = training_splits(job.spec.training, prepared.training_rows).per_epoch
         facts |= {
             "training_rows": prepared.training_rows,
+            "training_shards": shards,
             "evaluation_rows": prepared.evaluation_rows,
             "continues_from": prepared.start_record or None,
             "begins": prepared.start_note or None,
         }
-        if output == "text":
-            for text in filter(None, (prepared.adaptation, prepared.deduplication)):
-                click.echo(text)
+    facts["steps"] = {name: [step.summary for step in steps] for name, steps in job.spec.data.features.items()}
     if output == "json":
         echo_json(facts)
         return
+    for table in tables:
+        click.echo(table)
     click.echo(f"{file}: valid")
-    if data:
-        click.echo(f"  training rows: {facts['training_rows']}")
-        click.echo(f"  evaluation rows: {facts['evaluation_rows']}")
-        click.echo(f"  continues from: {facts['continues_from'] or 'nothing (no checkpoint)'}")
-        if prepared.start_note:
-            click.echo(f"  {prepared.start_note}")
+    for name, steps in facts["steps"].items():
+        click.echo(f"  steps of {name}: {', '.join(steps)}")
+    if not data:
+        click.echo("  not looked at: data, model and cluster; with --data they are, as `run` looks at them")
+        return
+    click.echo(f"  training rows: {facts['training_rows']}")
+    click.echo(f"  evaluation rows: {facts['evaluation_rows']}")
+    click.echo(f"  continues from: {facts['continues_from'] or 'nothing (no checkpoint)'}")
+    if facts["begins"]:
+        click.echo(f"  {facts['begins']}")
+    workers = job.spec.resources.worker.count
+    if shards < workers:
+        click.echo(
+            f"  {shards} shards for {workers} workers: {workers - shards} of them have nothing to read; ask for fewer "
+            "(spec.resources.worker.count), or make smaller shards (spec.training.batches_per_shard)"
+        )
 
 
 @click.command()
@@ -113,9 +128,8 @@ def render(
         return
     if full:
         click.echo(dump_job(request.training_job))
-    for text in (prepared.adaptation, prepared.deduplication):
-        for line in text.splitlines():
-            click.echo(f"# {line}")
+    for line in "\n".join(prepared.tables).splitlines():
+        click.echo(f"# {line}")
     click.echo(yaml.dump_all(requests, Dumper=_ReadableDumper, sort_keys=False).rstrip())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,14 @@ from rich.table import Table
 from elastrec.platform.cli.data_files import described_data, progress_bar, write_job
 from elastrec.platform.cli.options import echo_json, output_option, wide_console
 from elastrec.platform.specs.data import Partitioning, TrainingData
+from elastrec.platform.specs.errors import FieldProblem, SpecError
 
 if TYPE_CHECKING:
     from elastrec.platform.data import Partition
     from elastrec.platform.data.clustering.clustering import Engine
     from elastrec.platform.data.clustering.inspection import DataFacts, Saving
     from elastrec.platform.data.deduplicating.stored_groups import Groups
+    from elastrec.platform.data.features.inspection import FeatureSteps
 
 _SAMPLE_ROWS, _AUTO_BATCH_ROWS = 200_000, 4_096
 _description_option = click.option(
@@ -34,7 +37,11 @@ _partition_option = click.option("--partition", metavar="DATE", help="Such as 20
 @_partition_option
 @click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Size of the sample.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=4_096, show_default=True, help="Of training.")
-@click.option("--computed-pooling", metavar="FEATURE,...", help="Features that attention or a transformer pools.")
+@click.option(
+    "--computed-pooling",
+    metavar="FEATURE,...",
+    help="Further features that the model pools by computing: attention of din, sequences of bst.",
+)
 @click.option("--picture", type=click.Path(dir_okay=False, writable=True), help="Write a PNG picture to this file.")
 @output_option
 def inspect(
@@ -48,12 +55,14 @@ def inspect(
     picture: str | None,
     output: str,
 ) -> None:
-    """Show what sessions repeat in the log at PATH, and what clustering and deduplication would save.
+    """Show the steps of each feature of the log at PATH, and what clustering and deduplication would save.
 
-    Reads the first rows of the newest partition (or --partition). Nothing is changed.
+    Reads the first rows of the newest partition (or --partition). Nothing is changed. What repeats is only seen where
+    the log has a session column.
     """
     from elastrec.platform.data import Partition, build_manifest, existing_partitions
     from elastrec.platform.data.clustering.inspection import inspect_data
+    from elastrec.platform.data.features.inspection import sample_steps
 
     data = _with_session(described_data(path, description), session)
     chosen = None
@@ -61,9 +70,13 @@ def inspect(
         chosen = [Partition.parse(partition)]
     elif data.partitioning is not Partitioning.NONE:
         chosen = existing_partitions(data)[-1:]
+    manifest = build_manifest(data, chosen, try_rows=False)
+    if data.session is None:
+        _without_sessions(sample_steps(data, manifest, rows), picture, output)
+        return
     facts = inspect_data(
         data,
-        build_manifest(data, chosen, try_rows=False),
+        manifest,
         sample_rows=rows,
         batch_rows=batch_size,
         computed_pooling=frozenset(computed_pooling.split(",")) if computed_pooling else frozenset(),
@@ -186,6 +199,17 @@ def _document(facts: DataFacts) -> dict[str, Any]:
     return document
 
 
+def _without_sessions(steps: Sequence[FeatureSteps], picture: str | None, output: str) -> None:
+    if picture is not None:
+        problem = FieldProblem("--picture", repr(picture), "a log with a session column", "name it with --session")
+        raise SpecError([problem], "the command line")
+    if output == "json":
+        echo_json({"steps": [asdict(each) for each in steps]})
+        return
+    _show_steps(steps)
+    click.echo("what repeats is not shown: data.session names no column; name it there, or with --session")
+
+
 def _show(facts: DataFacts) -> None:
     click.echo(
         f"{facts.rows:,} rows, {facts.sessions:,} sessions, {facts.samples_per_session:.2f} rows per session"
@@ -207,10 +231,28 @@ def _show(facts: DataFacts) -> None:
             why,
         )
     wide_console().print(table)
+    _show_steps(facts.steps)
     click.echo(_saving("stored, clustered by session", facts.storage, "bytes"))
     click.echo(_saving("stored with --deduplicate, clustered as before", facts.stored_once, "bytes"))
     click.echo(_saving(f"sent to workers, batches of {facts.batch_rows:,}", facts.sent, "bytes"))
     click.echo(_saving("looked up and pooled", facts.pooled, "ids"))
+
+
+def _show_steps(steps: Sequence[FeatureSteps]) -> None:
+    table = Table("feature", "column", "missing", "distinct", "after steps", "steps run on", "steps", box=None)
+    for each in steps:
+        table.add_row(
+            each.name,
+            ", ".join(each.columns),
+            "-" if each.missing is None else f"{100 * each.missing:.1f} %",
+            "-" if each.distinct_before is None else f"{each.distinct_before:,}",
+            f"{each.distinct:,}",
+            f"{each.rows:,} rows",
+            ", ".join(each.steps) + (" (1)" if each.is_fitted else "") if each.steps else "none",
+        )
+    wide_console().print(table)
+    if any(each.is_fitted for each in steps):
+        click.echo("(1) fitted on these rows; a job fits on those that it trains on, or keeps its record's figures")
 
 
 def _saving(what: str, saving: Saving, unit: str) -> str:

@@ -7,15 +7,12 @@ groups and files end where a session ends, so that whoever reads one has whole s
 from __future__ import annotations
 
 import io
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
@@ -28,8 +25,8 @@ from elastrec.platform.data.clustering.sorting import (
     sorted_by_session,
 )
 from elastrec.platform.data.deduplicating.stored_groups import Groups, stored_schema, without_repeats
-from elastrec.platform.data.files import join, list_files, locate, write_bytes
-from elastrec.platform.data.finished import finished_report
+from elastrec.platform.data.files import join, list_files, write_bytes
+from elastrec.platform.data.finished import finished_report, staged_folder
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile
 from elastrec.platform.data.manifest import no_partition
 from elastrec.platform.data.partitions import Partition, existing_partitions, folder_keys, partition_roots
@@ -39,7 +36,6 @@ from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 RECORD_NAME = "_clustered.json"
-_BEGUN_NAME = "_clustering"
 _ROWS_PER_FILE = 4_194_304
 _ZSTD_LEVEL = 3
 
@@ -318,8 +314,7 @@ def _one(
         "row_group_rows": limits.row_group_rows,
         "deduplicated": limits.groups,
     }
-    # Where a folder cannot be renamed, an interrupted run leaves parts of its own, which are written anew.
-    existing = finished_report(target, RECORD_NAME, ClusterReport, "cluster", begun_name=_BEGUN_NAME)
+    existing = finished_report(target, RECORD_NAME, ClusterReport, "cluster")
     if existing is not None:
         differing = [name for name, value in same.items() if getattr(existing, name) != value]
         if differing:
@@ -333,12 +328,15 @@ def _one(
         raise DataError(f"{root}: its files hold no rows; write them or remove the folder")
     if limits.groups:
         stored_schema(source.schema, limits.groups)
-    staging = _staging(target)
-    writer = ClusterWriter(staging, source.schema, keys, limits.row_group_rows, limits.groups)
-    try:
-        for table in _in_order(source, keys, f"{target.rstrip('/')}.sorting", limits, progress):
-            writer.write(table)
-        writer.finish()
+    with staged_folder(target) as staging:
+        writer = ClusterWriter(staging, source.schema, keys, limits.row_group_rows, limits.groups)
+        try:
+            for table in _in_order(source, keys, f"{target.rstrip('/')}.sorting", limits, progress):
+                writer.write(table)
+            writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
         report = ClusterReport(
             partition=folder,
             source=root,
@@ -351,18 +349,6 @@ def _one(
             **same,
         )
         write_bytes(join(staging, RECORD_NAME), report.model_dump_json(indent=1).encode())
-        if staging == target:
-            _delete(join(target, _BEGUN_NAME))
-    except BaseException:
-        writer.discard()
-        if staging != target:
-            shutil.rmtree(staging, ignore_errors=True)
-        raise
-    if staging != target:
-        final = Path(locate(target)[1])
-        if final.is_dir():
-            final.rmdir()  # seen to be empty; a rename must not meet it
-        Path(staging).rename(final)
     return report
 
 
@@ -392,20 +378,3 @@ def _in_order(
     return sorted_by_spark(
         source, keys, scratch, master=limits.spark_master, memory_bytes=limits.memory_bytes, progress=progress
     )
-
-
-def _staging(target: str) -> str:
-    filesystem, path = locate(target)
-    if not isinstance(filesystem, pafs.LocalFileSystem):
-        filesystem.delete_dir_contents(path, missing_dir_ok=True)
-        write_bytes(join(target, _BEGUN_NAME), b"")
-        return target
-    staging = Path(path).with_name(f".{Path(path).name}.clustering")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    return str(staging)
-
-
-def _delete(uri: str) -> None:
-    filesystem, path = locate(uri)
-    filesystem.delete_file(path)

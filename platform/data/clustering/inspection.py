@@ -24,6 +24,7 @@ from elastrec.platform.data.deduplicating.dedupe_factor import (
 from elastrec.platform.data.deduplicating.deduplicated_batch import deduplicate_batch
 from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
 from elastrec.platform.data.deduplicating.stored_groups import Groups, without_repeats
+from elastrec.platform.data.features.inspection import FeatureSteps, fitted_on_sample, inspect_steps
 from elastrec.platform.data.features.plan import column_groups
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS
 from elastrec.platform.data.manifest import DataManifest
@@ -53,7 +54,8 @@ class DataFacts:
     Attributes:
         rows, sessions: of the sample; sessions that reach beyond it are cut, which makes factors smaller.
         session_sizes: rows per session → number of such sessions.
-        features: in the order of the data.
+        features: sparse ones in the order of the data.
+        steps: of all features, dense ones first.
         storage: compressed bytes of the job's columns, in order of the log and clustered, by the same writer.
         stored_once: compressed bytes clustered, and with each distinct row of the proposed groups stored once.
         sent: bytes of the sample's batches from reader to worker, plain and deduplicated.
@@ -66,6 +68,7 @@ class DataFacts:
     batch_rows: int
     session_sizes: dict[int, int]
     features: tuple[FeatureFactor, ...]
+    steps: tuple[FeatureSteps, ...]
     proposal: Proposal
     storage: Saving
     stored_once: Saving
@@ -90,10 +93,10 @@ def inspect_data(
 
     Args:
         batch_rows: rows of a training batch; repeats are found within one batch only.
-        computed_pooling: see `propose`.
+        computed_pooling: see `propose`; lists that the data pools by attention count as well.
 
     Raises:
-        DataError: the data names no session column, or a row or file is unusable.
+        DataError: the data names no session column, a row or file is unusable, or a step cannot be fitted.
     """
     if data.session is None:
         raise DataError("data.session: is absent; allowed: the name of the column that holds the session; name it")
@@ -105,14 +108,16 @@ def inspect_data(
         raise DataError(
             f"computed_pooling: {unknown} is not allowed; allowed: {', '.join(each.name for each in data.sparse)}"
         )
+    computed_pooling |= {*data.attention_features}
     keys = ClusterKeys(data.session, data.timestamp)
     names = [name for name in (keys.session, keys.timestamp) if name]
+    data, unfitted = fitted_on_sample(data, manifest, sample_rows)
     raw, encoded = read_sample(data, manifest, sample_rows, names)
     log = _order(raw, [keys.timestamp] if keys.timestamp else [])
     raw, encoded = raw.take(log), encoded.take(log)
     clustered = _order(raw, [keys.session])
     session_N = _session_numbers(combined(raw[keys.session]).take(clustered))
-    clustered_rows = encoded.take(clustered)
+    clustered_raw, clustered_rows = raw.take(clustered), encoded.take(clustered)
     log_order = np.argsort(np.asarray(clustered), kind="stable")
     samples: dict[str, FeatureSample] = {}
     for feature in data.sparse:
@@ -123,8 +128,8 @@ def inspect_data(
     proposal = propose(factors, samples, batch_rows, computed_pooling=computed_pooling)
     plain_bytes, clustered_bytes, once_bytes = (
         _stored_bytes(raw, None, keys),
-        _stored_bytes(raw.take(clustered), session_N, keys),
-        _stored_bytes(raw.take(clustered), session_N, keys, without_keys(column_groups(data, proposal.groups), keys)),
+        _stored_bytes(clustered_raw, session_N, keys),
+        _stored_bytes(clustered_raw, session_N, keys, without_keys(column_groups(data, proposal.groups), keys)),
     )
     sizes, counts = np.unique(np.bincount(session_N), return_counts=True)
     return DataFacts(
@@ -134,6 +139,9 @@ def inspect_data(
         batch_rows=batch_rows,
         session_sizes=dict(zip(sizes.tolist(), counts.tolist(), strict=True)),
         features=factors,
+        steps=inspect_steps(
+            data, clustered_raw, clustered_rows, unfitted=unfitted, groups=proposal.groups, batch_rows=batch_rows
+        ),
         proposal=proposal,
         storage=Saving(plain_bytes, clustered_bytes),
         stored_once=Saving(clustered_bytes, once_bytes),

@@ -143,7 +143,7 @@ class _Shard:
         bad_B, first_bad = read.bad_B, first_bad_of(read.marks)
         if code_B is None:
             # Bad rows stand where they stood; what repeats is known only now.
-            code_B, count = group_codes([code for column in read.columns.values() for code in _codes(column)])
+            code_B, count = group_codes([code for column in read.columns.values() for code in column.codes()])
             read = read.take(first_rows(code_B, count))
         else:
             bad_B = bad_B[code_B]
@@ -218,9 +218,3 @@ class _Pool:
 
 def _jagged(column: Column) -> tuple[Values, Longs]:
     return column.values, np.arange(column.rows + 1, dtype=np.int64) if column.offsets is None else column.offsets
-
-
-def _codes(column: Column) -> list[tuple[NDArray[np.int32], int]]:
-    """Numbers of a column's rows and how many there are; where values are missing, of what is missing, too."""
-    codes = [row_codes(*_jagged(column))]
-    return codes if column.missing is None else [*codes, (column.missing.astype(np.int32), 2)]

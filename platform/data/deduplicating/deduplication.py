@@ -1,8 +1,7 @@
 """InverseJagged: a batch's jagged features without repeated rows, RecD's IKJT (§4.2) in numpy and Arrow.
 
 Rows are found by hash and confirmed by comparing bytes (Arrow's dictionary encoder does both), so two lists are one row
-only when all their bits agree. Nothing here is checked that the builder itself guarantees; what comes from elsewhere
-goes through `elastrec.platform.data.deduplicating.validation` first.
+only when all their bits agree. Nothing here is checked that the builder itself guarantees.
 
 Legend of shapes: B batch, K features of a group, U distinct rows of the group, L numbers of all distinct rows.
 """

@@ -6,7 +6,8 @@ Everything later, training, evaluation, records and the exported model, has the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -22,7 +23,7 @@ from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.specs.features import MOST_VALUES, Standardize, Steps, Vocabulary, is_unfitted, same_steps
+from elastrec.platform.specs.features import MOST_VALUES, Standardize, Steps, Vocabulary, fitted_as, is_unfitted
 
 FIT_ROWS = 1_048_576
 """Rows that figures are fitted on; of a larger log, blocks of rows evenly spread over its files."""
@@ -41,8 +42,10 @@ class Moments:
         """Further numbers [L]."""
         if not len(values):
             return
-        mean = float(values.mean())
-        squares = float(np.square(values - mean).sum())
+        # What is beyond float64 is infinite, and refused by `fit`.
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = float(values.mean())
+            squares = float(np.square(values - mean).sum())
         count = self.count + len(values)
         apart = mean - self.mean
         self.squares += squares + apart * apart * self.count * len(values) / count
@@ -98,37 +101,43 @@ def _with_values(step: Vocabulary, feature: SparseFeature) -> Vocabulary:
         raise DataError(f"{place}: {error.errors()[0]['msg']}; correct the file") from error
 
 
-def fit(data: TrainingData, manifest: DataManifest, known: dict[str, Steps] | None = None) -> TrainingData:
+def fit(
+    data: TrainingData, manifest: DataManifest, known: Mapping[str, Steps] | None = None, *, rows: int | None = None
+) -> TrainingData:
     """The data section with the figures of every step that has none.
 
     Args:
         manifest: the rows to train on.
         known: steps of the model that training goes on from: a feature whose steps are the same, figures aside, keeps
             its figures, for the weights were trained with them.
+        rows: how many of the rows are looked at; None: FIT_ROWS.
 
     Raises:
         DataError: rows cannot be read, or a feature has no values, or only one.
     """
     features = dict(data.features)
     for name in unfitted_features(data):
-        kept = (known or {}).get(name)
-        if kept is not None and same_steps(features[name], kept):
-            features[name] = kept
+        features[name] = fitted_as(features[name], (known or {}).get(name, ())) or features[name]
     rest = data.model_copy(update={"features": features})
-    wanted = unfitted_features(rest)
-    for name, moments in _moments(rest, manifest, wanted).items():
+    most = FIT_ROWS if rows is None else rows
+    for name, moments in _moments(rest, manifest, unfitted_features(rest), most).items():
         if not moments.count or not moments.deviation:
             found = "no value at all" if not moments.count else f"the value {moments.mean:g} only"
             raise DataError(
-                f"data.features.{name}: found {found} in {min(manifest.rows, FIT_ROWS):,} rows, expected different "
+                f"data.features.{name}: found {found} in {min(manifest.rows, most):,} rows, expected different "
                 "numbers to standardize; remove the feature, or give the step mean and scale"
+            )
+        if not math.isfinite(moments.deviation):
+            raise DataError(
+                f"data.features.{name}: found numbers whose squares are beyond float64, expected smaller ones to "
+                "standardize; put a step clip or log1p before, or give the step mean and scale"
             )
         fitted = Standardize(step="standardize", mean=moments.mean, scale=moments.deviation)
         features[name] = tuple(fitted if is_unfitted(step) else step for step in features[name])
     return data.model_copy(update={"features": features})
 
 
-def _moments(data: TrainingData, manifest: DataManifest, names: Sequence[str]) -> dict[str, Moments]:
+def _moments(data: TrainingData, manifest: DataManifest, names: Sequence[str], most: int) -> dict[str, Moments]:
     found = {name: Moments() for name in names}
     if not names:
         return found
@@ -141,28 +150,27 @@ def _moments(data: TrainingData, manifest: DataManifest, names: Sequence[str]) -
         }
     )
     encoder = RowEncoder(narrow)
-    raw = RawReader(narrow, manifest, encoder.readings)
     steps = {
         name: tuple(takewhile(lambda step: not isinstance(step, Unfitted), plan.steps))
         for name, plan in plans_of(narrow, names).items()
     }
-    for start, length in _blocks(manifest.rows):
-        for piece in raw.read(start, length):
-            try:
-                read = encoder.read(piece.table)
-            except DataError as error:
-                raise DataError(f"{piece.file.uri}: {error}") from error
-            good = np.flatnonzero(~read.bad_B)
-            for name, moments in found.items():
-                column = run_steps(encoder.source(name, read).take(good), steps[name])
-                moments.add(column.values if column.missing is None else column.values[~column.missing])
-    raw.close()
+    with closing(RawReader(narrow, manifest, encoder.readings)) as raw:
+        for start, length in _blocks(manifest.rows, most):
+            for piece in raw.read(start, length):
+                try:
+                    read = encoder.read(piece.table)
+                except DataError as error:
+                    raise DataError(f"{piece.file.uri}: {error}") from error
+                good = np.flatnonzero(~read.bad_B)
+                for name, moments in found.items():
+                    column = run_steps(encoder.source(name, read).take(good), steps[name])
+                    moments.add(column.values if column.missing is None else column.values[~column.missing])
     return found
 
 
-def _blocks(rows: int) -> list[tuple[int, int]]:
+def _blocks(rows: int, most: int) -> list[tuple[int, int]]:
     """(first row, rows) of what is fitted on."""
-    if rows <= FIT_ROWS:
+    if rows <= most:
         return [(0, rows)]
-    blocks = FIT_ROWS // _BLOCK_ROWS
-    return [(int(start), _BLOCK_ROWS) for start in np.linspace(0, rows - _BLOCK_ROWS, blocks)]
+    size = min(_BLOCK_ROWS, most)
+    return [(int(start), size) for start in np.linspace(0, rows - size, most // size)]

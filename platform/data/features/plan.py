@@ -1,8 +1,4 @@
-"""FeaturePlan: from which columns a feature is made and by which steps, out of the job file's long and short forms.
-
-`transform`, `missing` and `max_length` are short forms of steps, and what a job file leaves out are defaults of steps:
-`RowEncoder` runs plans and knows none of these fields.
-"""
+"""FeaturePlan: from which columns a feature is made and by which steps, which `RowEncoder` runs."""
 
 from __future__ import annotations
 
@@ -101,10 +97,9 @@ def column_groups(data: TrainingData, groups: Collection[Collection[str]]) -> tu
 
 
 def _plan(data: TrainingData, feature: DenseFeature | SparseFeature) -> FeaturePlan:
-    listed = data.steps(feature.name)
+    listed = data.all_steps(feature)
     if isinstance(feature, DenseFeature):
         reading = Reading(feature.column_name, _kind(listed, is_dense=True))
-        steps = [_made(step, feature) for step in listed] or _short_steps(feature)
     elif listed and isinstance(listed[0], written.Cross):
         known = {each.name for each in data.sparse}
         sources = [
@@ -115,13 +110,11 @@ def _plan(data: TrainingData, feature: DenseFeature | SparseFeature) -> FeatureP
     else:
         kind = _kind(listed, is_dense=False)
         reading = Reading(feature.column_name, kind, feature.encoding, feature.raw_encoding, feature.is_list)
-        steps = [_made(step, feature) for step in listed]
-        if feature.is_list and not any(isinstance(step, Keep) for step in steps):
-            steps = [Keep(feature.max_length), *steps]
-        if not steps:
-            # Nothing looks at what is missing before it becomes an id of its own.
-            reading = replace(reading, fill=MISSING_ID)
-    if steps and isinstance(steps[0], FillNull) and not reading.is_list and reading.kind != "presence":
+    steps = [_made(step, feature) for step in listed]
+    if not steps:
+        # Nothing looks at what is missing before it becomes an id of its own.
+        reading = replace(reading, fill=MISSING_ID)
+    elif isinstance(steps[0], FillNull) and not reading.is_list and reading.kind != "presence":
         # Filled while it is read, which costs one pass less.
         reading, steps = replace(reading, fill=steps[0].value), steps[1:]
     return FeaturePlan(feature.name, (reading,), tuple(steps))
@@ -131,15 +124,6 @@ def _kind(steps: written.Steps, *, is_dense: bool) -> Literal["numbers", "ids", 
     if written.reads_presence_only(steps):
         return "presence"
     return "numbers" if written.kind_read(steps, is_dense=is_dense) is written.Kind.NUMBER else "ids"
-
-
-def _short_steps(feature: DenseFeature) -> list[Step]:
-    fill = FillNull(feature.missing)
-    if feature.transform == "none":
-        return [fill]
-    if feature.transform == "standardize":
-        return [fill, Standardize(feature.mean, feature.scale)]
-    return [fill, Log1p()]
 
 
 def _made(step: written.FeatureStep, feature: DenseFeature | SparseFeature) -> Step:

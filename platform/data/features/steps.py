@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import Longs, Values, take_rows
+from elastrec.platform.data.deduplicating.deduplication import Longs, Values, row_codes, take_rows
 
 MISSING_ID = int.from_bytes(b"missing")
 """The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""
@@ -45,6 +45,12 @@ class Column:
         if self.offsets is not None:
             return Column(*take_rows(self.values, self.offsets, rows))
         return Column(self.values[rows], None, None if self.missing is None else self.missing[rows])
+
+    def codes(self) -> list[tuple[NDArray[np.int32], int]]:
+        """Numbers of the rows and how many there are: equal rows have equal ones. Of what is missing, too."""
+        offsets = np.arange(self.rows + 1, dtype=np.int64) if self.offsets is None else self.offsets
+        codes = [row_codes(self.values, offsets)]
+        return codes if self.missing is None else [*codes, (self.missing.astype(np.int32), 2)]
 
 
 class Step(Protocol):
@@ -203,10 +209,14 @@ class Keep(_AnyNumber):
 
 
 @dataclass(frozen=True)
-class Unfitted(_AnyNumber):
-    """Stands for a step whose figures are not known before the job is prepared: values go through as they are."""
+class Unfitted:
+    """Stands for a step whose figures are not known before the job is prepared: values go through as they are.
+
+    Their size is not judged: nobody trains on them.
+    """
 
     feature: str
+    fits_float32 = True
 
     def __call__(self, column: Column) -> Column:
         return column

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from elastrec.platform.data.deduplicating.deduplication import take_rows
 from elastrec.platform.data.generating.teacher import Features, Teacher
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ class ClickMaker:
         final = [self._vocabulary(f, largest) for f in range(spec.sparse)]
         list_final = [self._vocabulary(-1, largest)] * spec.lists
         pairs = [(a, b) for a, b in ((1, third + 1), (2, third + 2), (1, 2 * third)) if b < spec.sparse and a < third]
-        self._teacher = Teacher(spec.seed, final, list_final, spec.dense, pairs, spec.drift_radians)
+
+        def teacher(seed: int) -> Teacher:
+            return Teacher(seed, final, list_final, spec.dense, pairs, spec.drift_radians)
+
+        self._teacher = teacher(spec.seed)
         # Another seed: what makes somebody buy is not what makes them click.
-        self._buyer = (
-            Teacher(spec.seed + _BUYER, final, list_final, spec.dense, pairs, spec.drift_radians)
-            if spec.conversion_rate is not None
-            else None
-        )
+        self._buyer = teacher(spec.seed + _BUYER) if spec.conversion_rate is not None else None
         rng = np.random.default_rng([spec.seed, 5])
         self._dense_mean = rng.uniform(0.5, 2.5, spec.dense)
         self._salts = rng.integers(0, 2**32, spec.sparse + spec.lists, dtype=np.uint32)
@@ -127,7 +128,7 @@ class ClickMaker:
             session_id=(session_id + ((day + 1) << 32))[order],
             sparse=[self._id(f, rank_B[order]) for f, rank_B in enumerate(features.ranks)],
             lists=[
-                _reordered(self._id(spec.sparse + i, rank_L), offset_B, order)
+                take_rows(self._id(spec.sparse + i, rank_L), offset_B, order)
                 for i, (rank_L, offset_B) in enumerate(features.lists)
             ],
             dense=[value_B[order] for value_B in dense],
@@ -183,8 +184,7 @@ class ClickMaker:
         length_S = np.minimum(rng.poisson(self._spec.list_length, len(user_S)), 4 * self._spec.list_length)
         offset_S = np.concatenate(([0], np.cumsum(length_S)))
         rank_L = self._zipf(rng.random(int(offset_S[-1])), self._vocabulary(-1, sighted))
-        values, offsets = _reordered(rank_L, offset_S, session_B)
-        return values, offsets
+        return take_rows(rank_L, offset_S, session_B)
 
     def _fixed_size(self, feature: int) -> int:
         """Size of a closed vocabulary, 0 for one that grows: of every six features one grows, the others are small."""
@@ -226,11 +226,3 @@ def _mix32(values: NDArray[np.uint32], salt: np.uint32) -> NDArray[np.uint32]:
 def _uniform_of(ranks: Longs, feature: int) -> NDArray[np.float64]:
     """A uniform number that belongs to (rank, feature): what describes a user stays with the user."""
     return (_mix32(ranks.astype(np.uint32), np.uint32(feature * 0x9E3779B1 % 2**32)).astype(np.float64) + 0.5) / 2**32
-
-
-def _reordered(values: Longs, offsets: Longs, order: Longs) -> tuple[Longs, Longs]:
-    """The lists `order` picks, with their new offsets."""
-    length = np.diff(offsets)[order]
-    new = np.concatenate(([0], np.cumsum(length)))
-    index = np.arange(int(new[-1])) + np.repeat(offsets[:-1][order] - new[:-1], length)
-    return values[index], new

@@ -90,7 +90,7 @@ def inspect_partition(platform: Platform, job: TrainingJob, path: str, partition
         data,
         build_manifest(data, chosen, try_rows=False),
         batch_rows=job.spec.training.batch_size,
-        computed_pooling=frozenset(job.spec.model.sequence_features),
+        computed_pooling=frozenset(job.spec.sequence_features),
     )
     history = Inspections(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     run_id = history.record(facts, data.path, partition)

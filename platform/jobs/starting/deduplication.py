@@ -32,7 +32,7 @@ def with_groups(job: TrainingJob, training: DataManifest) -> tuple[TrainingJob, 
         seed=training_spec.seed,
     )
     chosen = choose_groups(
-        spec.data, training, spec.deduplication, order, computed_pooling=frozenset(spec.model.sequence_features)
+        spec.data, training, spec.deduplication, order, computed_pooling=frozenset(spec.sequence_features)
     )
     log.info(
         "deduplication_chosen",

@@ -105,9 +105,9 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
     with ModelCheck(job) as model:
         try:
             rows = _find_rows(job, interval)
-            job, deduplication = with_groups(job, rows.training)
             start = _find_start(job, rows)
-            job = with_figures(job, rows.training, start.model)
+            job, fitted = with_figures(job, rows.training, start.model)
+            job, deduplication = with_groups(job, rows.training)
         except ElastrecError:
             # What is wrong with the model is told before what is wrong with the data.
             model.wait()
@@ -134,6 +134,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         start_note=start.begin.note,
         adaptation=start.adaptation,
         deduplication=deduplication,
+        fitted=fitted,
     )
     log.info(
         "job_prepared",

@@ -55,7 +55,24 @@ def test_help_names_every_command(tmp_path: Path) -> None:
 def test_a_valid_file_ends_with_zero(job_file: Path) -> None:
     shown = elastrec("validate", str(job_file), "--output", "json", home=job_file.parent)
     assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout) == {"file": str(job_file), "valid": True, "name": "click"}
+    assert json.loads(shown.stdout) == {
+        "file": str(job_file), "valid": True, "name": "click", "data_checked": False, "steps": {},
+    }  # fmt: skip
+
+
+def test_a_file_alone_shows_its_steps_and_that_nothing_else_was_looked_at(job_file: Path) -> None:
+    sections = {
+        "data.dense": [{"name": "I1"}],
+        "data.features": {"I1": [{"step": "clip", "low": 0}, {"step": "standardize"}]},
+        "resources.worker.count": 500,
+    }
+    overrides = [each for path, value in sections.items() for each in ("--set", f"spec.{path}={json.dumps(value)}")]
+    shown = elastrec("validate", str(job_file), *overrides, home=job_file.parent)
+    assert shown.stdout.splitlines() == [
+        f"{job_file}: valid",
+        "  steps of I1: clip(low=0), standardize(to be fitted)",
+        "  not looked at: data, model and cluster; with --data they are, as `run` looks at them",
+    ]
 
 
 def test_bad_input_ends_with_two_and_every_problem_on_standard_error(job_file: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
+
+from elastrec.platform.data.deduplicating.deduplication import InverseJagged
 
 ids = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3)
 lists = st.lists(ids, max_size=5)
@@ -20,22 +23,6 @@ def repeated_lists(draw: st.DrawFn, rows: int | None = None) -> pa.Array:
     return list_column(chosen)
 
 
-@st.composite
-def shifted_lists(draw: st.DrawFn) -> pa.Array:
-    """Histories that grow at one end, are cut to a length, and are sometimes replaced."""
-    newest_first, length = draw(st.booleans()), draw(st.integers(0, 6))
-    history: list[int] = []
-    rows = []
-    for step in draw(st.lists(st.tuples(st.integers(0, 3), ids), max_size=30)):
-        if step[0] == 0:
-            history = [step[1]] * length
-        elif step[0] == 1:
-            history = [step[1], *history] if newest_first else [*history, step[1]]
-        kept = history[:length] if newest_first else history[max(0, len(history) - length) :]
-        rows.append(list(kept))
-    return list_column(rows)
-
-
 def list_column(rows: list[list[int]]) -> pa.Array:
     return pa.array(rows, pa.list_(pa.int64()))
 
@@ -44,3 +31,13 @@ def rows_of(values: object, offsets: object) -> list[list[int]]:
     """Python lists of one jagged feature."""
     bounds = offsets.tolist()  # type: ignore[attr-defined]
     return [values[a:b].tolist() for a, b in itertools.pairwise(bounds)]  # type: ignore[index]
+
+
+def assert_well_formed(group: InverseJagged, *, distinct: bool = False) -> None:
+    """Offsets are those of the values, every distinct row is used, and with `distinct` no two of them are equal."""
+    assert group.offsets[0] == 0 and group.offsets[-1] == len(group.values) and (np.diff(group.offsets) >= 0).all()
+    assert (len(group.offsets) - 1) % len(group.keys) == 0
+    assert set(group.inverse_lookup.tolist()) == set(range(group.distinct_rows))
+    if distinct:
+        rows = zip(*(map(tuple, rows_of(*group.feature(key))) for key in group.keys), strict=True)
+        assert len(set(rows)) == group.distinct_rows

@@ -54,8 +54,12 @@ def test_a_log_in_a_bucket_is_generated_listed_read_and_converted(bucket: str, t
         for of in (training_data_for(remote), training_data_for(local))
     )
     assert ours == theirs
+    # What an interrupted conversion has left is written anew.
+    for name in ("_unfinished", "day=2026-01-01/part-00009.parquet"):
+        boto3.client("s3").put_object(Bucket="clicks", Key=f"converted/{name}", Body=b"stale")
     report = convert(training_data_for(remote), f"{bucket}/converted", layout=ByRows(rows=200))
     assert build_manifest(report.data).rows == 600
+    assert convert(training_data_for(remote), f"{bucket}/converted", layout=ByRows(rows=200)) == report
 
 
 def test_a_partition_in_a_bucket_is_clustered_and_an_interrupted_run_is_done_anew(

@@ -5,26 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import sentinel
 
-import numpy as np
-
-from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri
 from elastrec.platform.jobs.starting.preparation import _find_start, _Rows
 from elastrec.platform.jobs.types import Interval
-from elastrec.platform.specs.job import TrainingJob
+from tests.platform.jobs.records import final_record
 from tests.platform.master.fakes import job
 
 # What a job starts from depends on its files only where it starts from a periodic record.
 ROWS = _Rows(sentinel.training, sentinel.evaluation, Interval("", "", ""))
-
-
-def final_record(store: Path, made: TrainingJob, step: int) -> str:
-    uri = new_record_uri(str(store), made.metadata.name, "earlier", step)
-    groups = [answer(made.spec.data.tables, range(64))]
-    with PartWriter(uri, "ps-0", groups=groups, dense_ranges=[(0, 6)]) as writer:
-        writer.write_dense("w", (3, 2), 0, {"value": np.zeros(6, np.float32)})
-        part = writer.finish()
-    commit_record(uri, [part], b"{}", job=made, job_id="earlier", kind="final", step=step, generation=0)
-    return uri
 
 
 def test_latest_names_two_older_records_that_are_taken_where_the_newest_is_damaged(tmp_path: Path) -> None:

@@ -13,28 +13,24 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.deduplication import (
+    AttentionBags,
     AttentionPooling,
     DeduplicatedBags,
     DeduplicatedFeatures,
     InverseKeyedJaggedTensor,
     Lists,
-    MaxPooling,
-    MeanPooling,
-    PooledSequences,
-    SumPooling,
     TargetAttention,
     TransformerPooling,
+    lists_of,
+    pool_lists,
 )
-from elastrec.trainers.deduplication.jagged import expand_rows, reduce_lists, softmax_lists
+from elastrec.trainers.deduplication.jagged import expand_rows, softmax_lists, sum_lists
 from elastrec.trainers.models import FeatureSchema
 from elastrec.trainers.models.dlrm import Dlrm
 
 D, IDS = 8, 40
 POOLINGS: dict[str, Callable[[], nn.Module]] = {
-    "sum": SumPooling,
-    "mean": MeanPooling,
-    "max": MaxPooling,
-    "attention": lambda: AttentionPooling(D, 5),
+    "attention": lambda: AttentionPooling(D),
     "transformer": lambda: TransformerPooling(D, 9, heads=2, layers=2),
 }
 
@@ -52,6 +48,22 @@ def sessions(rows: int = 60, per_session: int = 7, seed: int = 0, features: int 
     return KeyedJaggedTensor(
         keys=[f"f{i}" for i in range(features)], values=torch.cat(values), lengths=torch.tensor(lengths), stride=rows
     )
+
+
+class Pooled(nn.Module):
+    """Lists of features, each from a table of its own, pooled by a module each: `[B, 2 D]`."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict({name: nn.Embedding(IDS, D) for name in ("f0", "f1")})
+        self.poolings = nn.ModuleDict({name: make() for name in ("f0", "f1")})
+
+    def rows(self, features: KeyedJaggedTensor, name: str) -> Tensor:
+        rows_LD: Tensor = self.tables[name](features[name].values())
+        return rows_LD
+
+    def forward(self, features: DeduplicatedFeatures | KeyedJaggedTensor) -> Tensor:
+        return pool_lists({name: lists_of(self, features, name) for name in self.tables}, dict(self.poolings.items()))
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
@@ -79,14 +91,13 @@ def assert_same_step(
 @pytest.mark.parametrize("kind", POOLINGS)
 def test_pooling_gives_the_same_values_and_gradients_on_distinct_rows(kind: str) -> None:
     torch.manual_seed(0)
-    plain = PooledSequences(
-        {name: nn.Embedding(IDS, D) for name in ("f0", "f1")}, {name: POOLINGS[kind]() for name in ("f0", "f1")}
-    ).double()
+    plain = Pooled(POOLINGS[kind]).double()
     deduplicated = copy.deepcopy(plain)
     features = sessions()
     group = InverseKeyedJaggedTensor.from_keyed_jagged(features, ["f0", "f1"])
     assert group.distinct_rows <= 9
-    assert_same_step(plain, deduplicated, lambda: plain(features), lambda: deduplicated(group))
+    repeated = DeduplicatedFeatures(None, (group,))
+    assert_same_step(plain, deduplicated, lambda: plain(features), lambda: deduplicated(repeated))
 
 
 @pytest.mark.parametrize("kind", POOLINGS)
@@ -111,24 +122,16 @@ def test_batches_of_empty_lists_only_give_zeros_and_a_backward_pass(kind: str) -
     out.sum().backward()
 
 
-def test_simple_poolings_are_what_their_names_say() -> None:
-    rows = torch.randn(5, D)
-    offsets = torch.tensor([0, 3, 5])
-    for pooling, reduce in ((SumPooling(), torch.sum), (MeanPooling(), torch.mean), (MaxPooling(), torch.amax)):
-        expected = torch.stack([reduce(rows[:3], dim=0), reduce(rows[3:], dim=0)])
-        torch.testing.assert_close(pooling(rows, offsets), expected)
-
-
 def test_attention_pooling_is_the_papers_formula() -> None:
     torch.manual_seed(0)
-    pooling = AttentionPooling(D, 5)
+    pooling = AttentionPooling(D)
     rows = torch.randn(3, D)
     weights = torch.softmax(pooling.score(torch.tanh(pooling.project(rows))).squeeze(1), 0)
     torch.testing.assert_close(pooling(rows, torch.tensor([0, 3]))[0], weights @ rows)
 
 
 def test_scores_of_any_size_do_not_overflow() -> None:
-    pooling = AttentionPooling(D, 5)
+    pooling = AttentionPooling(D)
     with torch.no_grad():
         pooling.score.weight.fill_(1e30)
     out = pooling(torch.randn(6, D), torch.tensor([0, 2, 6]))
@@ -168,8 +171,6 @@ def test_lists_longer_than_the_positions_and_uneven_heads_are_refused() -> None:
         TransformerPooling(D, 4)(torch.randn(5, D), torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="heads: 3 is not allowed"):
         TransformerPooling(D, 4, heads=3)
-    with pytest.raises(ValueError, match="at least one"):
-        PooledSequences({}, {})
 
 
 def test_target_attention_is_the_same_on_distinct_rows_and_follows_the_paper() -> None:
@@ -211,6 +212,31 @@ def _collection() -> EmbeddingBagCollection:
     return EmbeddingBagCollection(tables=tables)
 
 
+@pytest.mark.parametrize("names", [("f1",), ("f3", "f0")], ids=str)
+@pytest.mark.parametrize("deduplicates", [False, True])
+def test_attention_takes_the_place_of_the_collections_own_pooling(names: tuple[str, ...], deduplicates: bool) -> None:
+    torch.manual_seed(0)
+    collection = _collection()
+    bags = AttentionBags(DeduplicatedBags(collection) if deduplicates else collection, names)
+    features = sessions(features=4)
+    given: DeduplicatedFeatures | KeyedJaggedTensor = features
+    if deduplicates:
+        keys = ["f0", "f1", "f2", "f3"]
+        given = DeduplicatedFeatures(None, (InverseKeyedJaggedTensor.from_keyed_jagged(features, keys),))
+    pooled, plain = bags(given), collection(features)
+    assert list(pooled.keys()) == list(plain.keys()) == ["f0", "f2", "f1", "f3"]
+    tables = {"f0": "t0", "f1": "t1", "f2": "t0", "f3": "t2"}
+    for name in tables:
+        if name not in names:
+            torch.testing.assert_close(pooled[name], plain[name])
+            continue
+        pooling = bags.get_submodule(f"pooling_{name}")
+        for row, ids in enumerate(features[name].to_dense()):
+            rows = collection.embedding_bags[tables[name]].weight[ids]
+            expected = pooling(rows, torch.tensor([0, len(ids)]))[0]
+            torch.testing.assert_close(pooled[name][row], expected)
+
+
 @pytest.mark.parametrize(
     "groups", [[], [["f0"]], [["f3", "f1"]], [["f0", "f2"], ["f1"]], [["f0", "f1", "f2", "f3"]]], ids=str
 )
@@ -241,18 +267,13 @@ def test_a_model_of_the_zoo_trains_alike_on_deduplicated_bags(groups: list[list[
     )
 
 
-@pytest.mark.parametrize("mode", ["sum", "weighted", "mean", "max", "softmax"])
-def test_gradients_are_those_of_small_differences_also_for_empty_and_single_lists(mode: str) -> None:
+def test_gradients_are_those_of_small_differences_also_for_empty_and_single_lists() -> None:
     torch.manual_seed(1)
     offsets = torch.tensor([0, 3, 3, 4, 9, 9])
     rows_LD = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
     scores_L = torch.randn(9, dtype=torch.float64, requires_grad=True)
-    calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "weighted": lambda rows, scores: reduce_lists(rows, offsets, "sum", scores),
-        "softmax": lambda _, scores: softmax_lists(scores, offsets),
-    }
-    call = calls.get(mode, lambda rows, _: reduce_lists(rows, offsets, mode))
-    assert torch.autograd.gradcheck(call, (rows_LD, scores_L))
+    assert torch.autograd.gradcheck(lambda rows, scores: sum_lists(rows, offsets, scores), (rows_LD, scores_L))
+    assert torch.autograd.gradcheck(lambda scores: softmax_lists(scores, offsets), (scores_L,))
 
 
 def test_scores_beyond_what_an_exponential_can_hold_are_shared_out() -> None:

@@ -11,7 +11,12 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
-from elastrec.trainers.deduplication import DeduplicatedBags, DeduplicatedFeatures, InverseKeyedJaggedTensor
+from elastrec.trainers.deduplication import (
+    AttentionBags,
+    DeduplicatedBags,
+    DeduplicatedFeatures,
+    InverseKeyedJaggedTensor,
+)
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.embedding.dense import FlatParameters
 from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection
@@ -48,7 +53,7 @@ def _deduplicated(sparse: KeyedJaggedTensor) -> DeduplicatedFeatures:
     return DeduplicatedFeatures(item, (InverseKeyedJaggedTensor.from_keyed_jagged(sparse, ["user", "clicked"]),))
 
 
-def _train(servers: int, deduplicate: bool) -> tuple[list[float], dict[str, int]]:
+def _train(servers: int, deduplicate: bool, attention: tuple[str, ...] = ()) -> tuple[list[float], dict[str, int]]:
     """Losses, and what crossed the wire or the router."""
     rule = OptimizerSpec(kind=OptimizerKind.ADAGRAD, learning_rate=0.05)
     spec = job_spec(rule, rule)
@@ -56,10 +61,13 @@ def _train(servers: int, deduplicate: bool) -> tuple[list[float], dict[str, int]
     with running_servers(spec, servers) as routing:
         client = ParameterClient(plan_of_job(spec), worker="w", incarnation="i", token=TOKEN)
         client.connect(routing, 1)
-        collection = RemoteEmbeddingBagCollection(configs(spec), client)
+        collection = RemoteEmbeddingBagCollection(configs(spec), client, attention)
+        bags: nn.Module = DeduplicatedBags(collection)
         torch.manual_seed(1)
+        if attention:
+            bags = AttentionBags(bags, attention)
         schema = FeatureSchema(tuple(f"n{i}" for i in range(DENSE)), NAMES, DIMENSION)
-        model: Any = Dlrm(DeduplicatedBags(collection), schema, bottom_layer_sizes=(8,), top_layer_sizes=(8,))
+        model: Any = Dlrm(bags, schema, bottom_layer_sizes=(8,), top_layer_sizes=(8,))
         flat = FlatParameters(model)
         client.layout = flat.layout
         client.init_dense(flat.values)
@@ -81,10 +89,12 @@ def _train(servers: int, deduplicate: bool) -> tuple[list[float], dict[str, int]
     return losses, counts
 
 
+@pytest.mark.parametrize("attention", [(), ("clicked",), NAMES], ids=str)
 @pytest.mark.parametrize("servers", [1, 2])
-def test_training_over_servers_is_the_same_with_fewer_ids_to_route(servers: int) -> None:
-    plain, plain_counts = _train(servers, deduplicate=False)
-    ours, counts = _train(servers, deduplicate=True)
+def test_training_over_servers_is_the_same_with_fewer_ids_to_route(servers: int, attention: tuple[str, ...]) -> None:
+    plain, plain_counts = _train(servers, False, attention)
+    ours, counts = _train(servers, True, attention)
+    assert plain[-1] != plain[0]
     np.testing.assert_allclose(ours, plain, atol=1e-6)
     assert counts["routed"] < plain_counts["routed"] / 2
     # The client asks for each id of a batch once in any case.

@@ -7,6 +7,8 @@ import types
 
 import pytest
 from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.job import ModelSpec
@@ -52,6 +54,15 @@ def users_package(monkeypatch: pytest.MonkeyPatch) -> None:
         setattr(module, entry.__name__, entry)
     module.helper = len  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "users_package", module)
+
+
+def test_a_class_that_drops_its_embedding_collection_cannot_have_attention_trained_with_it() -> None:
+    table = EmbeddingBagConfig(name="seen", embedding_dim=4, num_embeddings=1, feature_names=["seen"])
+    schema = FeatureSchema(("x",), ("seen",), 4, {"seen": 9}, attention=("seen",))
+    with pytest.raises(SpecError, match=r"keeps its embedding_bag_collection as an attribute.*\n?.*seen ask"):
+        build_model(
+            ModelSpec(architecture="users_package:Good"), EmbeddingBagCollection(tables=[table]), schema, seed=0
+        )
 
 
 def test_a_users_class_is_built_by_its_import_path() -> None:

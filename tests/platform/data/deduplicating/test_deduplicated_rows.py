@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch, groups_of
-from elastrec.platform.data.deduplicating.validation import check_inverse
 from elastrec.platform.data.reading import reader
 from elastrec.platform.data.reading.source import ManifestSource
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
+from tests.platform.data.jagged import assert_well_formed
 from tests.splits import row_shard
 
 ROWS, SESSION = 600, 6
@@ -100,7 +100,7 @@ def test_batches_expand_to_those_of_the_plain_reader(
             ours.minibatches(start, length, **how), plain.minibatches(start, length, **how), strict=True
         ):
             for group in groups_of(mine.batch):
-                check_inverse(group)
+                assert_well_formed(group)
             assert expand_batch(mine.batch).equals(theirs.batch)
             assert mine.end_offset == theirs.end_offset
 

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate
-from elastrec.platform.data.deduplicating.partial import PartialJagged, deduplicate_partially
-from elastrec.platform.data.deduplicating.validation import check_inverse, check_partial
 from elastrec.platform.specs.errors import DataError
-from tests.platform.data.jagged import list_column, repeated_lists, rows_of, shifted_lists
+from tests.platform.data.jagged import assert_well_formed, list_column, repeated_lists, rows_of
 
 
 def _expanded(group: InverseJagged) -> dict[str, list[list[int]]]:
@@ -27,7 +25,7 @@ def _expanded(group: InverseJagged) -> dict[str, list[list[int]]]:
 @settings(max_examples=60, deadline=None)
 def test_expanding_gives_back_every_row(column: pa.Array) -> None:
     group = deduplicate({"a": column})
-    check_inverse(group, distinct=True)
+    assert_well_formed(group, distinct=True)
     assert _expanded(group) == {"a": column.to_pylist()}
     assert group.distinct_rows == len({tuple(row) for row in column.to_pylist()})
 
@@ -37,17 +35,8 @@ def test_expanding_gives_back_every_row(column: pa.Array) -> None:
 def test_a_group_gives_back_every_row_of_every_member(columns: tuple[pa.Array, ...]) -> None:
     named = dict(zip("abc", columns, strict=True))
     group = deduplicate(named)
-    check_inverse(group, distinct=True)
+    assert_well_formed(group, distinct=True)
     assert _expanded(group) == {key: column.to_pylist() for key, column in named.items()}
-
-
-@given(shifted_lists())
-@settings(max_examples=60, deadline=None)
-def test_the_partial_form_gives_back_every_row(column: pa.Array) -> None:
-    feature = deduplicate_partially("a", column)
-    check_partial(feature)
-    assert rows_of(*feature.expand()) == column.to_pylist()
-    assert len(feature.values) <= len(deduplicate({"a": column}).values)
 
 
 @given(repeated_lists(), st.data())
@@ -56,7 +45,6 @@ def test_a_slice_of_a_column_is_deduplicated_as_if_it_were_whole(column: pa.Arra
     begin = data.draw(st.integers(0, len(column)))
     part = column.slice(begin, data.draw(st.integers(0, len(column) - begin)))
     assert _expanded(deduplicate({"a": part})) == {"a": part.to_pylist()}
-    assert rows_of(*deduplicate_partially("a", part).expand()) == part.to_pylist()
 
 
 @given(st.integers(1, 10).flatmap(lambda n: st.tuples(repeated_lists(rows=n), repeated_lists(rows=n))))
@@ -81,17 +69,9 @@ def test_the_boundary_between_lists_counts() -> None:
     assert group.distinct_rows == 3
 
 
-def test_the_example_of_the_paper_keeps_five_of_eight_values() -> None:
+def test_the_example_of_the_paper_keeps_six_of_nine_values() -> None:
     group = deduplicate({"b": list_column([[3, 4, 5], [4, 5, 6], [3, 4, 5]])})
     assert (group.values.tolist(), group.inverse_lookup.tolist()) == ([3, 4, 5, 4, 5, 6], [0, 1, 0])
-    partial = deduplicate_partially("b", list_column([[3, 4, 5], [4, 5, 6], [3, 4, 5]]))
-    assert partial.values.tolist() == [3, 4, 5, 6]
-    assert partial.spans.tolist() == [[0, 3], [1, 3], [0, 3]]
-
-
-def test_histories_that_grow_at_their_beginning_share_values_too() -> None:
-    partial = deduplicate_partially("b", list_column([[3, 2, 1], [4, 3, 2], [5, 4, 3]]))
-    assert len(partial.values) == 5
 
 
 @pytest.mark.parametrize(
@@ -101,12 +81,10 @@ def test_histories_that_grow_at_their_beginning_share_values_too() -> None:
 )
 def test_extreme_batches_come_back(rows: list[list[int]]) -> None:
     assert _expanded(deduplicate({"a": list_column(rows)})) == {"a": rows}
-    assert rows_of(*deduplicate_partially("a", list_column(rows)).expand()) == rows
 
 
 def test_a_feature_without_any_id_has_factor_one() -> None:
     assert deduplicate({"a": list_column([[], []])}).factor == 1.0
-    assert deduplicate_partially("a", list_column([[], []])).factor == 1.0
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -114,10 +92,9 @@ def test_lists_of_a_million_ids_take_linear_time(constant: bool) -> None:
     long = np.zeros(10**6, np.int64) if constant else np.arange(10**6)
     values = np.concatenate([long, long, np.append(long[1:], -1)])
     column = pa.ListArray.from_arrays(pa.array([0, 10**6, 2 * 10**6, 3 * 10**6], pa.int32()), pa.array(values))
-    group, partial = deduplicate({"a": column}), deduplicate_partially("a", column)
+    group = deduplicate({"a": column})
     assert group.inverse_lookup.tolist() == [0, 0, 1]
-    assert (group.expand()[0] == values).all() and (partial.expand()[0] == values).all()
-    assert len(partial.values) == 10**6 + 1
+    assert (group.expand()[0] == values).all()
 
 
 def test_ids_beyond_63_bits_wrap_and_stay_different() -> None:
@@ -152,42 +129,6 @@ def test_numbers_are_compared_by_their_bits() -> None:
 def test_columns_that_are_not_trainer_ready_are_refused(columns: dict[str, pa.Array], message: str) -> None:
     with pytest.raises(DataError, match=message):
         deduplicate(columns)
-
-
-def _group(offsets: list[int], lookup: list[int], values: int = 3, keys: tuple[str, ...] = ("a",)) -> InverseJagged:
-    return InverseJagged(keys, np.arange(values), np.array(offsets, np.int64), np.array(lookup, np.int32))
-
-
-@pytest.mark.parametrize(
-    ("group", "message"),
-    [
-        (_group([0, 2, 1, 3], [0, 1, 2]), r"offsets\[2\]: 1 is not allowed; allowed: 2 or more"),
-        (_group([0, 2, 5], [0, 1]), r"offsets\[2\]: 5 is not allowed; allowed: 3, the number of values"),
-        (_group([1, 3], [0]), r"offsets\[0\]: 1 is not allowed; allowed: 0"),
-        (_group([], []), "no offset is not allowed"),
-        (_group([0, 3], [0, 1]), r"inverse_lookup\[1\]: 1 is not allowed; allowed: 0 to 0"),
-        (_group([0, 3], [-1]), r"inverse_lookup\[0\]: -1 is not allowed"),
-        (_group([0, 1, 3], [0, 0]), "no row uses the distinct row 1"),
-        (_group([0, 3], [0], keys=("a", "b")), "multiple of the number of features"),
-        (_group([0, 3], [0], keys=()), "keys"),
-    ],
-)
-def test_a_group_from_elsewhere_that_is_malformed_is_refused(group: InverseJagged, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        check_inverse(group)
-
-
-def test_a_group_that_still_repeats_rows_is_refused_where_distinct_ones_are_asked_for() -> None:
-    group = InverseJagged(("a",), np.array([7, 7]), np.array([0, 1, 2]), np.array([0, 1], np.int32))
-    check_inverse(group)
-    with pytest.raises(DataError, match="1 of 2 rows repeat another"):
-        check_inverse(group, distinct=True)
-
-
-@pytest.mark.parametrize("span", [[0, 4], [-1, 1], [2, -1], [2**62, 2**62]])
-def test_a_partial_form_that_points_outside_its_values_is_refused(span: list[int]) -> None:
-    with pytest.raises(DataError, match=r"spans\[0\]"):
-        check_partial(PartialJagged("a", np.arange(3), np.array([span])))
 
 
 def test_a_column_of_another_type_is_no_group() -> None:

@@ -96,6 +96,12 @@ def test_a_feature_that_leaves_nothing_to_fit_is_refused(tmp_path: Path, price: 
         fit(data, build_manifest(data))
 
 
+def test_numbers_that_are_too_large_to_standardize_are_refused(tmp_path: Path) -> None:
+    data = _data(tmp_path, [1e200, -1e308, 1e308], features={"price": STEPS[2:]})
+    with pytest.raises(DataError, match=r"data\.features\.price: found numbers whose squares are beyond float64"):
+        fit(data, build_manifest(data))
+
+
 def test_a_job_that_was_not_fitted_is_not_read(tmp_path: Path) -> None:
     data = _data(tmp_path, [1.0, 2.0])
     spec = JobSpec(model=ModelSpec(architecture="dlrm"), data=data)

@@ -1,9 +1,10 @@
-"""What `prepare` leaves alone: the files of a job that runs under the same key."""
+"""What `prepare` leaves alone, the files of a job that runs under the same key, and what it fits or keeps of steps."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,9 +12,13 @@ import pytest
 
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.data import read_manifest
-from elastrec.platform.jobs import Platform, prepare
+from elastrec.platform.jobs import Platform, Prepared, prepare
 from elastrec.platform.jobs.starting import preparation
+from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.features import Standardize, Steps
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.text.loading import job_from_json
+from tests.platform.jobs.records import final_record
 from tests.platform.master.fakes import FakeLauncher, job
 
 
@@ -36,7 +41,8 @@ class _Usable:
 def write_day(folder: Path, day: int, rows: int) -> None:
     place = folder / f"day=2026-01-{day:02}"
     place.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"label": [0] * rows, "user": list(range(rows))}), place / "part-0.parquet")
+    price = [float(day * number) for number in range(rows)]
+    pq.write_table(pa.table({"label": [0] * rows, "user": list(range(rows)), "price": price}), place / "part-0.parquet")
 
 
 @pytest.fixture
@@ -67,3 +73,78 @@ def test_preparing_the_same_rows_again_makes_no_other_manifests(platform: Platfo
     first, again = (prepare(platform, job(), "clicks-1") for _ in range(2))
     assert first == again
     assert len(list((tmp_path / "work/manifests/clicks-1").iterdir())) == 2
+
+
+def _with_steps(folder: Path, price: list[dict[str, Any]], **spec: Any) -> TrainingJob:
+    """A job on the days of `write_day` with these steps of the price and the users of a file."""
+    data = {
+        "path": "data",
+        "dense": [{"name": "price"}],
+        "sparse": [{"name": "user"}],
+        "features": {"price": price, "user": [{"step": "vocabulary", "file": "users.txt"}]},
+    }
+    return job(data=data, checkpoint={"store": str(folder / "store")}, **spec)
+
+
+def _steps(prepared: Prepared) -> dict[str, Steps]:
+    return job_from_json(prepared.job_json).spec.data.features
+
+
+def _figures(prepared: Prepared) -> tuple[float | None, float | None]:
+    [step] = [step for step in _steps(prepared)["price"] if isinstance(step, Standardize)]
+    return step.mean, step.scale
+
+
+PRICE = [{"step": "clip", "low": 0}, {"step": "standardize"}]
+
+
+def test_steps_are_fitted_on_the_training_rows_alone(platform: Platform, tmp_path: Path) -> None:
+    (tmp_path / "users.txt").write_text("3\n5\n")
+    # A value beyond float32 is none any more once it is standardized.
+    large = pa.table({"label": [0, 1], "user": [3, 4], "price": [0.0, 1e100]})
+    pq.write_table(large, tmp_path / "data/day=2026-01-01/part-0.parquet")
+    prepared = prepare(platform, _with_steps(tmp_path, PRICE[1:], deduplication="auto"), "clicks-1")
+    assert _figures(prepared) == pytest.approx((5e99, 5e99))
+    assert _steps(prepared)["user"][0].summary == "vocabulary(values=(3, 5))"
+    assert prepared.fitted.splitlines() == [
+        "Fitted steps:", "  price: standardize(mean=5e+99, scale=5e+99), fitted on 2 rows",
+    ]  # fmt: skip
+    assert prepared.tables == (prepared.fitted, prepared.deduplication)
+
+
+def test_what_repeats_is_measured_after_the_fitted_steps(platform: Platform, tmp_path: Path) -> None:
+    quarters = [{"step": "standardize"}, {"step": "bucketize", "boundaries": [-1.6, -1.4, -1.2]}]
+    data = {"path": "data", "sparse": [{"name": "price"}], "features": {"price": quarters}}
+    prepared = prepare(platform, job(data=data, deduplication={"groups": [["price"]]}), "clicks-1")
+    [factor] = re.findall(r"price .*factor +([0-9.]+),", prepared.deduplication)
+    # Four ids in batches of ten; before the figures were known, all prices would lie above -1.2.
+    assert 2 < float(factor) < 4
+
+
+def test_a_job_that_goes_on_from_a_record_keeps_its_figures(platform: Platform, tmp_path: Path) -> None:
+    (tmp_path / "users.txt").write_text("3\n5\n")
+    first = prepare(platform, _with_steps(tmp_path, PRICE), "clicks-1")
+    final_record(tmp_path / "store", job_from_json(first.job_json), 1)
+    write_day(tmp_path / "data", 3, 300)
+    second = prepare(platform, _with_steps(tmp_path, PRICE), "clicks-2")
+    assert second.start_record and second.training_rows == 300
+    assert _figures(second) == _figures(first)
+    assert second.fitted.endswith(", of the record") and "kept" in second.adaptation
+    assert "changed" not in second.adaptation
+
+
+def test_steps_that_changed_since_the_record_are_fitted_again_and_begin_anew(
+    platform: Platform, tmp_path: Path
+) -> None:
+    (tmp_path / "users.txt").write_text("3\n5\n")
+    first = prepare(platform, _with_steps(tmp_path, PRICE), "clicks-1")
+    final_record(tmp_path / "store", job_from_json(first.job_json), 1)
+    (tmp_path / "users.txt").write_text("3\n5\n7\n")
+    changed = _with_steps(tmp_path, [{"step": "log1p"}, {"step": "standardize"}])
+    second = prepare(platform, changed, "clicks-2")
+    assert second.start_record and _figures(second) != _figures(first)
+    assert second.fitted.endswith("fitted on 100 rows")
+    assert "the steps of price changed" in second.adaptation and "the steps of user changed" in second.adaptation
+    strict = _with_steps(tmp_path, PRICE[1:], continual={"on_mismatch": "refuse"})
+    with pytest.raises(SpecError, match=r"spec\.data\.features\.user(.|\n)*spec\.data\.features\.price"):
+        prepare(platform, strict, "clicks-2")

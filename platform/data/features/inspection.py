@@ -1,0 +1,145 @@
+"""inspect_steps: what the steps of each feature make of a sample, and how many of its rows they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from elastrec.platform.data.deduplicating.deduplication import group_codes, jagged_parts
+from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.features.columns import read_column
+from elastrec.platform.data.features.fitting import fit, unfitted_features, with_vocabularies
+from elastrec.platform.data.features.plan import Reading, columns_of, plans_of
+from elastrec.platform.data.features.steps import Column
+from elastrec.platform.data.reading.encode import DENSE
+from elastrec.platform.data.reading.numbers import combined
+from elastrec.platform.data.reading.sample import read_sample
+from elastrec.platform.specs.data import TrainingData
+
+
+@dataclass(frozen=True)
+class FeatureSteps:
+    """One feature of a sample.
+
+    Attributes:
+        columns: raw columns that it is made from.
+        steps: in order, short forms and defaults included, with their figures, in words.
+        is_fitted: figures of a step are fitted on the sample: a job fits them on its training rows.
+        missing: share of rows without a value, or with an empty list, before any step; None of a cross.
+        distinct_before: distinct values, of a list distinct elements, before any step; None of a cross, and where only
+            what is missing is looked at.
+        distinct: those after the last one.
+        rows: of the sample that steps run on: distinct rows of each batch where the feature is deduplicated, else all.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    steps: tuple[str, ...]
+    is_fitted: bool
+    missing: float | None
+    distinct_before: int | None
+    distinct: int
+    rows: int
+
+
+def fitted_on_sample(data: TrainingData, manifest: DataManifest, rows: int) -> tuple[TrainingData, list[str]]:
+    """The data section as a job's preparation makes it, and the features whose figures are those of so many rows.
+
+    Raises:
+        DataError: as `with_vocabularies` and `fit`.
+    """
+    data = with_vocabularies(data)
+    return fit(data, manifest, rows=rows), unfitted_features(data)
+
+
+def sample_steps(data: TrainingData, manifest: DataManifest, rows: int) -> tuple[FeatureSteps, ...]:
+    """`inspect_steps` of the first rows of a log of which nobody knows what repeats.
+
+    Raises:
+        DataError: a row or file is unusable, or a step cannot be fitted.
+    """
+    data, unfitted = fitted_on_sample(data, manifest, rows)
+    raw, encoded = read_sample(data, manifest, rows)
+    return inspect_steps(data, raw, encoded, unfitted=unfitted, batch_rows=rows)
+
+
+def inspect_steps(
+    data: TrainingData,
+    raw: pa.Table,
+    encoded: pa.RecordBatch,
+    *,
+    unfitted: Collection[str] = (),
+    groups: Sequence[Sequence[str]] = (),
+    batch_rows: int,
+) -> tuple[FeatureSteps, ...]:
+    """Look at a sample, feature by feature, in the order of the data.
+
+    Args:
+        data: fitted.
+        raw, encoded: the same rows in the order of training, see `read_sample`.
+        unfitted: features whose figures are those of the sample.
+        groups: features that are deduplicated together.
+    """
+    assert not unfitted_features(data)
+    features = {feature.name: feature for feature in data.described_features}
+    plans = plans_of(data, features)
+    columns: dict[Reading, Column] = {}
+    for plan in plans.values():
+        for source in plan.sources:
+            if isinstance(source, Reading):
+                # What is missing is counted, so nothing is filled while it is read.
+                bare = replace(source, fill=None)
+                if bare not in columns:
+                    values = combined(raw[bare.column])
+                    columns[bare] = read_column(values, bare, data.csv.list_separator, _no_marker)
+    rows_of: dict[str, int] = {}
+    for group in groups:
+        names = set(columns_of(plans, group))
+        codes = [code for reading, column in columns.items() if reading.column in names for code in column.codes()]
+        code_N, _ = group_codes(codes)
+        distinct = sum(
+            len(np.unique(code_N[begin : begin + batch_rows])) for begin in range(0, len(code_N), batch_rows)
+        )
+        rows_of |= dict.fromkeys(group, distinct)
+    dense_NI = np.asarray(encoded.column(DENSE).values).reshape(raw.num_rows, -1) if data.dense else None
+    found = []
+    for index, (name, feature) in enumerate(features.items()):
+        [source, *others] = plans[name].sources
+        column = columns[replace(source, fill=None)] if isinstance(source, Reading) and not others else None
+        if dense_NI is not None and index < len(data.dense):
+            after = dense_NI[:, index]
+        else:
+            after, _ = jagged_parts(encoded.column(name), name)
+        found.append(
+            FeatureSteps(
+                name=name,
+                columns=tuple(columns_of(plans, [name])),
+                steps=tuple(step.summary for step in data.all_steps(feature)),
+                is_fitted=name in unfitted,
+                missing=None if column is None else _missing_share(column),
+                distinct_before=_distinct_before(column, source),
+                distinct=len(np.unique(after)),
+                rows=rows_of.get(name, raw.num_rows),
+            )
+        )
+    return tuple(found)
+
+
+def _missing_share(column: Column) -> float:
+    if column.offsets is not None:
+        return float((np.diff(column.offsets) == 0).mean())
+    return 0.0 if column.missing is None else float(column.missing.mean())
+
+
+def _distinct_before(column: Column | None, source: Reading | str) -> int | None:
+    if column is None or (isinstance(source, Reading) and source.kind == "presence"):
+        return None
+    return len(np.unique(column.values if column.missing is None else column.values[~column.missing]))
+
+
+def _no_marker(column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
+    """The sample holds no bad rows."""
