@@ -1,6 +1,6 @@
 """Where rows come from: manifests, shard readers, trainer-ready batches, metric sketches, generated and converted data.
 
-Numpy and pyarrow, with the loops of `kernels` compiled where a window is read. Here never enter torch, the master's
+Numpy and pyarrow, with the loop of `kernels` compiled where a window is read. Here never enter torch, the master's
 decisions or a model.
 """
 

@@ -41,11 +41,6 @@ _PLAIN: dict[int, np.dtype[Any]] = {
 }  # fmt: skip
 
 
-def is_plain_number(type_: pa.DataType) -> bool:
-    """Whether `plain_numbers` knows it."""
-    return type_.id in _PLAIN
-
-
 def missing_of(values: pa.Array) -> NDArray[np.bool_]:
     """bool [B]: where the field is empty."""
     if not values.null_count:
