@@ -5,15 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, CronTriggerTimetable, TriggerRule, XComArg
+from airflow.sdk import DAG, CronTriggerTimetable
 
-from elastrec.operators.scaling import (
-    LEFT_ALONE,
-    ApplyPlanOperator,
-    ProposeOperator,
-    RunningJobsOperator,
-    SelectOperator,
-)
+from elastrec.operators.scaling import ApplyPlanOperator, PlanRoundOperator
 
 SETTINGS = Path(__file__).parent / "scaling.yaml"
 
@@ -22,10 +16,10 @@ DOCUMENTATION = """
 
 | task | what it does |
 |---|---|
-| `running_jobs` | asks the masters how fast jobs were in each configuration; the rest is skipped if there is none |
-| `propose` | one per job: fits the throughput model, lists what could be done and what it would bring |
-| `select` | what teams own is given back to them; then the choice across all jobs under what is free |
-| `apply` | one per job: hands the plan to the master; the decision and all candidates go into the job's MLflow run |
+| `plan` | asks all masters how fast their jobs were in each configuration, fits models, chooses across all jobs |
+| `apply` | one per job that is to change: hands the plan to the master, writes the decision into the job's MLflow run |
+
+The log of `plan` says what becomes of every job, and why. What teams own is given back to them first.
 
 Workers are added and removed while the job trains. A change of servers is refused by the master until it is possible
 without a pause. Policy, prices, shares and priorities stand in `scaling.yaml`; `elastrec plan --explain` shows the same
@@ -44,16 +38,7 @@ with DAG(
     render_template_as_native_obj=True,
     tags=["elastrec", "scaling"],
 ):
-    running_jobs = RunningJobsOperator(task_id="running_jobs", settings_file=SETTINGS)
-    propose = ProposeOperator.partial(
-        task_id="propose", settings_file=str(SETTINGS), map_index_template="{{ map_index_name }}"
-    ).expand(profile=running_jobs.output)
-    select = SelectOperator(
-        task_id="select",
-        settings_file=SETTINGS,
-        proposed=propose.output,
-        left_alone=XComArg(running_jobs, key=LEFT_ALONE),
-        # Without a job to propose for, there may still be one that has to give workers back.
-        trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS,
-    )
-    ApplyPlanOperator.partial(task_id="apply", map_index_template="{{ map_index_name }}").expand(plan=select.output)
+    plan = PlanRoundOperator(task_id="plan", settings_file=SETTINGS)
+    ApplyPlanOperator.partial(
+        task_id="apply", planned_by="plan", map_index_template="{{ map_index_name }}"
+    ).expand(plan=plan.output)  # fmt: skip

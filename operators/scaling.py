@@ -1,6 +1,6 @@
-"""Operators of `auto_scaling`: find running jobs, propose for each, choose across all, hand the plans over.
+"""Operators of `auto_scaling`: one task plans for all running jobs, one per job that is to change hands its plan over.
 
-Values of `platform.scaling` travel between tasks as JSON objects; a mapped task carries its job's name.
+A plan travels in an XCom of its own, under its `plan_key`. A job that stays as it is has neither.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from elastrec.operators.base import ElastrecOperator, no_retry_for_bad_input
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from elastrec.platform.scaling.types import JobProfile
-    from elastrec.platform.specs.scaling import ScalingSettings
-
 
 _NOTHING_TO_DECIDE = "no job trains that could be changed"
-LEFT_ALONE = "left_alone"
-"""XCom key of the jobs that are not decided about."""
 
 
-class _ScalingOperator(ElastrecOperator):
-    """Base: the settings file, read anew in every task so that a change of it counts from the next round.
+def plan_key(number: int, job_id: str) -> str:
+    """XCom key of a round's plan by its place: a job may have a second one, which its master is known to refuse."""
+    return f"plan-{number}-{job_id}"
+
+
+class PlanRoundOperator(ElastrecOperator):
+    """One round over all running jobs. Output: the XCom keys of the plans that change a job, first things first.
+
+    The settings file is read anew in every round, so that a change of it counts from the next one.
 
     Args:
         settings_file: see `platform.specs.scaling.ScalingSettings`.
@@ -38,137 +40,51 @@ class _ScalingOperator(ElastrecOperator):
         super().__init__(**kwargs)
         self.settings_file = str(settings_file)
 
-    def _settings(self) -> ScalingSettings:
-        from elastrec.platform.specs.scaling import load_scaling
-
-        return load_scaling(Path(self.settings_file))
-
-
-class RunningJobsOperator(_ScalingOperator):
-    """Output: profiles of the jobs that can be decided about now; the others are in the log, each with its reason.
-
-    What the others hold, and may have to give back, is pushed under LEFT_ALONE.
-    """
-
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Skips the rest of the round when no job trains that could be changed."""
+    def execute(self, context: Context) -> list[str]:
+        """Logs what becomes of every job, and why; skips what follows when no job is to change."""
         from airflow.sdk.exceptions import AirflowSkipException
 
         from elastrec.platform.jobs.scaling import rounds as scaling
-        from elastrec.platform.jobs.scaling.rounds import NotNow
+        from elastrec.platform.specs.scaling import load_scaling
 
         with no_retry_for_bad_input():
-            settings = self._settings()
-        found, others = [], []
-        for job_id in scaling.training_jobs(self.platform):
-            told = scaling.profile(self.platform, job_id, settings)
-            if isinstance(told, NotNow):
-                self.log.info("%s is left alone: %s", job_id, told.reason)
-                others.append(told)
-            else:
-                self.log.info("%s: %s, %d observations", job_id, told.allocation, len(told.observations))
-                found.append(msgspec.to_builtins(told))
-        if not found and not any(other.holder for other in others):
-            # Airflow's own line says no more than that the task is skipped.
-            self.log.info("the round ends here: %s", _NOTHING_TO_DECIDE)
-            raise AirflowSkipException(_NOTHING_TO_DECIDE)
-        context["ti"].xcom_push(key=LEFT_ALONE, value=msgspec.to_builtins(others))
-        return found
-
-
-class ProposeOperator(_ScalingOperator):
-    """One job's candidates. Output: `{"profile", "proposal" or None, "problem"}`.
-
-    Args:
-        profile: one element of RunningJobsOperator's output.
-    """
-
-    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "settings_file", "profile")
-
-    def __init__(self, *, profile: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.profile = profile
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Fits the job's model and asks the policy; what goes wrong is told and costs only this job its plan."""
-        from elastrec.platform.jobs.scaling import rounds as scaling
-        from elastrec.platform.jobs.scaling.standing import standing
-        from elastrec.platform.scaling.across_jobs.shared_round import view_of
-        from elastrec.platform.scaling.policy import load_policy, propose_safely
-        from elastrec.platform.scaling.types import JobProfile
-
-        settings = self._settings()
-        profile = msgspec.convert(self.profile, JobProfile)
-        shares = standing(self.platform, settings).shares
-        view = view_of(profile.team, scaling.view(self.platform, settings), shares)
-        context["map_index_name"] = profile.job_id  # type: ignore[typeddict-unknown-key]
-        proposal, problem = propose_safely(load_policy(settings.policy), profile, view)
-        for line in (*(proposal.notes if proposal else ()), problem):
-            if line:
-                self.log.info(line)
-        return {"profile": self.profile, "proposal": msgspec.to_builtins(proposal), "problem": problem}
-
-
-class SelectOperator(_ScalingOperator):
-    """The choice across all jobs. Output: one plan per job, in the order in which they are to be applied.
-
-    Args:
-        proposed: all outputs of ProposeOperator; None when there are none.
-        left_alone: what RunningJobsOperator pushed under LEFT_ALONE.
-    """
-
-    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "settings_file", "proposed", "left_alone")
-
-    def __init__(self, *, proposed: Any, left_alone: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.proposed = proposed
-        self.left_alone = left_alone
-
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Jobs without a sound plan stay as they are; jobs that must give workers back come first."""
-        from elastrec.platform.jobs.scaling import rounds as scaling
-        from elastrec.platform.jobs.scaling.rounds import NotNow
-        from elastrec.platform.jobs.scaling.standing import standing
-        from elastrec.platform.scaling.across_jobs.shared_round import select_shared
-        from elastrec.platform.scaling.policy import load_policy
-        from elastrec.platform.scaling.types import JobProfile, Proposal
-
-        settings = self._settings()
-        answers = list(self.proposed or ())
-        others = [msgspec.convert(each, NotNow) for each in self.left_alone or ()]
-        profiles: list[JobProfile] = [msgspec.convert(each["profile"], JobProfile) for each in answers]
-        proposals = [msgspec.convert(each["proposal"], Proposal) for each in answers if each["proposal"]]
-        problems = {
-            profile.job_id: each["problem"] for profile, each in zip(profiles, answers, strict=True) if each["problem"]
-        }
-        known = standing(self.platform, settings, scaling.holders_of([*profiles, *others]))
-        view = scaling.view(self.platform, settings)
-        decided = scaling.with_forecasts(
-            select_shared(load_policy(settings.policy), profiles, proposals, view, known, problems), profiles
-        )
+            settings = load_scaling(Path(self.settings_file))
+        decided, left_alone = scaling.plan(self.platform, settings)
+        for other in left_alone:
+            self.log.info("%s is left alone: %s", other.job_id, other.reason)
+        for proposal in decided.proposals:
+            for note in proposal.notes:
+                self.log.info("%s: %s", proposal.job_id, note)
         for plan in decided.plans:
             self.log.info("%s: %s", plan.job_id, plan.reason)
         for job_id, problem in decided.problems.items():
             self.log.warning("%s: %s", job_id or "all jobs", problem)
-        plans: list[dict[str, Any]] = msgspec.to_builtins(decided.plans)
-        return plans
+        changing = [plan for plan in decided.plans if plan.changes]
+        keys = [plan_key(number, plan.job_id) for number, plan in enumerate(changing)]
+        for key, plan in zip(keys, changing, strict=True):
+            context["ti"].xcom_push(key=key, value=msgspec.to_builtins(plan))
+        if not keys:
+            # Airflow's own line says no more than that the task is skipped.
+            why = "every job stays as it is" if decided.plans else _NOTHING_TO_DECIDE
+            self.log.info("the round ends here: %s", why)
+            raise AirflowSkipException(why)
+        return keys
 
 
 class ApplyPlanOperator(ElastrecOperator):
     """Hands one plan to its job's master and writes the decision into the job's MLflow run. Output: `Applied`.
 
     Args:
-        plan: one element of SelectOperator's output.
+        plan: one element of PlanRoundOperator's output.
+        planned_by: id of its task, in this DAG.
     """
 
-    template_fields: Sequence[str] = (
-        *ElastrecOperator.template_fields,
-        "plan",
-    )
+    template_fields: Sequence[str] = (*ElastrecOperator.template_fields, "plan")
 
-    def __init__(self, *, plan: Any, **kwargs: Any) -> None:
+    def __init__(self, *, plan: str, planned_by: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.plan = plan
+        self.planned_by = planned_by
 
     def execute(self, context: Context) -> dict[str, Any]:
         """A plan that the master refuses, or that is stale, is said so and changes nothing."""
@@ -177,7 +93,7 @@ class ApplyPlanOperator(ElastrecOperator):
         from elastrec.platform.jobs.scaling import story as scaling_story
         from elastrec.platform.scaling.types import Plan
 
-        plan = msgspec.convert(self.plan, Plan)
+        plan = msgspec.convert(context["ti"].xcom_pull(task_ids=self.planned_by, key=self.plan), Plan)
         context["map_index_name"] = plan.job_id  # type: ignore[typeddict-unknown-key]
         applied = scaling.apply(self.platform, plan)
         push_link(context, scaling_story.log_decision(self.platform, plan, applied))

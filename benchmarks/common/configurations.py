@@ -94,23 +94,18 @@ def _profile(client: RpcClient) -> Profile:
 
 
 def _measured(told: Profile, shape: Shape) -> tuple[int, float]:
-    """Steps and worker seconds in a shape until now."""
+    """Steps until now in a shape, and worker seconds, the older ones of which count less."""
     for each in told.measured:
         if shape.is_of(each.configuration):
-            return each.steps, each.worker_seconds
+            return each.steps_ever, each.worker_seconds
     return 0, 0.0
 
 
 def _wait(client: RpcClient, ready: Callable[[Profile], bool], seconds: float, what: str) -> Profile:
-    deadline, told = time.monotonic() + seconds, None
+    deadline, told = time.monotonic() + seconds, _profile(client)
     while time.monotonic() < deadline:
-        try:
-            told = _profile(client)
-        except Exception as error:
-            # Before it has pods a master has no profile to tell.
-            if "has no pods" not in str(error):
-                raise
-        if told is not None and ready(told):
+        told = _profile(client)
+        if ready(told):
             return told
         time.sleep(_POLL_SECONDS)
     raise RuntimeError(f"{what}: not measured within {seconds:.0f} s; last told: {told}")
@@ -123,6 +118,6 @@ def _line(told: Profile, shape: Shape) -> str:
                 f"{each.configuration[Role.PARAMETER_SERVER].count} servers × {shape.server_cores:g}, "
                 f"{shape.workers} workers × {shape.worker_cores:g} cores: "
                 f"{1000 * each.worker_seconds / each.steps:.1f} ms per step, "
-                f"{each.steps} steps"
+                f"{each.steps_ever} steps"
             )
     return f"{shape}: nothing"

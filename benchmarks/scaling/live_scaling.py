@@ -33,6 +33,8 @@ from elastrec.platform.data.generating.generator import GenerateReport, Generate
 from elastrec.platform.history.scaling_figures import Decision, Timed, throughput
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
+from elastrec.platform.jobs.scaling.learned import learned
+from elastrec.platform.jobs.scaling.profiles import observations_of, shape_of
 from elastrec.platform.scaling.amounts import Allocation, Change
 from elastrec.platform.scaling.policy import View, decide, load_policy
 from elastrec.platform.scaling.types import JobProfile, Limits, Observation
@@ -177,7 +179,10 @@ def draw(file: Path, story: Story) -> None:
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Every number of workers for itself, then the job that is scaled."""
-    settings = ScalingSettings(round_interval=arguments.round_seconds, least_steps=_LEAST_STEPS)
+    settings = ScalingSettings(
+        round_interval=arguments.round_seconds, least_steps=_LEAST_STEPS, cool_down=0.5 * arguments.round_seconds,
+        no_reversal=5.0 * arguments.round_seconds,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, private_platform(cores=6.0, weight=_WEIGHT) as platform:
         if not limits_enforced(platform.launcher.nodes()):
             raise SystemExit("live_scaling: this machine's control groups cannot be written, so pods have no limits")
@@ -190,7 +195,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         told = measure_shapes(platform, content, shapes, seconds=6.0, least_steps=_LEAST_STEPS)
         counts = [
             each
-            for each in scaling.observations_of(told)
+            for each in observations_of(told)
             if (each.allocation.worker_cores, each.allocation.parameter_server_cores) == (_WORKER_CORES, _SERVER_CORES)
         ]
         speeds = {each.allocation.workers: each.allocation.workers * 512 / each.iteration_seconds for each in counts}
@@ -199,11 +204,13 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         epochs = max(1, round((seconds * speeds[1] + seconds * speeds[MOST_WORKERS]) / log.days[0].rows))
         story = scaled(platform, job_content(log, epochs), settings)
         profile = JobProfile(
-            job_id="best", shape=scaling.shape_of(TrainingJob.model_validate(content), told),
+            job_id="best", shape=shape_of(TrainingJob.model_validate(content), told),
             allocation=_smallest(counts), remaining_samples=1e12, limits=Limits(workers=(1, MOST_WORKERS)),
             movable=frozenset({Change.WORKERS}), until_next_change_seconds=settings.round_interval,
         )  # fmt: skip
-        best = best_count(counts, profile, scaling.view(platform, settings), settings.policy)
+        best = best_count(
+            counts, profile, scaling.view(platform, settings, learned(platform, settings).overheads), settings.policy
+        )
     if arguments.picture is not None:
         draw(arguments.picture, story)
     return figures_of(story, best, speeds)

@@ -30,7 +30,7 @@ from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.jobs import private_platform
 from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
-from elastrec.platform.jobs.scaling.rounds import observation_of
+from elastrec.platform.jobs.scaling.profiles import observation_of
 from elastrec.platform.scaling.model.columns import Columns
 from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.types import ModelShape, Observation
@@ -67,7 +67,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             observation_of(each)
             for each in self.measured
             # Not the one in which the job came up.
-            if each.steps >= _LEAST_STEPS and any(shape.is_of(each.configuration) for shape in asked)
+            if each.steps_ever >= _LEAST_STEPS and any(shape.is_of(each.configuration) for shape in asked)
         ]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history import scaling_figures
 from elastrec.platform.history.connection import Connection
 from elastrec.platform.history.scaling_figures import Decision, Timed
-from elastrec.platform.scaling.types import Observation
+from elastrec.platform.scaling.types import Coefficients, Observation
 from elastrec.platform.specs.errors import HistoryError
 
 if TYPE_CHECKING:
@@ -82,6 +84,15 @@ class Decisions(Connection):
         )
         self._log_figures(run_id, {"figures/throughput.png": picture})
 
+    def log_coefficients(self, run_id: str, coefficients: Coefficients) -> None:
+        """Leaves the job's fitted model for similar jobs to come."""
+        from mlflow.entities import Metric
+
+        step, milliseconds = self.samples_trained(run_id), int(time.time() * 1000)
+        figures = [Metric(name, value, milliseconds, step) for name, value in coefficient_figures(coefficients).items()]
+        with self._explained(f"write the throughput model into run {run_id}"):
+            self._client.log_batch(run_id, metrics=figures)
+
     def log_model(
         self,
         run_id: str,
@@ -90,7 +101,11 @@ class Decisions(Connection):
         model: ThroughputModel | None,
         observations: Sequence[Observation],
     ) -> None:
-        """Draws the fit, the front and whether the last plans brought what was predicted."""
+        """Draws the fit, the front and whether the last plans brought what was predicted.
+
+        A picture is drawn when it means something: any model meets the only size that was measured, and a front needs
+        something else to do than to stay.
+        """
         batch = model.shape.batch_size if model else 0
         kept = scaling_figures.kept_promises(told, observations, batch) if model else []
         if kept:
@@ -101,8 +116,10 @@ class Decisions(Connection):
         self._log_figures(
             run_id,
             {
-                "figures/scaling_fit.png": scaling_figures.fit_against_measured(model, observations) if model else None,
-                "figures/scaling_candidates.png": scaling_figures.pareto(considered),
+                "figures/scaling_fit.png": scaling_figures.fit_against_measured(model, observations)
+                if model and model.configurations > 1
+                else None,
+                "figures/scaling_candidates.png": scaling_figures.pareto(considered) if len(considered) > 1 else None,
                 "figures/scaling_gains.png": scaling_figures.promises(kept),
             },
         )
@@ -144,3 +161,28 @@ class Decisions(Connection):
             if all(each.path != path for each in self._client.list_artifacts(run_id, folder)):
                 return None
             return Path(self._client.download_artifacts(run_id, path, place)).read_text(encoding="utf-8")
+
+
+def coefficient_figures(coefficients: Coefficients) -> dict[str, float]:
+    """By metric name; what was not measured is absent."""
+    return {
+        _name(field): float(value)
+        for field in coefficients.__struct_fields__
+        if (value := getattr(coefficients, field)) is not None
+    }
+
+
+def read_coefficients(metrics: Mapping[str, float]) -> Coefficients | None:
+    """The same back from a run's metrics; None where it has none, or numbers that no fit gives."""
+    found = {field: metrics[_name(field)] for field in Coefficients.__struct_fields__ if _name(field) in metrics}
+    if not all(math.isfinite(value) and value >= 0 for value in found.values()) or not any(found.values()):
+        return None
+    try:
+        return Coefficients(**found)
+    except TypeError:
+        # Without all of those that every fit has it is no model.
+        return None
+
+
+def _name(field: str) -> str:
+    return names.named(names.SCALING_COEFFICIENT, name=field)

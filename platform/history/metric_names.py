@@ -53,6 +53,7 @@ SCALING_WORKERS = "scaling/workers"
 SCALING_PREDICTED = "scaling/predicted_samples_per_second"
 SCALING_GAIN = "scaling/predicted_gain"
 SCALING_CHANGED = "scaling/changed"
+SCALING_COEFFICIENT = "scaling/coefficients/{name}"
 SCALING_LAST_PREDICTED_GAIN = "scaling/last_plan_predicted_gain"
 SCALING_LAST_MEASURED_GAIN = "scaling/last_plan_measured_gain"
 
@@ -117,6 +118,8 @@ DESCRIPTIONS = {
     SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
     SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",
     SCALING_CHANGED: "1 when the round changed the job, 0 when it stayed",
+    SCALING_COEFFICIENT: "of the job's throughput model: seconds of a step per unit of gradient, update, synchronise "
+    "and embedding, and what is fixed; the overlap has no unit. Models of later jobs begin with them",
     SCALING_LAST_PREDICTED_GAIN: "samples per second that the last plan carried out was predicted to bring",
     SCALING_LAST_MEASURED_GAIN: "samples per second that it brought, as measured before and after it",
     STEP_SECONDS: "mean seconds of a worker's step in the last window, mean over the workers",

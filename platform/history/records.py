@@ -38,6 +38,7 @@ _FEATURES = {
     "embedding_dimension": "model.embedding_dimension",
     "dense_features": "data.dense_features",
     "sparse_features": "data.sparse_features",
+    "tables": "data.tables",
 }
 """Parameters that tell which jobs are alike, by the names of `JobRecord.features`."""
 
@@ -118,7 +119,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         phase: the last one written; a job that was killed with its master may still say Training.
         interval: ISO 8601 start and end of its training data.
         features: numbers that tell which jobs are alike: training_rows, batch_size, embedding_dimension,
-            dense_features and sparse_features.
+            dense_features, sparse_features and tables.
         labels: the job file's own labels.
         metrics: the last value of every metric.
         started_unix_seconds, ended_unix_seconds: of the run; the end is None while it is open.

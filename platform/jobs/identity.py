@@ -91,6 +91,7 @@ def secret_of(platform: Platform, master: PodStatus) -> JobSecret | None:
         raise ClusterError(f"pod {master.name} has no secret {TOKEN_FILE!r}: it is no master of a job")
     root = files.get(CA_FILE, "").encode()
     tls = TlsConfig(root, server_name=job_server_name(master.job)) if root else None
-    while len(secrets) >= _MAXIMUM_KNOWN:
-        secrets.pop(next(iter(secrets)), None)
+    # Many masters are asked side by side: the list is made in one piece.
+    for oldest in list(secrets)[: max(0, len(secrets) + 1 - _MAXIMUM_KNOWN)]:
+        secrets.pop(oldest, None)
     return secrets.setdefault(master.uid, JobSecret(files[TOKEN_FILE], tls))

@@ -159,6 +159,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         seconds_to_limit: (early, likely, late): when the limit less its margin is reached; infinity: never.
         bytes_at_end: (low, likely, high) when the job has trained all of its samples.
         needed_bytes: per server at `needed_servers` servers, margin included, for the high end of the band.
+        base_bytes: of a server, besides its rows; `rows_bytes`: of all rows at the end, high end of the band.
     """
 
     action: Action
@@ -167,6 +168,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     bytes_at_end: tuple[float, float, float]
     needed_bytes: int
     needed_servers: int
+    base_bytes: float
+    rows_bytes: float
 
 
 class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,6 +260,8 @@ def forecast(
             bytes_at_end=(low, middle, high),
             needed_bytes=needed_bytes,
             needed_servers=needed_servers,
+            base_bytes=base,
+            rows_bytes=total(end, rules.deviations),
         )
 
     if high <= safe:

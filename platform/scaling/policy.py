@@ -19,6 +19,8 @@ from typing import Protocol, runtime_checkable
 
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import Capacity, PriceList, Resources
+from elastrec.platform.scaling.executors.strategy import StrategySettings
+from elastrec.platform.scaling.restraint import permitted
 from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import JobProfile, Overheads, Plan, Proposal
@@ -37,6 +39,7 @@ class View:
     rules: Rules = field(default_factory=Rules)
     weights: Weights = field(default_factory=Weights)
     search: SearchSettings = field(default_factory=SearchSettings)
+    strategy: StrategySettings = field(default_factory=StrategySettings)
 
 
 @runtime_checkable
@@ -111,6 +114,7 @@ def propose_safely(policy: ScalingPolicy, job: JobProfile, view: View) -> tuple[
     try:
         proposal = policy.propose(job, view)
         _require_proposal(proposal, job)
+        proposal = permitted(proposal, job, policy.name, view.strategy)
     except ScalingError as error:
         return None, str(error)
     except Exception as error:  # a policy is foreign code
@@ -183,6 +187,8 @@ def _sound(
         elif not plan.changes <= job.movable:
             fixed = ", ".join(sorted(plan.changes - job.movable))
             problems[plan.job_id] = f"{name}: changes {fixed}, which this job cannot change while it runs"
+        elif lacking := job.lacks_memory(plan.allocation):
+            problems[plan.job_id] = f"{name}: {lacking}"
         elif plan.changes and not view.capacity.holds_pods_of(plan.allocation):
             problems[plan.job_id] = f"{name}: a pod of {plan.allocation} is larger than the largest node has room for"
         elif not (needs := plan.allocation.resources - job.allocation.resources).fits(free):

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-from elastrec.platform.scaling.amounts import Allocation, Change, Resources, is_positive, require
+from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Change, Resources, is_positive, require
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +121,23 @@ class MemoryWish(msgspec.Struct, frozen=True, kw_only=True):
     seconds_to_limit: float
 
 
+EXPLORING = "exploring"
+"""Who asks for a change that is only made to learn from it (`Plan.asked_by`)."""
+
+
+class PastChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was made to the job's shape, by whomever.
+
+    Attributes:
+        asked_by: a policy, `EXPLORING`, or empty where nobody said.
+    """
+
+    before: Allocation
+    after: Allocation
+    seconds_ago: float
+    asked_by: str = ""
+
+
 class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     """All that a decision about one running job needs.
 
@@ -135,6 +152,8 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
         until_next_change_seconds: the window until the job may be rescaled again (cool-down included).
         started_with: what plans that save may not fall far below, however many there are; None: what it has now.
         priority: multiplies its weight; 1 is normal.
+        changes: what was changed lately, in any order: a job rests after a change, and does not go back and forth.
+        shape_version: of the shape that the job is to have; who carries a plan out refuses one for another version.
     """
 
     job_id: str
@@ -151,6 +170,8 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     started_with: Allocation | None = None
     team: str = "default"
     priority: float = 1.0
+    changes: tuple[PastChange, ...] = ()
+    shape_version: int = 0
 
     def __post_init__(self) -> None:
         remedy = f"correct the profile of {self.job_id}"
@@ -159,6 +180,28 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
         window = self.until_next_change_seconds
         require(is_positive(window), "until_next_change_seconds", window, "above 0", remedy)
         require(is_positive(self.priority), "priority", self.priority, "above 0", remedy)
+        for each in self.changes:
+            good = math.isfinite(each.seconds_ago) and each.seconds_ago >= 0
+            require(good, "changes.seconds_ago", each.seconds_ago, "0 or more", remedy)
+
+    def lacks_memory(self, planned: Allocation) -> str:
+        """What a plan has less of than the rows are known to need; empty: nothing, or it leaves those pods alone."""
+        need, now = self.memory, self.allocation
+        if need is None:
+            return ""
+        servers, each = planned.parameter_servers, planned.parameter_server_memory_bytes
+        if (servers, each) != (now.parameter_servers, now.parameter_server_memory_bytes):
+            needed = need.server_bytes(servers)
+            if each < needed:
+                return f"{servers} servers with {_gib(each)} each; its rows need {_gib(needed)} in each"
+        worker = planned.worker_memory_bytes
+        if worker != now.worker_memory_bytes and worker < need.worker_bytes:
+            return f"{_gib(worker)} per worker; each needs {_gib(need.worker_bytes)}"
+        return ""
+
+
+def _gib(amount: float) -> str:
+    return f"{amount / GIBIBYTE:.3g} GiB"
 
 
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,6 +335,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         allocation: the wanted one.
         predicted: the chosen candidate.
         considered: all candidates, the chosen one among them.
+        shape_version: of the shape that it was made for; None: whoever carries it out need not compare.
+        expires_unix_seconds: when it is too old to be carried out; None: never.
     """
 
     job_id: str
@@ -301,6 +346,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     predicted: Candidate | None = None
     considered: tuple[Considered, ...] = ()
+    shape_version: int | None = None
+    expires_unix_seconds: float | None = None
+
+    @property
+    def asked_by(self) -> str:
+        """Its policy, or `EXPLORING`: what a job only tried it may take back at once."""
+        is_trial = self.predicted is not None and self.predicted.kind is CandidateKind.EXPLORE
+        return EXPLORING if is_trial else self.policy
 
     @property
     def changes(self) -> frozenset[Change]:

@@ -22,13 +22,16 @@ _STAYS_FREE = 0.2
 """Of a server's memory. Twice the margin of a forecast: the next job's ids are others, and it may not be able to get
 more while it runs."""
 _ROWS = "training_rows"
+_NAME = "name"
+MEMORY_NUMBERS = (_ROWS, "embedding_dimension", "tables")
+"""What the memory of a job's servers depends on: rows of how many tables, of which size."""
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):
     """What a job is, before it runs. Missing entries are allowed on both sides and make jobs less similar.
 
     Attributes:
-        categories: equal or not, for example architecture, team, optimiser.
+        categories: equal or not, for example name, architecture, optimiser; not who owns the job.
         numbers: compared by their ratio, for example training_rows, embedding_dimension; ≥ 0.
         sets: compared by what they share, for example the names of tables.
     """
@@ -58,12 +61,18 @@ class PastJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Similarity(msgspec.Struct, frozen=True, kw_only=True):
-    """0 (nothing in common) to 1 (alike), by type of feature; a type that neither job has is None."""
+    """0 (nothing in common) to 1 (alike), by type of feature; a type that neither job has is None.
+
+    Attributes:
+        memory: of that one of MEMORY_NUMBERS in which they differ most: a table of a thousand times the rows is not
+            made similar by its dimension.
+    """
 
     categories: float | None
     numbers: float | None
     sets: float | None
     total: float
+    memory: float | None = None
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +100,6 @@ class WarmStart(msgspec.Struct, frozen=True, kw_only=True):
     allocation: Allocation
     smoothed: dict[str, float]
     contributions: tuple[Contribution, ...]
-    prior: Prior | None
     reason: str
 
 
@@ -101,7 +109,7 @@ class WarmStartSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         most: k, jobs that are looked at.
         smoothing: μ, the weight of the more similar job in every step.
-        least_similarity: jobs below it say nothing about this one.
+        least_similarity: jobs below it, in all or in what memory depends on, say nothing about this one.
         half_ratio: numbers that differ by this factor are half as similar as equal ones.
         weights: of categories, numbers and sets in the total.
     """
@@ -130,7 +138,14 @@ def similarity(one: Features, other: Features, settings: WarmStartSettings) -> S
     known = [(value, weight) for value, weight in zip(by_type, settings.weights, strict=True) if value is not None]
     weight = sum(weight for _, weight in known)
     total = sum(value * weight for value, weight in known) / weight if weight else 0.0
-    return Similarity(categories=by_type[0], numbers=by_type[1], sets=by_type[2], total=total)
+    named = [key for key in MEMORY_NUMBERS if key in one.numbers or key in other.numbers]
+    memory = min((_alike(one.numbers.get(key), other.numbers.get(key), settings) for key in named), default=None)
+    return Similarity(categories=by_type[0], numbers=by_type[1], sets=by_type[2], total=total, memory=memory)
+
+
+def _is_close(found: Similarity, settings: WarmStartSettings) -> bool:
+    memory = 1.0 if found.memory is None else found.memory
+    return min(found.total, memory) >= settings.least_similarity
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -164,13 +179,16 @@ def warm_start(
 ) -> WarmStart:
     """Algorithm 1 on the most similar jobs.
 
+    A job whose name has not run among them has no less memory than its owner asks for: neither a worker, nor a server,
+    nor all servers together. What other models needed is no measure of it.
+
     Args:
         default: the cold start, what the job file asks for; taken when no finished job is similar.
         capacity: what can be granted; pods and their number are cut to it.
     """
     settings = settings or WarmStartSettings()
     scored = [(similarity(features, past.features, settings), past) for past in history]
-    close = [pair for pair in scored if pair[0].total >= settings.least_similarity]
+    close = [pair for pair in scored if _is_close(pair[0], settings)]
     # Ascending: the last one is the most similar.
     close.sort(key=lambda pair: (pair[0].total, pair[1].ended_unix_seconds, pair[1].job_id))
     close = close[-settings.most :]
@@ -180,7 +198,7 @@ def warm_start(
             f"cold start with what the job file asks for: none of {len(history)} finished jobs is similar enough "
             f"(best {best:.2f}, needed {settings.least_similarity:g})"
         )
-        return WarmStart(allocation=default, smoothed={}, contributions=(), prior=None, reason=reason)
+        return WarmStart(allocation=default, smoothed={}, contributions=(), reason=reason)
 
     counting = [_for_as_many_rows(past, features) for _, past in close]
     rows_KF = _rows(counting)
@@ -199,24 +217,40 @@ def warm_start(
         for (found, past), allocation, share in zip(close, counting, shares, strict=True)
     ]
     contributions.reverse()
-    prior = next(
-        (
-            Prior(coefficients=past.coefficients, source=past.job_id, strength=found.total)
-            for found, past in reversed(close)
-            if past.coefficients is not None
-        ),
-        None,
-    )
     smoothed = dict(zip(Columns.__dataclass_fields__, smoothed_F.tolist(), strict=True))
+    name = features.categories.get(_NAME)
+    own = [each for each, (_, past) in zip(counting, close, strict=True) if past.features.categories.get(_NAME) == name]
+    is_known = name is not None and bool(own)
+    if not is_known:
+        for field in ("parameter_servers", "parameter_server_memory_bytes", "worker_memory_bytes"):
+            smoothed[field] = max(smoothed[field], float(getattr(default, field)))
+    measure = own[-1] if is_known else counting[-1]
     smoothed["parameter_server_memory_bytes"] = max(
         smoothed["parameter_server_memory_bytes"],
-        _memory_for(counting[-1], max(1, round(smoothed["parameter_servers"]))),
+        _memory_for(measure, max(1, round(smoothed["parameter_servers"]))),
     )
     allocation, cut = _granted(smoothed, capacity)
     reason = f"{len(close)} similar jobs, the closest {close[-1][1].job_id} ({close[-1][0].total:.2f}){cut}"
-    return WarmStart(
-        allocation=allocation, smoothed=smoothed, contributions=tuple(contributions), prior=prior, reason=reason
-    )
+    if not is_known:
+        reason += "; none of this name: no less memory than the job file asks for"
+    return WarmStart(allocation=allocation, smoothed=smoothed, contributions=tuple(contributions), reason=reason)
+
+
+def prior_of(features: Features, history: Sequence[PastJob], settings: WarmStartSettings | None = None) -> Prior | None:
+    """Where the throughput model of such a job starts: with the fitted model of the most similar finished one.
+
+    None where none of them is similar and has one.
+    """
+    settings = settings or WarmStartSettings()
+    scored = [
+        (similarity(features, past.features, settings), past) for past in history if past.coefficients is not None
+    ]
+    close = [pair for pair in scored if pair[0].total >= settings.least_similarity]
+    if not close:
+        return None
+    found, past = max(close, key=lambda pair: (pair[0].total, pair[1].ended_unix_seconds, pair[1].job_id))
+    assert past.coefficients is not None
+    return Prior(coefficients=past.coefficients, source=past.job_id, strength=found.total)
 
 
 def with_memory_used(allocation: Allocation, server_bytes: float) -> Allocation:

@@ -1,4 +1,4 @@
-"""Memory of simulated servers: how it truly grows, and what the product's forecast makes of what can be measured."""
+"""Memory of simulated servers: how it truly grows, and what of that a master could measure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from elastrec.platform.scaling.amounts import Allocation, is_positive, require
-from elastrec.platform.scaling.memory import (
-    Action,
-    Forecast,
-    MemoryRules,
-    Servers,
-    TableHistory,
-    fit_growth,
-    forecast,
-)
-from elastrec.platform.scaling.types import MemoryNeed
-from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.scaling.memory import Servers, TableHistory
+from elastrec.platform.scaling.memory_outlook import MemorySeen
 
 
 class MemoryTruth(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,14 +53,7 @@ class MemoryTruth(msgspec.Struct, frozen=True, kw_only=True):
         return math.exp(logarithm) if logarithm < 200.0 else math.inf
 
 
-class Outlook(msgspec.Struct, frozen=True):
-    """A forecast, and the need that plans have to meet."""
-
-    forecast: Forecast
-    need: MemoryNeed
-
-
-def look_ahead(
+def seen_of(
     truth: MemoryTruth,
     seen: Sequence[tuple[float, float]],
     allocation: Allocation,
@@ -77,19 +61,14 @@ def look_ahead(
     remaining: float,
     samples_per_second: float,
     largest_bytes: float,
-    rules: MemoryRules,
-) -> Outlook | None:
-    """What a master would know: rows counted so far, bytes in use now. None where that is too little to say anything.
+) -> MemorySeen:
+    """What a master would know: rows counted so far, bytes in use now.
 
     Args:
         seen: (samples, rows), rising.
     """
-    table = TableHistory(
-        table="all",
-        samples=tuple(samples for samples, _ in seen),
-        rows=tuple(rows for _, rows in seen),
-        bytes_per_row=truth.bytes_per_row,
-    )
+    samples, rows = tuple(each for each, _ in seen), tuple(each for _, each in seen)
+    table = TableHistory(table="all", samples=samples, rows=rows, bytes_per_row=truth.bytes_per_row)
     servers = Servers(
         count=allocation.parameter_servers,
         used_bytes=truth.server_bytes(allocation.parameter_servers, trained),
@@ -97,30 +76,11 @@ def look_ahead(
         imbalance=truth.imbalance,
         largest_bytes=largest_bytes,
     )
-    try:
-        growth = fit_growth(table)
-        found = forecast([growth], servers, trained, remaining, samples_per_second, rules)
-    except ScalingError:
-        return None
-    share = truth.imbalance / allocation.parameter_servers
-    base = max(0.0, servers.used_bytes - share * growth.bytes_per_row * growth.at(trained))
-    keep = 1.0 - rules.margin
-    rows_bytes = growth.bytes_per_row * growth.at(trained + remaining, rules.deviations)
-    need = MemoryNeed(
-        worker_bytes=math.ceil(truth.worker_bytes / keep),
-        server_base_bytes=math.ceil(base / keep),
-        embedding_bytes=math.ceil(rows_bytes / keep),
-        imbalance=truth.imbalance,
-    )
-    return Outlook(found, need)
-
-
-def provided_for(allocation: Allocation, found: Forecast) -> Allocation:
-    """The allocation with the memory that a forecast asks for; itself when it asks for nothing."""
-    if found.action is Action.NONE:
-        return allocation
-    return msgspec.structs.replace(
-        allocation,
-        parameter_servers=max(allocation.parameter_servers, found.needed_servers),
-        parameter_server_memory_bytes=max(allocation.parameter_server_memory_bytes, found.needed_bytes),
+    return MemorySeen(
+        tables=(table,) if samples else (),
+        servers=servers,
+        worker_used_bytes=truth.worker_bytes,
+        trained=trained,
+        remaining=remaining,
+        samples_per_second=samples_per_second,
     )

@@ -88,10 +88,10 @@ def synthetic(
     return tuple(jobs)
 
 
-def features_of(name: str, team: str, shape: ModelShape, samples: float, architecture: str = "") -> Features:
+def features_of(name: str, shape: ModelShape, samples: float, architecture: str = "") -> Features:
     """What warm start compares: the same features as those of real jobs, as far as a simulated one has them."""
     return Features(
-        categories={"name": name, "team": team, "architecture": architecture},
+        categories={"name": name, "architecture": architecture},
         numbers={
             "training_rows": samples,
             "batch_size": float(shape.batch_size),
@@ -238,7 +238,7 @@ def _job(
         limits=Limits(workers=(1, most[0]), parameter_servers=(1, most[1])),
         team=model.team,
         memory=memory,
-        features=features_of(model.name, model.team, shape, samples),
+        features=features_of(model.name, shape, samples),
     )
 
 

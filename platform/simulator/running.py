@@ -9,21 +9,21 @@ import numpy as np
 import simpy
 
 from elastrec.platform.scaling.amounts import Allocation, Change, PriceList, Resources
-from elastrec.platform.scaling.memory import MemoryRules
-from elastrec.platform.scaling.types import JobProfile, MemoryNeed, Observation, Prior
+from elastrec.platform.scaling.job_profile import JobFacts, job_profile
+from elastrec.platform.scaling.memory_outlook import MemoryOutlook, look_ahead, wish_of
+from elastrec.platform.scaling.types import JobProfile, Observation, PastChange, Prior
 from elastrec.platform.simulator.accounts import Accounts
-from elastrec.platform.simulator.memory import Outlook, look_ahead
+from elastrec.platform.simulator.memory import seen_of
 from elastrec.platform.simulator.placing import Placing
 from elastrec.platform.simulator.report import Ended
 from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.simulator.speed import STOPPED, Rate, rate_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
+from elastrec.platform.specs.metrics import share_kept
 
 _LEAST_WINDOW_SECONDS = 10.0
-_LEAST_POINTS = 4
 _MOST_POINTS = 60
-_FADE = 0.8
-"""Weight of what was measured before against a new window."""
+_KEPT_CHANGES = 8
 _NOTHING = 1e-9
 """So small a share of a job's samples is none."""
 
@@ -38,6 +38,7 @@ class Running:
         placed: happens when it has all of its pods; made anew when it is evicted.
         version: rises when anything has happened to it but progress.
         generation: rises when changes that are on their way are void.
+        outlook: what its plans must have of memory; None: not looked at yet, or no subject.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class Running:
         self.is_training = self.is_evicted = False
         self.slow_workers, self.is_hot, self.generation, self.version = 0, False, 0, 0
         self.counts = dict.fromkeys(("changes", "failures", "out_of_memory", "evictions"), 0)
-        self.need: MemoryNeed | None = None
+        self.outlook: MemoryOutlook | None = None
+        self._looked_for = start
+        self._changes: list[tuple[float, Allocation, Allocation, str]] = []
         self._environment, self._prior = environment, prior
         self._steps, self._placing, self.accounts = steps_of(job.shape, job.coefficients), Placing(), Accounts()
         self._factor, self._down = 1.0, 0
@@ -166,24 +169,38 @@ class Running:
             seconds, compute, steps = self._seen.get(self.allocation, (0.0, 0.0, 0.0))
             count = trained / rate.step_seconds
             # Older windows fade: what was slow an hour ago is not slow now.
+            kept = share_kept(trained)
             self._seen[self.allocation] = (
-                _FADE * seconds + trained, _FADE * compute + count * rate.compute_seconds, _FADE * steps + count,
+                kept * seconds + trained, kept * compute + count * rate.compute_seconds, kept * steps + count,
             )  # fmt: skip
         if self.job.memory is not None and (not self._rows or self._trained > 1.02 * self._rows[-1][0]):
             noise = 1.0 + 0.02 * self.random.standard_normal()
             rows = max(self.job.memory.rows(self._trained) * noise, self._rows[-1][1] if self._rows else 1.0)
             self._rows = [*self._rows[-_MOST_POINTS + 1 :], (self._trained, rows)]
 
-    def outlook(self, largest_bytes: float, rules: MemoryRules) -> Outlook | None:
-        """What will become of its servers' memory; None while too little is known."""
-        speed = self.rate.samples
-        if self.job.memory is None or len(self._rows) < _LEAST_POINTS or speed <= 0:
-            return None
-        trained = self.job.samples - self.remaining
-        return look_ahead(
-            self.job.memory, self._rows, self.allocation, max(trained, self._trained), self.remaining, speed,
-            largest_bytes, rules,
-        )  # fmt: skip
+    def look_ahead(self, largest_bytes: float) -> None:
+        """Finds out what will become of its servers' memory.
+
+        Args:
+            largest_bytes: no pod can have more.
+        """
+        if self.job.memory is None:
+            return
+        trained = max(self.job.samples - self.remaining, self._trained)
+        seen = seen_of(
+            self.job.memory, self._rows, self.allocation, trained, self.remaining, self.rate.samples, largest_bytes
+        )
+        self.outlook, self._looked_for = look_ahead(seen, self.allocation), self.allocation
+
+    @property
+    def has_old_outlook(self) -> bool:
+        """It has none, or one that was made for another allocation."""
+        return self.outlook is None or self._looked_for != self.allocation
+
+    @property
+    def wants_memory(self) -> bool:
+        """Its servers will run out of it."""
+        return self.outlook is not None and wish_of(self.held, self.outlook.forecast) is not None
 
     def profile(self, until_next_change_seconds: float) -> JobProfile:
         """What a policy sees of it."""
@@ -196,17 +213,26 @@ class Running:
             )
             for each, (seconds, compute, steps) in self._seen.items()
         )
-        return JobProfile(
-            job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, started_with=self.started_with,
-            remaining_samples=self.remaining, observations=seen, prior=self._prior, memory=self.need,
-            limits=self.job.limits, movable=self.job.movable, until_next_change_seconds=until_next_change_seconds,
-            team=self.job.team, priority=self.job.priority,
+        now = self._environment.now
+        changes = tuple(
+            PastChange(before=before, after=after, seconds_ago=now - at, asked_by=asked_by)
+            for at, before, after, asked_by in self._changes
+        )
+        return job_profile(
+            JobFacts(
+                job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, started_with=self.started_with,
+                remaining_samples=self.remaining, observations=seen, prior=self._prior, outlook=self.outlook,
+                changes=changes, shape_version=self.counts["changes"], limits=self.job.limits,
+                movable=self.job.movable, until_next_change_seconds=until_next_change_seconds, team=self.job.team,
+                priority=self.job.priority,
+            )
         )  # fmt: skip
 
-    def change_to(self, wanted: Allocation, placing: Placing, now: float) -> None:
+    def change_to(self, wanted: Allocation, placing: Placing, now: float, asked_by: str = "") -> None:
         """Holds, and pays for, another allocation from now on; what trains is still the old one."""
         self.pass_time(now)
         self.accounts.hold(self.held, now)
+        self._changes = [*self._changes, (now, self.held, wanted, asked_by)][-_KEPT_CHANGES:]
         self.held, self._placing = wanted, placing
         self.counts["changes"] += 1
 

@@ -15,15 +15,14 @@ import msgspec
 import numpy as np
 import simpy
 
+from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import PriceList, require
-from elastrec.platform.scaling.memory import Action, MemoryRules
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
 from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import Overheads, Plan
 from elastrec.platform.scaling.warm_start import WarmStartSettings
-from elastrec.platform.simulator.memory import provided_for
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.patience import Patience
 from elastrec.platform.simulator.placing import free, move, place
@@ -255,23 +254,24 @@ class Simulation:
             known = [each for each in training if each.remaining > 0 and each.has_measured]
             if not known:
                 continue
-            provided = self._forecast(known) if settings.handling.memory_forecast else {}
+            if settings.handling.memory_forecast:
+                self._look_ahead(known)
             capacity = self._nodes.capacity
             if self._waiting:
                 # What waits has a claim on what is free before those that run may grow.
                 capacity = msgspec.structs.replace(capacity, free=capacity.free - self._waiting.asked())
-            asked = [each for each in known if self._patience.is_due(each, self._round, capacity.free)]
+            asked = [
+                each for each in known if each.wants_memory or self._patience.is_due(each, self._round, capacity.free)
+            ]
             profiles = [each.profile(settings.interval_seconds) for each in asked]
             view = View(capacity, self._prices, self._overheads(), self._rules, self._weights, self._search)
-            answer = decide(self._policy, profiles, view)
+            answer, _ = one_change(decide(self._policy, profiles, view), profiles, view.strategy)
             self._patience.remember(asked, answer, self._round, capacity.free)
             for job_id in answer.problems:
                 self._problems[job_id] = self._problems.get(job_id, 0) + 1
-            plans = {plan.job_id: plan for plan in answer.plans if plan.changes}
-            # To prevent a failure goes first (`Urgency`), unless the policy has seen to it itself.
-            urgent = {name: plan for name, plan in provided.items() if not _has_memory(plans.get(name), plan)}
-            for plan in (*urgent.values(), *(plan for name, plan in plans.items() if name not in urgent)):
-                self._apply(plan)
+            for plan in answer.plans:
+                if plan.changes and plan.changes <= self._running[plan.job_id].job.movable:
+                    self._apply(plan)
             if self._waiting:
                 self._admit()
 
@@ -280,23 +280,10 @@ class Simulation:
         speed = sum(each.rate.samples for each in self._running.values() if each.is_training)
         self._moments.append(Moment(self._environment.now, len(self._running), len(self._waiting), held, speed))
 
-    def _forecast(self, asked: Sequence[Running]) -> dict[str, Plan]:
-        """Tells jobs what memory they need, and plans more for those that would run out of it."""
-        rules, plans = MemoryRules(), {}
-        for number, each in enumerate(asked):
-            if (number + self._round) % _FORECAST_EVERY_ROUNDS and each.need is not None:
-                continue
-            found = each.outlook(self._nodes.size.memory_bytes, rules)
-            if found is None:
-                continue
-            each.need = found.need
-            wanted = provided_for(each.held, found.forecast)
-            if found.forecast.action is not Action.NONE and each.held.changes(wanted) <= each.job.movable:
-                plans[each.job.job_id] = Plan(
-                    job_id=each.job.job_id, policy="memory", before=each.held, allocation=wanted,
-                    reason=found.forecast.reason,
-                )  # fmt: skip
-        return plans
+    def _look_ahead(self, known: Sequence[Running]) -> None:
+        for number, each in enumerate(known):
+            if each.has_old_outlook or not (number + self._round) % _FORECAST_EVERY_ROUNDS:
+                each.look_ahead(self._nodes.size.memory_bytes)
 
     def _overheads(self) -> Overheads:
         settings = self._settings
@@ -311,7 +298,7 @@ class Simulation:
         self._count_use()
         placing = move(self._nodes, running.placing, running.held, plan.allocation)
         if placing is not None:
-            running.change_to(plan.allocation, placing, self._environment.now)
+            running.change_to(plan.allocation, placing, self._environment.now, plan.asked_by)
             self._environment.process(self._change(running, plan))
 
     def _change(self, running: Running, plan: Plan) -> Process:
@@ -324,14 +311,3 @@ class Simulation:
         pause = 0.0 if plan.changes <= {"workers"} else self._settings.migration_pause_seconds
         running.cut_over(plan.allocation, pause, self._environment.now)
         running.wake()
-
-
-def _has_memory(plan: Plan | None, needed: Plan) -> bool:
-    """Whether a policy's plan gives the servers together, and each of them, what is needed."""
-    if plan is None:
-        return False
-    ours, wanted = plan.allocation, needed.allocation
-    return (
-        ours.parameter_servers >= wanted.parameter_servers
-        and ours.parameter_server_memory_bytes >= wanted.parameter_server_memory_bytes
-    )

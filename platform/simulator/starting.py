@@ -9,7 +9,7 @@ import msgspec
 from elastrec.platform.scaling.amounts import Allocation, Capacity
 from elastrec.platform.scaling.model.throughput import fit_job
 from elastrec.platform.scaling.types import Prior
-from elastrec.platform.scaling.warm_start import PastJob, WarmStartSettings, warm_start, with_memory_used
+from elastrec.platform.scaling.warm_start import PastJob, WarmStartSettings, prior_of, warm_start, with_memory_used
 from elastrec.platform.simulator.running import Running
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
@@ -32,7 +32,8 @@ class Starting:
         """Its first allocation, within its limits, and where its throughput model starts."""
         if self._settings is None:
             return job.allocation, None
-        found = warm_start(job.features, tuple(self._past), job.allocation, capacity, self._settings)
+        past = tuple(self._past)
+        found = warm_start(job.features, past, job.allocation, capacity, self._settings)
         low, high = job.limits.workers
         few, many = job.limits.parameter_servers
         allocation = msgspec.structs.replace(
@@ -40,7 +41,7 @@ class Starting:
             workers=min(max(found.allocation.workers, low), high),
             parameter_servers=min(max(found.allocation.parameter_servers, few), many),
         )
-        return allocation, found.prior
+        return allocation, prior_of(job.features, past, self._settings)
 
     def remember(self, running: Running, now: float) -> None:
         """A job that has ended."""

@@ -111,3 +111,14 @@ class TrainingMetrics(Spec):
     checkpoint: str | None = None
     """URI of the last complete record."""
     pods: tuple[PodMetrics, ...] = ()
+
+
+FADING_SECONDS = 180.0
+KEPT_SHARE = 0.8
+"""Of the weight of a measured speed after FADING_SECONDS. Chosen: a disturbance is down to a tenth of its weight after
+half an hour, and the noise of single windows of that length is still averaged over about five of them."""
+
+
+def share_kept(seconds: float) -> float:
+    """Weight of a speed that was measured so many seconds ago, 0 to 1: the same for masters and for the simulator."""
+    return float(KEPT_SHARE ** (seconds / FADING_SECONDS))

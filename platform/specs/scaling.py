@@ -34,7 +34,7 @@ class Team(Spec):
     """What a team owns of the cluster, and how its jobs count against those of others."""
 
     priority: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Multiplies the weight of the team's jobs when they compete for the same cores; 1 is normal."""
+    """Of the team's jobs when they compete for the same cores: 2 counts as half of the time left; 1 is normal."""
     share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of the cluster's cores and memory, what the team may have whenever it asks. Its jobs also grow into what others
     leave idle, and give that back within one round when the others ask for their share. Shares add up to at most 1."""
@@ -51,14 +51,40 @@ class ScalingSettings(Spec):
     """Plans are weighed by what they cost."""
     max_slowdown: Share = 0.05
     """Plans that save may cost a job this share of its speed, all of them together."""
+    grow_efficiency: Annotated[float, Field(gt=0, le=2)] = 0.25
+    """A plan that costs more must raise the speed by at least this share of what it raises the price, both in
+    logarithms: 1 is linear scaling, 0.25 buys 19 % for twice the price."""
+    save_efficiency: Annotated[float, Field(ge=0, le=2)] = 0.2
+    """A plan that saves may lower the speed by at most this share of what it lowers the price. Below `grow_efficiency`,
+    or a job would grow and shrink in turn."""
+    payback: Annotated[Seconds, Field(ge=0)] = 3600.0
+    """A change has so long to pay for its pause and its start, or what is left of the job where that is less."""
+    rho: Annotated[float, Field(ge=-10, le=10)] = 2.5
+    """Above 0, jobs that end soon go first when they compete; 0: all are equal; below 0: long ones do."""
     round_interval: Seconds = 180.0
     """Time between two rounds."""
     least_steps: Annotated[int, Field(ge=1)] = 50
     """A job is left alone until its workers have made so many steps in its present configuration."""
+    cool_down: Seconds = 90.0
+    """So long after a change of its shape a job is left alone, unless its servers would run out of memory. Less than
+    `round_interval`, or every other round is lost."""
+    no_reversal: Seconds = 900.0
+    """So long after a change no plan takes it back, unless it was made only to learn from it."""
+    plan_lifetime: Seconds = 300.0
+    """A plan that is older is not carried out: what it was made from has changed."""
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
     """MLflow's experiment from whose jobs is learned how long pods take to start on this cluster."""
     teams: dict[str, Team] = Field(default_factory=dict)
     """By the name that job files give in metadata.team; a team that is not listed has priority 1 and no share."""
+
+    @model_validator(mode="after")
+    def _saves_less_than_it_grows(self) -> ScalingSettings:
+        if self.save_efficiency >= self.grow_efficiency:
+            raise ValueError(
+                f"save_efficiency {self.save_efficiency:g} is not below grow_efficiency {self.grow_efficiency:g}: "
+                "a job would grow and shrink in turn; lower save_efficiency"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares_fit(self) -> ScalingSettings:

@@ -66,6 +66,10 @@ class TaskInstance:
     def xcom_push(self, key: str, value: Any) -> None:
         self.pushed[key] = value
 
+    def xcom_pull(self, task_ids: str, key: str) -> Any:
+        """Of what was pushed here, as another task gets it: through JSON."""
+        return msgspec.json.decode(msgspec.json.encode(self.pushed[key]))
+
 
 def context(conf: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     """A context of the scheduled run of 2026-01-03 02:00."""

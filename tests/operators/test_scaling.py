@@ -1,4 +1,4 @@
-"""The operators of auto_scaling, one after the other, on a job that is told and not run."""
+"""The operators of auto_scaling, one after the other, on jobs that are told and not run."""
 
 from __future__ import annotations
 
@@ -11,135 +11,91 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from elastrec.operators.base import ElastrecOperator
 from elastrec.operators.links import RUN_URL_KEY
-from elastrec.operators.scaling import (
-    LEFT_ALONE,
-    ApplyPlanOperator,
-    ProposeOperator,
-    RunningJobsOperator,
-    SelectOperator,
-)
+from elastrec.operators.scaling import ApplyPlanOperator, PlanRoundOperator
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
-from elastrec.platform.jobs.scaling.rounds import Applied, NotNow
-from elastrec.platform.scaling.across_jobs.quota import Holder, Shares
-from elastrec.platform.scaling.across_jobs.shared_round import Standing
-from elastrec.platform.scaling.amounts import Allocation, Capacity, PriceList, Resources
-from elastrec.platform.scaling.policy import View
-from elastrec.platform.scaling.types import JobProfile, ModelShape, Observation, Plan
+from elastrec.platform.jobs.scaling.profiles import NotNow
+from elastrec.platform.jobs.scaling.rounds import Applied
+from elastrec.platform.scaling.policy import Round
+from elastrec.platform.scaling.types import Plan
 from tests.operators.steps import context
+from tests.platform.scaling.jobs import allocation
 from tools.stack.services import default_dags_folder
 
-CLUSTER = "the cluster"
 SETTINGS = default_dags_folder() / "scaling.yaml"
-ONE = Allocation(
-    workers=1,
-    parameter_servers=1,
-    worker_cores=1.0,
-    parameter_server_cores=1.0,
-    worker_memory_bytes=2**30,
-    parameter_server_memory_bytes=2**30,
-)
-PROFILE = JobProfile(
-    job_id="clicks-1",
-    shape=ModelShape(batch_size=512, dense_bytes=1_000_000, embedding_dimension=16),
-    allocation=ONE,
-    remaining_samples=1e9,
-    observations=tuple(
-        Observation(
-            allocation=msgspec.structs.replace(ONE, workers=workers),
-            iteration_seconds=0.1 + 0.001 * workers,
-            compute_seconds=0.09,
-            iterations=100,
-        )
-        for workers in (1, 2, 3)
-    ),
-)
-VIEW = View(Capacity(free=Resources(16.0, 2.0**36)), PriceList(core_hour=0.04, gibibyte_hour=0.005))
-TOTAL = Resources(20.0, 2.0**37)
+GROWS = Plan(
+    job_id="clicks-1", policy="three-stage", before=allocation(1), allocation=allocation(2), reason="+70 % samples/s",
+    shape_version=3, expires_unix_seconds=2e9,
+)  # fmt: skip
+STAYS = msgspec.structs.replace(GROWS, job_id="rests-1", allocation=allocation(1), reason="stays: no plan pays")
+LEFT_ALONE = NotNow("new-1", "3 steps")
 
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    answers: dict[str, Any] = {"clicks-1": PROFILE, "new-1": NotNow("new-1", "3 steps")}
+    answers: dict[str, Any] = {"plans": (GROWS, STAYS), "problems": {}}
     monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: None))
-    monkeypatch.setattr(scaling, "training_jobs", lambda platform: [job for job in answers if job != CLUSTER])
-    monkeypatch.setattr(scaling, "profile", lambda platform, job_id, settings: answers[job_id])
-    monkeypatch.setattr(scaling, "view", lambda platform, settings: VIEW)
-    answers_of_the_cluster = {"shares": Shares(total=TOTAL, entitled={}, held={}), "waiting": {}}
     monkeypatch.setattr(
-        "elastrec.platform.jobs.scaling.standing.standing",
-        lambda platform, settings, holders=(): Standing(holders=holders, **answers_of_the_cluster),
+        scaling, "plan", lambda platform, settings: (Round(answers["plans"], answers["problems"]), [LEFT_ALONE])
     )
-    answers[CLUSTER] = answers_of_the_cluster
     return answers
 
 
-def select(proposed: list[Any], left_alone: list[Any] | None = None) -> SelectOperator:
-    return SelectOperator(task_id="task", settings_file=SETTINGS, proposed=proposed, left_alone=left_alone)
+def planned(ran: dict[str, Any]) -> list[str]:
+    return PlanRoundOperator(task_id="plan", settings_file=SETTINGS).execute(ran)
 
 
-def running() -> RunningJobsOperator:
-    return RunningJobsOperator(task_id="task", settings_file=SETTINGS)
+def test_each_plan_travels_by_itself_and_a_job_that_stays_costs_nothing() -> None:
+    ran = context()
+    (key,) = planned(ran)
+    assert ran["ti"].pushed.keys() == {key}
+    assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(ran["ti"].pushed[key])), Plan) == GROWS
 
 
-def test_a_round_measures_proposes_and_chooses_and_its_values_travel_as_json(told: dict[str, Any]) -> None:
-    found = running().execute(context())
-    assert [each["job_id"] for each in found] == ["clicks-1"]
-    named = context()
-    proposed = ProposeOperator(task_id="task", settings_file=SETTINGS, profile=found[0]).execute(named)
-    assert named["map_index_name"] == "clicks-1" and proposed["problem"] == ""
-    (plan,) = select([proposed]).execute(context())
-    chosen = msgspec.convert(plan, Plan)
-    assert chosen.job_id == "clicks-1" and chosen.before == ONE
-    assert chosen.allocation.workers > 1
-    assert chosen.allocation.resources.cores - ONE.resources.cores <= 16.0
+def test_two_plans_for_one_job_do_not_take_each_others_place(told: dict[str, Any]) -> None:
+    memory = msgspec.structs.replace(GROWS, policy="memory-forecast")
+    told["plans"] = (memory, GROWS)
+    ran = context()
+    first, second = planned(ran)
+    assert [ran["ti"].pushed[key]["policy"] for key in (first, second)] == ["memory-forecast", "three-stage"]
 
 
-def test_with_nothing_to_decide_the_round_ends_at_once(told: dict[str, Any]) -> None:
-    del told["clicks-1"]
-    with pytest.raises(AirflowSkipException):
-        running().execute(context())
+def test_the_log_says_what_becomes_of_every_job_and_why(
+    told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told["problems"] = {"rests-1": "no usable observation"}
+    planned(context())
+    log = capsys.readouterr().out
+    for said in (
+        "new-1 is left alone: 3 steps", "clicks-1: +70 % samples/s", "rests-1: stays: no plan pays",
+        "rests-1: no usable observation",
+    ):  # fmt: skip
+        assert said in log
 
 
-def test_a_job_that_cannot_be_decided_about_gives_back_what_another_team_owns(told: dict[str, Any]) -> None:
-    del told["clicks-1"]
-    borrower = Holder(job_id="new-1", team="search", allocation=msgspec.structs.replace(ONE, workers=9))
-    told["new-1"] = NotNow("new-1", "3 steps", borrower)
-    held = {"search": borrower.allocation.resources, "ads": Resources(10.0, 2.0**33)}
-    told[CLUSTER] |= {"shares": Shares(total=TOTAL, entitled={"ads": 0.9}, held=held), "waiting": {}}
-    told[CLUSTER]["waiting"] = {"ads": [Resources(2.0, 2.0**31)]}
-    found = context()
-    assert running().execute(found) == []
-    (plan,) = select([], found["ti"].pushed[LEFT_ALONE]).execute(context())
-    given = msgspec.convert(plan, Plan)
-    assert (given.job_id, given.before.workers, given.allocation.workers) == ("new-1", 9, 7)
+@pytest.mark.parametrize(("plans", "why"), [((), "no job trains"), ((STAYS,), "every job stays as it is")])
+def test_with_nothing_to_change_the_round_ends_at_once(told: dict[str, Any], plans: Any, why: str) -> None:
+    told["plans"] = plans
+    with pytest.raises(AirflowSkipException, match=why):
+        planned(context())
 
 
 def test_a_wrong_settings_file_fails_without_a_retry(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("max_slowdown: 2\n")
     with pytest.raises(AirflowFailException, match="max_slowdown"):
-        RunningJobsOperator(task_id="task", settings_file=tmp_path / "wrong.yaml").execute(context())
+        PlanRoundOperator(task_id="plan", settings_file=tmp_path / "wrong.yaml").execute(context())
 
 
-def test_a_job_whose_model_cannot_be_fitted_keeps_its_plan_and_says_why() -> None:
-    broken = msgspec.structs.replace(
-        PROFILE, observations=(Observation(allocation=ONE, iteration_seconds=float("nan")),)
-    )  # fmt: skip
-    operator = ProposeOperator(task_id="task", settings_file=SETTINGS, profile=msgspec.to_builtins(broken))
-    proposed = operator.execute(context())
-    assert proposed["proposal"] is None and "clicks-1" in proposed["problem"]
-    (plan,) = select([proposed]).execute(context())
-    chosen = msgspec.convert(plan, Plan)
-    assert not chosen.changes and proposed["problem"] in chosen.reason
-
-
-def test_applying_links_to_the_run_and_hands_on_what_became_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_applying_takes_its_own_plan_links_to_the_run_and_hands_on_what_became_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     applied = Applied(job_id="clicks-1", changed=False, before="a", after="b", reason="not yet possible live")
-    monkeypatch.setattr(scaling, "apply", lambda platform, plan: applied)
+    given = list[Plan]()
+    monkeypatch.setattr(scaling, "apply", lambda platform, plan: (given.append(plan), applied)[1])
     monkeypatch.setattr(scaling_story, "log_decision", lambda platform, plan, done: f"http://mlflow/{plan.job_id}")
-    plan = Plan(job_id="clicks-1", policy="static", before=ONE, allocation=ONE, reason="stays")
-    found = context()
-    output = ApplyPlanOperator(task_id="task", plan=msgspec.to_builtins(plan)).execute(found)
-    assert output["reason"] == "not yet possible live"
-    assert found["ti"].pushed == {RUN_URL_KEY: "http://mlflow/clicks-1"}
-    assert found["map_index_name"] == "clicks-1"
+    ran = context()
+    (key,) = planned(ran)
+    output = ApplyPlanOperator(task_id="apply", plan=key, planned_by="plan").execute(ran)
+    assert given == [GROWS] and output["reason"] == "not yet possible live"
+    assert ran["ti"].pushed[RUN_URL_KEY] == "http://mlflow/clicks-1"
+    assert ran["map_index_name"] == "clicks-1"

@@ -6,46 +6,34 @@ come and go freely, because shards do. What else a plan wants is put to the mast
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
 import structlog
 
-from elastrec.platform.jobs.scaling.memory_outlook import memory_wish
-from elastrec.platform.jobs.scaling.overheads import overheads
+from elastrec.platform.jobs.scaling.learned import Learned, learned
+from elastrec.platform.jobs.scaling.masters import ask_profiles, largest_server_bytes, masters_of
+from elastrec.platform.jobs.scaling.profiles import NotNow, holders_of, profile_of
 from elastrec.platform.jobs.scaling.standing import room_of, standing
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import live_master
-from elastrec.platform.jobs.watching.observation import jobs, observe
 from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.one_change import told as told_verdict
-from elastrec.platform.scaling.across_jobs.quota import Holder
+from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.across_jobs.shared_round import decide_shared
-from elastrec.platform.scaling.amounts import Allocation, Change, PriceList
+from elastrec.platform.scaling.amounts import Change, PriceList
+from elastrec.platform.scaling.executors.strategy import StrategySettings
 from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.search.objectives import Rules
-from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, Plan
-from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.scaling.types import JobProfile, Overheads, Plan
+from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.specs.scaling import ScalingSettings, Team
+from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
-from elastrec.platform.transport.messages.profile import GetProfile, Measured, Profile
 
 log = structlog.get_logger(__name__)
-
-
-class NotNow(msgspec.Struct, frozen=True):
-    """A running job of which no plan can be made this round, and why.
-
-    Attributes:
-        holder: what it can give back all the same; None where it takes no part in scaling.
-    """
-
-    job_id: str
-    reason: str
-    holder: Holder | None = None
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,109 +52,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
 
 
-def training_jobs(platform: Platform) -> list[str]:
-    """Ids of the jobs that train now.
-
-    Raises:
-        ClusterError: the cluster cannot be reached.
-    """
-    return [found.metrics.job for found in jobs(platform) if found.metrics.phase is Phase.TRAINING]
-
-
-def profile(platform: Platform, job_id: str, settings: ScalingSettings) -> JobProfile | NotNow:
-    """What a decision about the job needs, or why there is none to be made now.
-
-    Raises:
-        ClusterError: the job's master does not answer.
-    """
-    told = ask_profile(platform, job_id)
-    if told is None:
-        return NotNow(job_id, "it is no longer in the cluster")
-    found = profile_of(job_id, told, settings)
-    if isinstance(found, NotNow):
-        return found
-    job = job_from_json(told.job_json)
-    (now,) = [each for each in found.observations if each.allocation == found.allocation]
-    speed = found.allocation.workers * found.shape.batch_size / now.iteration_seconds
-    wish = memory_wish(job, told, found.allocation, speed, float(_largest_server_bytes(platform, job_id)))
-    return msgspec.structs.replace(found, memory_wish=wish)
-
-
-def _largest_server_bytes(platform: Platform, job_id: str) -> int:
-    """The most memory that a server of the job could have: what is free on a node, and what it has there already."""
-    has: dict[str, int] = {}
-    for pod in platform.launcher.pods(job_id):
-        if pod.role is Role.PARAMETER_SERVER and not pod.phase.is_final:
-            has[pod.node] = max(has.get(pod.node, 0), pod.size.memory_bytes)
-    return max((node.free.memory_bytes + has.get(node.name, 0) for node in platform.launcher.nodes()), default=0)
-
-
-def ask_profile(platform: Platform, job_id: str) -> Profile | None:
-    """What the job's master has measured; None when there is no such job.
-
-    Raises:
-        ClusterError: the job's master does not answer.
-    """
-    with live_master(platform, job_id) as client:
-        return None if client is None else client.call(GetProfile(), Profile, timeout_seconds=10.0)
-
-
-def profile_of(job_id: str, told: Profile, settings: ScalingSettings) -> JobProfile | NotNow:
-    """The same from the master's answer alone."""
-    job = job_from_json(told.job_json)
-    elasticity = job.spec.scaling
-    if not elasticity.enabled:
-        return NotNow(job_id, "its job file says scaling.enabled: false")
-    if told.phase != Phase.TRAINING:
-        return NotNow(job_id, f"it is {told.phase}")
-    team = settings.teams.get(job.metadata.team, Team())
-    holder = Holder(
-        job_id=job_id,
-        team=job.metadata.team,
-        allocation=Allocation.of(told.configuration),
-        least_workers=max(elasticity.minimum_workers, team.minimum_workers),
-        priority=team.priority,
-    )
-    if not told.is_settled:
-        return NotNow(job_id, "pods are coming or going", holder)
-    steps = next((m.steps for m in told.measured if m.configuration == told.configuration), 0)
-    if steps < settings.least_steps:
-        return NotNow(job_id, f"{steps} steps in its present configuration; {settings.least_steps} are needed", holder)
-    return JobProfile(
-        job_id=job_id,
-        shape=shape_of(job, told),
-        allocation=Allocation.of(told.configuration),
-        started_with=Allocation.of(told.measured[0].configuration),
-        remaining_samples=float(told.remaining_samples),
-        observations=observations_of(told),
-        limits=Limits(workers=(holder.least_workers, max(holder.least_workers, elasticity.maximum_workers))),
-        movable=frozenset({Change.WORKERS}),
-        until_next_change_seconds=settings.round_interval,
-        team=holder.team,
-        priority=holder.priority,
-    )
-
-
-def holders_of(found: Iterable[JobProfile | NotNow]) -> list[Holder]:
-    """The jobs that can give workers back when somebody asks for what is theirs."""
-    holders = []
-    for each in found:
-        if isinstance(each, NotNow):
-            holders += [each.holder] if each.holder else []
-        else:
-            holders.append(
-                Holder(
-                    job_id=each.job_id,
-                    team=each.team,
-                    allocation=each.allocation,
-                    least_workers=each.limits.workers[0],
-                    priority=each.priority,
-                )
-            )
-    return holders
-
-
-def view(platform: Platform, settings: ScalingSettings) -> View:
+def view(platform: Platform, settings: ScalingSettings, overheads: Overheads) -> View:
     """The cluster as policies see it.
 
     Raises:
@@ -176,48 +62,79 @@ def view(platform: Platform, settings: ScalingSettings) -> View:
     return View(
         capacity=room_of(platform.launcher.nodes()),
         prices=prices,
-        overheads=overheads(platform, settings),
-        rules=Rules(max_slowdown=settings.max_slowdown),
+        overheads=overheads,
+        rules=Rules(
+            max_slowdown=settings.max_slowdown,
+            grow_efficiency=settings.grow_efficiency,
+            save_efficiency=settings.save_efficiency,
+            payback_seconds=settings.payback,
+        ),
+        weights=Weights(rho=settings.rho),
+        strategy=StrategySettings(cool_down_seconds=settings.cool_down, reversal_seconds=settings.no_reversal),
     )
 
 
 def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | None = None) -> tuple[Round, list[NotNow]]:
-    """One round over the running jobs, nothing applied.
+    """One round over the running jobs, nothing applied. History, nodes and pods are read once, masters side by side.
 
     Args:
-        job_ids: default: all that train.
+        job_ids: default: all that train. Of these, one that cannot be decided about is named whatever it does.
 
     Raises:
-        ClusterError: the cluster or a master does not answer, or a job of `job_ids` is not in the cluster.
+        JobNotFoundError: a job of `job_ids` is not in the cluster.
+        ClusterError: the cluster does not answer. A master that does not costs only its own job the round.
         ScalingError: there is no such policy.
     """
     policy = load_policy(settings.policy)
+    masters = masters_of(platform)
+    for job_id in job_ids or ():
+        if job_id not in masters:
+            raise JobNotFoundError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
+    answers = ask_profiles(platform, masters if job_ids is None else {job_id: masters[job_id] for job_id in job_ids})
     if job_ids is None:
-        found = [profile(platform, job_id, settings) for job_id in training_jobs(platform)]
-    else:
-        found = [_profile_unless_over(platform, job_id, settings) for job_id in job_ids]
+        answers = {
+            job_id: told for job_id, told in answers.items() if isinstance(told, str) or told.phase == Phase.TRAINING
+        }
+    known = learned(platform, settings) if answers else Learned()
+    largest = largest_server_bytes(platform, answers)
+    found = [
+        NotNow(job_id, told) if isinstance(told, str)
+        else profile_of(job_id, told, settings, known.past, largest[job_id])
+        for job_id, told in answers.items()
+    ]  # fmt: skip
     profiles = [each for each in found if isinstance(each, JobProfile)]
-    known = standing(platform, settings, holders_of(found))
-    decided = decide_shared(policy, profiles, view(platform, settings), known)
-    return with_forecasts(decided, profiles), [each for each in found if isinstance(each, NotNow)]
+    around = view(platform, settings, known.overheads)
+    decided = decide_shared(policy, profiles, around, standing(platform, settings, holders_of(found)))
+    decided = with_forecasts(decided, profiles, around.strategy)
+    return stamped(decided, found, time.time() + settings.plan_lifetime), [
+        each for each in found if isinstance(each, NotNow)
+    ]
 
 
-def _profile_unless_over(platform: Platform, job_id: str, settings: ScalingSettings) -> JobProfile | NotNow:
-    """`profile` of a job that may be over: its master has nothing to measure any more, and refuses to be asked."""
-    phase = observe(platform, job_id).metrics.phase
-    return NotNow(job_id, f"it is over: {phase}") if phase.is_final else profile(platform, job_id, settings)
+def stamped(decided: Round, found: Iterable[JobProfile | NotNow], expires: float) -> Round:
+    """The round with plans that say for which version of its job's shape each was made, and until when it counts.
+
+    Args:
+        expires: Unix seconds.
+    """
+    versions = {each.job_id: each.shape_version for each in found}
+    plans = tuple(
+        msgspec.structs.replace(each, shape_version=versions[each.job_id], expires_unix_seconds=expires)
+        for each in decided.plans
+    )
+    return Round(plans, decided.problems, decided.proposals)
 
 
-def with_forecasts(decided: Round, profiles: Sequence[JobProfile]) -> Round:
+def with_forecasts(decided: Round, profiles: Sequence[JobProfile], strategy: StrategySettings) -> Round:
     """The round with what memory forecasts ask for; why which change goes first is in the log."""
-    found, verdicts = one_change(decided, profiles)
+    found, verdicts = one_change(decided, profiles, strategy)
     for job_id, verdict in verdicts.items():
         log.info("one_change", job_id=job_id, verdict=told_verdict(verdict))
     return found
 
 
 def apply(platform: Platform, wanted: Plan) -> Applied:
-    """Hands a plan to the job's master.
+    """Hands a plan to the job's master, which refuses one that was made for another shape than the job is to have.
 
     Raises:
         ClusterError: the master does not answer.
@@ -234,12 +151,14 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
 
     if not wanted.changes:
         return answer(changed=False, reason=wanted.reason)
+    expires = wanted.expires_unix_seconds
+    if expires is not None and (late := time.time() - expires) > 0:
+        return answer(
+            changed=False, reason=f"the plan is stale: its time was over {late:.0f} s ago (plan_lifetime); plan again"
+        )
     with live_master(platform, wanted.job_id) as client:
         if client is None:
             return answer(changed=False, reason="the job is no longer in the cluster")
-        now = Allocation.of(client.call(GetProfile(), Profile, timeout_seconds=10.0).configuration)
-        if now != before:
-            return answer(changed=False, reason=f"the plan is stale: the job has {now} meanwhile")
         done = client.call(_change(wanted), ShapeAnswer, timeout_seconds=15.0, remember=True)
     reason = wanted.reason if done.accepted else done.reason
     return answer(changed=done.accepted, reason=reason, request_id=done.request_id)
@@ -257,30 +176,7 @@ def _change(wanted: Plan) -> ChangeShape:
         cores=after.parameter_server_cores if is_server_size else None,
         memory_bytes=after.parameter_server_memory_bytes if is_server_size else None,
     )
-    return ChangeShape(change={Role.WORKER: workers, Role.PARAMETER_SERVER: servers}, live_only=True)
-
-
-def shape_of(job: TrainingJob, told: Profile) -> ModelShape:
-    """The constants of the job's throughput model."""
-    return ModelShape(
-        batch_size=job.spec.training.batch_size,
-        dense_bytes=told.dense_bytes,
-        embedding_dimension=job.spec.model.embedding_dimension,
-    )
-
-
-def observations_of(told: Profile) -> tuple[Observation, ...]:
-    """One for every configuration in which steps were made."""
-    return tuple(observation_of(measured) for measured in told.measured if measured.steps)
-
-
-def observation_of(measured: Measured) -> Observation:
-    """What a model is fitted to, of what a master has measured in one configuration."""
-    # Workers read and prepare their rows themselves, so all but waiting for servers is T_grad of eq. 2.
-    own_seconds = measured.worker_seconds - measured.pull_seconds - measured.push_seconds
-    return Observation(
-        allocation=Allocation.of(measured.configuration),
-        iteration_seconds=measured.worker_seconds / measured.steps,
-        compute_seconds=max(own_seconds, 0.0) / measured.steps,
-        iterations=measured.steps,
-    )
+    return ChangeShape(
+        change={Role.WORKER: workers, Role.PARAMETER_SERVER: servers}, live_only=True,
+        expected_version=wanted.shape_version, asked_by=wanted.asked_by,
+    )  # fmt: skip

@@ -10,7 +10,9 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.jobs.ending.tracking import tracking_answers
-from elastrec.platform.jobs.scaling.rounds import Applied, ask_profile, observations_of, shape_of
+from elastrec.platform.jobs.scaling.masters import ask_profile
+from elastrec.platform.jobs.scaling.profiles import observations_of, shape_of
+from elastrec.platform.jobs.scaling.rounds import Applied
 from elastrec.platform.jobs.starting.launching import RUN_LABEL
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import pod_of_master
@@ -19,6 +21,7 @@ from elastrec.platform.scaling.model.throughput import ThroughputModel, fit
 from elastrec.platform.scaling.types import Observation, Plan
 from elastrec.platform.specs.errors import HistoryError, ScalingError
 from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.transport.messages.profile import Profile
 
 log = structlog.get_logger(__name__)
 
@@ -70,19 +73,23 @@ def _write(platform: Platform, run_id: str, wanted: Plan, applied: Applied) -> s
     lines = [{"policy": wanted.policy, "decision": applied.reason, **row} for row in rows(wanted)]
     told = history.log_decision(run_id, decision, lines, figures)
     history.log_throughput(run_id, told)
-    history.log_model(run_id, told, wanted.considered, *_fitted(platform, wanted.job_id))
+    model, observations = _fitted(platform, wanted.job_id)
+    history.log_model(run_id, told, wanted.considered, model, observations)
     return history.page(run_id)
 
 
 def _fitted(platform: Platform, job_id: str) -> tuple[ThroughputModel | None, tuple[Observation, ...]]:
     """The model of all that the job has measured until now; None while that is nothing, or the job is over."""
     profile = ask_profile(platform, job_id)
-    if profile is None:
-        return None, ()
-    observations = observations_of(profile)
+    return (None, ()) if profile is None else (fitted(profile), observations_of(profile))
+
+
+def fitted(profile: Profile) -> ThroughputModel | None:
+    """The throughput model of what a master has measured; None where nothing usable was."""
+    job = job_from_json(profile.job_json)
     try:
-        return fit(shape_of(job_from_json(profile.job_json), profile), observations, job_id=job_id), observations
+        return fit(shape_of(job, profile), observations_of(profile), job_id=job.metadata.name)
     except ScalingError as error:
-        # The policy was told the same and the plan says so; there is nothing to draw.
-        log.info("fit_not_drawn", job_id=job_id, reason=str(error))
-        return None, ()
+        # A policy was told the same and its plan says so; there is nothing to draw and nothing to learn from.
+        log.info("model_not_fitted", job=job.metadata.name, reason=str(error))
+        return None

@@ -32,6 +32,7 @@ from elastrec.platform.specs.text.uris import masked
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from elastrec.platform.transport.messages.observer import FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
+from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 if TYPE_CHECKING:
     from elastrec.platform.history.report import Story
@@ -236,13 +237,13 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
         return False
     # A job that had ended by itself keeps its own ending.
     ended, why, run_id = _ending(platform, master)
-    story = _story(master)
+    story, measured = _story(master), _measured(master)
     master.end()
     removed = remove_job(platform, job_id)
     if removed:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
     if pod is not None:
-        _close_run(platform, run_id, ended, reason if ended is Phase.STOPPED else why, story)
+        _close_run(platform, run_id, ended, reason if ended is Phase.STOPPED else why, story, measured)
     # Whoever launched the job may have seen its end first, and removed the pods.
     return answer is not None or bool(removed)
 
@@ -252,11 +253,11 @@ def finish(platform: Platform, job_id: str) -> None:
     master = _EndingMaster(platform, job_id)
     pod = master.pod
     phase, failure, run_id = _ending(platform, master)
-    story = _story(master)
+    story, measured = _story(master), _measured(master)
     master.end()
     remove_job(platform, job_id)
     if pod is not None:
-        _close_run(platform, run_id, phase, failure, story)
+        _close_run(platform, run_id, phase, failure, story, measured)
 
 
 def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]:
@@ -286,13 +287,26 @@ def _story(master: _EndingMaster) -> Story | None:
     return story_of(explained)
 
 
-def _close_run(platform: Platform, run_id: str, phase: Phase, reason: str, story: Story | None) -> None:
+def _measured(master: _EndingMaster) -> Profile | None:
+    """How fast the job was; None when the master cannot say any more."""
+    return master.ask(GetProfile(), Profile, "later jobs do not learn from its speed")
+
+
+def _close_run(
+    platform: Platform, run_id: str, phase: Phase, reason: str, story: Story | None, measured: Profile | None
+) -> None:
     if not run_id:
         return
     error = "it does not answer"
     if tracking_answers(platform):
         try:
             decisions = Decisions(platform.tracking_uri, "")
+            if measured is not None and any(each.steps for each in measured.measured):
+                # scipy comes with it: a launch would load that.
+                from elastrec.platform.jobs.scaling.story import fitted
+
+                if (model := fitted(measured)) is not None:
+                    decisions.log_coefficients(run_id, model.coefficients)
             if taken := decisions.decisions(run_id):
                 # What happened after the last round belongs to the picture, too.
                 decisions.log_throughput(run_id, taken)

@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import read_coefficients
 from elastrec.platform.history.history import History
 from elastrec.platform.history.records import JobFilter, JobRecord
 from elastrec.platform.jobs.ending.tracking import wait_for_tracking
@@ -25,7 +26,7 @@ from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.specs.text.uris import masked
 
 log = structlog.get_logger(__name__)
-_LOOKED_AT = 200
+LOOKED_AT = 200
 _MEMORY_OF_SERVERS = names.named(names.MEMORY_BYTES, role="parameter_server")
 
 
@@ -47,7 +48,7 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
         log.warning("warm_start", job_id=prepared.job_id, source="job file", reason="MLflow does not answer")
         return _allocation(asked, f"job file (MLflow at {masked(platform.tracking_uri)} does not answer)")
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
-    past = [past_job(each) for each in history.job_records(JobFilter(phases=(Phase.SUCCEEDED,)), limit=_LOOKED_AT)]
+    past = [past_job(each) for each in history.job_records(JobFilter(phases=(Phase.SUCCEEDED,)), limit=LOOKED_AT)]
     room = room_of(platform.launcher.nodes())
     found = choose(features_of(job, prepared.training_rows), past, asked, room)
     log.info("warm_start", job_id=prepared.job_id, reason=found.reason, allocation=str(found.allocation))
@@ -72,13 +73,11 @@ def features_of(job: TrainingJob, training_rows: int) -> Features:
         "embedding_dimension": float(job.spec.model.embedding_dimension),
         "dense_features": float(len(job.spec.data.dense)),
         "sparse_features": float(len(job.spec.data.sparse)),
+        "tables": float(len(job.spec.data.tables)),
     }
     return Features(
-        categories={
-            "name": job.metadata.name, "team": job.metadata.team, "architecture": job.spec.model.architecture,
-        },
-        numbers=numbers,
-    )  # fmt: skip
+        categories={"name": job.metadata.name, "architecture": job.spec.model.architecture}, numbers=numbers
+    )
 
 
 def past_job(record: JobRecord) -> PastJob:
@@ -90,11 +89,12 @@ def past_job(record: JobRecord) -> PastJob:
     return PastJob(
         job_id=record.job_id,
         features=Features(
-            categories={"name": record.job_name, "team": record.team, "architecture": record.architecture},
+            categories={"name": record.job_name, "architecture": record.architecture},
             numbers=record.features,
         ),
         allocation=allocation,
         needed=with_memory_used(allocation, fullest) if fullest > 0 else None,
+        coefficients=read_coefficients(record.metrics),
         ended_unix_seconds=record.ended_unix_seconds or record.started_unix_seconds,
     )
 

@@ -16,7 +16,8 @@
 | `network_share`, `lookup_share` | likewise, of dense parameters and of lookups; what is left is fixed | 0.05, 0.3 |
 | `max_workers`, `max_parameter_servers` | that plans may give it | 8 times what is asked for |
 | `priority` | 1 is normal | 1 |
-| `team` (`user`), `name` | what warm start compares | |
+| `name` | what warm start compares | none |
+| `team` (`user`) | whose job it is | `default` |
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ class _Line:
             priority=numbers["priority"],
             team=team or "default",
             memory=None if math.isinf(full) else _memory(allocation, samples, full),
-            features=features_of(name or job_id, team, shape, samples) if name or team else Features(),
+            features=features_of(name or job_id, shape, samples) if name or team else Features(),
         )
 
 

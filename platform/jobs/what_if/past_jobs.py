@@ -142,5 +142,5 @@ def _job(run: _Run, coefficients: Coefficients, begin: float, growth: int) -> Jo
             ),
         ),
         team=record.team,
-        features=features_of(record.job_name, record.team, run.shape, run.samples, record.architecture),
+        features=features_of(record.job_name, run.shape, run.samples, record.architecture),
     )

@@ -195,9 +195,15 @@ class SaveAsked(_Event, frozen=True, kw_only=True):
 
 
 class ShapeAsked(_Event, frozen=True, kw_only=True):
-    """Another shape is wanted; what the change does not name stays as it is wanted."""
+    """Another shape is wanted; what the change does not name stays as it is wanted.
+
+    Attributes:
+        expected_version, asked_by: see ChangeShape.
+    """
 
     change: dict[Role, PlacesChange]
+    expected_version: int | None = None
+    asked_by: str = ""
 
 
 class ShapeTakenBack(_Event, frozen=True, kw_only=True):

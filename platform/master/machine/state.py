@@ -48,6 +48,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     Attributes:
         wanted_shape: other servers are reached at the next restore (see ShapeAsked).
         requested_shape: the last request for one.
+        shape_version: rises whenever another shape is wanted.
+        shape_changes: the latest changes of the wanted shape, the oldest first.
         evaluation_sketch: merged over the completed evaluation shards.
         reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
         poisoned: the split that failed the job.
@@ -71,6 +73,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     ownership: Ownership
     wanted_shape: Shape
     requested_shape: shape.RequestedShape | None = None
+    shape_version: int = 0
+    shape_changes: list[shape.WantedChange] = []
     evaluation_sketch: bytes = b""
     reason: str = ""
     failure: str = ""

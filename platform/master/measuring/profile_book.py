@@ -1,7 +1,8 @@
 """Speed by configuration: the steps of workers, added up for each set of pods that the job has had.
 
 Pure. Steps that were made while pods came or went, or while there was no master, belong to no configuration and are
-left out.
+left out. Older steps count less than newer ones, so that a speed that was measured while other jobs disturbed this one
+is corrected by what is measured after.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from elastrec.platform.master.pods.pace import look_seconds
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase, Role, share_kept
 from elastrec.platform.specs.shape import Places, PodSize, Shape
 from elastrec.platform.transport.messages.job import WindowMetrics
 from elastrec.platform.transport.messages.profile import Measured, ServerUse
@@ -76,6 +75,12 @@ def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
     return uses
 
 
+def worker_use(state: JobState, monitor: Monitor) -> int:
+    """Memory of the fullest worker that has told it, bytes; 0: none has."""
+    samples = (monitor.pods.get(worker.name) for worker in state.membership.workers())
+    return max((sample.memory_bytes for sample in samples if sample is not None), default=0)
+
+
 class ProfileBook:
     """One job's sums. Not safe for several threads: its owner locks."""
 
@@ -85,6 +90,7 @@ class ProfileBook:
         self._settled_since = 0.0
         self._looked = float("-inf")
         self._heard: dict[str, float] = {}
+        self._added = 0.0
 
     def add(self, pod: str, metrics: WindowMetrics, state: JobState, time: float) -> None:
         """Adds a worker's window of some steps if the job had one configuration during all of it."""
@@ -101,13 +107,17 @@ class ProfileBook:
         if configuration is None or since is None or since < self._settled_since + SETTLING_SECONDS:
             return
         before = self._sums.get(configuration, Measured(configuration=configuration))
-        self._sums[configuration] = msgspec.structs.replace(
-            before,
-            steps=before.steps + metrics.steps,
-            samples=before.samples + metrics.samples,
-            worker_seconds=before.worker_seconds + time - since,
-            pull_seconds=before.pull_seconds + metrics.pull_seconds,
-            push_seconds=before.push_seconds + metrics.push_seconds,
+        # Sums fade while the job trains in their configuration, not while it has another one.
+        kept = share_kept(max(0.0, time - max(self._added, self._settled_since)))
+        self._added = time
+        self._sums[configuration] = Measured(
+            configuration=configuration,
+            steps_ever=before.steps_ever + metrics.steps,
+            steps=kept * before.steps + metrics.steps,
+            samples=kept * before.samples + metrics.samples,
+            worker_seconds=kept * before.worker_seconds + time - since,
+            pull_seconds=kept * before.pull_seconds + metrics.pull_seconds,
+            push_seconds=kept * before.push_seconds + metrics.push_seconds,
         )
         if len(self._sums) > _MOST_CONFIGURATIONS:
             del self._sums[next(iter(self._sums))]

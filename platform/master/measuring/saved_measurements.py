@@ -17,7 +17,7 @@ from elastrec.platform.master.measuring.observations import Remembered
 log = structlog.get_logger(__name__)
 MEASUREMENTS_FILE = "observations.json"
 EVERY_SECONDS = 10.0
-_FORMAT = 2
+_FORMAT = 3
 
 
 class _Page(msgspec.Struct, kw_only=True):

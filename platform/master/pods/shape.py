@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_WORKERS = 10_000
 TIMEOUT_SECONDS = 3600.0
 """A request that the job has not reached by then, as there is no room or no record, is given up."""
+_KEPT_CHANGES = 8
 
 
 class RequestedShape(msgspec.Struct, kw_only=True):
@@ -36,6 +37,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
     before: Shape
     outcome: ShapeOutcome = ShapeOutcome.OPEN
     reason: str = ""
+    asked_by: str = ""
 
     def told(self) -> ShapeRequest:
         """For observers."""
@@ -44,14 +46,33 @@ class RequestedShape(msgspec.Struct, kw_only=True):
         )
 
 
+class WantedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the wanted shape; `time` is when, on the job's clock."""
+
+    time: float
+    before: Shape
+    after: Shape
+    asked_by: str = ""
+
+
 def shape_asked(state: JobState, event: ShapeAsked, effects: list[Effect]) -> None:
     if state.phase.is_final:
+        return
+    if event.expected_version not in (None, state.shape_version):
+        inputs = {
+            "wanted": _words(event.change), "expected_version": event.expected_version,
+            "version": state.shape_version, "asked_by": event.asked_by,
+        }  # fmt: skip
+        effects.append(Decided(decision="shape_refused", inputs=inputs))
         return
     request_id = f"shape-{state.phases.next_order()}"
     _end(state, ShapeOutcome.SUPERSEDED, f"by {request_id}", effects)
     change, before = event.change, state.wanted_shape
-    state.requested_shape = RequestedShape(request_id=request_id, asked=state.time, change=change, before=before)
-    effects.append(Decided(decision="shape_asked", inputs={"request": request_id, "wanted": _words(change)}))
+    state.requested_shape = RequestedShape(
+        request_id=request_id, asked=state.time, change=change, before=before, asked_by=event.asked_by
+    )
+    inputs = {"request": request_id, "wanted": _words(change), "asked_by": event.asked_by}
+    effects.append(Decided(decision="shape_asked", inputs=inputs))
     _want(state, before.changed(change), change, effects)
 
 
@@ -96,6 +117,16 @@ def _give_up(state: JobState, outcome: ShapeOutcome, reason: str, effects: list[
     _want(state, request.before, request.change, effects)
 
 
+def _note(state: JobState, wanted: Shape, asked_by: str) -> None:
+    """The one place where the wanted shape changes."""
+    before, state.wanted_shape = state.wanted_shape, wanted
+    if before == wanted:
+        return
+    state.shape_version += 1
+    changed = WantedChange(time=state.time, before=before, after=wanted, asked_by=asked_by)
+    state.shape_changes = [*state.shape_changes, changed][-_KEPT_CHANGES:]
+
+
 def _has_wanted(state: JobState) -> bool:
     """Whether every pod that is wanted works, and no other one is there."""
     members = state.membership.members.values()
@@ -108,7 +139,8 @@ def _has_wanted(state: JobState) -> bool:
 
 def _want(state: JobState, target: Shape, change: ShapeChange, effects: list[Effect]) -> None:
     """Wants another shape, which differs from the one before in nothing but what the change names."""
-    before, state.wanted_shape = state.wanted_shape, target
+    before = state.wanted_shape
+    _note(state, target, state.requested_shape.asked_by if state.requested_shape else "")
     for member in state.membership.members.values():
         if member.role in change and change[member.role].cores is not None:
             state.membership.ask_for(member, target[member.role].size.cores)
@@ -193,7 +225,7 @@ def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect])
     refused = PlacesChange(cores=event.cores)
     if state.wanted_shape[member.role].changed(refused) == state.wanted_shape[member.role]:
         # No later pod is made with what the cluster will not give.
-        state.wanted_shape = state.wanted_shape.changed({member.role: PlacesChange(cores=member.cores)})
+        _note(state, state.wanted_shape.changed({member.role: PlacesChange(cores=member.cores)}), "")
     request = state.requested_shape
     if request is not None and (asked := request.change.get(member.role)) is not None and asked.cores == event.cores:
         _end(state, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)

@@ -65,7 +65,12 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "record_damaged":
             return f"found {inputs['record']} damaged", inputs["reason"]
         case "shape_asked":
-            return f"was asked for another shape ({inputs['request']}): {inputs['wanted']}", ""
+            by = f" by {inputs['asked_by']}" if inputs.get("asked_by") else ""
+            return f"was asked for another shape{by} ({inputs['request']}): {inputs['wanted']}", ""
+        case "shape_refused":
+            by = inputs["asked_by"] or "an observer"
+            why = f"made for version {inputs['expected_version']} of the shape, which is at {inputs['version']}"
+            return f"refused another shape that {by} asked for: {inputs['wanted']}", why
         case "shape_ended":
             return f"the request {inputs['request']} for another shape: {inputs['outcome']}", inputs["reason"]
         case "pod_resized":

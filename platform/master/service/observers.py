@@ -8,14 +8,13 @@ import pyarrow as pa
 
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided
-from elastrec.platform.master.measuring.profile_book import configuration_of, is_settled, server_use
+from elastrec.platform.master.measuring.profile_book import configuration_of, is_settled, server_use, worker_use
 from elastrec.platform.master.pods import orders, shape
 from elastrec.platform.master.reporting.explanation import explanation
 from elastrec.platform.master.reporting.ledger import attempts_of, earlier_lines, running_attempts, streams_now
 from elastrec.platform.master.reporting.status import totals, training_metrics
 from elastrec.platform.master.service.journal import LEDGER_PAGE
 from elastrec.platform.master.service.parts import ServicePart
-from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, GetLedger, LedgerPage
@@ -34,7 +33,7 @@ from elastrec.platform.transport.messages.observer import (
     TakeBackShape,
     TakeOver,
 )
-from elastrec.platform.transport.messages.profile import GetProfile, Profile
+from elastrec.platform.transport.messages.profile import GetProfile, Profile, ShapeChanged
 
 
 class ObserverCalls(ServicePart):
@@ -114,10 +113,9 @@ class ObserverCalls(ServicePart):
     def profile(self, message: GetProfile) -> Profile:
         """How fast the job is, in every configuration that it has had."""
         with self._lock:
-            configuration = configuration_of(self.state)
-            if configuration is None:
-                raise ElastrecError(f"the job is {self.state.phase} and has no pods")
-            queue = self.state.training
+            # Without pods, and after its end, a job is asked what it has measured.
+            configuration = configuration_of(self.state) or self.state.wanted_shape
+            queue, now = self.state.training, self.now()
             return Profile(
                 job_json=self.job.model_dump_json(by_alias=True).encode(),
                 phase=str(self.state.phase),
@@ -131,6 +129,17 @@ class ObserverCalls(ServicePart):
                 tables_growth=self._seen.growth.tables(),
                 servers=server_use(self.state, self._seen.monitor),
                 run_id=self._history.run_id if self._history else "",
+                shape_version=self.state.shape_version,
+                shape_changes=[
+                    ShapeChanged(
+                        before=each.before,
+                        after=each.after,
+                        asked_by=each.asked_by,
+                        seconds_ago=max(0.0, now - each.time),
+                    )
+                    for each in self.state.shape_changes
+                ],
+                worker_used_bytes=worker_use(self.state, self._seen.monitor),
             )
 
     def _failure(self) -> str:
@@ -196,10 +205,20 @@ class ObserverCalls(ServicePart):
             reason = shape.refusal(self.state, message.change, live_only=message.live_only)
         if reason:
             return ShapeAnswer(reason=reason)
-        effects = self.submit(lambda now: events.ShapeAsked(time=now, change=message.change))
+        effects = self.submit(
+            lambda now: events.ShapeAsked(
+                time=now, change=message.change, expected_version=message.expected_version, asked_by=message.asked_by
+            )
+        )
         for effect in effects:
             if isinstance(effect, Decided) and effect.decision == "shape_asked":
                 return ShapeAnswer(request_id=effect.inputs["request"])
+            if isinstance(effect, Decided) and effect.decision == "shape_refused":
+                return ShapeAnswer(
+                    reason=f"expected_version: {message.expected_version} is not allowed; allowed: "
+                    f"{effect.inputs['version']}, the present version of the shape; it has changed since the plan was "
+                    "made: plan again"
+                )
         return ShapeAnswer(reason=f"the job is {self.state.phase}")
 
     def take_back_shape(self, message: TakeBackShape) -> Done:

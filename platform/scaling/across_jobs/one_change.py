@@ -10,26 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastrec.platform.scaling.across_jobs.quota import POLICY as QUOTA
-from elastrec.platform.scaling.amounts import Change, Resources
-from elastrec.platform.scaling.executors.strategy import Urgency, Verdict, Wish, choose_strategy
+from elastrec.platform.scaling.executors.strategy import StrategySettings, Urgency, Verdict, Wish, choose_strategy
 from elastrec.platform.scaling.policy import Round
+from elastrec.platform.scaling.restraint import UNLIMITED, URGENCY, moves_of, past_of
 from elastrec.platform.scaling.types import CandidateKind, JobProfile, Plan
 
 MEMORY = "memory-forecast"
 """Policy of the plans that a memory forecast asks for."""
-_URGENCY = {
-    CandidateKind.GROW: Urgency.REMOVE_BOTTLENECK,
-    CandidateKind.SAVE: Urgency.SAVE,
-    CandidateKind.EXPLORE: Urgency.EXPLORE,
-    CandidateKind.STAY: Urgency.EXPLORE,
-}
-_UNLIMITED = Resources(float("inf"), float("inf"))
 
 
-def one_change(decided: Round, jobs: Sequence[JobProfile]) -> tuple[Round, dict[str, Verdict]]:
-    """The round with what memory forecasts ask for, and the verdict of each job in which strategies competed."""
+def one_change(
+    decided: Round, jobs: Sequence[JobProfile], settings: StrategySettings | None = None
+) -> tuple[Round, dict[str, Verdict]]:
+    """The round with what memory forecasts ask for, and the verdict of each job in which strategies competed.
+
+    Plans that prevent a failure come first. A plan of the policy that brings as much memory as the forecast asks for
+    stands for both.
+    """
     wished = {job.job_id: job for job in jobs if job.memory_wish is not None}
-    plans, refused, verdicts = list[Plan](), list[Plan](), dict[str, Verdict]()
+    urgent, plans, refused, verdicts = list[Plan](), list[Plan](), list[Plan](), dict[str, Verdict]()
     for plan in decided.plans:
         job = wished.get(plan.job_id)
         if job is None or job.memory_wish is None:
@@ -39,26 +38,35 @@ def one_change(decided: Round, jobs: Sequence[JobProfile]) -> tuple[Round, dict[
             job_id=job.job_id, policy=MEMORY, before=job.allocation, allocation=job.memory_wish.allocation,
             reason=job.memory_wish.reason,
         )  # fmt: skip
+        if plan.changes and _has_memory_of(plan, memory):
+            plans.append(plan)
+            continue
         # What is free was divided among the plans already; whether more memory can be had is the cluster's to say.
-        verdict = choose_strategy([_of_memory(memory, job), _of_plan(plan)], (), _UNLIMITED)
+        verdict = choose_strategy([_of_memory(memory, job), _of_plan(plan)], past_of(job), UNLIMITED, settings)
         verdicts[job.job_id] = verdict
         if memory.changes <= job.movable:
-            plans.append(memory if verdict.chosen is not None and verdict.chosen.strategy == MEMORY else plan)
+            is_first = verdict.chosen is not None and verdict.chosen.strategy == MEMORY
+            (urgent if is_first else plans).append(memory if is_first else plan)
         else:
             refused.append(memory)
             plans.append(plan)
-    return Round((*refused, *plans), decided.problems, decided.proposals), verdicts
+    return Round((*refused, *urgent, *plans), decided.problems, decided.proposals), verdicts
+
+
+def _has_memory_of(plan: Plan, needed: Plan) -> bool:
+    """Whether a plan gives the servers together, and each of them, what is needed."""
+    ours, wanted = plan.allocation, needed.allocation
+    return (
+        ours.parameter_servers >= wanted.parameter_servers
+        and ours.parameter_server_memory_bytes >= wanted.parameter_server_memory_bytes
+    )
 
 
 def _of_memory(plan: Plan, job: JobProfile) -> Wish:
-    more_servers = Change.SERVERS in plan.changes
-    field = "parameter_servers" if more_servers else "parameter_server_memory_bytes"
     fixed = sorted(plan.changes - job.movable)
     return Wish(
         strategy=MEMORY,
-        target="parameter servers" if more_servers else "memory per parameter server",
-        before=float(getattr(plan.before, field)),
-        after=float(getattr(plan.allocation, field)),
+        moves=moves_of(plan.before, plan.allocation),
         urgency=Urgency.PREVENT_FAILURE,
         needs=plan.allocation.resources - plan.before.resources,
         reason=plan.reason,
@@ -70,10 +78,8 @@ def _of_plan(plan: Plan) -> Wish:
     kind = plan.predicted.kind if plan.predicted is not None else CandidateKind.STAY
     return Wish(
         strategy=plan.policy,
-        target="workers",
-        before=float(plan.before.workers),
-        after=float(plan.allocation.workers),
-        urgency=Urgency.GIVE_BACK_RECLAIMED if plan.policy == QUOTA else _URGENCY[kind],
+        moves=moves_of(plan.before, plan.allocation),
+        urgency=Urgency.GIVE_BACK_RECLAIMED if plan.policy == QUOTA else URGENCY[kind],
         needs=plan.allocation.resources - plan.before.resources,
         reason=plan.reason,
     )

@@ -1,8 +1,12 @@
 """The choice across jobs: at most one plan each, within every capacity (DLRover-RM §4.3, eq. 11–14).
 
     RE(A) = TG(A) / RC(A)                         eq. 11, undefined for RC ≤ 0
-    WG(A) = priority / (Φ / Ψ_A + ε)^ρ            eq. 14, Φ / Ψ_A seconds left with the plan
+    WG(A) = (priority / (Φ / Ψ_A + ε))^ρ          eq. 14, Φ / Ψ_A seconds left with the plan
     maximise Σ RE·WG  subject to  Σ A ≤ S         eq. 12, 13: a multiple-choice knapsack
+
+The paper knows no priority. Outside of the power it would hardly count: with ρ = 2.5 a job with twice the time left
+would need priority 5.7 to tie. Inside, a priority of 2 counts as half of the time left, whatever ρ is; for |ρ| below 1
+it counts as it stands.
 
 Plans that save are taken first, because RE says nothing about them and they free what others want; where there is room
 all the same, a job grows instead. Steps that only explore come last and have what is left. Shape legend: J jobs, I
@@ -46,6 +50,11 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
         epsilon = self.epsilon_seconds
         require(0 < epsilon < 1e6, "weights.epsilon_seconds", epsilon, "above 0", "1 is the default")
 
+    @property
+    def power(self) -> float:
+        """Of the priority: a larger one always counts for more, also where long jobs go first."""
+        return max(1.0, abs(self.rho))
+
 
 @dataclass(frozen=True)
 class Items:
@@ -87,9 +96,9 @@ Knapsack = Callable[[Items, Resources], npt.NDArray[np.intp]]
 
 
 def weight(remaining_samples: float, samples_per_second: float, priority: float, weights: Weights) -> float:
-    """WG of eq. 14 times the job's priority."""
+    """WG of eq. 14 with the job's priority."""
     seconds = remaining_samples / max(samples_per_second, 1e-300)
-    return float(priority * (seconds + weights.epsilon_seconds) ** -weights.rho)
+    return float(priority**weights.power * (seconds + weights.epsilon_seconds) ** -weights.rho)
 
 
 def items_of(proposals: Sequence[Proposal], weights: Weights) -> Items:
@@ -105,7 +114,7 @@ def items_of(proposals: Sequence[Proposal], weights: Weights) -> Items:
     remaining_J = np.array([proposal.remaining_samples for proposal in proposals], dtype=np.float64)
     priority_J = np.array([proposal.priority for proposal in proposals], dtype=np.float64)
     seconds_I = remaining_J[job_I] / np.maximum(columns[3], 1e-300)
-    value_I = columns[2] * priority_J[job_I] * (seconds_I + weights.epsilon_seconds) ** -weights.rho
+    value_I = columns[2] * priority_J[job_I] ** weights.power * (seconds_I + weights.epsilon_seconds) ** -weights.rho
     return Items(job_I, columns[1].astype(np.intp), value_I, columns[4], columns[5])
 
 

@@ -7,7 +7,7 @@ the size of a pod. Two at once could not be told apart afterwards, so that one i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import msgspec
@@ -30,17 +30,15 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         strategy: who wants it, for example `memory`, `plan`, `horizontal`, `vertical`.
-        target: what it changes, for example `workers` or `data executor memory`.
-        before, after: amount of the target; equal: nothing is wanted.
+        moves: before and after by what is changed, for example `workers` or `data executor memory`; where both are
+            equal, nothing is wanted of it.
         needs: resources against what the job has now.
         reason: the strategy's own.
         objection: why it cannot be done now, where that is known before; empty otherwise.
     """
 
     strategy: str
-    target: str
-    before: float
-    after: float
+    moves: dict[str, tuple[float, float]]
     urgency: Urgency
     needs: Resources
     reason: str
@@ -48,32 +46,47 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Size of the change against what there is."""
-        return abs(self.after - self.before) / self.before if self.before else math.inf
+        """Size of the largest change against what there is."""
+        found = (abs(after - before) / before if before else math.inf for before, after in self.moves.values())
+        return max(found, default=0.0)
 
     @property
-    def direction(self) -> int:
-        """1 up, -1 down, 0 nothing."""
-        return (self.after > self.before) - (self.after < self.before)
+    def directions(self) -> dict[str, int]:
+        """1 up, -1 down, by what is changed; what stays is not in it."""
+        return directions_of(self.moves)
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that was made to this job before."""
+    """A change that was made to this job before.
+
+    Attributes:
+        moves: as those of a Wish.
+        is_trial: it was made to learn from it, and may be taken back.
+    """
 
     strategy: str
-    target: str
-    direction: int
+    moves: dict[str, tuple[float, float]]
     seconds_ago: float
+    is_trial: bool = False
+
+
+def directions_of(moves: Mapping[str, tuple[float, float]]) -> dict[str, int]:
+    """1 up, -1 down; what stays is left out."""
+    return {target: 1 if after > before else -1 for target, (before, after) in moves.items() if after != before}
 
 
 class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    cool_down_seconds: after any change; failures are prevented all the same.
-    reversal_seconds: so long after a change its target does not go the other way, failures apart.
-    least_share: smaller changes are not worth a disturbance.
+    """How much a job is left in peace.
+
+    Attributes:
+        cool_down_seconds: after any change; failures are prevented all the same. Chosen: half of a round's interval, so
+            that a round that is early by some seconds is not lost.
+        reversal_seconds: so long after a change its target does not go the other way, failures apart. Chosen: five
+            rounds, after which half of what was measured before has faded.
+        least_share: smaller changes are not worth a disturbance. Chosen: within the noise of a measured step.
     """
 
-    cool_down_seconds: float = 180.0
+    cool_down_seconds: float = 90.0
     reversal_seconds: float = 900.0
     least_share: float = 0.02
 
@@ -86,9 +99,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[tuple[Wish, str], ...]
 
 
-def _objection(wish: Wish, past: Sequence[Done], free: Resources, settings: StrategySettings) -> str:
+def objection(wish: Wish, past: Sequence[Done], free: Resources, settings: StrategySettings) -> str:
     """Validate: why this wish cannot be granted now; empty when it can."""
-    if wish.direction == 0:
+    if not wish.directions:
         return f"wants nothing: {wish.reason}"
     if wish.objection:
         return wish.objection
@@ -104,11 +117,14 @@ def _objection(wish: Wish, past: Sequence[Done], free: Resources, settings: Stra
     if wish.urgency is Urgency.GIVE_BACK_RECLAIMED:
         return ""
     if past and (last := min(past, key=lambda each: each.seconds_ago)).seconds_ago < settings.cool_down_seconds:
-        return f"cooling down after {last.strategy} changed {last.target} {last.seconds_ago:.0f} s ago"
+        what = " and ".join(sorted(last.moves))
+        return f"cooling down after {last.strategy} changed {what} {last.seconds_ago:.0f} s ago"
     for each in past:
-        opposite = each.target == wish.target and each.direction == -wish.direction
-        if opposite and each.seconds_ago < settings.reversal_seconds:
-            return f"would undo what {each.strategy} did to {each.target} {each.seconds_ago:.0f} s ago"
+        if each.is_trial or each.seconds_ago >= settings.reversal_seconds:
+            continue
+        done = directions_of(each.moves)
+        if undone := sorted(target for target, way in wish.directions.items() if done.get(target) == -way):
+            return f"would undo what {each.strategy} did to {' and '.join(undone)} {each.seconds_ago:.0f} s ago"
     return ""
 
 
@@ -129,7 +145,7 @@ def choose_strategy(
     for each in past:
         good = math.isfinite(each.seconds_ago) and each.seconds_ago >= 0
         require(good, "past.seconds_ago", each.seconds_ago, "0 or more", "correct the job's record")
-    objections = [(wish, _objection(wish, past, free, settings)) for wish in wishes]
+    objections = [(wish, objection(wish, past, free, settings)) for wish in wishes]
     left_out = [(wish, why) for wish, why in objections if why]
     valid = [wish for wish, why in objections if not why]
     if not valid:
@@ -139,13 +155,9 @@ def choose_strategy(
     def waited(wish: Wish) -> float:
         return min((each.seconds_ago for each in past if each.strategy == wish.strategy), default=math.inf)
 
-    valid.sort(key=lambda w: (w.urgency, -waited(w), w.needs.cores > 0, -w.share, w.strategy, w.target))
+    valid.sort(key=lambda w: (w.urgency, -waited(w), w.needs.cores > 0, -w.share, w.strategy, sorted(w.moves)))
     first = valid[0]
-    same = [
-        wish
-        for wish in valid
-        if (wish.target, wish.direction, wish.urgency) == (first.target, first.direction, first.urgency)
-    ]
+    same = [wish for wish in valid if (wish.directions, wish.urgency) == (first.directions, first.urgency)]
     chosen = max(same, key=lambda wish: (wish.share, wish is first))
     for wish in valid:
         if wish is not chosen:

@@ -211,8 +211,11 @@ def fit(
     identified = rank == columns and condition <= CONDITION_LIMIT
     notes = list(profile.notes)
     if not identified:
-        why = f"rank {rank} of {columns}" if rank < columns else f"condition {condition:.3g} above {CONDITION_LIMIT:g}"
-        notes.append(f"not identified: {len(profile)} configuration(s) measured, {why}")
+        notes.append(
+            f"{rank} of {columns} parts of a step can be told apart by the {len(profile)} size(s) measured"
+            if rank < columns
+            else "the sizes measured are too much alike to tell the parts of a step apart"
+        )
 
     believed, weight = prior, 0.0
     if prior is not None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from elastrec.platform.scaling.amounts import Capacity, Resources
+from elastrec.platform.scaling.model.columns import features
 from elastrec.platform.scaling.search.exploration import explore
 from elastrec.platform.scaling.search.front import Front, SearchSettings, pareto_front, take
 from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.search.pareto import thin
-from elastrec.platform.scaling.search.space import space_of
+from elastrec.platform.scaling.search.space import Space, space_of
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_SIZES_COMPARED = 200
+_SAME = 1e-6
+"""Parts of a step that differ by less over all sizes are one."""
 
 
 def stay(situation: Situation) -> Candidate:
@@ -30,7 +38,7 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
     """What one job could do, `stay` first; pure and seeded, so that one mapped task per job may compute it.
 
     Plans whose prediction is not to be trusted (`Rules.trusted_error`) are not proposed for their gain; what would
-    make them trustworthy is (`explore`). A model that is not identified is said so in the notes.
+    make them trustworthy is (`explore`). The notes say in plain words how far predictions go, and what is missing.
     """
     job, model, settings = situation.job, situation.model, settings or SearchSettings()
     space = space_of(job, capacity)
@@ -43,16 +51,34 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
         kind = CandidateKind.SAVE if chosen.cost_per_hour[row] <= 0 else CandidateKind.GROW
         candidates.append(chosen.candidate(row, kind))
     candidates += explore(situation, capacity, space, found.looked_at)
-    return Proposal.of(job, candidates, (_trust(situation), _looked_at(found, space.size), *model.notes))
+    return Proposal.of(job, candidates, (_trust(situation, space), _looked_at(found, space.size), *model.notes))
 
 
-def _trust(situation: Situation) -> str:
-    model = situation.model
-    known = "identified" if model.identified else f"rank {model.rank} of {model.columns}"
-    return (
-        f"throughput model: RMSLE {model.rmsle:.3g} over {model.configurations} configurations, {known}, "
-        f"condition {model.condition:.3g}"
-    )
+def sizes_needed(situation: Situation, space: Space) -> int:
+    """How many different sizes a job has to have been measured in before all others can be told apart.
+
+    As many as there are parts of a step (eq. 2–5 and what is fixed) that differ within what may be changed: with
+    workers alone two, one part that grows with their number and one that does not.
+    """
+    columns = space.columns(np.concatenate([np.array([space.start]), space.spread(_SIZES_COMPARED)]))
+    rows_NK = np.column_stack([features(situation.model.shape, columns), np.ones(len(columns))])
+    lengths_K = np.linalg.norm(rows_NK, axis=0)
+    return int(np.linalg.matrix_rank(rows_NK[:, lengths_K > 0] / lengths_K[lengths_K > 0], tol=_SAME))
+
+
+def _trust(situation: Situation, space: Space) -> str:
+    model, needed = situation.model, sizes_needed(situation, space)
+    count = model.configurations
+    sizes = f"{_number(count)} size{'' if count == 1 else 's'} measured"
+    if count < needed:
+        return f"{sizes}, {_number(needed)} are needed to tell what others would do: until then small steps are tried"
+    if not model.identified:
+        return f"{sizes}; sizes far from these are not trusted yet"
+    return f"{sizes}, which the throughput model meets within {100.0 * model.rmsle:.2g} %"
+
+
+def _number(count: int) -> str:
+    return _NUMBERS[count] if count < len(_NUMBERS) else str(count)
 
 
 def _looked_at(found: Front, size: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from elastrec.platform.scaling.amounts import Capacity, require
+from elastrec.platform.scaling.amounts import Capacity, Change, require
 from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.search.objectives import Outcomes, Situation
 from elastrec.platform.scaling.search.pareto import front
@@ -73,15 +73,15 @@ def excess(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Floa
     over_cores = (outcomes.more_cores - max(capacity.free.cores, 0.0) - 1e-3) / now.cores
     over_bytes = (outcomes.more_memory_bytes - max(capacity.free.memory_bytes, 0.0) - 1.0) / now.memory_bytes
     short = np.full(len(columns), -1.0)
-    if job.memory is not None:
+    # What cannot be changed is no reason against a plan that leaves it as it is.
+    if job.memory is not None and job.movable & {Change.SERVERS, Change.SERVER_SIZE}:
         needed = np.ceil(
             job.memory.server_base_bytes
             + job.memory.imbalance * job.memory.embedding_bytes / columns.parameter_servers
         )  # fmt: skip
-        short = np.maximum(
-            1.0 - columns.parameter_server_memory_bytes / needed,
-            1.0 - columns.worker_memory_bytes / job.memory.worker_bytes,
-        )
+        short = 1.0 - columns.parameter_server_memory_bytes / needed
+    if job.memory is not None and Change.WORKER_SIZE in job.movable:
+        short = np.maximum(short, 1.0 - columns.worker_memory_bytes / job.memory.worker_bytes)
     too_large = np.full(len(columns), -1.0)
     if capacity.largest_pod is not None:
         most = capacity.largest_pod

@@ -88,10 +88,15 @@ class ChangeShape(Message, frozen=True):
         change: other memory is not yet possible at all while the job runs.
         live_only: refuse what would pause the job (other servers: a save, a restart, a restore), and other
             sizes of pods.
+        expected_version: refuse unless the wanted shape still has this version (`Profile.shape_version`); None:
+            whatever it is now.
+        asked_by: who wants it, for the job's history: a policy's name.
     """
 
     change: dict[Role, PlacesChange] = {}
     live_only: bool = False
+    expected_version: int | None = None
+    asked_by: str = ""
 
 
 class TakeBackShape(Message, frozen=True):

@@ -9,17 +9,21 @@ from elastrec.platform.transport.messages.job import Message, TableUsage
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over all steps that workers made while the job had one configuration and nothing was changing.
+    """Sums over the steps that workers made while the job had one configuration and nothing was changing.
+
+    The older a step is, the less it counts in all of these sums but `steps_ever` (see `specs.metrics.share_kept`).
 
     Attributes:
+        steps_ever: all that were made, each counted once.
         steps: of single workers: a round of four workers counts four times.
         worker_seconds: of every worker, from heartbeat to heartbeat: all that went by while the steps were made.
         pull_seconds, push_seconds: the part of it in which a worker waited for the servers.
     """
 
     configuration: Shape
-    steps: int = 0
-    samples: int = 0
+    steps_ever: int = 0
+    steps: float = 0.0
+    samples: float = 0.0
     worker_seconds: float = 0.0
     pull_seconds: float = 0.0
     push_seconds: float = 0.0
@@ -48,6 +52,20 @@ class ServerUse(msgspec.Struct, frozen=True, kw_only=True):
     table_bytes: int
 
 
+class ShapeChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the shape that is wanted for the job.
+
+    Attributes:
+        asked_by: who asked for it, as in ChangeShape; empty: nobody said, or the cluster refused what was wanted.
+        seconds_ago: on the job's clock.
+    """
+
+    before: Shape
+    after: Shape
+    seconds_ago: float
+    asked_by: str = ""
+
+
 class GetProfile(Message, frozen=True):
     """What is known of the job's speed."""
 
@@ -66,6 +84,9 @@ class Profile(Message, frozen=True):
         tables_growth: how every table came to its present size.
         servers: those that have told what they use.
         run_id: of the job's MLflow run; empty while it has none.
+        shape_version: of the shape that is wanted for the job (see ChangeShape).
+        shape_changes: the latest changes of it, the oldest first.
+        worker_used_bytes: memory in use by the fullest worker; 0: none has told it.
     """
 
     job_json: bytes
@@ -80,3 +101,6 @@ class Profile(Message, frozen=True):
     tables_growth: list[TableGrowth] = []
     servers: list[ServerUse] = []
     run_id: str = ""
+    shape_version: int = 0
+    shape_changes: list[ShapeChanged] = []
+    worker_used_bytes: int = 0

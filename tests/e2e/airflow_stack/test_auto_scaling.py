@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from elastrec.platform import jobs
 from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.jobs.scaling.rounds import ask_profile
+from elastrec.platform.jobs.scaling.masters import ask_profile
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from tests.e2e.airflow_stack.conftest import LEAST_STEPS
@@ -78,7 +78,7 @@ def is_profiled(platform: jobs.Platform, job_id: str) -> bool:
     told = ask_profile(platform, job_id)
     if told is None or not told.is_settled:
         return False
-    return any(each.configuration == told.configuration and each.steps >= LEAST_STEPS for each in told.measured)
+    return any(each.configuration == told.configuration and each.steps_ever >= LEAST_STEPS for each in told.measured)
 
 
 def rounds_that_decide_about(airflow: AirflowClient, job_id: str) -> tuple[str, str]:
@@ -90,10 +90,10 @@ def rounds_that_decide_about(airflow: AirflowClient, job_id: str) -> tuple[str, 
     for _ in range(3):
         first, second = airflow.trigger(DAG, {}), airflow.trigger(DAG, {})
         assert finished(airflow, DAG, first) == finished(airflow, DAG, second) == "success"
-        mapped = [task for task in instances(airflow, first) if task["task_id"] in ("propose", "apply")]
-        if [task["rendered_map_index"] for task in mapped] == [job_id, job_id]:
+        mapped = [task for task in instances(airflow, first) if task["task_id"] == "apply"]
+        if [task["rendered_map_index"] for task in mapped] == [job_id]:
             return first, second
-        told.append(airflow.log(DAG, first, "running_jobs", 1))
+        told.append(airflow.log(DAG, first, "plan", 1))
     raise AssertionError(f"no round decided about {job_id}:\n" + "\n".join(told))
 
 
@@ -134,7 +134,7 @@ def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
     changed = [point.value for point in history.get_metric_history(launched.run_id, names.SCALING_CHANGED)]
     assert 1 < decided[0] <= 3 and changed[0] == 1.0
     pictures = {each.path for each in history.list_artifacts(launched.run_id, "figures")}
-    assert {"figures/throughput.png", "figures/scaling_fit.png", "figures/scaling_candidates.png"} <= pictures
+    assert {"figures/throughput.png", "figures/scaling_candidates.png"} <= pictures
     assert {seen.phase for seen in watched.seen} == {Phase.TRAINING}, "training stood still"
     assert sum(pod.role == Role.WORKER for pod in watched.seen[0].pods) == 1 and watched.seen[-1].generation == 0
     done = ledger.filter(pc.equal(ledger["outcome"], "done"))

@@ -18,6 +18,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import DECISIONS_FILE, EXPLAIN_FILE, Decisions
 from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.scaling.model.throughput import fit
+from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import View, decide
 from elastrec.platform.specs.errors import HistoryError
@@ -62,6 +63,13 @@ def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, hist
     metrics = client.get_run(run_id).data.metrics
     assert metrics[names.SCALING_WORKERS] == 3.0 and metrics[names.SCALING_LAST_PREDICTED_GAIN] == 18.0
     assert told.page(run_id).startswith(tracking_server.uri) and run_id in told.page(run_id)
+
+
+def test_a_picture_is_drawn_when_it_means_something(tracking_server, run_id: str) -> None:  # type: ignore[no-untyped-def]
+    told, seen = Decisions(tracking_server.uri, ""), measure(coefficients(), [ONE])
+    stays = decide(Static(), [profile()], View(PLENTY, PRICES)).plans[0].considered
+    told.log_model(run_id, [], stays, fit(SHAPE, seen), seen)
+    assert list(MlflowClient(tracking_server.uri).list_artifacts(run_id, "figures")) == []
 
 
 def test_the_table_stays_bounded_and_keeps_the_latest_rounds(

@@ -9,7 +9,7 @@ import pytest
 
 from elastrec.platform.clusters.nodes import Capacity, Node, NodeCondition
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.jobs.scaling.rounds import _largest_server_bytes
+from elastrec.platform.jobs.scaling.masters import largest_server_bytes
 from elastrec.platform.jobs.scaling.standing import room_of
 from elastrec.platform.jobs.starting.preparation import _check_capacity
 from elastrec.platform.scaling.amounts import Allocation, Resources
@@ -33,18 +33,19 @@ def server(node: str, memory: int, role: Role = Role.PARAMETER_SERVER) -> PodSta
 
 
 def platform(nodes: list[Node], pods: list[PodStatus] | None = None) -> Any:
-    return SimpleNamespace(launcher=SimpleNamespace(nodes=lambda: nodes, pods=lambda job: pods or []))
+    return SimpleNamespace(launcher=SimpleNamespace(nodes=lambda: nodes, pods=lambda: pods or []))
 
 
 def test_a_server_can_have_what_is_free_on_one_node_and_no_sum_over_nodes() -> None:
     nodes = [node("a", 16, 6), node("b", 16, 5)]
-    assert _largest_server_bytes(platform(nodes), "clicks-1") == 6 * GIB
+    assert largest_server_bytes(platform(nodes), ["clicks-1"]) == {"clicks-1": 6 * GIB}
 
 
 def test_a_server_keeps_what_it_has_on_its_own_node_alone() -> None:
     nodes = [node("a", 16, 6), node("b", 16, 5)]
     on_b = [server("b", 4), server("b", 2), server("a", 9, Role.WORKER)]
-    assert _largest_server_bytes(platform(nodes, on_b), "clicks-1") == 9 * GIB
+    found = largest_server_bytes(platform(nodes, on_b), ["clicks-1", "clicks-2"])
+    assert found == {"clicks-1": 9 * GIB, "clicks-2": 6 * GIB}
 
 
 def test_a_pod_larger_than_every_node_is_refused_although_it_is_smaller_than_the_cluster() -> None:

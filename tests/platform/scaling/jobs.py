@@ -34,7 +34,7 @@ def allocation(workers: int = 2, servers: int = 1, worker_cores: float = 1.0, se
 def coefficients(shares: Sequence[float] = (0.6, 0.1, 0.05, 0.15, 0.1), seconds: float = 0.05) -> Coefficients:
     """Such that one worker and one server of one core take these shares of `seconds`, in the order TERMS, fixed."""
     row = features(SHAPE, Columns.of([allocation(1, 1)]))[0]
-    values = {term: share * seconds / each for term, share, each in zip(TERMS, shares, row, strict=False)}
+    values = {term: float(share * seconds / each) for term, share, each in zip(TERMS, shares, row, strict=False)}
     return Coefficients(**values, fixed=shares[4] * seconds)
 
 

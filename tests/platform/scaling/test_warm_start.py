@@ -12,6 +12,7 @@ from elastrec.platform.scaling.warm_start import (
     Features,
     PastJob,
     WarmStartSettings,
+    prior_of,
     similarity,
     warm_start,
     with_memory_used,
@@ -21,7 +22,7 @@ from tests.platform.scaling.jobs import GIB, allocation, coefficients
 
 SETTINGS = WarmStartSettings()
 TODAY = Features(
-    categories={"architecture": "dlrm", "team": "ads"},
+    categories={"architecture": "dlrm", "name": "clicks"},
     numbers={"training_rows": 1e8, "embedding_dimension": 16.0},
     sets={"tables": frozenset({"user", "item", "shop"})},
 )
@@ -55,7 +56,7 @@ def test_similarity_is_symmetric_and_a_share(one: Features, other: Features) -> 
 
 def test_equal_jobs_are_alike_and_strangers_are_not() -> None:
     assert similarity(TODAY, TODAY, SETTINGS).total == 1.0
-    stranger = Features(categories={"architecture": "deepfm", "team": "x"}, numbers={"y": 1.0}, sets={})
+    stranger = Features(categories={"architecture": "deepfm", "name": "x"}, numbers={"y": 1.0}, sets={})
     assert similarity(TODAY, stranger, SETTINGS).total == 0.0
 
 
@@ -63,7 +64,7 @@ def test_every_type_of_feature_has_its_own_measure() -> None:
     found = similarity(
         TODAY,
         Features(
-            categories={"architecture": "dlrm", "team": "search"},
+            categories={"architecture": "dlrm", "name": "searches"},
             numbers={"training_rows": 4e8, "embedding_dimension": 16.0},
             sets={"tables": frozenset({"user", "item", "page"})},
         ),
@@ -145,7 +146,6 @@ def test_fewer_servers_get_the_memory_that_the_tables_of_the_most_similar_job_ne
 def test_without_a_similar_job_the_job_file_decides_and_the_reason_says_so() -> None:
     found = warm_start(TODAY, [past("x", allocation(9, 9), Features(categories={"other": "x"}))], DEFAULT)
     assert found.allocation == DEFAULT
-    assert found.prior is None
     assert "cold start" in found.reason
     assert "none of 1 finished jobs" in found.reason
     assert warm_start(TODAY, [], DEFAULT).allocation == DEFAULT
@@ -157,7 +157,7 @@ def test_the_most_similar_job_with_a_model_gives_the_prior() -> None:
         past("next", allocation(), with_rows(1.5e8), coefficients=coefficients()),
         past("far", allocation(), with_rows(5e8), coefficients=coefficients(seconds=9.0)),
     ]
-    prior = warm_start(TODAY, history, DEFAULT).prior
+    prior = prior_of(TODAY, history)
     assert prior is not None
     assert prior.source == "next"
     assert prior.coefficients == coefficients()
@@ -191,3 +191,60 @@ def test_numbers_too_far_apart_to_divide_are_simply_not_alike() -> None:
 def test_a_smoothing_of_nothing_is_refused() -> None:
     with pytest.raises(ScalingError, match=r"warm_start\.smoothing"):
         WarmStartSettings(smoothing=0.0)
+
+
+STRANGER = msgspec.structs.replace(TODAY, categories={"architecture": "dlrm", "name": "conversions"})
+memories = st.integers(1, 256).map(lambda steps: steps * 128 * 2**20)
+sized = st.builds(
+    lambda workers, servers, worker_bytes, server_bytes: msgspec.structs.replace(
+        allocation(workers, servers), worker_memory_bytes=worker_bytes, parameter_server_memory_bytes=server_bytes
+    ),
+    st.integers(1, 20), st.integers(1, 8), memories, memories,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(asked=sized, others=st.lists(st.tuples(sized, sized), min_size=1, max_size=6))
+def test_a_model_that_has_not_run_never_starts_with_less_memory_than_its_owner_asks_for(
+    asked: Allocation, others: list[tuple[Allocation, Allocation]]
+) -> None:
+    history = [past(f"other-{n}", ran, TODAY, needed=needed) for n, (ran, needed) in enumerate(others)]
+    found = warm_start(STRANGER, history, asked)
+    assert found.contributions, "they are similar in all but the name"
+    got = found.allocation
+    assert got.worker_memory_bytes >= asked.worker_memory_bytes
+    assert got.parameter_server_memory_bytes >= asked.parameter_server_memory_bytes
+    assert (
+        got.parameter_servers * got.parameter_server_memory_bytes
+        >= asked.parameter_servers * asked.parameter_server_memory_bytes
+    )
+    assert "none of this name" in found.reason
+
+
+def test_a_model_that_has_run_gives_memory_back_that_it_did_not_need() -> None:
+    needed = msgspec.structs.replace(allocation(), parameter_server_memory_bytes=GIB)
+    found = warm_start(TODAY, [past("own", allocation(), needed=needed)], DEFAULT)
+    assert found.allocation.parameter_server_memory_bytes == GIB < DEFAULT.parameter_server_memory_bytes
+
+
+def test_the_memory_of_a_model_that_has_run_is_its_own_and_not_that_of_a_closer_stranger() -> None:
+    large = msgspec.structs.replace(allocation(1, 1), parameter_server_memory_bytes=8 * GIB)
+    small = msgspec.structs.replace(allocation(1, 1), parameter_server_memory_bytes=GIB)
+    own = past("own", large, with_rows(0.4e8), needed=large)
+    stranger = past("stranger", small, STRANGER, needed=small)
+    assert warm_start(TODAY, [own, stranger], DEFAULT).allocation.parameter_server_memory_bytes >= 8 * GIB
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"training_rows": 1e5, "embedding_dimension": 16.0}, {"training_rows": 1e8, "embedding_dimension": 1.0}]
+)
+def test_jobs_that_differ_in_what_memory_depends_on_say_nothing_about_each_other(numbers: dict[str, float]) -> None:
+    other = past("other", allocation(9, 9), msgspec.structs.replace(TODAY, numbers=numbers))
+    found = similarity(TODAY, other.features, SETTINGS)
+    assert found.total > 0.5 and found.memory is not None and found.memory < 0.5
+    assert warm_start(TODAY, [other], DEFAULT).allocation == DEFAULT
+
+
+def test_who_owns_a_job_makes_it_no_more_similar() -> None:
+    with_team = msgspec.structs.replace(TODAY, categories={**TODAY.categories, "team": "ads"})
+    assert similarity(TODAY, TODAY, SETTINGS).total == 1.0 > similarity(TODAY, with_team, SETTINGS).total

@@ -1,4 +1,4 @@
-"""The memory forecast on what a master tells."""
+"""What a master tells of its job's memory, and what the forecast makes of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.jobs.scaling.memory_outlook import memory_forecast, memory_wish
+from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.memory import Action
+from elastrec.platform.scaling.memory_outlook import MemoryOutlook, look_ahead, wish_of
 from elastrec.platform.scaling.types import MemoryWish
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.profile import Profile, ServerUse, TableGrowth
-from tests.platform.jobs.scaling.test_rounds import ONE, told
+from tests.platform.jobs.scaling.test_profiles import ONE, told
 
 MEBIBYTE = 2**20
 SAMPLES = [100_000 * 2**i for i in range(6)]
@@ -32,17 +33,22 @@ def grown(*, remaining: int, exponent: float = 0.8, **changes: Any) -> Profile:
                 pod="ps-0", used_bytes=100 * MEBIBYTE + 80 * rows[-1], limit_bytes=2**30, table_bytes=80 * rows[-1]
             )
         ],
+        "worker_used_bytes": 900 * MEBIBYTE,
     }
     return told(**(values | changes))
 
 
+def outlook(profile: Profile, largest_bytes: float = 2.0**36) -> MemoryOutlook:
+    return look_ahead(memory_seen(job_from_json(profile.job_json), profile, 10_000.0, largest_bytes), ALLOCATION)
+
+
 def wish(profile: Profile, largest_bytes: float = 2.0**36) -> MemoryWish | None:
-    return memory_wish(job_from_json(profile.job_json), profile, ALLOCATION, 10_000.0, largest_bytes)
+    return wish_of(ALLOCATION, outlook(profile, largest_bytes).forecast)
 
 
 def test_a_job_whose_tables_fit_to_the_end_wants_nothing() -> None:
     profile = grown(remaining=1_000_000)
-    found = memory_forecast(job_from_json(profile.job_json), profile, 10_000.0, 2.0**36)
+    found = outlook(profile).forecast
     assert found is not None and found.action is Action.NONE
     assert wish(profile) is None
 
@@ -83,5 +89,23 @@ def test_rows_that_come_again_bring_no_new_ids(epochs: int, is_enough: bool) -> 
         {"tables_growth": [TableGrowth(table="user", samples=[1, 2], rows=[1, 2], bytes_per_row=80.0)]},
     ],
 )
-def test_before_there_is_enough_to_tell_nothing_is_wanted(missing: dict[str, Any]) -> None:
-    assert wish(grown(remaining=2_000_000_000, **missing)) is None
+def test_before_there_is_enough_to_tell_nothing_is_wanted_and_servers_need_all_that_they_have(
+    missing: dict[str, Any],
+) -> None:
+    found = outlook(grown(remaining=2_000_000_000, **missing))
+    assert found.forecast is None and wish_of(ALLOCATION, found.forecast) is None
+    assert found.need.server_bytes(1) == ALLOCATION.parameter_server_memory_bytes
+    assert found.need.server_bytes(2) * 2 == ALLOCATION.parameter_server_memory_bytes
+
+
+def test_what_rows_need_at_the_end_is_more_than_they_hold_now_and_the_margin_stays_free() -> None:
+    profile = grown(remaining=1_000_000)
+    need = outlook(profile).need
+    (server,) = profile.servers
+    assert need.server_bytes(1) > server.used_bytes / 0.9
+    assert need.worker_bytes == pytest.approx(1000 * MEBIBYTE, rel=0.01)
+
+
+def test_a_worker_of_which_nothing_is_known_needs_what_it_has() -> None:
+    found = outlook(grown(remaining=1_000_000, worker_used_bytes=0))
+    assert found.need.worker_bytes == ALLOCATION.worker_memory_bytes

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from elastrec.platform.history.records import JobRecord, Sizes
-from elastrec.platform.jobs.scaling.overheads import overheads, overheads_of
-from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.scaling.overheads import overheads_of
 from elastrec.platform.scaling.types import Overheads
 from elastrec.platform.specs.metrics import Phase
-from elastrec.platform.specs.scaling import ScalingSettings
 
 SIZES = Sizes(
     workers=1, worker_cores=1.0, worker_memory_bytes=1, parameter_servers=1, parameter_server_cores=1.0,
@@ -49,8 +45,3 @@ def test_a_number_that_means_nothing_is_left_out(wrong: float) -> None:
 
 def test_what_no_job_has_done_keeps_its_default() -> None:
     assert overheads_of([record()]) == Overheads()
-
-
-def test_without_mlflow_the_defaults_count(tmp_path: Path) -> None:
-    gone = Platform(None, None, "http://127.0.0.1:1", "", tmp_path)  # type: ignore[arg-type]
-    assert overheads(gone, ScalingSettings()) == Overheads()

@@ -1,75 +1,97 @@
-"""Profiles from what a master tells, and why a job is left alone."""
+"""A round from masters to plans and back: who is asked, what a silent one costs, which plan is still carried out."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from elastrec.platform.jobs.scaling.rounds import NotNow, profile_of
-from elastrec.platform.scaling.amounts import Change
-from elastrec.platform.scaling.types import JobProfile
-from elastrec.platform.specs.scaling import ScalingSettings, Team
-from elastrec.platform.specs.text.loading import job_to_json, load_job
-from elastrec.platform.transport.messages.profile import Measured, Profile
-from tests.shapes import shape
+from elastrec.platform.jobs.scaling import masters as asking
+from elastrec.platform.jobs.scaling import rounds
+from elastrec.platform.scaling.types import Plan
+from elastrec.platform.specs.errors import JobNotFoundError
+from elastrec.platform.specs.scaling import ScalingSettings
+from elastrec.platform.transport.messages.observer import ShapeAnswer
+from tests.platform.jobs.scaling.masters import Masters, masters
+from tests.platform.jobs.scaling.test_profiles import told
+from tests.platform.scaling.jobs import allocation
 
-ONE = shape(1, 1, 0.5, 1.0, 2**31, 2**30)
-TWO = shape(2, 1, 0.5, 1.0, 2**31, 2**30)
-
-
-def told(scaling: dict[str, Any] | None = None, **changes: Any) -> Profile:
-    job = load_job(
-        {
-            "apiVersion": "elastrec.io/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "clicks", "team": "ads"},
-            "spec": {
-                "model": {"architecture": "dlrm", "embedding_dimension": 8},
-                "data": {"path": "clicks", "sparse": [{"name": "user"}], "dense": [{"name": "age"}]},
-                "scaling": scaling or {},
-            },
-        }
-    )
-    values: dict[str, Any] = {
-        "job_json": job_to_json(job).encode(),
-        "phase": "Training",
-        "configuration": ONE,
-        "is_settled": True,
-        "measured": [
-            Measured(configuration=TWO),
-            Measured(
-                configuration=ONE, steps=100, samples=51_200, worker_seconds=20.0, pull_seconds=2.0, push_seconds=1.0
-            ),
-        ],
-        "remaining_samples": 1_000_000,
-        "dense_bytes": 4096,
-    }
-    return Profile(**(values | changes))
+SETTINGS = ScalingSettings(policy="static")
+PLAN = Plan(
+    job_id="clicks-1", policy="three-stage", before=allocation(1), allocation=allocation(2), reason="faster",
+    shape_version=7, expires_unix_seconds=2e9,
+)  # fmt: skip
 
 
-def test_a_profile_has_the_measured_steps_and_the_bounds_of_the_job_file() -> None:
-    settings = ScalingSettings(teams={"ads": Team(priority=3)})
-    profile = profile_of("clicks-1", told({"minimum_workers": 1, "maximum_workers": 6}), settings)
-    assert isinstance(profile, JobProfile)
-    (observation,) = profile.observations
-    assert observation.allocation == profile.allocation and profile.allocation.workers == 1
-    assert (observation.iteration_seconds, observation.compute_seconds) == (0.2, pytest.approx(0.17))
-    assert profile.started_with is not None and profile.started_with.workers == 2
-    assert profile.limits.workers == (1, 6)
-    assert profile.movable == {Change.WORKERS}
-    assert (profile.priority, profile.remaining_samples, profile.shape.dense_bytes) == (3.0, 1e6, 4096)
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Masters]:
+    with masters(tmp_path) as found:
+        yield found
 
 
-@pytest.mark.parametrize(
-    ("found", "reason"),
-    [
-        (told({"enabled": False}), "scaling.enabled: false"),
-        (told(phase="Evaluating"), "Evaluating"),
-        (told(is_settled=False), "coming or going"),
-        (told(configuration=TWO), "0 steps in its present configuration; 50 are needed"),
-    ],
-)
-def test_a_job_that_cannot_be_decided_about_is_left_alone_with_the_reason(found: Profile, reason: str) -> None:
-    answer = profile_of("clicks-1", found, ScalingSettings())
-    assert isinstance(answer, NotNow) and reason in answer.reason
+def test_a_master_that_does_not_answer_costs_only_its_own_job_the_round(
+    cluster: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking.ask_profiles, "__defaults__", (0.5,))
+    for job_id in ("clicks-1", "clicks-2", "clicks-3"):
+        cluster.add_silent(f"silent-{job_id}")
+        cluster.add(job_id, told())
+    begun = time.monotonic()
+    decided, left_alone = rounds.plan(cluster.platform, SETTINGS)
+    assert [plan.job_id for plan in decided.plans] == ["clicks-1", "clicks-2", "clicks-3"]
+    silent = {each.job_id: each.reason for each in left_alone}
+    assert silent.keys() == {"silent-clicks-1", "silent-clicks-2", "silent-clicks-3"}
+    assert all(reason.startswith("its master does not answer: ") for reason in silent.values())
+    assert time.monotonic() - begun < 3 * 0.5 + 5.0, "they are asked side by side"
+
+
+def test_masters_are_asked_side_by_side(cluster: Masters) -> None:
+    for number in range(8):
+        cluster.add_silent(f"silent-{number}")
+    begun = time.monotonic()
+    answers = asking.ask_profiles(cluster.platform, asking.masters_of(cluster.platform), timeout_seconds=1.0)
+    assert len(answers) == 8 and all(isinstance(each, str) for each in answers.values())
+    assert time.monotonic() - begun < 4.0, "one after the other they would take eight seconds"
+
+
+def test_a_job_that_is_not_in_the_cluster_is_named(cluster: Masters) -> None:
+    with pytest.raises(JobNotFoundError, match="clicks-9"):
+        rounds.plan(cluster.platform, SETTINGS, ["clicks-9"])
+
+
+def test_jobs_that_do_not_train_are_only_named_when_they_are_asked_about(cluster: Masters) -> None:
+    cluster.add("clicks-1", told(phase="Evaluating"))
+    assert rounds.plan(cluster.platform, SETTINGS)[1] == []
+    (other,) = rounds.plan(cluster.platform, SETTINGS, ["clicks-1"])[1]
+    assert other.reason == "it is Evaluating"
+
+
+def test_plans_carry_the_version_of_the_shape_that_they_were_made_for_and_when_they_expire(cluster: Masters) -> None:
+    cluster.add("clicks-1", told(shape_version=7))
+    (plan,) = rounds.plan(cluster.platform, SETTINGS)[0].plans
+    assert plan.shape_version == 7
+    assert plan.expires_unix_seconds == pytest.approx(time.time() + SETTINGS.plan_lifetime, abs=30.0)
+
+
+def test_the_master_is_told_the_version_and_who_asks(cluster: Masters) -> None:
+    cluster.add("clicks-1", told())
+    assert rounds.apply(cluster.platform, PLAN).changed
+    ((_, message),) = cluster.asked
+    assert (message.expected_version, message.asked_by, message.live_only) == (7, "three-stage", True)
+
+
+def test_a_plan_that_its_master_refuses_changes_nothing_and_says_why(cluster: Masters) -> None:
+    cluster.add("clicks-1", told(), lambda _: ShapeAnswer(reason="expected_version: 7 is not allowed"))
+    done = rounds.apply(cluster.platform, PLAN)
+    assert not done.changed and "expected_version: 7" in done.reason
+
+
+def test_a_plan_that_is_too_old_is_not_even_sent(cluster: Masters) -> None:
+    cluster.add("clicks-1", told())
+    old = msgspec.structs.replace(PLAN, expires_unix_seconds=time.time() - 60.0)
+    done = rounds.apply(cluster.platform, old)
+    assert not done.changed and cluster.asked == []
+    assert "stale: its time was over 6" in done.reason and "plan_lifetime" in done.reason

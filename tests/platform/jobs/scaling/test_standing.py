@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from elastrec.platform.clusters.nodes import Capacity
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.jobs.scaling.rounds import NotNow, holders_of, profile_of
+from elastrec.platform.jobs.scaling.profiles import NotNow, holders_of, profile_of
 from elastrec.platform.jobs.scaling.standing import standing_of
 from elastrec.platform.master.pods.launch import TEAM_LABEL
 from elastrec.platform.scaling.amounts import Resources
 from elastrec.platform.scaling.types import JobProfile
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team
-from tests.platform.jobs.scaling.test_rounds import ONE, TWO, told
+from tests.platform.jobs.scaling.test_profiles import ONE, TWO, told
 
 SETTINGS = ScalingSettings(teams={"ads": Team(share=0.5, priority=3, minimum_workers=2)})
 CAPACITY = Capacity(PodSize(8.0, 2**34), PodSize(1.0, 2**30), PodSize(8.0, 2**34))

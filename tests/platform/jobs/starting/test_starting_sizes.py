@@ -15,10 +15,14 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.history import History
 from elastrec.platform.history.points import CostMeter, Point
 from elastrec.platform.jobs import warm_start
+from elastrec.platform.jobs.scaling.story import fitted
+from elastrec.platform.jobs.starting import launching
+from elastrec.platform.jobs.starting.starting_sizes import past_job
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.text.loading import job_to_json, load_job
+from tests.platform.jobs.scaling.test_profiles import told
 
 INTERVAL = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
 
@@ -100,3 +104,14 @@ def test_servers_start_with_what_those_of_similar_jobs_used_and_some_more(platfo
     # A fifth stays free, in steps of 128 MiB.
     assert found.parameter_server_memory_bytes == 30 * 128 * 2**20
     assert found.parameter_servers == 2
+
+
+def test_a_job_that_ends_leaves_its_model_to_those_that_come(platform: Any, tmp_path: Path) -> None:
+    job = prepared(tmp_path, "clicks-1")
+    history = History(platform.tracking_uri, "elastrec")
+    run_id = history.start_run(job, warm_start(platform, job))
+    launching._close_run(platform, run_id, Phase.SUCCEEDED, "", None, told())
+    (record,) = history.job_records()
+    left = past_job(record).coefficients
+    expected = fitted(told())
+    assert expected is not None and left == expected.coefficients and record.phase is Phase.SUCCEEDED

@@ -6,6 +6,7 @@ import pytest
 
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.profile_book import SETTLING_SECONDS, ProfileBook, configuration_of, is_settled
+from elastrec.platform.specs.metrics import FADING_SECONDS
 from elastrec.platform.transport.messages.job import WindowMetrics
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change, shape
@@ -29,7 +30,35 @@ def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
         book.add("j-worker-0", STEPS, world.state, time)
     (measured,) = book.measured()
     assert measured.configuration == TWO
-    assert (measured.steps, measured.samples, measured.worker_seconds, measured.pull_seconds) == (8, 400, 2.5, 0.4)
+    assert measured.steps_ever == 8
+    sums = (measured.steps, measured.samples, measured.worker_seconds, measured.pull_seconds)
+    assert sums == pytest.approx((8, 400, 2.5, 0.4), rel=0.01)
+
+
+def test_what_was_measured_while_others_disturbed_the_job_is_corrected_by_what_is_measured_after():
+    world, book, time, step = running(plan(shape=TWO)), ProfileBook(), 0.0, 10.0
+    for window in range(20):
+        if window == 10:
+            step, disturbed = 2.5, book.measured()[0]
+        for _ in range(int(FADING_SECONDS / step)):
+            time += step
+            book.add("j-worker-0", WindowMetrics(samples=50, steps=1), world.state, time)
+    (measured,) = book.measured()
+    assert disturbed.worker_seconds / disturbed.steps == pytest.approx(10.0, rel=0.01)
+    # Of what was disturbed 0.8^10 = 11 % are left, a fourth of which are steps; a plain mean would be at 4.0.
+    assert measured.worker_seconds / measured.steps == pytest.approx(2.5, rel=0.15)
+    assert measured.steps_ever > measured.steps
+
+
+def test_what_was_measured_in_another_configuration_does_not_fade_meanwhile():
+    world, book = running(plan(shape=TWO)), ProfileBook()
+    for time in (0.0, LATER, LATER + 1):
+        book.add("j-worker-0", STEPS, world.state, time)
+    before = book.measured()
+    ask(world, parameter_servers=3)
+    for time in (LATER + 1000, LATER + 1001, LATER + 1010):
+        book.add("j-worker-0", STEPS, world.state, time)
+    assert book.measured() == before
 
 
 def test_what_is_made_right_after_a_change_counts_for_nothing():

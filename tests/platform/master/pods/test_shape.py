@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.pods import shape
+from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
@@ -20,6 +22,7 @@ from elastrec.platform.transport.messages.observer import (
     Status,
     TakeBackShape,
 )
+from elastrec.platform.transport.messages.profile import GetProfile, Profile
 from tests.platform.master.service.test_service import stage  # noqa: F401
 from tests.platform.master.stage import Stage
 from tests.platform.master.world import World, plan, running
@@ -111,6 +114,57 @@ def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
     go_on(world, 10)
     assert len(world.state.membership.servers()) == 2 and len(world.state.membership.workers()) == 2
     assert world.state.recovery.rollbacks == 0 and world.state.phase is Phase.TRAINING
+
+
+def test_a_plan_for_an_older_shape_is_refused_and_the_refusal_is_journalled():
+    world = long_job()
+    version = world.state.shape_version
+    ask(world, workers=3)
+    wanted = world.state.wanted_shape
+    late = events.ShapeAsked(
+        time=world.time, change=change(workers=9), expected_version=version, asked_by="three-stage"
+    )
+    world.tell(late)
+    assert world.state.wanted_shape == wanted and last(world).wanted == "workers 3"
+    (refused,) = [e.inputs for e in world.effects if getattr(e, "decision", "") == "shape_refused"]
+    assert refused == {
+        "wanted": "workers 9", "expected_version": version, "version": version + 1, "asked_by": "three-stage",
+    }  # fmt: skip
+    world.tell(msgspec.structs.replace(late, expected_version=version + 1))
+    assert last(world).wanted == "workers 9"
+
+
+def test_the_version_of_the_shape_rises_when_another_one_is_wanted_and_only_then():
+    world = long_job()
+    ask(world, workers=2)
+    assert world.state.shape_version == 0 and world.state.shape_changes == []
+    ask(world, workers=4)
+    assert world.state.shape_version == 1
+    world.tell(events.ShapeTakenBack(time=world.time, request_id=last(world).request_id))
+    assert world.state.shape_version == 2
+    there, back = world.state.shape_changes
+    assert (there.before, there.after) == (back.after, back.before)
+    assert decode_state(encode_state(world.state)).shape_changes == [there, back]
+
+
+def test_a_master_says_what_was_changed_when_and_by_whom_and_refuses_what_was_made_before(
+    stage: Callable[..., Stage],  # noqa: F811
+):
+    s = stage(rows=20_000)
+    s.wait_for(Phase.TRAINING)
+    before = s.call(GetProfile(), Profile)
+    wanted = ChangeShape(change=change(workers=3), expected_version=before.shape_version, asked_by="three-stage")
+    assert s.call(wanted, ShapeAnswer).accepted
+    after = s.call(GetProfile(), Profile)
+    assert after.shape_version == before.shape_version + 1
+    (changed,) = after.shape_changes
+    assert (changed.after[Role.WORKER].count, changed.asked_by) == (3, "three-stage") and changed.seconds_ago < 60.0
+    refused = s.call(ChangeShape(change=change(workers=1), expected_version=before.shape_version), ShapeAnswer)
+    assert not refused.accepted
+    assert f"expected_version: {before.shape_version} is not allowed" in refused.reason
+    assert "plan again" in refused.reason
+    story = s.call(GetExplanation(), Explanation)
+    assert any("refused another shape" in entry.what for entry in story.timeline)
 
 
 def test_only_the_open_request_can_be_taken_back():

@@ -18,6 +18,7 @@ from elastrec.platform.scaling.across_jobs.selection import (
     greedy,
     items_of,
     value_of,
+    weight,
 )
 from elastrec.platform.scaling.amounts import Resources
 from elastrec.platform.scaling.explain import plans_of, rows
@@ -136,6 +137,17 @@ def test_a_priority_goes_before_a_larger_gain() -> None:
     assert choose(jobs, free(4)).chosen == (STAY, 1)
 
 
+@pytest.mark.parametrize("rho", [-2.5, 1.0, 2.5])
+def test_a_priority_of_two_counts_as_half_of_the_time_left(rho: float) -> None:
+    weights = Weights(rho=rho, epsilon_seconds=1e-9)
+    left = 1e6 / 2 if rho > 0 else 2e6
+    assert weight(1e6, 1000.0, 2.0, weights) == pytest.approx(weight(left, 1000.0, 1.0, weights))
+
+
+def test_a_priority_counts_where_all_jobs_are_equal_otherwise() -> None:
+    assert weight(1e6, 1000.0, 2.0, Weights(rho=0.0)) == 2.0 * weight(1e6, 1000.0, 1.0, Weights(rho=0.0))
+
+
 def test_a_saving_without_a_loss_goes_before_a_larger_one_with_it() -> None:
     job = proposal("job", candidate(-20, -3.0, -3), candidate(5, -1.0, -1))
     assert choose([job], free(0)).chosen == (2,)
@@ -150,9 +162,9 @@ def test_exploring_has_what_is_left() -> None:
 
 def test_weights_follow_equation_14() -> None:
     job = proposal("job", candidate(1000, 2.0, 1), remaining=1e6, priority=2.0)
-    weight, value = value_of(job.candidates[1], job, Weights(rho=2.0, epsilon_seconds=1.0))
-    assert weight == pytest.approx(2.0 / (1e6 / 2000 + 1.0) ** 2)
-    assert value == pytest.approx(1000 / 2.0 * weight)
+    own, value = value_of(job.candidates[1], job, Weights(rho=2.0, epsilon_seconds=1.0))
+    assert own == pytest.approx((2.0 / (1e6 / 2000 + 1.0)) ** 2)
+    assert value == pytest.approx(1000 / 2.0 * own)
     assert value_of(job.candidates[0], job, Weights())[1] is None
     assert items_of([job], Weights(rho=2.0)).value[0] == pytest.approx(value)
 

@@ -12,14 +12,14 @@ FREE = Resources(10.0, 2.0**36)
 
 def wish(strategy: str = "plan", target: str = "workers", after: float = 6.0, **changes: object) -> Wish:
     found = Wish(
-        strategy=strategy, target=target, before=4.0, after=after, urgency=Urgency.REMOVE_BOTTLENECK,
+        strategy=strategy, moves={target: (4.0, after)}, urgency=Urgency.REMOVE_BOTTLENECK,
         needs=Resources(after - 4.0, 0.0), reason="because",
     )  # fmt: skip
     return msgspec.structs.replace(found, **changes)
 
 
 def done(strategy: str = "plan", target: str = "workers", direction: int = 1, seconds_ago: float = 1e5) -> Done:
-    return Done(strategy=strategy, target=target, direction=direction, seconds_ago=seconds_ago)
+    return Done(strategy=strategy, moves={target: (4.0, 4.0 + direction)}, seconds_ago=seconds_ago)
 
 
 MEMORY = wish("memory", "server memory", urgency=Urgency.PREVENT_FAILURE)
@@ -79,6 +79,17 @@ def test_a_change_is_not_undone_soon() -> None:
     assert verdict.chosen is None
     assert "would undo what plan did to workers 400 s ago" in verdict.left_out[0][1]
     assert choose_strategy([wish(after=3.0)], [done(seconds_ago=1000)], FREE).chosen is not None
+
+
+def test_of_a_change_that_moves_several_things_none_is_undone_soon() -> None:
+    both = wish(moves={"servers": (1.0, 2.0), "workers": (4.0, 3.0)})
+    verdict = choose_strategy([both], [done(seconds_ago=400)], FREE)
+    assert verdict.chosen is None and "to workers 400 s ago" in verdict.left_out[0][1]
+
+
+def test_what_was_only_tried_may_be_taken_back_at_once() -> None:
+    tried = msgspec.structs.replace(done(seconds_ago=400), is_trial=True)
+    assert choose_strategy([wish(after=3.0)], [tried], FREE).chosen is not None
 
 
 def test_what_does_not_fit_says_what_is_missing() -> None:

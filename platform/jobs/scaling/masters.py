@@ -1,0 +1,84 @@
+"""Asking masters what their jobs have measured: all side by side, each within a time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from elastrec.platform.clusters.pods import PodStatus
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.watching.masters import ask_pod, pod_of_master
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.messages.profile import GetProfile, Profile
+
+log = structlog.get_logger(__name__)
+ANSWER_SECONDS = 5.0
+"""Chosen: a master answers in milliseconds; one that needs longer is restarting, or its node is lost."""
+_SIDE_BY_SIDE = 64
+"""Connections at once: most of a call is waiting."""
+
+
+def masters_of(platform: Platform) -> dict[str, PodStatus]:
+    """The pod of every job's master, by job id.
+
+    Raises:
+        ClusterError: the cluster cannot be reached.
+    """
+    pods = platform.launcher.jobs()
+    return {pod.job: pod for pod in sorted(pods, key=lambda pod: pod.job) if pod.role is Role.MASTER}
+
+
+def ask_profile(platform: Platform, job_id: str) -> Profile | None:
+    """What one job's master has measured; None when no master runs.
+
+    Raises:
+        ClusterError: the cluster, or the job's master, does not answer.
+    """
+    try:
+        return ask_pod(
+            platform, pod_of_master(platform, job_id), GetProfile(), Profile, timeout_seconds=2 * ANSWER_SECONDS
+        )
+    except TransportError as error:
+        raise ClusterError(f"job {job_id}: its master does not answer: {error}", retryable=error.retryable) from error
+
+
+def ask_profiles(
+    platform: Platform, masters: Mapping[str, PodStatus], timeout_seconds: float = ANSWER_SECONDS
+) -> dict[str, Profile | str]:
+    """What the masters have measured, by job id; of one that does not answer within its time, the reason."""
+    if not masters:
+        return {}
+
+    def ask(pod: PodStatus) -> Profile | str:
+        try:
+            told = ask_pod(platform, pod, GetProfile(), Profile, timeout_seconds=timeout_seconds)
+        except (TransportError, ClusterError) as error:
+            log.warning("master_not_asked", job_id=pod.job, reason=str(error), consequence="its job is left alone")
+            return f"its master does not answer: {error}"
+        return told if told is not None else f"its master does not run yet: {pod.phase.value} {pod.reason}".strip()
+
+    with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(masters)), thread_name_prefix="ask-master") as threads:
+        return dict(zip(masters, threads.map(ask, masters.values()), strict=True))
+
+
+def largest_server_bytes(platform: Platform, job_ids: Iterable[str]) -> dict[str, float]:
+    """The most memory that a server of each job could have: what is free on a node, and what it has there already.
+
+    Raises:
+        ClusterError: the cluster cannot be reached.
+    """
+    nodes = [(node.name, node.free.memory_bytes) for node in platform.launcher.nodes()]
+    anywhere = max((free for _, free in nodes), default=0)
+    free_on, has = dict(nodes), dict[tuple[str, str], int]()
+    for pod in platform.launcher.pods():
+        if pod.role is Role.PARAMETER_SERVER and not pod.phase.is_final:
+            key = (pod.job, pod.node)
+            has[key] = max(has.get(key, 0), pod.size.memory_bytes)
+    most = dict.fromkeys(job_ids, float(anywhere))
+    for (job_id, node), memory_bytes in has.items():
+        if job_id in most and node in free_on:
+            most[job_id] = max(most[job_id], float(free_on[node] + memory_bytes))
+    return most

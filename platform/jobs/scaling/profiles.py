@@ -1,0 +1,141 @@
+"""What a decision needs to know of a live job, from what its master tells; or why there is no decision to make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
+from elastrec.platform.jobs.starting.starting_sizes import features_of
+from elastrec.platform.scaling.across_jobs.quota import Holder
+from elastrec.platform.scaling.amounts import Allocation, Change
+from elastrec.platform.scaling.job_profile import JobFacts, job_profile
+from elastrec.platform.scaling.memory_outlook import look_ahead
+from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, PastChange
+from elastrec.platform.scaling.warm_start import PastJob, prior_of
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.scaling import ScalingSettings, Team
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.transport.messages.profile import Measured, Profile
+
+
+class NotNow(msgspec.Struct, frozen=True):
+    """A running job of which no plan can be made this round, and why.
+
+    Attributes:
+        holder: what it can give back all the same; None where it takes no part in scaling.
+        shape_version: see JobProfile.
+    """
+
+    job_id: str
+    reason: str
+    holder: Holder | None = None
+    shape_version: int = 0
+
+
+def profile_of(
+    job_id: str, told: Profile, settings: ScalingSettings, past: Sequence[PastJob] = (), largest_bytes: float = 0.0
+) -> JobProfile | NotNow:
+    """What a decision about the job needs, or why there is none to be made now.
+
+    Args:
+        past: finished jobs with their models.
+        largest_bytes: the most memory that a server of the job could have.
+    """
+    job = job_from_json(told.job_json)
+    elasticity = job.spec.scaling
+    if not elasticity.enabled:
+        return NotNow(job_id, "its job file says scaling.enabled: false")
+    if told.phase != Phase.TRAINING:
+        return NotNow(job_id, f"it is {told.phase}")
+    team = settings.teams.get(job.metadata.team, Team())
+    allocation = Allocation.of(told.configuration)
+    holder = Holder(
+        job_id=job_id,
+        team=job.metadata.team,
+        allocation=allocation,
+        least_workers=max(elasticity.minimum_workers, team.minimum_workers),
+        priority=team.priority,
+    )
+    if not told.is_settled:
+        return NotNow(job_id, "pods are coming or going", holder, told.shape_version)
+    now = next((each for each in told.measured if each.configuration == told.configuration), None)
+    if now is None or now.steps_ever < settings.least_steps:
+        steps = 0 if now is None else now.steps_ever
+        why = f"{steps} steps in its present configuration; {settings.least_steps} are needed"
+        return NotNow(job_id, why, holder, told.shape_version)
+    shape = shape_of(job, told)
+    speed = allocation.workers * shape.batch_size / observation_of(now).iteration_seconds
+    epoch_rows = round((told.trained_samples + told.remaining_samples) / job.spec.training.epochs)
+    return job_profile(
+        JobFacts(
+            job_id=job_id,
+            shape=shape,
+            allocation=allocation,
+            started_with=Allocation.of(told.measured[0].configuration),
+            remaining_samples=float(told.remaining_samples),
+            observations=observations_of(told),
+            prior=prior_of(features_of(job, epoch_rows), [each for each in past if each.job_id != job_id]),
+            outlook=look_ahead(memory_seen(job, told, speed, largest_bytes), allocation),
+            changes=tuple(
+                PastChange(
+                    before=Allocation.of(each.before), after=Allocation.of(each.after), seconds_ago=each.seconds_ago,
+                    asked_by=each.asked_by,
+                )
+                for each in told.shape_changes
+            ),
+            shape_version=told.shape_version,
+            limits=Limits(workers=(holder.least_workers, max(holder.least_workers, elasticity.maximum_workers))),
+            movable=frozenset({Change.WORKERS}),
+            until_next_change_seconds=settings.round_interval,
+            team=holder.team,
+            priority=holder.priority,
+        )
+    )  # fmt: skip
+
+
+def holders_of(found: Iterable[JobProfile | NotNow]) -> list[Holder]:
+    """The jobs that can give workers back when somebody asks for what is theirs."""
+    holders = []
+    for each in found:
+        if isinstance(each, NotNow):
+            holders += [each.holder] if each.holder else []
+        else:
+            holders.append(
+                Holder(
+                    job_id=each.job_id,
+                    team=each.team,
+                    allocation=each.allocation,
+                    least_workers=each.limits.workers[0],
+                    priority=each.priority,
+                )
+            )
+    return holders
+
+
+def shape_of(job: TrainingJob, told: Profile) -> ModelShape:
+    """The constants of the job's throughput model."""
+    return ModelShape(
+        batch_size=job.spec.training.batch_size,
+        dense_bytes=told.dense_bytes,
+        embedding_dimension=job.spec.model.embedding_dimension,
+    )
+
+
+def observations_of(told: Profile) -> tuple[Observation, ...]:
+    """One for every configuration in which steps were made."""
+    return tuple(observation_of(measured) for measured in told.measured if measured.steps)
+
+
+def observation_of(measured: Measured) -> Observation:
+    """What a model is fitted to, of what a master has measured in one configuration."""
+    # Workers read and prepare their rows themselves, so all but waiting for servers is T_grad of eq. 2.
+    own_seconds = measured.worker_seconds - measured.pull_seconds - measured.push_seconds
+    return Observation(
+        allocation=Allocation.of(measured.configuration),
+        iteration_seconds=measured.worker_seconds / measured.steps,
+        compute_seconds=max(own_seconds, 0.0) / measured.steps,
+        iterations=max(1, round(measured.steps)),
+    )

@@ -1,0 +1,104 @@
+"""What memory a job's plans must have, from what its servers and tables were seen to hold: live and simulated alike."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Allocation
+from elastrec.platform.scaling.memory import (
+    Action,
+    Forecast,
+    MemoryRules,
+    Servers,
+    TableHistory,
+    fit_growth,
+    forecast,
+)
+from elastrec.platform.scaling.types import MemoryNeed, MemoryWish
+from elastrec.platform.specs.errors import ScalingError
+
+LEAST_POINTS = 3
+"""Of a table, different numbers of samples: a law with two unknowns and one point to doubt it by."""
+
+
+class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a job's memory.
+
+    Attributes:
+        servers: None: no server, or not every one, has told what it uses.
+        worker_used_bytes: of the fullest worker; 0: none has told it.
+        trained, remaining: samples; `fresh`: of the remaining ones, those that may bring new ids.
+        samples_per_second: now.
+    """
+
+    tables: tuple[TableHistory, ...]
+    servers: Servers | None
+    worker_used_bytes: float
+    trained: float
+    remaining: float
+    samples_per_second: float
+    fresh: float = math.inf
+
+
+class MemoryOutlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What plans must have, and what the forecast says.
+
+    Attributes:
+        forecast: None while too little was seen of a table to tell.
+        problem: why there is none, where what was measured means nothing.
+    """
+
+    need: MemoryNeed
+    forecast: Forecast | None = None
+    problem: str = ""
+
+
+def look_ahead(seen: MemorySeen, allocation: Allocation, rules: MemoryRules | None = None) -> MemoryOutlook:
+    """The memory that every plan of the job must have.
+
+    As long as nobody can tell how the tables grow, servers need all the memory that they have together: what a plan
+    took back, it could not give again in time.
+    """
+    rules = rules or MemoryRules()
+    worker = math.ceil(seen.worker_used_bytes / (1.0 - rules.margin)) or allocation.worker_memory_bytes
+    servers, problem = seen.servers, ""
+    enough = bool(seen.tables) and all(len(set(each.samples)) >= LEAST_POINTS for each in seen.tables)
+    if servers is not None and enough and seen.samples_per_second > 0:
+        try:
+            found = forecast(
+                [fit_growth(each) for each in seen.tables], servers, seen.trained, seen.remaining,
+                seen.samples_per_second, rules, fresh_samples=seen.fresh,
+            )  # fmt: skip
+            return MemoryOutlook(need=_need_of(found, servers, worker, rules), forecast=found)
+        except ScalingError as error:
+            problem = str(error)
+    everything = allocation.parameter_servers * allocation.parameter_server_memory_bytes
+    need = MemoryNeed(worker_bytes=worker, server_base_bytes=0, embedding_bytes=everything, imbalance=1.0)
+    return MemoryOutlook(need=need, problem=problem)
+
+
+def _need_of(found: Forecast, servers: Servers, worker_bytes: int, rules: MemoryRules) -> MemoryNeed:
+    keep = 1.0 - rules.margin
+    return MemoryNeed(
+        worker_bytes=worker_bytes,
+        server_base_bytes=math.ceil(found.base_bytes / keep),
+        embedding_bytes=math.ceil(found.rows_bytes / keep),
+        imbalance=servers.imbalance,
+    )
+
+
+def wish_of(allocation: Allocation, found: Forecast | None) -> MemoryWish | None:
+    """What a forecast asks for; None where memory lasts, or the job has it already."""
+    if found is None or found.action is Action.NONE:
+        return None
+    wanted = msgspec.structs.replace(
+        allocation,
+        parameter_servers=max(allocation.parameter_servers, found.needed_servers),
+        parameter_server_memory_bytes=max(allocation.parameter_server_memory_bytes, found.needed_bytes),
+    )
+    if wanted == allocation:
+        return None
+    reason = f"{found.action.value}: {found.reason}"
+    return MemoryWish(allocation=wanted, reason=reason, seconds_to_limit=found.seconds_to_limit[0])

@@ -1,0 +1,73 @@
+"""What is open to a job now: no plan with less memory than its rows need, none too soon after a change or back again.
+
+The same for every policy: what is not open is taken out of a proposal before anybody chooses, so that nobody counts on
+what it would have given back.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrec.platform.scaling.amounts import Allocation, Resources
+from elastrec.platform.scaling.executors.strategy import Done, StrategySettings, Urgency, Wish, objection
+from elastrec.platform.scaling.types import EXPLORING, Candidate, CandidateKind, JobProfile, Proposal
+
+URGENCY = {
+    CandidateKind.GROW: Urgency.REMOVE_BOTTLENECK,
+    CandidateKind.SAVE: Urgency.SAVE,
+    CandidateKind.EXPLORE: Urgency.EXPLORE,
+    CandidateKind.STAY: Urgency.EXPLORE,
+}
+UNLIMITED = Resources(float("inf"), float("inf"))
+"""What is free is divided among all jobs later."""
+_WORDS = {
+    "workers": "workers",
+    "parameter_servers": "parameter servers",
+    "worker_cores": "cores per worker",
+    "parameter_server_cores": "cores per parameter server",
+    "worker_memory_bytes": "memory per worker",
+    "parameter_server_memory_bytes": "memory per parameter server",
+}
+
+
+def moves_of(before: Allocation, after: Allocation) -> dict[str, tuple[float, float]]:
+    """What differs, under the names that people read."""
+    pairs = {words: (getattr(before, name), getattr(after, name)) for name, words in _WORDS.items()}
+    return {words: (float(one), float(other)) for words, (one, other) in pairs.items() if one != other}
+
+
+def past_of(job: JobProfile) -> tuple[Done, ...]:
+    """The job's latest changes."""
+    return tuple(
+        Done(
+            strategy=each.asked_by or "somebody", moves=moves_of(each.before, each.after), seconds_ago=each.seconds_ago,
+            is_trial=each.asked_by == EXPLORING,
+        )
+        for each in job.changes
+        if each.before != each.after
+    )  # fmt: skip
+
+
+def permitted(proposal: Proposal, job: JobProfile, policy: str, settings: StrategySettings) -> Proposal:
+    """The proposal without the candidates that are not open to the job; its notes say why they are not."""
+    longest = max(settings.cool_down_seconds, settings.reversal_seconds)
+    past = [each for each in past_of(job) if each.seconds_ago < longest]
+    kept, reasons = list(proposal.candidates[:1]), dict[str, int]()
+
+    def too_soon(candidate: Candidate) -> str:
+        wish = Wish(
+            strategy=policy, moves=moves_of(job.allocation, candidate.allocation), urgency=URGENCY[candidate.kind],
+            needs=candidate.needs, reason="",
+        )  # fmt: skip
+        return objection(wish, past, UNLIMITED, settings)
+
+    for each in proposal.candidates[1:]:
+        why = job.lacks_memory(each.allocation) or (too_soon(each) if past else "")
+        if why:
+            reasons[why] = reasons.get(why, 0) + 1
+        else:
+            kept.append(each)
+    if not reasons:
+        return proposal
+    told = tuple(f"{count} candidate(s) left out: {why}" for why, count in reasons.items())
+    return msgspec.structs.replace(proposal, candidates=tuple(kept), notes=(*proposal.notes, *told))

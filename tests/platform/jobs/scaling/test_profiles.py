@@ -1,0 +1,81 @@
+"""Profiles from what a master tells, and why a job is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastrec.platform.jobs.scaling.profiles import NotNow, profile_of
+from elastrec.platform.scaling.amounts import Change
+from elastrec.platform.scaling.types import JobProfile
+from elastrec.platform.specs.scaling import ScalingSettings, Team
+from elastrec.platform.specs.text.loading import job_to_json, load_job
+from elastrec.platform.transport.messages.profile import Measured, Profile
+from tests.shapes import shape
+
+ONE = shape(1, 1, 0.5, 1.0, 2**31, 2**30)
+TWO = shape(2, 1, 0.5, 1.0, 2**31, 2**30)
+
+
+def told(scaling: dict[str, Any] | None = None, **changes: Any) -> Profile:
+    job = load_job(
+        {
+            "apiVersion": "elastrec.io/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "clicks", "team": "ads"},
+            "spec": {
+                "model": {"architecture": "dlrm", "embedding_dimension": 8},
+                "data": {"path": "clicks", "sparse": [{"name": "user"}], "dense": [{"name": "age"}]},
+                "scaling": scaling or {},
+            },
+        }
+    )
+    values: dict[str, Any] = {
+        "job_json": job_to_json(job).encode(),
+        "phase": "Training",
+        "configuration": ONE,
+        "is_settled": True,
+        "measured": [
+            Measured(configuration=TWO),
+            Measured(
+                configuration=ONE,
+                steps_ever=120,
+                steps=100,
+                samples=51_200,
+                worker_seconds=20.0,
+                pull_seconds=2.0,
+                push_seconds=1.0,
+            ),
+        ],
+        "remaining_samples": 1_000_000,
+        "dense_bytes": 4096,
+    }
+    return Profile(**(values | changes))
+
+
+def test_a_profile_has_the_measured_steps_and_the_bounds_of_the_job_file() -> None:
+    settings = ScalingSettings(teams={"ads": Team(priority=3)})
+    profile = profile_of("clicks-1", told({"minimum_workers": 1, "maximum_workers": 6}), settings)
+    assert isinstance(profile, JobProfile)
+    (observation,) = profile.observations
+    assert observation.allocation == profile.allocation and profile.allocation.workers == 1
+    assert (observation.iteration_seconds, observation.compute_seconds) == (0.2, pytest.approx(0.17))
+    assert profile.started_with is not None and profile.started_with.workers == 2
+    assert profile.limits.workers == (1, 6)
+    assert profile.movable == {Change.WORKERS}
+    assert (profile.priority, profile.remaining_samples, profile.shape.dense_bytes) == (3.0, 1e6, 4096)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (told({"enabled": False}), "scaling.enabled: false"),
+        (told(phase="Evaluating"), "Evaluating"),
+        (told(is_settled=False), "coming or going"),
+        (told(configuration=TWO), "0 steps in its present configuration; 50 are needed"),
+    ],
+)
+def test_a_job_that_cannot_be_decided_about_is_left_alone_with_the_reason(found: Profile, reason: str) -> None:
+    answer = profile_of("clicks-1", found, ScalingSettings())
+    assert isinstance(answer, NotNow) and reason in answer.reason

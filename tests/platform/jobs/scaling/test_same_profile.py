@@ -1,0 +1,101 @@
+"""What a policy reads of a job, the live path fills in: found by watching every policy read."""
+
+from __future__ import annotations
+
+from types import FunctionType, MethodType
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastrec.platform.jobs.scaling.profiles import features_of, profile_of
+from elastrec.platform.scaling.job_profile import JobFacts
+from elastrec.platform.scaling.policy import ScalingPolicy, View, load_policy, policy_names, propose_safely
+from elastrec.platform.scaling.search.objectives import Situation
+from elastrec.platform.scaling.types import JobProfile, Overheads
+from elastrec.platform.scaling.warm_start import PastJob
+from elastrec.platform.specs.scaling import ScalingSettings, Team
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.transport.messages.profile import Profile, ShapeChanged
+from tests.platform.jobs.scaling.test_memory_outlook import grown
+from tests.platform.jobs.scaling.test_profiles import ONE, TWO
+from tests.platform.scaling.jobs import PLENTY, PRICES, allocation, coefficients, profile
+
+SETTINGS = ScalingSettings(teams={"ads": Team(priority=3)})
+OUTSIDE_POLICIES = {"memory_wish", "changes", "shape_version"}
+"""What is read of a job around every policy: what is urgent, what it may not do again, for whom the plan is."""
+
+
+def master() -> Profile:
+    """A master that tells all that it can."""
+    changed = ShapeChanged(before=TWO, after=ONE, seconds_ago=400.0, asked_by="three-stage")
+    return grown(remaining=2_000_000_000, shape_changes=[changed], shape_version=4)
+
+
+def live() -> JobProfile:
+    told = master()
+    job = job_from_json(told.job_json)
+    alike = PastJob(
+        job_id="clicks-0", features=features_of(job, 3_000_000), allocation=allocation(), coefficients=coefficients()
+    )
+    found = profile_of("clicks-1", told, SETTINGS, [alike], 2.0**36)
+    assert isinstance(found, JobProfile)
+    return found
+
+
+class Watched:
+    """A job or a view that notes what is read of it."""
+
+    def __init__(self, of: Any, read: set[str]) -> None:
+        self._of, self._read = of, read
+
+    def __getattr__(self, name: str) -> Any:
+        if name in type(self._of).__struct_fields__:
+            self._read.add(name)
+        found = getattr(type(self._of), name)
+        return MethodType(found, self) if isinstance(found, FunctionType) else getattr(self._of, name)
+
+
+def read_by(policy: ScalingPolicy) -> set[str]:
+    read = set[str]()
+    for job in (profile(), profile(observations=profile().observations[:1]), live()):
+        watched: Any = Watched(job, read)
+        proposal, problem = propose_safely(policy, watched, View(PLENTY, PRICES))
+        assert proposal is not None, problem
+        policy.select([proposal], View(PLENTY, PRICES))
+    return read
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_every_field_that_a_policy_reads_is_filled_for_a_live_job(name: str) -> None:
+    read = read_by(load_policy(name)) | OUTSIDE_POLICIES
+    found = live()
+    empty = {field: getattr(found, field) for field in read if getattr(found, field) in (None, (), frozenset(), "", 0)}
+    assert not empty
+    assert "allocation" in read
+
+
+def test_the_policies_together_read_the_whole_profile() -> None:
+    read = set.union(*(read_by(load_policy(name)) for name in policy_names())) | OUTSIDE_POLICIES
+    assert set(JobProfile.__struct_fields__) - read == set(), "what nobody reads need not be made"
+
+
+def test_no_fact_of_a_job_can_be_forgotten() -> None:
+    assert JobFacts.__struct_defaults__ == ()
+
+
+def test_a_situation_has_nothing_that_a_live_view_leaves_at_a_default_silently() -> None:
+    given = {"job", "model", "prices", "overheads", "rules"}
+    assert set(Situation.__dataclass_fields__) == given
+    assert View.__dataclass_fields__.keys() >= given - {"job", "model"} and Overheads().measured == 0
+
+
+def test_a_live_job_begins_with_the_model_of_the_most_similar_finished_one() -> None:
+    prior = live().prior
+    assert prior is not None and (prior.source, prior.coefficients) == ("clicks-0", coefficients())
+
+
+def test_a_live_jobs_past_changes_reach_the_rules_that_keep_it_in_peace() -> None:
+    (change,) = live().changes
+    assert (change.before.workers, change.after.workers, change.seconds_ago) == (2, 1, 400.0)
+    assert msgspec.json.decode(msgspec.json.encode(live()), type=JobProfile) == live()
