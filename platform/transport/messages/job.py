@@ -84,6 +84,25 @@ class RestoreOrder(msgspec.Struct, frozen=True):
     with_marks: bool = False
 
 
+class TakeFrom(msgspec.Struct, frozen=True):
+    """Buckets that another server owns: their numbers, virtual and dense ones, and where the server is reached."""
+
+    server: str
+    address: str
+    buckets: list[int]
+    dense_buckets: list[int]
+
+
+class TakeOrder(msgspec.Struct, frozen=True):
+    """Copy these buckets while their owners serve, and take them over once a routing table gives them to you.
+
+    DLRover-RM §5.2: seamless migration.
+    """
+
+    order_id: str
+    sources: list[TakeFrom]
+
+
 class Directive(msgspec.Struct, frozen=True, kw_only=True):
     """The whole of what one pod should be doing now.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.transport.messages.job import RoutingTable
-from elastrec.trainers.parameter_server.dense.store import DenseStore
+from elastrec.trainers.parameter_server.dense.store import DenseBucket, DenseStore
+from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks
 from elastrec.trainers.parameter_server.storage import RowStore
 
@@ -35,8 +37,49 @@ class Place:
         index = routing.servers.index(name)
         return Place(np.asarray(routing.owners) == index, np.asarray(routing.dense_owners) == index)
 
+    @staticmethod
+    def nothing(like: Place) -> Place:
+        """No bucket, of a job with so many as this one."""
+        return Place(np.zeros_like(like.owned), np.zeros_like(like.dense_owned))
+
     def same_as(self, other: Place) -> bool:
         return np.array_equal(self.owned, other.owned) and np.array_equal(self.dense_owned, other.dense_owned)
+
+    def without(self, other: Place) -> Place:
+        """What is in this place and not in the other one."""
+        return Place(self.owned & ~other.owned, self.dense_owned & ~other.dense_owned)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.owned.any() or self.dense_owned.any())
+
+
+def marks_within(marks: Iterable[BucketMarks], place: Place) -> list[BucketMarks]:
+    """Marks of the buckets of a place; those of others are left out."""
+    found = [
+        BucketMarks(
+            [bucket for bucket in each.buckets if place.owned[bucket]],
+            [bucket for bucket in each.dense_buckets if place.dense_owned[bucket]],
+            each.streams,
+        )
+        for each in marks
+    ]
+    return [each for each in found if each.buckets or each.dense_buckets]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a server has given away and still holds, so that its new owners can fetch it. Nothing of it changes.
+
+    Attributes:
+        place: the buckets; their rows are still in the stores.
+        layout: of all dense parameters; empty: there are none yet.
+    """
+
+    place: Place
+    marks: list[BucketMarks]
+    layout: list[Parameter]
+    dense: list[DenseBucket]
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import structlog
 
-from elastrec.platform.specs.errors import CheckpointError, ElastrecError
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError, IncompatibleError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.messages.job import RoutingTable, WorkerProcess
-from elastrec.trainers.parameter_server.dense.store import DenseStore
+from elastrec.trainers.parameter_server.dense.store import DenseBucket, DenseStore
+from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.model import DenseSource, Model, make_stores, stripes_for
 from elastrec.trainers.parameter_server.plan import TablePlan, plan_of_job
 from elastrec.trainers.parameter_server.serving.found_rows import FoundRows
 from elastrec.trainers.parameter_server.serving.handlers import RequestHandlers
-from elastrec.trainers.parameter_server.serving.marks import BucketMarks
-from elastrec.trainers.parameter_server.serving.place import Frozen, Place
+from elastrec.trainers.parameter_server.serving.marks import BucketMarks, Marks
+from elastrec.trainers.parameter_server.serving.place import Frozen, Left, Place, marks_within
 from elastrec.trainers.parameter_server.serving.pushes import Pushes
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.threads import granted_threads
@@ -45,6 +46,7 @@ class ParameterServer(RequestHandlers):
 
     Attributes:
         transfers: see Heartbeat.
+        left: what it has given away and still holds; None: nothing.
     """
 
     def __init__(
@@ -62,6 +64,9 @@ class ParameterServer(RequestHandlers):
         self._capacity_rows = capacity_rows
         self._stripes = stripes_for(granted_threads(os.environ) if cores is None else cores)
         self.transfers = 0
+        self.left: Left | None = None
+        # What it is to own and does not serve yet: the buckets, and the stores that they lie in.
+        self._staged: tuple[Array, list[RowStore]] | None = None
         # Who copies it holds it: what was copied for a save goes with the save.
         self._frozen: weakref.ref[Frozen] | None = None
 
@@ -86,10 +91,17 @@ class ParameterServer(RequestHandlers):
             marks: which pushes these contents hold; a bucket that none of them names holds none of those that come.
         """
         with self.gate.closed(), self.changed:
-            self.begin(Model(self.spec, place, stores, dense, dense_source), marks)
-            self.epoch, self.generation, self.ready = routing.epoch, generation, True
-            self.routing = routing
-            self.changed.notify_all()
+            self._begin(Model(self.spec, place, stores, dense, dense_source), marks)
+            self._serve_under(routing, generation)
+
+    def _begin(self, model: Model | None, marks: Sequence[BucketMarks] = ()) -> None:
+        self.left = self._staged = None
+        self.begin(model, marks)
+
+    def _serve_under(self, routing: RoutingTable, generation: int) -> None:
+        self.epoch, self.generation, self.ready = routing.epoch, generation, True
+        self.routing = routing
+        self.changed.notify_all()
 
     def start_empty(self, routing: RoutingTable, generation: int) -> None:
         """Serves from nothing: rows come from their hashes, dense values from the first worker."""
@@ -168,9 +180,7 @@ class ParameterServer(RequestHandlers):
             else:
                 self.pushes = Pushes(self.spec, known)
             self._found = FoundRows()
-            self.epoch, self.generation, self.ready = routing.epoch, generation, True
-            self.routing = routing
-            self.changed.notify_all()
+            self._serve_under(routing, generation)
 
     def suspend(self) -> None:
         """Answers Stale until the next `become`."""
@@ -182,20 +192,34 @@ class ParameterServer(RequestHandlers):
         """Frees the model and answers Stale until the next `become`."""
         with self.gate.closed(), self.changed:
             self.ready, self._frozen = False, None
-            self.begin(None)
+            self._begin(None)
             self.changed.notify_all()
 
-    def adopt(self, routing: RoutingTable, generation: int, members: Sequence[WorkerProcess], version: int) -> None:
+    def adopt(
+        self,
+        routing: RoutingTable,
+        generation: int,
+        members: Sequence[WorkerProcess],
+        version: int,
+        *,
+        moves: bool = False,
+    ) -> None:
         """Takes a directive that orders no restore; another share of the rows suspends the server until one does.
 
         Args:
             members, version: of the directive; see Consistency.confirm.
+            moves: buckets change their owners: what the server does not own any more it gives away (`give_away`).
         """
         with self.gate.closed(), self.changed:
             if not self.ready:
                 return
-            assert self.model is not None
-            if not self.model.place.same_as(Place.under(routing, self.name)):
+            assert self.model is not None and self.routing is not None
+            if generation == self.generation and routing.epoch < self.epoch:
+                routing = self.routing  # a server that has taken buckets over has named a newer one
+            place = Place.under(routing, self.name)
+            if moves and place.without(self.model.place).is_empty:
+                self.give_away(routing)
+            elif not self.model.place.same_as(place):
                 log.warning("suspended", reason="another share of the buckets without a restore", epoch=routing.epoch)
                 self.ready = False
             self.epoch, self.generation, self.routing = routing.epoch, generation, routing
@@ -203,6 +227,121 @@ class ParameterServer(RequestHandlers):
                 self.forget_found(worker)
             self.take_steps()
             self.changed.notify_all()
+
+    # Buckets that change servers; see `migration`
+
+    def give_away(self, routing: RoutingTable) -> None:
+        """Serves under a newer routing table; buckets that are others' now stay in `left` until `drop_left`.
+
+        The gate is closed, and `changed` is held.
+
+        Raises:
+            IncompatibleError: with bsp, whose rounds are laid out for the servers of one routing table.
+            ElastrecError: the routing table gives the server buckets that it does not hold.
+        """
+        assert self.model is not None
+        if self.pushes.is_synchronous:
+            raise IncompatibleError("with bsp buckets do not change servers while the job trains; save and restore")
+        place = Place.under(routing, self.name) if self.name in routing.servers else Place.nothing(self.model.place)
+        new, leaving = place.without(self.model.place), self.model.place.without(place)
+        if not new.is_empty:
+            raise ElastrecError(
+                f"server {self.name} is given buckets under epoch {routing.epoch} that it does not hold"
+            )
+        if not leaving.is_empty:
+            assert self.left is None, "what was given away before has not been dropped"
+            marks, dense, numbers = self.pushes.marks.values(), self.model.dense, np.flatnonzero(leaving.dense_owned)
+            copies = [] if dense is None else dense.copies(numbers.tolist())
+            if dense is not None:
+                dense.drop(numbers.tolist())
+            layout = [] if dense is None else dense.layout
+            self.left = Left(leaving, marks_within(marks, leaving), layout, copies)
+            self._change_place(place, marks_within(marks, place))
+            log.info(
+                "given_away", buckets=int(leaving.owned.sum()), dense_buckets=len(numbers), epoch=routing.epoch
+            )  # fmt: skip
+        self._serve_under(routing, self.generation)
+
+    def _change_place(self, place: Place, marks: Sequence[BucketMarks]) -> None:
+        assert self.model is not None
+        self.model.place, self._found = place, FoundRows()
+        self.pushes.marks = Marks(place.owned, place.dense_owned, marks)
+
+    def drop_left(self) -> None:
+        """Gives back the memory of what was given away: its new owners have all of it."""
+        with self.changed:
+            left, self.left, stores = self.left, None, self.stores
+        if left is not None:
+            _drop(stores, np.flatnonzero(left.place.owned))
+
+    def stage(self, buckets: Array) -> list[RowStore]:
+        """Room for virtual buckets [b] that the server is to own: they are copied into these stores, and not served.
+
+        Raises:
+            ElastrecError: it holds one of them already.
+        """
+        self.unstage()
+        with self.gate.closed(), self.changed:
+            nothing = np.zeros(self.plan.virtual_buckets, np.bool_)
+            stores = self.empty_stores(Place(nothing, nothing)) if self.model is None else self.model.stores
+            if held := [bucket for bucket in buckets.tolist() if any(store.owned[bucket] for store in stores)]:
+                raise ElastrecError(f"server {self.name} is to take over bucket {held[0]}, which it holds")
+            for store in stores:
+                for bucket in buckets.tolist():
+                    store.bucket(bucket).own()
+            self._staged = buckets, stores
+            return stores
+
+    def unstage(self) -> None:
+        """Drops what was copied and is not owned."""
+        with self.changed:
+            staged, self._staged = self._staged, None
+        if staged is not None:
+            _drop(staged[1], staged[0])
+
+    def take_over(
+        self,
+        routing: RoutingTable,
+        generation: int,
+        marks: Sequence[BucketMarks],
+        layout: Sequence[Parameter],
+        dense: Sequence[DenseBucket],
+    ) -> None:
+        """Serves the staged buckets, too, under a routing table that gives them to this server.
+
+        Args:
+            marks: of the new buckets, virtual and dense; layout: of all dense parameters, empty without any.
+            dense: the new dense buckets.
+
+        Raises:
+            ElastrecError: the routing table gives it others; nothing has changed.
+        """
+        place = Place.under(routing, self.name)
+        with self.gate.closed(), self.changed:
+            if self._staged is None:
+                raise ElastrecError(f"server {self.name} has staged nothing that it could take over")
+            buckets, stores = self._staged
+            held = np.zeros(len(place.owned), np.bool_) if self.model is None else self.model.place.owned.copy()
+            held[buckets] = True
+            if not np.array_equal(held, place.owned):
+                raise ElastrecError(f"server {self.name} has staged other buckets than epoch {routing.epoch} gives it")
+            self._staged = None
+            if self.model is None:
+                self.begin(Model(self.spec, place, stores, self._dense_store(layout, place)), marks)
+            else:
+                self._change_place(place, [*self.pushes.marks.values(), *marks])
+                if self.model.dense is None:
+                    self.model.dense = self._dense_store(layout, place)
+            assert self.model is not None
+            if self.model.dense is not None and dense:
+                self.model.dense.take_in(dense)
+            self._serve_under(routing, generation)
+
+    def _dense_store(self, layout: Sequence[Parameter], place: Place) -> DenseStore | None:
+        if not layout:
+            return None
+        nothing = np.zeros(len(place.dense_owned), np.bool_), np.empty(0, np.float32)
+        return DenseStore(layout, *nothing, self.spec.optimizers.dense)
 
     def freeze(self) -> Frozen:
         """What the server holds, of this moment, for a copy while requests go on; `Frozen.thaw` ends it.
@@ -216,7 +355,8 @@ class ParameterServer(RequestHandlers):
                 raise CheckpointError(f"server {self.name} has nothing to save: it has not restored yet")
             frozen = Frozen(
                 owned=np.flatnonzero(model.place.owned).tolist(),
-                stores=[(store, np.flatnonzero(store.owned).tolist()) for store in model.stores],
+                # Not all that the stores hold: buckets that come or go are not this server's.
+                stores=[(store, np.flatnonzero(model.place.owned).tolist()) for store in model.stores],
                 dense=None if model.dense is None else model.dense.copy(),
                 generation=self.generation,
                 marks=self.pushes.marks.values(),
@@ -245,3 +385,9 @@ class ParameterServer(RequestHandlers):
                 dropped += step
             if dropped:
                 log.info("evicted", entries=dropped, rows_left=store.rows, group=store.group.index)
+
+
+def _drop(stores: Sequence[RowStore], buckets: Array) -> None:
+    for store in stores:
+        for bucket in buckets.tolist():
+            store.bucket(bucket).drop()

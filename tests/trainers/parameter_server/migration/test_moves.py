@@ -1,0 +1,315 @@
+"""Buckets change servers while a worker trains: every parameter is what it would be without, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastrec.platform.specs.buckets import balanced_owners
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.transport import RpcClient, RpcServer
+from elastrec.platform.transport.messages.job import RoutingTable, TakeFrom, TakeOrder, WorkerProcess
+from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
+from elastrec.trainers.parameter_server.dense.store import DenseBucket
+from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.trainers.parameter_server.migration.giving import Giver
+from elastrec.trainers.parameter_server.migration.messages import ANSWERS, HandOver
+from elastrec.trainers.parameter_server.migration.taking import Taker
+from elastrec.trainers.parameter_server.plan import plan_of_job
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
+from tests.splits import origin_of
+from tests.trainers.parameter_server.filled import contents
+from tests.trainers.parameter_server.running import TOKEN, training_job
+
+BUCKETS = 64
+JOB = training_job(
+    optimizers={"rows": {"kind": "adagrad"}, "dense": {"kind": "adam", "learning_rate": 0.05}},
+    resources={"virtual_buckets": BUCKETS},
+)
+LAYOUT = [Parameter("over.weight", (29, 7)), Parameter("over.bias", (29,)), Parameter("scale", (1,))]
+START = np.linspace(-1, 1, 29 * 8 + 1).astype(np.float32)
+WORKER = WorkerProcess("w", "i")
+SHAPES = (2, 4, 3, 1, 2)
+"""Numbers of servers, one after the other."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm() -> None:
+    """A kernel that compiles in the middle of a request would look like a server out of reach."""
+    warm_kernels()
+
+
+class Cluster:
+    """Servers behind real sockets; `routing` is in force."""
+
+    def __init__(self, count: int) -> None:
+        self.servers = {f"ps-{index}": ParameterServer(f"ps-{index}", JOB.spec, cores=2) for index in range(count)}
+        self.givers = {name: Giver(server) for name, server in self.servers.items()}
+        self.rpcs = {
+            name: RpcServer(
+                {}, token=TOKEN, array_handlers={**server.array_handlers(), **self.givers[name].array_handlers()}
+            )
+            for name, server in self.servers.items()
+        }
+        for rpc in self.rpcs.values():
+            rpc.serve_in_background()
+        self.routing = self.table(0, [])
+
+    def table(self, count: int, before: Sequence[int]) -> RoutingTable:
+        """The first so many servers own everything; as few buckets as possible move."""
+        kept: list[int | None] = [owner if owner < count else None for owner in before]
+        owners = balanced_owners(BUCKETS, count, kept)
+        names = list(self.servers)[:count]
+        epoch = self.routing.epoch + 1 if count and hasattr(self, "routing") else 0
+        return RoutingTable(
+            epoch=epoch, owners=owners, servers=names, addresses=[self.rpcs[name].address for name in names],
+            dense_owners=list(owners),
+        )  # fmt: skip
+
+    def start(self, count: int) -> None:
+        self.routing = self.table(count, [])
+        for name in self.routing.servers:
+            self.servers[name].start_empty(self.routing, 1)
+
+    def orders(self, after: RoutingTable) -> dict[str, TakeOrder]:
+        """What each server is to take from which other ones."""
+        before, found = self.routing, {}
+        for taker, name in enumerate(after.servers):
+            sources = []
+            for giver, other in enumerate(before.servers):
+                buckets = [b for b in range(BUCKETS) if before.owners[b] == giver and after.owners[b] == taker]
+                if other != name and buckets:
+                    sources.append(TakeFrom(other, self.rpcs[other].address, buckets, buckets))
+            if sources:
+                found[name] = TakeOrder(f"move-{after.epoch}", sources)
+        return found
+
+    def connect(self, address: str) -> Any:
+        return RpcClient(address, TOKEN).open_stream(ANSWERS)
+
+    def move(self, count: int, rounds: int = 3, between: Callable[[], None] = lambda: None) -> None:
+        """Gives everything to so many servers while they serve."""
+        after = self.table(count, self.routing.owners)
+        takers = [Taker(self.servers[name], order, 1, self.connect) for name, order in self.orders(after).items()]
+        for _ in range(rounds):
+            for taker in takers:
+                taker.copy_round()
+            between()
+        for taker in takers:
+            taker.take_over(after)
+        for name, server in self.servers.items():
+            if name in after.servers:
+                server.adopt(after, 1, [WORKER], -1, moves=True)
+                server.drop_left()
+            elif server.model is not None:
+                server.forget()
+        self.routing = after
+
+    def held(self) -> list[DenseBucket]:
+        stores = [server.dense for server in self.servers.values() if server.dense is not None]
+        found = [bucket for store in stores for bucket in store.copies(np.flatnonzero(store.owned).tolist())]
+        return sorted(found, key=lambda bucket: bucket.number)
+
+    def close(self) -> None:
+        for rpc in self.rpcs.values():
+            rpc.shutdown()
+
+
+@contextmanager
+def cluster(servers: int = max(SHAPES), start: int = SHAPES[0]) -> Iterator[Cluster]:
+    made = Cluster(servers)
+    try:
+        made.start(start)
+        yield made
+    finally:
+        made.close()
+
+
+class Worker:
+    """Steps whose gradients follow from what was pulled, so that equal parameters need equal histories."""
+
+    def __init__(self, routing: RoutingTable) -> None:
+        self.client = ParameterClient(
+            plan_of_job(JOB.spec), worker="w", incarnation="i", token=TOKEN, layout=LAYOUT, patience_seconds=30.0
+        )
+        self.client.connect(routing, 1)
+        self.client.init_dense(START)
+        self.steps = 0
+
+    def step(self) -> None:
+        while True:
+            try:
+                ids = np.concatenate([np.arange(300), self.steps % 7 + 13 * np.arange(300)]).astype(np.int64)
+                routed = self.client.router.route(ids, np.array([0, 300]), np.array([300, 600]), np.arange(2))
+                pulled = self.client.pull(routed, dense=True)
+                dense, rows = pulled.dense().copy(), pulled.rows()
+                gradient = np.sin(dense) + self.steps
+                self.client.push(
+                    pulled, [np.cos(part) for part in rows], [gradient[:100], gradient[100:]], 20, origin_of(self.steps)
+                )
+                break
+            except RoutingChangedError as error:
+                self.follow(error)
+        self.steps += 1
+        while True:
+            try:
+                return self.client.flush()
+            except RoutingChangedError as error:
+                self.follow(error)
+
+    def follow(self, error: RoutingChangedError) -> None:
+        if error.routing is None:
+            raise error
+        self.client.connect(error.routing, 1)
+
+
+def same(mine: Cluster, theirs: Cluster) -> None:
+    """The same rows, state, versions aside, dense values, state and steps, and marks of the same pushes."""
+    left, right = (contents(list(each.servers.values()), versions=False) for each in (mine, theirs))
+    assert len(left) > 1000
+    assert left == right
+    assert len(mine.held()) == BUCKETS
+    for one, other in zip(mine.held(), theirs.held(), strict=True):
+        assert (one.number, one.steps) == (other.number, other.steps)
+        np.testing.assert_array_equal(one.values, other.values)
+        np.testing.assert_array_equal(one.state, other.state)
+
+
+def test_training_goes_on_bit_for_bit_while_all_buckets_change_servers() -> None:
+    with cluster() as moved, cluster(1, 1) as still:
+        worker = Worker(moved.routing)
+        for _ in range(5):
+            worker.step()
+        failures: list[BaseException] = []
+        has_ended = threading.Event()
+
+        def train_on() -> None:
+            enough = worker.steps + 2
+            while worker.steps < enough and not has_ended.is_set():
+                time.sleep(0.002)
+
+        def move() -> None:
+            try:
+                for count in SHAPES[1:]:
+                    moved.move(count, between=train_on)
+            except BaseException as error:
+                failures.append(error)
+
+        mover = threading.Thread(target=move)
+        mover.start()
+        try:
+            while mover.is_alive():
+                worker.step()
+        finally:
+            has_ended.set()
+            mover.join()
+        assert not failures, failures
+        for _ in range(5):
+            worker.step()
+        assert moved.routing.epoch == len(SHAPES)
+        control = Worker(still.routing)
+        for _ in range(worker.steps):
+            control.step()
+        worker.client.close()
+        control.client.close()
+        same(moved, still)
+        for server in moved.servers.values():
+            if server.model is not None:
+                assert server.pushes.marks.offset(origin_of(0).split) == 20 * worker.steps
+                assert server.left is None
+
+
+def test_what_was_copied_is_dropped_when_the_move_is_given_up_and_the_owner_serves_on() -> None:
+    with cluster(2, 1) as moved, cluster(1, 1) as still:
+        worker, control = Worker(moved.routing), Worker(still.routing)
+        after = moved.table(2, moved.routing.owners)
+        taker = Taker(moved.servers["ps-1"], moved.orders(after)["ps-1"], 1, moved.connect)
+        for _ in range(3):
+            worker.step()
+            assert taker.copy_round() > 0
+        taker.give_up()
+        worker.step()
+        for _ in range(4):
+            control.step()
+        worker.client.close()
+        control.client.close()
+        same(moved, still)
+
+
+def test_a_hand_over_whose_answer_was_lost_is_asked_for_again() -> None:
+    with cluster(2, 1) as moved, cluster(1, 1) as still:
+        worker, control = Worker(moved.routing), Worker(still.routing)
+        worker.step()
+        after = moved.table(2, moved.routing.owners)
+        taker = Taker(moved.servers["ps-1"], moved.orders(after)["ps-1"], 1, moved.connect)
+        taker.copy_round()
+        worker.step()
+        giver = moved.givers["ps-0"]
+        giver.hand_over(HandOver(server="ps-1", generation=1, routing=after), [])  # nobody hears the answer
+        taker.take_over(after)
+        moved.servers["ps-0"].drop_left()
+        worker.step()
+        for _ in range(3):
+            control.step()
+        worker.client.close()
+        control.client.close()
+        same(moved, still)
+
+
+def test_a_server_without_the_buckets_of_a_newer_routing_does_not_serve_under_it() -> None:
+    with cluster(2, 2) as moved:
+        after = moved.table(1, moved.routing.owners)
+        moved.servers["ps-0"].adopt(after, 1, [], 1, moves=True)
+        assert not moved.servers["ps-0"].ready
+        assert moved.servers["ps-1"].ready
+
+
+def test_an_older_routing_in_a_directive_does_not_undo_a_hand_over() -> None:
+    with cluster(2, 1) as moved:
+        before, server = moved.routing, moved.servers["ps-0"]
+        moved.move(2)
+        server.adopt(before, 1, [], 1, moves=True)
+        assert server.ready and server.epoch == moved.routing.epoch
+        assert server.place is not None and server.place.owned.sum() == BUCKETS // 2
+
+
+def test_buckets_that_are_not_held_are_refused() -> None:
+    with cluster(2, 1) as moved:
+        order = TakeOrder("move", [TakeFrom("ps-1", moved.rpcs["ps-1"].address, [3], [])])
+        moved.servers["ps-1"].start_empty(moved.table(2, []), 1)
+        taker = Taker(moved.servers["ps-0"], TakeOrder("move", []), 1, moved.connect)
+        assert taker.copy_round() == 0
+        with pytest.raises(Exception, match="is to take over bucket 3, which it holds"):
+            Taker(moved.servers["ps-0"], order, 1, moved.connect)
+        with pytest.raises(TransportError, match="does not hold bucket"):
+            foreign = [bucket for bucket in range(BUCKETS) if not moved.servers["ps-1"].place.owned[bucket]][:1]
+            free = ParameterServer("ps-2", JOB.spec, cores=1)
+            Taker(
+                free, TakeOrder("move", [TakeFrom("ps-1", moved.rpcs["ps-1"].address, foreign, [])]), 1, moved.connect
+            ).copy_round()
+
+
+def test_a_save_while_buckets_are_copied_holds_each_of_them_once() -> None:
+    with cluster(2, 2) as moved:
+        worker = Worker(moved.routing)
+        worker.step()
+        after = moved.table(1, moved.routing.owners)
+        taker = Taker(moved.servers["ps-0"], moved.orders(after)["ps-0"], 1, moved.connect)
+        taker.copy_round()
+        frozen = [moved.servers[name].freeze() for name in moved.routing.servers]
+        worker.step()
+        # What a save copies is asked for again until it is done.
+        thawing = threading.Timer(0.3, lambda: [each.thaw() for each in frozen])
+        thawing.start()
+        taker.copy_round()
+        thawing.join()
+        assert sorted(bucket for each in frozen for bucket in each.stores[0][1]) == list(range(BUCKETS))
+        assert all(each.stores[0][1] == each.owned for each in frozen)
+        worker.client.close()

@@ -1,0 +1,120 @@
+"""The owner's side: cells of buckets for another server, and what goes with them when they are handed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
+from elastrec.platform.transport.messages.job import Message
+from elastrec.trainers.parameter_server.dense.store import DenseBucket
+from elastrec.trainers.parameter_server.messages import Stale
+from elastrec.trainers.parameter_server.migration.messages import (
+    BucketCells,
+    Copied,
+    CopyBuckets,
+    DenseCells,
+    HandedOver,
+    HandOver,
+)
+from elastrec.trainers.parameter_server.serving.place import Place, marks_within
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from elastrec.trainers.parameter_server.storage import Changes
+
+Array = np.ndarray[Any, Any]
+
+_ANSWER_BYTES = 2**24
+"""An answer ends with the bucket that reaches it: both servers hold one in memory."""
+
+
+class Giver:
+    """Answers servers that take buckets over. Thread-safe."""
+
+    def __init__(self, server: ParameterServer) -> None:
+        self._server = server
+
+    def array_handlers(self) -> dict[type[Message], Any]:
+        """For RpcServer."""
+        return {CopyBuckets: self.copy, HandOver: self.hand_over}
+
+    def _stale(self) -> Stale:
+        server = self._server
+        return Stale(epoch=server.epoch, generation=server.generation, ready=server.ready)
+
+    def copy(self, request: CopyBuckets, arrays: list[Array]) -> tuple[Message, list[Array]]:
+        """See messages.
+
+        Raises:
+            IncompatibleError: a bucket is not held here.
+        """
+        server = self._server
+        found: list[tuple[int, Changes]] = []
+        left_bytes = _ANSWER_BYTES
+        for bucket, since in zip(request.buckets, request.since, strict=True):
+            # Inside the gate: a save freezes buckets while it is closed, and a bucket is frozen once.
+            with server.gate.passed():
+                model = server.model
+                if model is None or server.generation != request.generation:
+                    return self._stale(), []
+                store = model.stores[request.group]
+                if not store.owned[bucket]:
+                    raise IncompatibleError(f"server {server.name} does not hold bucket {bucket}")
+                try:
+                    changes = store.bucket(bucket).changes(since)
+                except ElastrecError:
+                    break  # a save copies it
+            found.append((bucket, changes))
+            left_bytes -= changes.rows.nbytes + changes.candidates.nbytes + changes.deleted.nbytes
+            if left_bytes <= 0:
+                break
+        server.transfers += 1
+        parts = [
+            BucketCells(bucket, each.version, each.is_whole, len(each.rows), len(each.candidates), len(each.deleted))
+            for bucket, each in found
+        ]
+        return Copied(parts=parts), _joined([changes for _, changes in found])
+
+    def hand_over(self, request: HandOver, arrays: list[Array]) -> tuple[Message, list[Array]]:
+        """See messages.
+
+        Raises:
+            IncompatibleError: with bsp, pushes that wait for a round were laid out for this server.
+        """
+        server = self._server
+        with server.gate.closed(), server.changed:
+            if server.model is None or server.generation != request.generation:
+                return self._stale(), []
+            if request.routing.epoch > server.epoch:
+                server.give_away(request.routing)
+            elif request.routing.epoch < server.epoch:
+                return self._stale(), []
+            left, place = server.left, Place.under(request.routing, request.server)
+            if left is None:
+                return HandedOver(marks=[], layout=[], dense=[]), _dense_arrays([])
+            dense = [bucket for bucket in left.dense if place.dense_owned[bucket.number]]
+            answer = HandedOver(
+                marks=marks_within(left.marks, place),
+                layout=left.layout,
+                dense=[DenseCells(each.number, len(each.values), each.steps) for each in dense],
+            )
+        return answer, _dense_arrays(dense)
+
+
+def _joined(found: list[Changes]) -> list[Array]:
+    if not found:
+        return [np.empty((0, 1), np.uint32)] * 3
+    return [
+        np.concatenate([each.rows for each in found]),
+        np.concatenate([each.candidates for each in found]),
+        np.concatenate([each.deleted for each in found]),
+    ]
+
+
+def _dense_arrays(dense: list[DenseBucket]) -> list[Array]:
+    if not dense:
+        return [np.empty(0, np.float32), np.empty((0, 0), np.float32)]
+    return [
+        np.concatenate([bucket.values for bucket in dense]),
+        np.ascontiguousarray(np.concatenate([bucket.state for bucket in dense], axis=1)),
+    ]
