@@ -1,4 +1,4 @@
-"""Jobs of real processes that change while they train: workers come and go in bsp, a server is lost between deltas.
+"""Jobs of real processes that change while they train: workers come and go in bsp, servers in async; one is lost.
 
 Each job trains as long as a file lies there in slow steps, so that what a test waits for happens while it trains; then
 in quick ones, to the end. All are compared with one that nothing happened to.
@@ -26,7 +26,7 @@ from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
-from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, ShapeAnswer, ShapeOutcome, Status
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.books import Books, check_books, journals
 from tests.faults.campaign.checking import AUC_TOLERANCE, SIZE
@@ -56,11 +56,11 @@ class LiveJob:
         checkpoint: further fields of the section.
     """
 
-    def __init__(self, site: Site, name: str, *, is_slow: bool, **checkpoint: Any) -> None:
+    def __init__(self, site: Site, name: str, *, is_slow: bool, mode: str = "bsp", **checkpoint: Any) -> None:
         self.site, self.platform = site, site.platform
         self._slow = site.home / f"{name} is slow"
         self._slow.touch() if is_slow else None
-        content = json.loads(campaign_job(Shape("bsp", 0, WORKERS, SERVERS), site.data).model_dump_json(by_alias=True))
+        content = json.loads(campaign_job(Shape(mode, 0, WORKERS, SERVERS), site.data).model_dump_json(by_alias=True))
         content["metadata"]["name"] = name
         spec = content["spec"]
         spec["model"]["options"] = {"pause_seconds": SLOW_SECONDS, "pause_while": str(self._slow)}
@@ -80,10 +80,11 @@ class LiveJob:
     def metrics(self) -> TrainingMetrics:
         return jobs.observe(self.platform, self.job_id).metrics
 
-    def ask_for_workers(self, count: int) -> None:
+    def ask_for(self, **shape: int) -> None:
         with live_master(self.platform, self.job_id) as master:
             assert master is not None
-            answer = master.call(ChangeShape(change=change(workers=count)), ShapeAnswer, timeout_seconds=15.0)
+            asked = ChangeShape(change=change(**shape), live_only=True)
+            answer = master.call(asked, ShapeAnswer, timeout_seconds=15.0)
         assert answer.accepted, answer.reason
 
     def workers_at_work(self) -> list[str]:
@@ -95,6 +96,19 @@ class LiveJob:
         def has() -> bool:
             pods = [pod for pod in self.platform.launcher.pods(self.job_id) if pod.role is Role.WORKER]
             return len(self.workers_at_work()) == len(pods) == count
+
+        return has
+
+    def has_servers(self, count: int) -> Callable[[], bool]:
+        """All that were asked for serve, and no other one is there."""
+
+        def has() -> bool:
+            with live_master(self.platform, self.job_id) as master:
+                assert master is not None
+                request = master.call(GetStatus(), Status, timeout_seconds=15.0).shape_request
+            assert request is not None and request.outcome in (ShapeOutcome.OPEN, ShapeOutcome.DONE), request
+            pods = [pod for pod in self.platform.launcher.pods(self.job_id) if pod.role is Role.PARAMETER_SERVER]
+            return request.outcome is ShapeOutcome.DONE and len(pods) == count
 
         return has
 
@@ -135,8 +149,8 @@ class LiveJob:
 
 
 @contextlib.contextmanager
-def live_job(site: Site, name: str, *, is_slow: bool = True, **checkpoint: Any) -> Iterator[LiveJob]:
-    job = LiveJob(site, name, is_slow=is_slow, **checkpoint)
+def live_job(site: Site, name: str, *, is_slow: bool = True, mode: str = "bsp", **checkpoint: Any) -> Iterator[LiveJob]:
+    job = LiveJob(site, name, is_slow=is_slow, mode=mode, **checkpoint)
     try:
         yield job
     finally:
@@ -159,7 +173,7 @@ def test_a_bsp_job_whose_workers_go_from_2_to_4_to_1_keeps_its_global_batch_and_
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
         for count in (4, 1):
             before = job.metrics().samples_trained
-            job.ask_for_workers(count)
+            job.ask_for(workers=count)
             wait_for(job.has_workers(count), PATIENCE_SECONDS, f"{count} workers that train")
             reached = job.metrics().samples_trained + 4 * GLOBAL_BATCH
             wait_for(lambda: job.metrics().samples_trained > reached, PATIENCE_SECONDS, "four steps")  # noqa: B023
@@ -213,4 +227,23 @@ def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
     assert any(entry.what == f"rolled back to {restored}, generation 1" for entry in story.timeline), story.timeline
     assert [open_record(uri).manifest.base for uri in chains[-1]] == ["", *(Path(u).name for u in chains[-1][:-1])]
     assert not books.problems and books.lost == 0 and metrics.shards_done == metrics.shards_total
+    assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
+
+
+@pytest.mark.timeout(400)
+def test_a_job_whose_servers_go_from_2_to_3_to_1_to_2_trains_on_and_every_row_counts_once(
+    site: Site, undisturbed_auc: float
+) -> None:
+    with live_job(site, "moved", mode="async") as job:
+        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
+        for count in (3, 1, 2):
+            job.ask_for(parameter_servers=count)
+            wait_for(job.has_servers(count), PATIENCE_SECONDS, f"{count} servers that own all buckets")
+            reached = job.metrics().samples_trained + 4 * GLOBAL_BATCH
+            wait_for(lambda: job.metrics().samples_trained > reached, PATIENCE_SECONDS, "four steps")  # noqa: B023
+            assert reached < EPOCHS * ROWS, "the job ended before its servers changed"
+        metrics = job.train_to_the_end()
+        assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
+        books, _ = job.books()
+    assert not books.problems and (books.lost, books.repeated) == (0, 0)
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE

@@ -20,7 +20,7 @@ from elastrec.checkpoints import DamagedRecordError, StoreError
 from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport import RpcServer, TlsConfig, connections_for
+from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig, connections_for
 from elastrec.platform.transport.messages.job import (
     Answer,
     Directive,
@@ -40,6 +40,9 @@ from elastrec.platform.transport.readiness import announce_ready
 from elastrec.trainers.master_client import MasterClient, MasterGoneError, TermPlace
 from elastrec.trainers.memory import resident_bytes
 from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
+from elastrec.trainers.parameter_server.migration import messages as moves
+from elastrec.trainers.parameter_server.migration.giving import Giver
+from elastrec.trainers.parameter_server.migration.mover import Mover
 from elastrec.trainers.parameter_server.records.saver import Saver
 from elastrec.trainers.parameter_server.records.share import restore
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
@@ -81,7 +84,7 @@ class _LateHandlers:
         self._handlers: dict[type[Any], Any] = {}
 
     def begin(self, server: ParameterServer) -> None:
-        self._handlers = server.array_handlers()
+        self._handlers = {**server.array_handlers(), **Giver(server).array_handlers()}
         self._server = server
 
     def answer(self, request: Any, arrays: list[Any]) -> tuple[Message, list[Any]]:
@@ -119,6 +122,7 @@ class ServerPod:
         self._failure: Exception | None = None
         self._server: ParameterServer | None = None
         self._saver: Saver | None = None
+        self._mover: Mover | None = None
         self._address = ""
         self._beat_seconds = 0.0
 
@@ -139,7 +143,7 @@ class ServerPod:
         rpc = RpcServer(
             {GetStats: handlers.stats},
             token=self._settings.token,
-            array_handlers=dict.fromkeys(REQUESTS, handlers.answer),
+            array_handlers=dict.fromkeys((*REQUESTS, *moves.REQUESTS), handlers.answer),
             host=self._settings.listen,
             port=self._settings.port,
             tls=self._settings.tls,
@@ -158,6 +162,7 @@ class ServerPod:
             job = TrainingJob.model_validate_json(registered.job_json)
             self._server = ParameterServer(self._settings.pod, job.spec)
             self._saver = Saver(self._server, self._part_saved, self._fail)
+            self._mover = Mover(self._server, self._open, self._beat_now.set)
             handlers.begin(self._server)
             self._beat_seconds = registered.heartbeat_seconds or job.spec.faults.heartbeat_interval
             beating = threading.Thread(target=self._beat, daemon=True)
@@ -202,9 +207,12 @@ class ServerPod:
         assert self._server is not None and self._saver is not None
         # An order that is in force was waited for: what is still written is of one that is not.
         self._saver.cancel()
+        if not self._move(directive):
+            return
         if self._settings.pod not in directive.routing.servers:
             # Not yet, or no longer: a later routing table gives this server its buckets.
-            self._server.suspend()
+            if not directive.moving:
+                self._server.suspend()
             return
         order = directive.restore
         if order is not None and order.order_id != self._restored_order_id:
@@ -212,12 +220,33 @@ class ServerPod:
                 return
             with self._changed:
                 self._restored_order_id, self._saved = order.order_id, None
-        self._server.adopt(directive.routing, directive.generation, directive.members, directive.version)
+        self._server.adopt(
+            directive.routing, directive.generation, directive.members, directive.version, moves=bool(directive.moving)
+        )
         if directive.save is None:
             with self._changed:
                 self._saved = None
         elif not self._has_saved(directive.save):
             self._save(directive.save)
+
+    def _move(self, directive: Directive) -> bool:
+        """What is ordered of a change of servers; false when buckets could not be taken over under this directive."""
+        assert self._server is not None and self._mover is not None
+        order = directive.take
+        if order is None:
+            self._mover.cancel()
+            if not directive.moving:
+                self._server.drop_left()
+            return True
+        if not order.is_due(directive.routing, self._settings.pod):
+            self._mover.follow(order, directive.generation)
+            return True
+        return self._mover.take_over(
+            order, directive.routing, lambda: self._directive is directive and not self._stopped.is_set()
+        )
+
+    def _open(self, address: str) -> ArrayStream:
+        return RpcClient(address, self._settings.token, self._settings.tls).open_stream(moves.ANSWERS)
 
     def _restore(self, order: RestoreOrder, directive: Directive) -> bool:
         """Restores, however long the store is away; false when the record is damaged or another directive came.
@@ -364,6 +393,8 @@ class ServerPod:
                 restore_problem=self._restore_problem,
                 writing=self._saver.writing if self._saver else "",
                 transfers=self._server.transfers,
+                copied_order_id=self._mover.copied if self._mover else "",
+                taken_order_id=self._mover.taken if self._mover else "",
                 memory_bytes=self._memory_bytes(),
                 cpu_seconds=used.ru_utime + used.ru_stime,
                 dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,

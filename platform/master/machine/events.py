@@ -71,6 +71,8 @@ class PodReported(_Event, frozen=True, kw_only=True):
     transfers: int = 0
     orders_version: int = 0
     let_go_version: int = 0
+    copied_order_id: str = ""
+    taken_order_id: str = ""
 
 
 class PodOrdered(_Event, frozen=True, kw_only=True):

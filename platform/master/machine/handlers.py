@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elastrec.platform.master.machine import leasing, rollback, saving, stages
+from elastrec.platform.master.machine import leasing, migration, rollback, saving, stages
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import (
     Begun,
@@ -101,6 +101,7 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
     committing = [save for save in state.saves.under_way.values() if save.stage == COMMITTING]
     effects.extend(saving.commit_effect(state, save) for save in committing)
     stages.begin_anew(state)
+    migration.keep_time(state)
     if not phases.phase.is_final:
         effects.extend(saving.commit_effect(state, save) for save in state.saves.unknown)
     if event.away_seconds:
@@ -150,6 +151,7 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
     member.orders_version = max(member.orders_version, event.orders_version)
     orders.let_go(state, member, event.let_go_version, effects)
     stages.take_report(state, member, event)
+    migration.take_report(state, event)
     if state.recovery.would_restore(event.pod, event.restored_order_id):
         state.recovery.restored(event.pod, event.restored_order_id)
     if event.saved is not None:

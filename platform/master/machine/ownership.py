@@ -55,6 +55,10 @@ class Ownership(msgspec.Struct, kw_only=True):
             balanced_owners(dense_buckets_for(buckets), len(servers), before),
         )
 
+    def move(self, servers: Sequence[str], owners: Sequence[int], dense_owners: Sequence[int]) -> None:
+        """Buckets belong to these servers from now on; those with another owner are in its hands by a migration."""
+        self._set(list(servers), list(owners), list(dense_owners))
+
     def take_over(self, before: str, after: str) -> None:
         """A server owns what another one owned; it stands in its place in the routing table."""
         if before in self.servers:

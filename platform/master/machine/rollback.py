@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master.machine import stages
+from elastrec.platform.master.machine import migration, stages
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.saves import COMMITTING
 from elastrec.platform.master.pods import losses
@@ -76,6 +76,7 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
         stages.abandon(state, save, is_committing=save.stage == COMMITTING)
     saves.unknown, saves.under_way = [], {}
     recovery.roll_back(phases.next_order())
+    migration.cancel(state, reason, effects)
     _reshape_servers(state, effects)
     for server in state.owners():
         recovery.order(server.name, state.time)

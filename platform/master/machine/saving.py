@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master.machine import leasing, rollback, stages
+from elastrec.platform.master.machine import leasing, migration, rollback, stages
 from elastrec.platform.master.machine.effects import CommitRecord, Decided, Effect
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Base, Save
@@ -26,6 +26,8 @@ def step(state: JobState, time: float, effects: list[Effect]) -> bool:
         return _move(state, Phase.STARTING, effects)
     if phases.phase in (Phase.STARTING, Phase.RECOVERING):
         return _begin_work(state, time, effects)
+    if migration.blocks_saves(state):
+        return False
     if phases.phase is Phase.TRAINING and state.training.is_done:
         return _finish_training(state, effects)
     if saves.under_way and any(_push_save(state, save, effects) for save in list(saves.under_way.values())):
@@ -70,7 +72,7 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
 def _schedule(state: JobState, *, hangs: bool = False) -> None:
     """Sets when the next periodic record is due; while the store hangs, training goes on as long as a save may hang."""
     interval = state.plan.save_interval_seconds
-    if not state.has_wanted_servers and state.phase is Phase.TRAINING:
+    if not state.has_wanted_servers and state.phase is Phase.TRAINING and not migration.is_possible(state):
         # Other servers wait for a record.
         interval = min(interval or _RESHAPE_RETRY_SECONDS, _RESHAPE_RETRY_SECONDS)
     periodic = state.phase is Phase.TRAINING and interval > 0
@@ -151,7 +153,7 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     _keep_record(state, save, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
-    elif not state.has_wanted_servers:
+    elif not state.has_wanted_servers and state.migration is None:
         count = state.wanted_shape[Role.PARAMETER_SERVER].count
         rollback.recover(state, f"{count} parameter servers were asked for", effects)
     else:

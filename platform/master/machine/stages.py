@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master.machine import leasing
+from elastrec.platform.master.machine import leasing, migration
 from elastrec.platform.master.machine.effects import Effect
 from elastrec.platform.master.machine.events import PodReported
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Save
@@ -146,6 +146,8 @@ def waiting(state: JobState, time: float) -> str:
         # Since a server last read something: by that it is judged.
         seconds = time - min(max(s.active, state.recovery.servers[s.name].since) for s in servers)
         return _waiting(f"restoring {state.recovery.uri or 'from nothing'}", servers, seconds)
+    if words := migration.waiting(state, time):
+        return words
     for late in state.saves.unknown:
         return f"{late.order_id} is unknown: its record has not been committed for {time - late.since:.0f} s"
     return ""

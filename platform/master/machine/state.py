@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.master.machine import handlers, rollback, saving, stages
+from elastrec.platform.master.machine import handlers, migration, rollback, saving, stages
 from elastrec.platform.master.machine.effects import (
     Decided,
     Effect,
     RecordAttempt,
 )
 from elastrec.platform.master.machine.events import Event, PodReported
+from elastrec.platform.master.machine.migration import Migration
 from elastrec.platform.master.machine.ownership import Ownership
 from elastrec.platform.master.machine.phases import Phases
 from elastrec.platform.master.machine.plan import JobPlan
@@ -46,7 +47,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     """One job.
 
     Attributes:
-        wanted_shape: other servers are reached at the next restore (see ShapeAsked).
+        wanted_shape: other servers are reached by a migration, with bsp at the next restore (see ShapeAsked).
         requested_shape: the last request for one.
         shape_version: rises whenever another shape is wanted.
         shape_changes: the latest changes of the wanted shape, the oldest first.
@@ -83,6 +84,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     samples_before: int = 0
     is_resumed: bool = False
     owner: str = ""
+    migration: Migration | None = None
     poisoned: Split | None = None
     exit_deadline: float | None = None
     time: float = 0.0
@@ -144,7 +146,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         before = self.__dict__.get("directive_basis") or self._directives_depend_on()
         effects: list[Effect] = []
         handlers.HANDLERS[type(event)](self, event, effects)
-        while saving.step(self, self.time, effects):
+        while migration.step(self, effects) or saving.step(self, self.time, effects):
             pass
         shape.step(self, effects)
         stages.discard_abandoned(self, effects)
@@ -168,6 +170,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             self.recovery.number,
             self.membership.edition,
             saves.content() if saves.under_way else None,
+            self.migration.content() if self.migration is not None else None,
         )
 
     def _settle_servers(self) -> None:
@@ -214,7 +217,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             mode = Mode.EXIT
         elif self.saves.quiescing is not None:
             mode = Mode.PAUSE
-        save = restore = None
+        save = restore = take = None
+        moving = ""
         members: list[WorkerProcess] = []
         if member is not None and member.role is Role.PARAMETER_SERVER and mode is not Mode.EXIT:
             # Servers refuse all others; to a thousand workers the list would be most of each answer.
@@ -222,6 +226,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             ordered = self.recovery.servers.get(pod)
             restore = ordered.order if ordered is not None else None
             save = self.saves.order_for(pod) if pod in self.ownership.servers else None
+            if self.migration is not None:
+                moving, take = self.migration.order_id, self.migration.order_of(pod, self._addresses())
         return Directive(
             term=phases.term,
             version=phases.version,
@@ -231,7 +237,12 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             members=members,
             save=save,
             restore=restore,
+            moving=moving,
+            take=take,
         )
+
+    def _addresses(self) -> dict[str, str]:
+        return {server.name: server.address for server in self.membership.servers()}
 
     def orders_of(self, pod: str, incarnation: str) -> PodOrders | None:
         """What a pod's process should do otherwise than the others."""
@@ -267,6 +278,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             or stages.changes_state(self, member, report)
             or (report.damaged is not None and rollback.is_restoring(self, member, report.damaged.order_id))
             or self.saves.would_take(report.pod, report.saved)
+            or migration.would_take(self, report)
         )
 
     def is_swept(self) -> bool:
@@ -281,9 +293,9 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         deadlines: list[float] = []
         if (shape_deadline := shape.deadline(self)) is not None:
             deadlines.append(shape_deadline)
-        stage = stages.deadline(self)
-        if stage is not None:
-            deadlines.append(stage)
+        for late in (stages.deadline(self), migration.deadline(self)):
+            if late is not None:
+                deadlines.append(late)
         if self.saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):
             running = {Phase.TRAINING: self.training, Phase.EVALUATING: self.evaluation}.get(phases.phase)
             deadlines.extend(running.deadlines.values() if running else ())

@@ -110,6 +110,8 @@ class PodCalls(ServicePart):
                     transfers=message.transfers,
                     orders_version=message.orders_version,
                     let_go_version=message.let_go_version,
+                    copied_order_id=message.copied_order_id,
+                    taken_order_id=message.taken_order_id,
                 )
                 if self.state.changes_state(report):
                     effects, _ = self._apply(report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrec.platform.clusters.pods import EndReason
-from elastrec.platform.master.machine import leasing, rollback, saving, stages
+from elastrec.platform.master.machine import leasing, migration, rollback, saving, stages
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.machine.saves import PAUSING
@@ -81,8 +81,12 @@ def process_replaced(state: JobState, member: Member, event: PodRegistered, effe
     effects.append(Decided(decision="process_replaced", inputs={"pod": member.name, "phase": str(state.phase)}))
     if member.role is Role.WORKER:
         _take_back(state, member, effects, reason, culprit=None, blame=True)
-    elif _lost_rows(state, member, event.restored_order_id) and state.phase in _WITH_MODEL:
+    elif state.phase in _WITH_MODEL and (
+        _lost_rows(state, member, event.restored_order_id) or migration.is_lost_with(state, member.name)
+    ):
         rollback.recover(state, f"{member.name}: {reason}", effects)
+    else:
+        migration.process_replaced(state, member.name)
 
 
 def _lost_rows(state: JobState, member: Member, restored_order_id: str) -> bool:
@@ -97,6 +101,9 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
             state.exit_deadline = None
             for member in list(state.membership.members.values()):
                 dismiss(state, member, effects, delete=True)
+        return
+    migration.ticked(state, effects)
+    if phases.phase.is_final:
         return
     pausing = state.saves.quiescing
     for save in list(state.saves.under_way.values()):
@@ -178,6 +185,8 @@ def _lose(
         state.ownership.take_over(member.name, successor.name)
         if state.phase in _WITH_MODEL:
             rollback.recover(state, f"{member.name}: {reason}", effects)
+    elif migration.is_lost_with(state, member.name):
+        rollback.recover(state, f"{member.name}: {reason}", effects)
 
 
 def _take_back(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from elastrec.platform.master.machine import migration
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import PodRefused, PodResized, ResizeRefused, ShapeAsked, ShapeTakenBack
 from elastrec.platform.master.pods import losses
@@ -133,6 +134,7 @@ def _has_wanted(state: JobState) -> bool:
     return (
         all(member.is_registered and not member.retiring and not member.awaits_size for member in members)
         and state.has_wanted_servers
+        and state.migration is None
         and state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING)
     )
 
@@ -148,8 +150,12 @@ def _want(state: JobState, target: Shape, change: ShapeChange, effects: list[Eff
     if workers is not None and workers.count is not None:
         _set_workers(state, target[Role.WORKER], effects)
     servers = target[Role.PARAMETER_SERVER].count
-    if servers != before[Role.PARAMETER_SERVER].count and not state.has_wanted_servers:
-        # Rows change their owners only while everybody pauses on a complete record.
+    if (
+        servers != before[Role.PARAMETER_SERVER].count
+        and not state.has_wanted_servers
+        and not migration.is_possible(state)
+    ):
+        # Rows change their owners while everybody pauses on a complete record.
         state.saves.is_asked = True
 
 
@@ -181,9 +187,11 @@ def _not_yet_possible(state: JobState, role: Role, change: PlacesChange, live_on
         )
     if not live_only:
         return ""
-    if role is Role.PARAMETER_SERVER and change.count not in (None, state.wanted_shape[role].count):
+    is_other_count = change.count not in (None, state.wanted_shape[role].count)
+    if role is Role.PARAMETER_SERVER and is_other_count and not migration.is_possible(state):
+        why = "with spec.training.consistency.mode bsp" if state.plan.is_synchronous else f"while it is {state.phase}"
         return (
-            "another number of parameter servers is not yet possible live: the job would have to save, "
+            f"{why} another number of parameter servers is not possible live: the job would have to save, "
             "restart its servers and restore; ask without live_only to have that done"
         )
     if change.cores is not None and any(member.asked.cores != change.cores for member in members):
@@ -232,12 +240,13 @@ def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect])
 
 
 def creation_refused(state: JobState, event: PodRefused, effects: list[Effect]) -> bool:
-    """Whether the pod was wanted by nothing but an open request, which this ends: the job keeps the workers it had."""
+    """Whether the pod was wanted by nothing but an open request, which this ends: the job keeps the pods it had."""
     request = state.requested_shape
     if request is None or request.outcome is not ShapeOutcome.OPEN:
         return False
     surplus = _staying_workers(state)[request.before[Role.WORKER].count :]
-    if all(worker.name != event.pod or worker.is_registered for worker in surplus):
+    surplus += [server for server in state.membership.servers() if server.name not in state.ownership.servers]
+    if all(member.name != event.pod or member.is_registered for member in surplus):
         return False
     _give_up(state, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
     return True

@@ -71,6 +71,19 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             by = inputs["asked_by"] or "an observer"
             why = f"made for version {inputs['expected_version']} of the shape, which is at {inputs['version']}"
             return f"refused another shape that {by} asked for: {inputs['wanted']}", why
+        case "migration_begun":
+            return f"parameter servers: {inputs['before']} → {inputs['after']} while it trains", inputs["order"]
+        case "migration_copies":
+            return f"new owners copy {inputs['buckets']} buckets", inputs["order"]
+        case "migration_hands_over":
+            return f"buckets are handed over after {inputs['copied_seconds']:.1f} s of copying", inputs["order"]
+        case "migration_ended":
+            return (
+                f"{inputs['servers']} parameter servers own all buckets; {inputs['hand_over_seconds']:.2f} s hand-over",
+                inputs["order"],
+            )
+        case "migration_cancelled":
+            return f"the change of parameter servers was given up while {inputs['stage']}", inputs["reason"]
         case "shape_ended":
             return f"the request {inputs['request']} for another shape: {inputs['outcome']}", inputs["reason"]
         case "pod_resized":

@@ -102,6 +102,17 @@ class TakeOrder(msgspec.Struct, frozen=True):
     order_id: str
     sources: list[TakeFrom]
 
+    def is_due(self, routing: RoutingTable, pod: str) -> bool:
+        """Whether a routing table gives the buckets to this pod."""
+        if pod not in routing.servers:
+            return False
+        index = routing.servers.index(pod)
+        return all(
+            all(routing.owners[bucket] == index for bucket in source.buckets)
+            and all(routing.dense_owners[bucket] == index for bucket in source.dense_buckets)
+            for source in self.sources
+        )
+
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):
     """The whole of what one pod should be doing now.
@@ -112,6 +123,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
         generation: grows with every rollback; leases and pushes of an older one are void.
         members: workers whose pushes count; without those that have nothing to train in bsp and ssp. Sent to
             servers only.
+        moving: of the change of servers that is under way: until it is over, a server keeps what it has given away;
+            take: what this server takes over in it. Sent to servers only.
     """
 
     version: int
@@ -121,6 +134,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     members: list[WorkerProcess] = []
     save: SaveOrder | None = None
     restore: RestoreOrder | None = None
+    moving: str = ""
+    take: TakeOrder | None = None
     term: int = 0
 
     @property
@@ -305,6 +320,8 @@ class Heartbeat(Message, frozen=True):
             checkpoint store has answered; while it rises, the store does not hang.
         orders_version: of the orders of its own that the process has; 0: none.
         let_go_version: of the last orders to be idle under which it has let go of all its shards; 0: none.
+        copied_order_id: of the order to take buckets over of which little is left to copy; taken_order_id: whose
+            buckets the server has taken over. Empty: none.
     """
 
     pod: str
@@ -321,6 +338,8 @@ class Heartbeat(Message, frozen=True):
     transfers: int = 0
     orders_version: int = 0
     let_go_version: int = 0
+    copied_order_id: str = ""
+    taken_order_id: str = ""
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0  # of this server's share of the dense parameters

@@ -86,7 +86,7 @@ class ChangeShape(Message, frozen=True):
 
     Attributes:
         change: other memory is not yet possible at all while the job runs.
-        live_only: refuse what would pause the job (other servers: a save, a restart, a restore), and other
+        live_only: refuse what would pause the job (other servers with bsp: a save, a restart, a restore), and other
             sizes of pods.
         expected_version: refuse unless the wanted shape still has this version (`Profile.shape_version`); None:
             whatever it is now.

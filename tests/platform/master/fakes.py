@@ -299,7 +299,11 @@ class ScriptedPod:
                 self._restored = directive.restore.order_id
             if directive.save is not None and directive.save.order_id != self._saved:
                 saved = self._write(directive, TrainingJob.model_validate_json(registered.job_json))
-            directive = self._beat(directive, saved=saved, restored_order_id=self._restored)
+            moved = {}
+            if (take := directive.take) is not None:
+                kind = "taken_order_id" if take.is_due(directive.routing, self.name) else "copied_order_id"
+                moved = {kind: take.order_id}
+            directive = self._beat(directive, saved=saved, restored_order_id=self._restored, **moved)
             if saved is not None:
                 self._saved = saved.order_id
             time.sleep(0.005)

@@ -248,6 +248,8 @@ class World:
                 transfers=pod["transfers"],
                 orders_version=self._orders_version(name, pod["incarnation"]),
                 let_go_version=pod.get("let_go", 0),
+                copied_order_id=pod.get("copied", ""),
+                taken_order_id=pod.get("taken", ""),
             )
         )
 
@@ -306,6 +308,9 @@ class World:
                 self._check_record()
             pod["saved"], pod["reached"] = save.order_id, directive.version
             return SavedPart(order_id=save.order_id, manifest_json=b"{}"), None
+        if directive.take is not None:
+            is_due = directive.take.is_due(directive.routing, name)
+            pod["taken" if is_due else "copied"] = directive.take.order_id
         pod["reached"] = directive.version
         return None, None
 

@@ -34,6 +34,8 @@ class Requests(Protocol):
 
     def request(self, message: Message) -> tuple[Any, list[Array]]: ...
 
+    def cut(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -172,6 +174,11 @@ class Taker:
                 f"server {self._server.name} was handed over buckets {came} and dense buckets {came_dense}, not those "
                 f"that it was to take: {wanted} and {wanted_dense}"
             )
+
+    def cut(self) -> None:
+        """Makes the request under way fail; for any thread."""
+        for source in self._sources:
+            source.stream.cut()
 
     def give_up(self) -> None:
         """Drops what was copied; their owners serve on."""

@@ -208,7 +208,8 @@ class ParameterServer(RequestHandlers):
 
         Args:
             members, version: of the directive; see Consistency.confirm.
-            moves: buckets change their owners: what the server does not own any more it gives away (`give_away`).
+            moves: buckets change their owners: the server goes on as it is until another one asks for what it is to
+                own (`give_away`), so that nobody waits for a directive.
         """
         with self.gate.closed(), self.changed:
             if not self.ready:
@@ -217,8 +218,8 @@ class ParameterServer(RequestHandlers):
             if generation == self.generation and routing.epoch < self.epoch:
                 routing = self.routing  # a server that has taken buckets over has named a newer one
             place = Place.under(routing, self.name)
-            if moves and place.without(self.model.place).is_empty:
-                self.give_away(routing)
+            if moves and place.without(self.model.place).is_empty and not place.same_as(self.model.place):
+                routing = self.routing
             elif not self.model.place.same_as(place):
                 log.warning("suspended", reason="another share of the buckets without a restore", epoch=routing.epoch)
                 self.ready = False

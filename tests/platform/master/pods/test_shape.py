@@ -210,8 +210,8 @@ def test_a_refused_replacement_of_a_worker_that_the_job_had_fails_it():
     assert world.state.phase is Phase.FAILED
 
 
-def test_other_servers_wait_for_a_record_that_succeeds_not_for_the_next_interval():
-    world = long_job()
+def test_with_bsp_other_servers_wait_for_a_record_that_succeeds_not_for_the_next_interval():
+    world = long_job(is_synchronous=True)
     ask(world, parameter_servers=3)
     while world.state.saves.failed == 0:
         for name in list(world.up):

@@ -199,11 +199,24 @@ def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
     assert s.service.state.membership.losses == {}
 
 
-def test_the_number_of_servers_changes_on_a_complete_record(stage: Callable[..., Stage]):
-    s = stage(rows=6000)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[..., Stage], servers: int):
+    s = stage(rows=10_000)
+    s.wait_for(Phase.TRAINING)
+    assert s.call(ChangeShape(change=change(parameter_servers=servers), live_only=True), ShapeAnswer).accepted
+    s.wait(lambda: len(s.service.state.ownership.servers) == servers and s.service.state.migration is None)
+    assert len(s.service.state.membership.servers()) == servers
+    assert s.service.state.phases.generation == 0 and s.service.state.phase is Phase.TRAINING
+    s.wait_for(Phase.SUCCEEDED)
+    assert s.rows_trained() == [1] * 10_000
+
+
+def test_with_bsp_the_number_of_servers_changes_on_a_complete_record(stage: Callable[..., Stage]):
+    training = {"batch_size": 10, "batches_per_shard": 2, "consistency": {"mode": "bsp"}}
+    s = stage(job(training=training), rows=6000)
     s.wait_for(Phase.TRAINING)
     refused = s.call(ChangeShape(change=change(parameter_servers=3), live_only=True), ShapeAnswer)
-    assert not refused.accepted and "not yet possible live" in refused.reason
+    assert not refused.accepted and "with spec.training.consistency.mode bsp" in refused.reason
     assert s.call(ChangeShape(change=change(parameter_servers=3)), ShapeAnswer).accepted
     s.wait(lambda: len(s.service.state.membership.servers()) == 3)
     s.wait_for(Phase.SUCCEEDED)

@@ -1,0 +1,287 @@
+"""Other servers while the job trains: prepare, copy, hand over, retire (DLRover-RM §5.2, seamless migration). Pure.
+
+New servers start while the old ones serve (STARTING); those that will own more copy their buckets (COPYING); then the
+routing table changes, and they take them over (HANDING_OVER); servers that own nothing any more leave. Until the
+routing table changes, whatever goes wrong leaves the owners as they were. Afterwards a loss is that of any server: all
+go back to the last record, and the shape that is wanted is reached by restoring it (`rollback`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastrec.platform.master.machine import rollback
+from elastrec.platform.master.machine.effects import Decided, Effect
+from elastrec.platform.master.machine.events import PodReported
+from elastrec.platform.master.pods import losses
+from elastrec.platform.master.pods.membership import Member, MemberStage
+from elastrec.platform.specs.buckets import balanced_owners
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.job import TakeFrom, TakeOrder
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+
+_SHOWN_PODS = 3
+STARTING, COPYING, HANDING_OVER = "starting", "copying", "handing over"
+
+
+class Migration(msgspec.Struct, kw_only=True):
+    """One change of servers that is under way.
+
+    Attributes:
+        order_id: of the orders to the servers that take buckets over.
+        begun, since: when it began, and its stage.
+        servers: that will own something, in the order of the routing table; owners, dense_owners: for each virtual and
+            dense bucket, an index into them. Empty while it is STARTING.
+        sources: by the server that takes, what it takes, by the server that gives: virtual and dense buckets.
+        copied, taken: servers that have little left to copy, and those that have taken their buckets over.
+    """
+
+    order_id: str
+    begun: float
+    since: float
+    stage: str = STARTING
+    servers: list[str] = []
+    owners: list[int] = []
+    dense_owners: list[int] = []
+    sources: dict[str, dict[str, tuple[list[int], list[int]]]] = {}
+    copied: list[str] = []
+    taken: list[str] = []
+
+    def order_of(self, pod: str, addresses: dict[str, str]) -> TakeOrder | None:
+        """What a server takes from which others; None: nothing."""
+        sources = self.sources.get(pod)
+        if not sources:
+            return None
+        return TakeOrder(
+            self.order_id, [TakeFrom(name, addresses.get(name, ""), *buckets) for name, buckets in sources.items()]
+        )
+
+    def content(self) -> tuple[object, ...]:
+        """What directives say of it."""
+        return self.order_id, self.stage
+
+
+def is_possible(state: JobState) -> bool:
+    """Whether buckets can change servers while the job trains; else a record is saved, and restored by others."""
+    # Rounds of bsp are laid out for the servers of one routing table.
+    return state.phase is Phase.TRAINING and not state.plan.is_synchronous
+
+
+def step(state: JobState, effects: list[Effect]) -> bool:
+    """Takes one step if one is due; true when something changed and another may be due."""
+    migration = state.migration
+    if migration is None:
+        if is_possible(state) and not state.has_wanted_servers:
+            _begin(state, effects)
+            return True
+        return False
+    if migration.stage != HANDING_OVER and state.has_wanted_servers:
+        cancel(state, "other servers are not wanted any more", effects)
+        return True
+    if migration.stage != HANDING_OVER and not is_possible(state):
+        cancel(state, f"the job is {state.phase}", effects)
+        return True
+    if migration.stage == STARTING:
+        return _copy_when_started(state, migration, effects)
+    if migration.stage == COPYING:
+        if any(not _is_up(state, name) for name in migration.servers) or not _is_wanted(state, migration):
+            # A server that was to take buckets is another one now, or others are wanted.
+            _enter(state, migration, STARTING)
+            return True
+        if set(migration.sources) <= set(migration.copied) and not state.saves.under_way:
+            _hand_over(state, migration, effects)
+            return True
+    elif set(migration.sources) <= set(migration.taken):
+        _end(state, migration, effects)
+        return True
+    return False
+
+
+def blocks_saves(state: JobState) -> bool:
+    """Whether buckets are being handed over: a record of that moment would hold some of them twice, or not at all."""
+    return state.migration is not None and state.migration.stage == HANDING_OVER
+
+
+def deadline(state: JobState) -> float | None:
+    """When a hand-over is late."""
+    if not blocks_saves(state):
+        return None
+    assert state.migration is not None
+    return state.migration.since + state.plan.restore_timeout_seconds
+
+
+def ticked(state: JobState, effects: list[Effect]) -> None:
+    """A hand-over that does not end is given up: all go back to the last record."""
+    late = deadline(state)
+    if late is None or late > state.time:
+        return
+    assert state.migration is not None
+    lacking = sorted(set(state.migration.sources) - set(state.migration.taken))
+    rollback.recover(state, f"{', '.join(lacking)} did not take its buckets over in time", effects)
+
+
+def would_take(state: JobState, report: PodReported) -> bool:
+    """Whether a report says something new."""
+    migration = state.migration
+    if migration is None or report.pod not in migration.sources:
+        return False
+    return (report.copied_order_id == migration.order_id and report.pod not in migration.copied) or (
+        report.taken_order_id == migration.order_id and report.pod not in migration.taken
+    )
+
+
+def take_report(state: JobState, report: PodReported) -> None:
+    """Takes note of what a server has copied and taken over."""
+    migration = state.migration
+    if migration is None or not would_take(state, report):
+        return
+    if report.copied_order_id == migration.order_id and report.pod not in migration.copied:
+        migration.copied.append(report.pod)
+    if report.taken_order_id == migration.order_id and report.pod not in migration.taken:
+        migration.taken.append(report.pod)
+
+
+def is_lost_with(state: JobState, pod: str) -> bool:
+    """Whether buckets are lost with a server's rows that it has given away: not all of their new owners have them."""
+    migration = state.migration
+    if migration is None or migration.stage != HANDING_OVER:
+        return False
+    return any(pod in givers for taker, givers in migration.sources.items() if taker not in migration.taken)
+
+
+def process_replaced(state: JobState, pod: str) -> None:
+    """What a server had copied is gone with its process."""
+    migration = state.migration
+    if migration is not None and migration.stage == COPYING and (pod in migration.sources):
+        _enter(state, migration, STARTING)
+
+
+def keep_time(state: JobState) -> None:
+    """Everybody has the whole time again for a hand-over."""
+    if state.migration is not None:
+        state.migration.since = state.time
+
+
+def waiting(state: JobState, time: float) -> str:
+    """What a change of servers waits for, and for how long; empty: there is none."""
+    migration = state.migration
+    if migration is None:
+        return ""
+    if migration.stage == STARTING:
+        names = [server.name for server in _targets(state) if not _is_up(state, server.name)]
+    else:
+        names = sorted(
+            set(migration.sources) - set(migration.copied if migration.stage == COPYING else migration.taken)
+        )
+    count = state.wanted_shape[Role.PARAMETER_SERVER].count
+    of = f" of {', '.join(names[:_SHOWN_PODS])}" if names else ""
+    return f"to {count} parameter servers: {migration.stage}{of} for {time - migration.since:.0f} s"
+
+
+def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
+    """Nothing is moved any more; servers that were to own something and are not wanted leave."""
+    migration, state.migration = state.migration, None
+    if migration is None:
+        return
+    inputs = {"order": migration.order_id, "stage": migration.stage, "reason": reason}
+    effects.append(Decided(decision="migration_cancelled", inputs=inputs))
+    if state.has_wanted_servers:
+        _dismiss(state, effects)
+
+
+def _begin(state: JobState, effects: list[Effect]) -> None:
+    order_id = f"move-{state.phases.next_order()}"
+    state.migration = Migration(order_id=order_id, begun=state.time, since=state.time)
+    wanted = state.wanted_shape[Role.PARAMETER_SERVER]
+    taken = {server.index for server in state.membership.servers()}
+    for index in range(wanted.count):
+        if index not in taken:
+            state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
+    inputs = {"order": order_id, "before": len(state.ownership.servers), "after": wanted.count}
+    effects.append(Decided(decision="migration_begun", inputs=inputs))
+
+
+def _targets(state: JobState) -> list[Member]:
+    """Servers that are to own something."""
+    count = state.wanted_shape[Role.PARAMETER_SERVER].count
+    return [server for server in state.membership.servers() if not server.retiring][:count]
+
+
+def _is_wanted(state: JobState, migration: Migration) -> bool:
+    return [server.name for server in _targets(state)] == migration.servers
+
+
+def _is_up(state: JobState, name: str) -> bool:
+    member = state.membership.members.get(name)
+    return member is not None and member.is_registered and bool(member.address)
+
+
+def _enter(state: JobState, migration: Migration, stage: str) -> None:
+    if stage == STARTING:
+        migration.order_id = f"move-{state.phases.next_order()}"
+        migration.servers, migration.sources, migration.copied = [], {}, []
+    migration.stage, migration.since = stage, state.time
+
+
+def _copy_when_started(state: JobState, migration: Migration, effects: list[Effect]) -> bool:
+    wanted, targets = state.wanted_shape[Role.PARAMETER_SERVER], _targets(state)
+    if len(targets) < wanted.count:
+        taken = {server.index for server in state.membership.servers()}
+        free = next(index for index in range(wanted.count) if index not in taken)
+        state.membership.add(Role.PARAMETER_SERVER, free, wanted.size, state.time)
+        return True
+    if any(not _is_up(state, server.name) for server in [*targets, *state.owners()]):
+        return False
+    ownership = state.ownership
+    migration.servers = [server.name for server in targets]
+    places = {name: place for place, name in enumerate(migration.servers)}
+    kept = [places.get(name) for name in ownership.servers]
+    for kind, before in (("owners", ownership.owners), ("dense_owners", ownership.dense_owners)):
+        setattr(migration, kind, balanced_owners(len(before), len(targets), [kept[owner] for owner in before]))
+    migration.sources = {}
+    for number, (before, after) in enumerate(
+        ((ownership.owners, migration.owners), (ownership.dense_owners, migration.dense_owners))
+    ):
+        for bucket, (old, new) in enumerate(zip(before, after, strict=True)):
+            giver, taker = ownership.servers[old], migration.servers[new]
+            if giver != taker:
+                migration.sources.setdefault(taker, {}).setdefault(giver, ([], []))[number].append(bucket)
+    _enter(state, migration, COPYING)
+    inputs = {
+        "order": migration.order_id,
+        "buckets": sum(len(rows) for sources in migration.sources.values() for rows, _ in sources.values()),
+        "started_seconds": round(state.time - migration.begun, 3),
+    }
+    effects.append(Decided(decision="migration_copies", inputs=inputs))
+    return True
+
+
+def _hand_over(state: JobState, migration: Migration, effects: list[Effect]) -> None:
+    inputs = {"order": migration.order_id, "copied_seconds": round(state.time - migration.since, 3)}
+    state.ownership.move(migration.servers, migration.owners, migration.dense_owners)
+    _enter(state, migration, HANDING_OVER)
+    effects.append(Decided(decision="migration_hands_over", inputs={**inputs, "epoch": state.ownership.epoch}))
+
+
+def _end(state: JobState, migration: Migration, effects: list[Effect]) -> None:
+    state.migration = None
+    inputs = {
+        "order": migration.order_id,
+        "servers": len(migration.servers),
+        "seconds": round(state.time - migration.begun, 3),
+        "hand_over_seconds": round(state.time - migration.since, 3),
+    }
+    effects.append(Decided(decision="migration_ended", inputs=inputs))
+    _dismiss(state, effects)
+
+
+def _dismiss(state: JobState, effects: list[Effect]) -> None:
+    """Servers that own nothing, and are not to, leave."""
+    for server in state.membership.servers():
+        if server.name not in state.ownership.servers and not server.retiring:
+            state.membership.move(server, MemberStage.RETIRING)
+            losses.dismiss(state, server, effects, delete=True)

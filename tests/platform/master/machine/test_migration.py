@@ -1,0 +1,257 @@
+"""Other servers while the job trains: prepare, copy, hand over, retire; every bucket has one owner all the time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.observer import ShapeOutcome
+from tests.platform.master.world import World, plan, running
+from tests.shapes import change
+
+pytestmark = pytest.mark.usefixtures("fleet")
+
+
+def long_job(**changes: object) -> World:
+    return running(plan(training_rows=20_000, save_interval_seconds=0.0, **changes))
+
+
+def ask(world: World, servers: int) -> None:
+    world.tell(events.ShapeAsked(time=world.time, change=change(parameter_servers=servers)))
+
+
+def go_on(world: World, *, until: str | None = None, rounds: int = 60) -> None:
+    """Everybody behaves until the migration is in a stage; None: until it is over."""
+    for _ in range(rounds):
+        migration = world.state.migration
+        if (migration.stage if migration is not None else None) == until:
+            return
+        world.start_pod()
+        for name in list(world.up):
+            if name in world.up:
+                world.act(name)
+            migration = world.state.migration
+            if until is not None and migration is not None and migration.stage == until:
+                return
+        world.commit()
+    raise AssertionError(f"it did not get to {until} in {rounds} rounds: {world.state.migration}")
+
+
+def owners(world: World) -> list[str]:
+    ownership = world.state.ownership
+    return [ownership.servers[owner] for owner in ownership.owners]
+
+
+def check(world: World) -> None:
+    """Every bucket has one owner, which is a member of the job."""
+    ownership, members = world.state.ownership, world.state.membership.members
+    assert len(ownership.owners) == 64 and len(ownership.dense_owners) == 64
+    assert set(owners(world)) == set(ownership.servers) <= set(members)
+
+
+@pytest.mark.parametrize("servers", [1, 3, 5])
+def test_buckets_change_servers_without_a_rollback_or_a_record(servers: int):
+    world = long_job()
+    before, samples = owners(world), world.state.training.samples
+    ask(world, servers)
+    go_on(world)
+    after = owners(world)
+    check(world)
+    assert len(set(after)) == servers == len(world.state.membership.servers())
+    counts = [after.count(name) for name in set(after)]
+    assert max(counts) - min(counts) <= 1
+    kept = min(servers, 2) * (64 // max(servers, 2))
+    assert sum(old == new for old, new in zip(before, after, strict=True)) >= kept
+    assert world.state.recovery.rollbacks == 0 and not world.commits and world.state.phase is Phase.TRAINING
+    assert world.state.training.samples > samples
+    assert world.state.requested_shape is not None
+    assert world.state.requested_shape.outcome is ShapeOutcome.DONE
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_owners_stay_as_they_were_until_all_that_will_own_more_have_copied():
+    world = long_job()
+    before = owners(world)
+    ask(world, 4)
+    go_on(world, until=COPYING)
+    migration = world.state.migration
+    assert migration is not None
+    world.act(next(iter(migration.sources)))
+    assert owners(world) == before and len(migration.copied) == 1 and migration.stage == COPYING
+    assert world.state.ownership.epoch == 1
+    go_on(world)
+    assert world.state.ownership.epoch == 2
+
+
+def test_nobody_is_told_to_drop_anything_before_all_have_taken_their_buckets():
+    world = long_job()
+    ask(world, 4)
+    go_on(world, until=HANDING_OVER)
+    migration = world.state.migration
+    assert migration is not None
+    first, *others = migration.sources
+    world.act(first)
+    assert migration.taken == [first]
+    assert all(world.directive(name).moving == migration.order_id for name in world.state.ownership.servers)
+    for name in others:
+        world.act(name)
+    assert world.state.migration is None
+    assert not any(world.directive(name).moving for name in world.state.ownership.servers)
+
+
+def test_a_server_that_is_lost_before_it_owns_anything_costs_no_rollback():
+    world = long_job()
+    ask(world, 3)
+    go_on(world, until=COPYING)
+    assert world.state.migration is not None
+    (new,) = world.state.migration.sources
+    order = world.state.migration.order_id
+    world.kill(new)
+    assert world.state.migration.stage == STARTING and world.state.migration.order_id != order
+    go_on(world)
+    check(world)
+    assert world.state.recovery.rollbacks == 0 and len(set(owners(world))) == 3
+
+
+@pytest.mark.parametrize("stage", [STARTING, COPYING, HANDING_OVER])
+def test_an_owner_that_is_lost_meanwhile_is_recovered_and_the_wanted_servers_come(stage: str):
+    world = long_job()
+    ask(world, 3)
+    go_on(world, until=stage)
+    world.kill(world.state.ownership.servers[0])
+    assert world.state.migration is None and world.state.recovery.rollbacks == 1
+    for _ in range(30):
+        world.start_pod()
+        for name in list(world.up):
+            if name in world.up:
+                world.act(name)
+    check(world)
+    assert len(set(owners(world))) == 3 == len(world.state.membership.servers())
+
+
+def test_a_server_that_gave_its_buckets_away_and_is_lost_before_they_were_fetched_costs_a_rollback():
+    world = long_job()
+    ask(world, 1)
+    go_on(world, until=HANDING_OVER)
+    (giver,) = [server.name for server in world.state.membership.servers() if server.name not in owners(world)]
+    world.kill(giver)
+    assert world.state.recovery.rollbacks == 1 and world.state.migration is None
+    assert [server.name for server in world.state.membership.servers()] == world.state.ownership.servers
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_a_hand_over_that_does_not_end_is_given_up():
+    world = long_job(lease_seconds=1e6)
+    ask(world, 3)
+    go_on(world, until=HANDING_OVER)
+    assert world.state.next_deadline() == world.time + 40.0
+    world.time += 40.0
+    world.tick()
+    assert world.state.recovery.rollbacks == 1 and world.state.migration is None
+    check(world)
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("stage", [STARTING, COPYING])
+def test_it_can_be_taken_back_until_the_hand_over(stage: str):
+    world = long_job()
+    before = owners(world)
+    ask(world, 4)
+    go_on(world, until=stage)
+    assert world.state.requested_shape is not None
+    world.tell(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
+    assert world.state.migration is None and owners(world) == before
+    assert len(world.state.membership.servers()) == 2 and world.state.ownership.epoch == 1
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED and world.state.recovery.rollbacks == 0
+
+
+def test_another_number_that_is_asked_for_meanwhile_is_reached_from_where_the_job_is():
+    world = long_job()
+    ask(world, 4)
+    go_on(world, until=COPYING)
+    ask(world, 3)
+    go_on(world)
+    check(world)
+    assert len(set(owners(world))) == 3 == len(world.state.membership.servers())
+    assert world.state.recovery.rollbacks == 0
+
+
+def test_no_record_is_begun_while_buckets_are_handed_over():
+    world = long_job()
+    ask(world, 3)
+    go_on(world, until=HANDING_OVER)
+    world.tell(events.SaveAsked(time=world.time))
+    assert not world.state.saves.under_way
+    go_on(world)
+    assert world.state.saves.under_way or world.state.saves.completed
+
+
+def test_buckets_are_not_handed_over_under_a_record_that_is_being_written():
+    world = long_job()
+    ask(world, 3)
+    go_on(world, until=COPYING)
+    world.tell(events.SaveAsked(time=world.time))
+    assert world.state.migration is not None
+    for name in list(world.state.migration.sources):
+        world.act(name)
+    assert world.state.migration.copied and world.state.migration.stage == COPYING
+    go_on(world)
+    assert world.state.saves.completed == 1 and world.state.recovery.rollbacks == 0
+
+
+def test_a_server_that_the_cluster_refuses_ends_the_request_and_not_the_job():
+    world = long_job()
+    ask(world, 3)
+    refused = next(server.name for server in world.state.membership.servers() if not server.is_registered)
+    world.tell(events.PodRefused(time=world.time, pod=refused, reason="no node is that large"))
+    assert world.state.migration is None and len(world.state.membership.servers()) == 2
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_with_bsp_servers_change_on_a_complete_record():
+    world = long_job(is_synchronous=True)
+    ask(world, 3)
+    assert world.state.migration is None and world.state.saves.under_way
+    world.run_fairly()
+    assert world.state.recovery.rollbacks == 1 and len(set(owners(world))) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_and_whenever_every_bucket_has_one_owner_and_every_row_is_trained(seed: int):
+    chance = random.Random(seed)
+    world = running(plan(training_rows=600, save_interval_seconds=20.0))
+    for _ in range(250):
+        what = chance.random()
+        if world.state.phase.is_final:
+            break
+        if what < 0.04:
+            ask(world, chance.randint(1, 5))
+        elif what < 0.06 and world.state.requested_shape is not None:
+            world.tell(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
+        elif what < 0.08 and world.up:
+            world.kill(chance.choice(sorted(world.up)))
+        elif what < 0.1:
+            world.tell(events.Restarted(time=world.time, away_seconds=1.0))
+        elif what < 0.2:
+            world.start_pod()
+        elif what < 0.3:
+            world.commit()
+        elif what < 0.34:
+            world.time += chance.choice([1.0, 15.0])
+            world.tick()
+        elif world.up:
+            world.act(chance.choice(sorted(world.up)))
+        if world.state.ownership.owners:
+            check(world)
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+    assert all(member.role is not Role.PARAMETER_SERVER for member in world.state.membership.members.values())

@@ -1,0 +1,121 @@
+"""Carries out orders to take buckets over, on a thread of its own: a server that copies for minutes serves on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.transport.messages.job import RoutingTable, TakeOrder
+from elastrec.trainers.parameter_server.migration.taking import GivenUpError, Requests, Taker
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
+
+_SMALL_BYTES = 2**22
+"""What is left to copy is small: handing it over takes some milliseconds."""
+_SHRINKS = 0.7
+"""A round that brings more than this share of the one before it: the rest will not become smaller."""
+_ROUND_SECONDS = 0.2
+_RETRY_SECONDS = 0.5
+
+log = structlog.get_logger(__name__)
+
+
+class Mover:
+    """One order at a time.
+
+    Args:
+        connect: opens a stream to another server.
+        report: called when `copied` or `taken` has changed.
+
+    Attributes:
+        copied, taken: the order of which little is left to copy; whose buckets are taken over. Empty: none.
+    """
+
+    def __init__(self, server: ParameterServer, connect: Callable[[str], Requests], report: Callable[[], None]) -> None:
+        self._server, self._connect, self._report = server, connect, report
+        self.copied = self.taken = ""
+        self._order: TakeOrder | None = None
+        self._changed = threading.Condition()
+        self._working = threading.Lock()  # held while the taker works
+        self._taker: Taker | None = None
+
+    def follow(self, order: TakeOrder, generation: int) -> None:
+        """Copies from now on; an order that is carried out already goes on."""
+        with self._changed:
+            if self._order is not None and self._order.order_id == order.order_id:
+                return
+        self.cancel()
+        with self._changed:
+            self._order = order
+        threading.Thread(target=self._run, args=(order, generation), name="mover", daemon=True).start()
+
+    def cancel(self) -> None:
+        """No order is in force any more; what was copied is dropped."""
+        with self._changed:
+            self._order = None
+            self._changed.notify_all()
+        if (at_work := self._taker) is not None:
+            at_work.cut()
+        with self._working:
+            taker, self._taker = self._taker, None
+            if taker is not None:
+                taker.give_up()
+
+    def take_over(self, order: TakeOrder, routing: RoutingTable, is_wanted: Callable[[], bool]) -> bool:
+        """Takes the buckets of an order over, however often a server is out of reach; false when it is given up."""
+        if self.taken == order.order_id:
+            return True
+        while is_wanted() and self._is_in_force(order):
+            with self._working:
+                if self._taker is None:
+                    return False
+                try:
+                    self._taker.take_over(routing)
+                except GivenUpError as error:
+                    log.warning("not_taken_over", order=order.order_id, reason=str(error))
+                    return False
+                except ElastrecError as error:
+                    log.warning("take_over_failed", order=order.order_id, reason=str(error))
+                else:
+                    self._taker, self.taken = None, order.order_id
+                    self._report()
+                    return True
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_in_force(order), _RETRY_SECONDS)
+        return False
+
+    def _is_in_force(self, order: TakeOrder) -> bool:
+        return self._order is not None and self._order.order_id == order.order_id
+
+    def _run(self, order: TakeOrder, generation: int) -> None:
+        before = None
+        while self._is_in_force(order) and self.taken != order.order_id:
+            pause = _ROUND_SECONDS
+            with self._working:
+                if not self._is_in_force(order) or self.taken == order.order_id:
+                    return
+                try:
+                    if self._taker is None:
+                        self._taker = Taker(
+                            self._server, order, generation, self._connect, lambda: self._is_in_force(order)
+                        )
+                    copied_bytes = self._taker.copy_round()
+                except ElastrecError as error:
+                    log.warning("not_copied", order=order.order_id, reason=str(error), next_try_seconds=_RETRY_SECONDS)
+                    taker, self._taker = self._taker, None
+                    if taker is not None:
+                        taker.give_up()
+                    before, pause = None, _RETRY_SECONDS
+                else:
+                    is_small = before is not None and (
+                        copied_bytes <= _SMALL_BYTES or copied_bytes >= _SHRINKS * before
+                    )
+                    before = copied_bytes
+                    if is_small and self.copied != order.order_id:
+                        self.copied = order.order_id
+                        log.info("buckets_copied", order=order.order_id, rest_bytes=copied_bytes)
+                        self._report()
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_in_force(order), pause)
