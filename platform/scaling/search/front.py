@@ -25,8 +25,9 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         exhaustive_points: spaces up to this size are gone through whole.
         population, generations: of NSGA-II.
-        coarse_points: above 0, a grid of at most so many points is looked at instead of NSGA-II: some milliseconds
-            instead of a hundred, for a simulator that asks thousands of times.
+        coarse_points: of a grid that is looked at with every value of each single decision, and with its neighbours; 0:
+            NSGA-II instead. On 24 random problems of 10^5 plans (`benchmarks.scaling.candidates`) the grid covers at
+            least 0.998 of the exact front in 18 ms of CPU time, NSGA-II 0.997 in 450 ms.
         polish_rounds: how often the neighbours of the front found are looked at afterwards.
         most: candidates kept of a front, spread along it.
     """
@@ -35,7 +36,7 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     exhaustive_points: int = 50_000
     population: int = 48
     generations: int = 30
-    coarse_points: int = 0
+    coarse_points: int = 1000
     polish_rounds: int = 8
     most: int = 20
 
@@ -43,7 +44,13 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
         require(self.most >= 2, "search.most", self.most, "at least 2", "a front has two ends")
         require(self.population >= 4, "search.population", self.population, "at least 4", "raise it")
         coarse = self.coarse_points
-        require(coarse == 0 or coarse >= 32, "search.coarse_points", coarse, "0, or at least 32", "0 is NSGA-II")
+        require(
+            coarse == 0 or coarse >= 32,
+            "search.coarse_points",
+            coarse,
+            "0, or at least 32",
+            "1000 is usual, 0 is NSGA-II",
+        )
         require(self.generations >= 1, "search.generations", self.generations, "at least 1", "raise it")
 
 
@@ -123,8 +130,12 @@ def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> 
 
 
 def coarse_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
-    """The front of a grid of at most `coarse_points`, spread by ratio over every ladder, then of its neighbours."""
-    points = np.concatenate([np.array([space.start]), space.spread(settings.coarse_points)])
+    """The front of a grid of at most `coarse_points`, spread by ratio over every ladder, then of its neighbours.
+
+    Every value of each single decision is looked at, too: a job whose next size is too small a step for the rules must
+    not rest as long as a larger step is allowed.
+    """
+    points = np.concatenate([np.array([space.start]), space.lines(), space.spread(settings.coarse_points)])
     return polish(situation, capacity, space, points, settings.polish_rounds)
 
 

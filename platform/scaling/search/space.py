@@ -58,6 +58,15 @@ class Space(msgspec.Struct, frozen=True):
         grid = np.indices([len(ladder) for ladder in self.ladders])
         return grid.reshape(len(self.ladders), -1).T.astype(np.int64)
 
+    def lines(self) -> Indexes:
+        """The points that differ from what the job has in one decision; of shape (N, 5)."""
+        found = np.repeat(np.array([self.start]), sum(map(len, self.ladders)), axis=0)
+        first = 0
+        for decision, ladder in enumerate(self.ladders):
+            found[first : first + len(ladder), decision] = np.arange(len(ladder))
+            first += len(ladder)
+        return found.astype(np.int64)
+
     def neighbours(self, points_N5: Indexes) -> Indexes:
         """The points one step away in one or in two decisions, each once."""
         moves = _moves(len(self.ladders))

@@ -3,12 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastrec.platform.scaling.search.front import SearchSettings, exhaustive_front, pareto_front
+from elastrec.platform.scaling.amounts import Capacity, Resources
+from elastrec.platform.scaling.search.front import SearchSettings, allowed, exhaustive_front, pareto_front
 from elastrec.platform.scaling.search.pareto import hypervolume
 from elastrec.platform.scaling.search.space import space_of
 from elastrec.platform.scaling.types import Limits
 from elastrec.platform.specs.errors import ScalingError
-from tests.platform.scaling.jobs import PLENTY, situation
+from tests.platform.scaling.jobs import GIB, PLENTY, allocation, situation
 
 LIMITS = Limits(workers=(1, 24), parameter_servers=(1, 6), worker_cores=(0.5, 8), parameter_server_cores=(0.5, 8))
 
@@ -45,3 +46,31 @@ def test_points_that_are_equal_are_kept_once_and_in_order() -> None:
 def test_a_grid_of_a_few_points_is_refused() -> None:
     with pytest.raises(ScalingError, match=r"search\.coarse_points"):
         SearchSettings(coarse_points=5)
+
+
+@pytest.mark.parametrize(("workers", "servers", "cores"), [(1, 1, 1.0), (2, 2, 4.0), (2, 8, 1.0), (4, 1, 4.0)])
+def test_a_job_never_rests_while_one_decision_alone_would_be_worth_a_change(
+    workers: int, servers: int, cores: float
+) -> None:
+    """With little room most of a grid does not fit."""
+    limits = Limits(
+        workers=(1, 48), parameter_servers=(1, 16), worker_cores=(0.5, 8.0), parameter_server_cores=(0.5, 8.0)
+    )
+    little = Capacity(free=Resources(4.0, 4000.0 * GIB))
+    asked = situation(allocation=allocation(workers, servers, cores, cores), limits=limits)
+    space = space_of(asked.job, little)
+    assert allowed(asked, little, asked.outcomes(space.columns(space.lines()))).any()
+    coarsest = SearchSettings(exhaustive_points=10, coarse_points=32, polish_rounds=0)
+    assert len(pareto_front(asked, little, space, coarsest).points) > 0
+
+
+def test_what_differs_in_one_decision_is_every_value_of_it() -> None:
+    space = space_of(situation(limits=LIMITS).job, PLENTY)
+    points = space.lines()
+    assert ((points != np.array(space.start)).sum(axis=1) <= 1).all()
+    for decision, ladder in enumerate(space.ladders):
+        assert set(points[:, decision].tolist()) == set(range(len(ladder)))
+
+
+def test_the_search_of_a_live_round_is_the_one_of_the_simulator() -> None:
+    assert SearchSettings().coarse_points > 0, "NSGA-II is a choice, a grid with its neighbours what all use"
