@@ -29,6 +29,7 @@ _LAZY = {
     "ledger": "past",
     "inspect": "inspect_record",
     "plan": "plan",
+    "scale": "scale",
     "simulate": "simulate",
     "agent": "cluster",
     "schema": "job",
@@ -36,7 +37,7 @@ _LAZY = {
 }
 
 
-_PRIVATE = frozenset({"validate", "render", "run", "resume", "stop", "plan", "agent"})
+_PRIVATE = frozenset({"validate", "render", "run", "resume", "stop", "plan", "scale", "agent"})
 """Commands that write nothing but the platform's own files: only their owner may read those."""
 
 

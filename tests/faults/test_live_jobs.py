@@ -18,7 +18,8 @@ import pytest
 from elastrec.checkpoints import list_records, list_terms, open_record
 from elastrec.platform import jobs
 from elastrec.platform.jobs.identity import secret_of
-from elastrec.platform.jobs.watching.masters import live_master, pod_of_master, wait_for_master
+from elastrec.platform.jobs.scaling import asking
+from elastrec.platform.jobs.watching.masters import pod_of_master, wait_for_master
 from elastrec.platform.master.pods.launch import master_pod
 from elastrec.platform.master.reporting.explanation import Explanation, read_explanation
 from elastrec.platform.master.reporting.ledger import read_ledger
@@ -26,7 +27,7 @@ from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
-from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, ShapeAnswer, ShapeOutcome, Status
+from elastrec.platform.transport.messages.observer import ShapeOutcome
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.books import Books, check_books, journals
 from tests.faults.campaign.checking import AUC_TOLERANCE, SIZE
@@ -80,12 +81,20 @@ class LiveJob:
     def metrics(self) -> TrainingMetrics:
         return jobs.observe(self.platform, self.job_id).metrics
 
-    def ask_for(self, **shape: int) -> None:
-        with live_master(self.platform, self.job_id) as master:
-            assert master is not None
-            asked = ChangeShape(change=change(**shape), live_only=True)
-            answer = master.call(asked, ShapeAnswer, timeout_seconds=15.0)
-        assert answer.accepted, answer.reason
+    def ask_for(self, **shape: int) -> str:
+        """The request's id."""
+        for dry_run in (True, False):
+            answer = asking.ask_for_shape(self.platform, self.job_id, change(**shape), live_only=True, dry_run=dry_run)
+            assert not answer.reason and answer.accepted is not dry_run
+        return answer.request_id
+
+    def change_servers(self, count: int) -> None:
+        """Returns once all that were asked for serve, and no other one is there."""
+        request = self.ask_for(parameter_servers=count)
+        *_, last = asking.follow_request(self.platform, self.job_id, request)
+        assert last.outcome is ShapeOutcome.DONE, last
+        pods = [pod for pod in self.platform.launcher.pods(self.job_id) if pod.role is Role.PARAMETER_SERVER]
+        assert len(pods) == count
 
     def workers_at_work(self) -> list[str]:
         """Workers that have trained since they were there."""
@@ -96,19 +105,6 @@ class LiveJob:
         def has() -> bool:
             pods = [pod for pod in self.platform.launcher.pods(self.job_id) if pod.role is Role.WORKER]
             return len(self.workers_at_work()) == len(pods) == count
-
-        return has
-
-    def has_servers(self, count: int) -> Callable[[], bool]:
-        """All that were asked for serve, and no other one is there."""
-
-        def has() -> bool:
-            with live_master(self.platform, self.job_id) as master:
-                assert master is not None
-                request = master.call(GetStatus(), Status, timeout_seconds=15.0).shape_request
-            assert request is not None and request.outcome in (ShapeOutcome.OPEN, ShapeOutcome.DONE), request
-            pods = [pod for pod in self.platform.launcher.pods(self.job_id) if pod.role is Role.PARAMETER_SERVER]
-            return request.outcome is ShapeOutcome.DONE and len(pods) == count
 
         return has
 
@@ -237,8 +233,7 @@ def test_a_job_whose_servers_go_from_2_to_3_to_1_to_2_trains_on_and_every_row_co
     with live_job(site, "moved", mode="async") as job:
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
         for count in (3, 1, 2):
-            job.ask_for(parameter_servers=count)
-            wait_for(job.has_servers(count), PATIENCE_SECONDS, f"{count} servers that own all buckets")
+            job.change_servers(count)
             reached = job.metrics().samples_trained + 4 * GLOBAL_BATCH
             wait_for(lambda: job.metrics().samples_trained > reached, PATIENCE_SECONDS, "four steps")  # noqa: B023
             assert reached < EPOCHS * ROWS, "the job ended before its servers changed"

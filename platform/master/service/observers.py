@@ -203,7 +203,7 @@ class ObserverCalls(ServicePart):
             return ShapeAnswer(reason=f"the job is {self.state.phase}")
         with self._lock:
             reason = shape.refusal(self.state, message.change, live_only=message.live_only)
-        if reason:
+        if reason or message.dry_run:
             return ShapeAnswer(reason=reason)
         effects = self.submit(
             lambda now: events.ShapeAsked(

@@ -91,12 +91,14 @@ class ChangeShape(Message, frozen=True):
         expected_version: refuse unless the wanted shape still has this version (`Profile.shape_version`); None:
             whatever it is now.
         asked_by: who wants it, for the job's history: a policy's name.
+        dry_run: only say whether it is possible: the answer has no id, and no reason when it is.
     """
 
     change: dict[Role, PlacesChange] = {}
     live_only: bool = False
     expected_version: int | None = None
     asked_by: str = ""
+    dry_run: bool = False
 
 
 class TakeBackShape(Message, frozen=True):

@@ -203,6 +203,8 @@ def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
 def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[..., Stage], servers: int):
     s = stage(rows=10_000)
     s.wait_for(Phase.TRAINING)
+    tried = s.call(ChangeShape(change=change(parameter_servers=servers), live_only=True, dry_run=True), ShapeAnswer)
+    assert not (tried.reason or tried.accepted) and s.service.state.requested_shape is None
     assert s.call(ChangeShape(change=change(parameter_servers=servers), live_only=True), ShapeAnswer).accepted
     s.wait(lambda: len(s.service.state.ownership.servers) == servers and s.service.state.migration is None)
     assert len(s.service.state.membership.servers()) == servers

@@ -1,0 +1,35 @@
+"""`scale` refuses what makes no sense before it looks for the job, and says that a job is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from elastrec.platform.cli.app import root
+from elastrec.platform.specs.errors import ElastrecError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--servers", "0"], "0 is not in the range x>=1"),
+        (["--workers", "two"], "'two' is not a valid integer"),
+        (["--worker-memory", "2GiB"], "No such option"),
+        ([], "nothing is asked for; give --workers, --servers"),
+        (["--take-back", "--servers", "2"], "--take-back stands alone"),
+    ],
+)
+def test_what_no_job_can_have_is_refused(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(root, ["scale", "a-job", *arguments])
+    assert done.exit_code == 2 and words in done.output
+
+
+def test_nothing_is_started_for_a_job_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTREC_HOME", str(tmp_path / "home"))
+    for variable in ("ELASTREC_TLS", "ELASTREC_CLUSTER", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    done = CliRunner().invoke(root, ["scale", "a-job", "--servers", "3"])
+    assert isinstance(done.exception, ElastrecError) and "no node agent runs" in f"{done.output}{done.exception}"
+    assert not (tmp_path / "home" / "agent").exists()
