@@ -55,6 +55,22 @@ def test_no_candidate_has_less_memory_than_the_rows_are_known_to_need(
         )
 
 
+def test_a_candidate_with_too_little_memory_is_left_out_whatever_policy_has_it() -> None:
+    class Thrifty(ThreeStage):
+        def propose(self, job, view):  # type: ignore[no-untyped-def]
+            found = super().propose(job, view)
+            less = msgspec.structs.replace(job.allocation, parameter_server_memory_bytes=GIB)
+            return msgspec.structs.replace(
+                found, candidates=(*found.candidates, msgspec.structs.replace(found.candidates[0], allocation=less))
+            )
+
+    need = MemoryNeed(worker_bytes=1, server_base_bytes=0, embedding_bytes=2 * GIB, imbalance=1.0)
+    proposal, problem = propose_safely(Thrifty(), profile(memory=need), VIEW)
+    assert proposal is not None and not problem
+    assert GIB not in {each.allocation.parameter_server_memory_bytes for each in proposal.candidates}
+    assert any("left out: 1 servers with 1 GiB each; its rows need 2 GiB" in note for note in proposal.notes)
+
+
 def test_a_plan_of_a_foreign_policy_with_too_little_memory_is_refused_with_the_amounts() -> None:
     class Thrifty(ThreeStage):
         def select(self, proposals, view):  # type: ignore[no-untyped-def]
