@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -58,9 +59,15 @@ CASES = (
     Case("two workers", 2, 1, 0.4, 0.3, epochs=80),
     Case("three workers, two servers", 3, 2, 0.4, 0.2, epochs=100),
     Case("small workers", 2, 1, 0.25, 0.3, epochs=50),
+    Case("small server", 2, 1, 0.4, 0.2, epochs=80),
+    Case("two small servers", 2, 2, 0.3, 0.2, epochs=60),
+    Case("four small workers", 4, 2, 0.25, 0.2, epochs=100),
     Case("a worker is killed", 2, 1, 0.4, 0.3, epochs=80, lose_at=0.4),
+    Case("a small worker is killed", 2, 1, 0.3, 0.3, epochs=60, lose_at=0.3),
     Case("grows to three workers", 1, 1, 0.4, 0.3, epochs=80, grow_at=0.2, grow_to=3),
+    Case("small workers grow to three", 1, 2, 0.3, 0.2, epochs=60, grow_at=0.3, grow_to=3),
 )
+"""Two that lose a worker and two that grow: how long either takes is never asked of the run itself."""
 
 
 class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +79,8 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         step_seconds: by number of workers that were up, mean of a worker's step, and how many seconds stand behind it.
         workers_up: (seconds since the first shard, workers that trained from then on).
         repeated_samples: trained a second time after a loss.
+        lose_at, grow_at, grow_to: of its case.
+        delay_seconds: from the loss or the order until as many workers trained as were wanted; None without either.
     """
 
     name: str
@@ -85,6 +94,10 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     ended_seconds: float
     step_seconds: dict[int, tuple[float, float]]
     workers_up: tuple[tuple[float, int], ...]
+    lose_at: float | None = None
+    grow_at: float | None = None
+    grow_to: int = 0
+    delay_seconds: float | None = None
 
 
 def job_content(log: GenerateReport, case: Case) -> dict[str, Any]:
@@ -193,7 +206,25 @@ def recorded(case: Case, ended: Ended) -> RecordedRun:
         name=case.name, workers=case.workers, servers=case.servers, worker_cores=case.worker_cores,
         server_cores=case.server_cores, samples=trained - repeated, repeated_samples=repeated, started_seconds=begin,
         ended_seconds=end, step_seconds=_steps(table, timeline, begin), workers_up=tuple(timeline),
+        lose_at=case.lose_at, grow_at=case.grow_at, grow_to=case.grow_to,
+        delay_seconds=_delay(case, timeline, (table.sort_values("ended_seconds")["ended_seconds"] - begin).tolist()),
     )  # fmt: skip
+
+
+def _delay(case: Case, timeline: list[tuple[float, int]], done: list[float]) -> float | None:
+    """Until a lost worker, or the last one of those that were ordered, trained.
+
+    Args:
+        done: when each shard was done, rising; the order was given when so large a share of them was.
+    """
+    if case.lose_at is not None:
+        lost = next(at for (_, before), (at, after) in pairwise(timeline) if after < before)
+        back = [at for at, up in timeline if at > lost and up >= case.workers]
+        return back[0] - lost if back else None
+    if case.grow_at is not None:
+        there = [at for at, up in timeline if up >= case.grow_to]
+        return there[0] - done[int(case.grow_at * len(done))] if there else None
+    return None
 
 
 def _longest_shard(table: pd.DataFrame) -> float:

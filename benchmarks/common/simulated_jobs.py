@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, PriceList, Resources
+from elastrec.platform.scaling.policies.optimus import Optimus
+from elastrec.platform.scaling.policies.optimus_greedy import GreedyOptimus
 from elastrec.platform.scaling.policy import ScalingPolicy, load_policy
 from elastrec.platform.scaling.types import Limits, ModelShape
 from elastrec.platform.scaling.warm_start import WarmStartSettings
@@ -77,6 +79,8 @@ BY_HAND_SIDE = Side("by_hand", "static", BY_HAND)
 STATIC = Side("static", "static")
 ELASTIC = Side("elastic_scheduler", "elastic-scheduler")
 OPTIMUS = Side("optimus", "optimus")
+OPTIMUS_2, OPTIMUS_4 = (Side(f"optimus_step_{step}", Optimus(step)) for step in (2, 4))
+GREEDY = Side("optimus_greedy", GreedyOptimus())
 OURS = Side("three_stage", "three-stage")
 OURS_WARM = replace(OURS, name="three_stage_warm", warm=True)
 

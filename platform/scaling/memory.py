@@ -62,16 +62,16 @@ class Growth:
 
     def at(self, samples: float, deviations: float = 0.0) -> float:
         """Rows at so many samples (≥ the last seen), moved by so many standard deviations."""
-        ahead = math.log(max(samples, self.last_samples) / self.last_samples)
-        # Only the exponent's error matters from a point that is known; its scatter does not grow with distance.
-        error = math.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * min(ahead, 1.0))
-        # A table never grows faster than by one row per id of a sample: b ≤ 1 holds for the band too.
-        grown = self.last_rows * math.exp(min(max(self.exponent * ahead + deviations * error, 0.0), ahead))
-        return min(grown, max(self.cap, self.last_rows))
+        return float(self.rows(np.asarray(samples, dtype=np.float64), deviations))
 
-    def rows(self, samples_N: Floats, deviations: float = 0.0) -> Floats:
-        """`at` for a picture; shape (N,)."""
-        return np.array([self.at(samples, deviations) for samples in samples_N.tolist()])
+    def rows(self, samples: Floats, deviations: Floats | float = 0.0) -> Floats:
+        """`at` for arrays of shapes that broadcast."""
+        ahead = np.log(np.maximum(samples, self.last_samples) / self.last_samples)
+        # Only the exponent's error matters from a point that is known; its scatter does not grow with distance.
+        error = np.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * np.minimum(ahead, 1.0))
+        # A table never grows faster than by one row per id of a sample: b ≤ 1 holds for the band too.
+        power = np.minimum(np.maximum(self.exponent * ahead + deviations * error, 0.0), ahead)
+        return np.asarray(np.minimum(self.last_rows * np.exp(power), max(self.cap, self.last_rows)))
 
 
 def fit_growth(history: TableHistory) -> Growth:
@@ -234,21 +234,22 @@ def forecast(
     for name, value in (("used_bytes", servers.used_bytes), ("limit_bytes", servers.limit_bytes)):
         require(math.isfinite(value) and value > 0, f"servers.{name}", value, "above 0", "measure the servers")
 
-    def total(samples: float, deviations: float) -> float:
-        grown = min(samples, trained_samples + fresh_samples)
-        return sum(growth.bytes_per_row * growth.at(grown, deviations) for growth in growths)
+    band_B1 = rules.deviations * np.array([[1.0], [0.0], [-1.0]])
+
+    def total(samples: Floats) -> Floats:
+        """Bytes of all rows at these samples, by band; shape (B, S)."""
+        grown = np.minimum(samples, trained_samples + fresh_samples)
+        return np.asarray(sum(growth.bytes_per_row * growth.rows(grown, band_B1) for growth in growths))
 
     share = servers.imbalance / servers.count
-    base = max(0.0, servers.used_bytes - share * total(trained_samples, 0.0))
-    safe = servers.limit_bytes * (1.0 - rules.margin)
     end = trained_samples + remaining_samples
-    band = (rules.deviations, 0.0, -rules.deviations)
-
-    def until_full(deviations: float) -> float:
-        return _time_to(lambda at: base + share * total(at, deviations), safe, trained_samples, samples_per_second)
-
-    early, likely, late = (until_full(deviations) for deviations in band)
-    high, middle, low = (base + share * total(end, d) for d in band)
+    now_and_end_B2 = total(np.array([[trained_samples, end]]))
+    base = max(0.0, servers.used_bytes - share * float(now_and_end_B2[1, 0]))
+    safe = servers.limit_bytes * (1.0 - rules.margin)
+    early, likely, late = _times_to(
+        lambda samples: base + share * total(samples), safe, trained_samples, samples_per_second
+    )  # fmt: skip
+    high, middle, low = (base + share * now_and_end_B2[:, 1]).tolist()
     seconds_left = remaining_samples / samples_per_second
     needed = math.ceil(high / (1.0 - rules.margin) / _MEMORY_STEP) * _MEMORY_STEP
 
@@ -277,27 +278,36 @@ def forecast(
             f"servers.largest_bytes: {_gib(servers.largest_bytes)} is not allowed; allowed: above the {_gib(base)} "
             "that a server holds besides rows; give it larger nodes"
         )
-    count = math.ceil(servers.imbalance * total(end, rules.deviations) / room)
+    count = math.ceil(servers.imbalance * float(now_and_end_B2[0, 1]) / room)
     per_server = math.ceil(servers.largest_bytes / _MEMORY_STEP) * _MEMORY_STEP
     reason = f"the limit is reached {when}; {_gib(needed)} per server is more than a pod can have, {count} servers hold"
     return answer(Action.MORE_SERVERS, reason, min(per_server, int(servers.largest_bytes)), count)
 
 
-def _time_to(bytes_at: Callable[[float], float], safe: float, now: float, samples_per_second: float) -> float:
-    """Seconds until a rising curve passes `safe`: doubling, then halving; infinity when it does not in 2^60 ×."""
-    if bytes_at(now) > safe:
-        return 0.0
-    low, high = now, max(now, 1.0) * 2
-    for _ in range(60):
-        if bytes_at(high) > safe:
-            break
-        low, high = high, high * 2
-    else:
-        return math.inf
-    for _ in range(30):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if bytes_at(middle) > safe else (middle, high)
-    return (high - now) / samples_per_second
+def _times_to(
+    bytes_at: Callable[[Floats], Floats], safe: float, now: float, samples_per_second: float
+) -> tuple[float, float, float]:
+    """Seconds until each of three rising curves passes `safe`: doublings, then 64 parts of the interval five times.
+
+    Infinity where it does not within 2^60 ×.
+
+    Args:
+        bytes_at: of samples that broadcast to shape (3, S).
+    """
+    doubled_S = np.concatenate([[now], max(now, 1.0) * 2.0 ** np.arange(1, 61)])
+    above_3S = bytes_at(doubled_S[None, :]) > safe
+    first_3 = above_3S.argmax(axis=1)
+    low_3, high_3, curves = doubled_S[np.maximum(first_3 - 1, 0)], doubled_S[first_3], np.arange(3)
+    for _ in range(5):
+        parts_3S = low_3[:, None] + (high_3 - low_3)[:, None] * np.linspace(0.0, 1.0, 65)
+        inside_3S = bytes_at(parts_3S) > safe
+        # The upper end passes: that is how the interval was found.
+        inside_3S[:, -1] = True
+        part_3 = np.maximum(inside_3S.argmax(axis=1), 1)
+        low_3, high_3 = parts_3S[curves, part_3 - 1], parts_3S[curves, part_3]
+    seconds_3 = np.where(first_3 == 0, 0.0, (high_3 - now) / samples_per_second)
+    early, likely, late = np.where(above_3S.any(axis=1), seconds_3, math.inf).tolist()
+    return early, likely, late
 
 
 def _gib(amount: float) -> str:

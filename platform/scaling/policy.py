@@ -5,7 +5,8 @@ A policy is any class with a `name` and the two methods of `ScalingPolicy`, regi
     [project.entry-points."elastrec.scaling_policies"]
     my-policy = "my_package.scaling:MyPolicy"
 
-`MyPolicy()` is called without arguments. `policies/static.py` is the shortest example.
+or in a file of its own, named as `my_policy.py:MyPolicy`. `MyPolicy()` is called without arguments.
+`policies/static.py` is the shortest example.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import Capacity, PriceList, Resources
@@ -25,6 +26,8 @@ from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import JobProfile, Overheads, Plan, Proposal
 from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.policy_file import load_policy_file
+from elastrec.platform.specs.scaling import names_a_file
 
 GROUP = "elastrec.scaling_policies"
 
@@ -81,11 +84,13 @@ def policy_names() -> tuple[str, ...]:
 
 
 def load_policy(name: str) -> ScalingPolicy:
-    """A registered policy by its name.
+    """A registered policy by its name, or the one in a file by `FILE.py:CLASS`.
 
     Raises:
-        ScalingError: there is none of this name, or its package cannot be imported, or it is no policy.
+        ScalingError: there is none of this name, or it cannot be imported, or it is no policy.
     """
+    if names_a_file(name):
+        return _require_policy(load_policy_file(name), name)
     for each in entry_points(group=GROUP):
         if each.name == name:
             try:
@@ -95,13 +100,20 @@ def load_policy(name: str) -> ScalingPolicy:
                     f"policy {name} ({each.value}) cannot be loaded: {type(error).__name__}: {error}; "
                     "fix its package or choose another policy"
                 ) from error
-            if not isinstance(policy, ScalingPolicy):
-                raise ScalingError(
-                    f"policy {name} ({each.value}): {type(policy).__name__} has not got name, propose and select; "
-                    "see elastrec.platform.scaling.policy"
-                )
-            return policy
-    raise ScalingError(f"policy: {name} is not allowed; allowed: {', '.join(policy_names())}; register it as {GROUP}")
+            return _require_policy(policy, f"{name} ({each.value})")
+    raise ScalingError(
+        f"policy: {name} is not allowed; allowed: {', '.join(policy_names())}, or FILE.py:CLASS; register it as {GROUP}"
+    )
+
+
+def _require_policy(policy: Any, source: str) -> ScalingPolicy:
+    if not isinstance(policy, ScalingPolicy):
+        missing = [member for member in ("name", "propose", "select") if not hasattr(policy, member)]
+        raise ScalingError(
+            f"policy {source}: {type(policy).__name__} has no {', '.join(missing)}; allowed: a class with a name, "
+            "propose and select; see elastrec.platform.scaling.policy"
+        )
+    return policy
 
 
 def keep(job: JobProfile, policy: str, reason: str) -> Plan:

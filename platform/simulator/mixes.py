@@ -17,6 +17,7 @@ from elastrec.platform.scaling.model.columns import TERMS, Columns, features
 from elastrec.platform.scaling.types import Coefficients, Limits, ModelShape
 from elastrec.platform.scaling.warm_start import Features
 from elastrec.platform.simulator.memory import MemoryTruth
+from elastrec.platform.simulator.speed import service_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
 
 _MEMORY_STEP = 256 * 2**20
@@ -40,6 +41,38 @@ def coefficients_of(
         for term, share, feature in zip(TERMS, shares, row, strict=False)
     }
     return Coefficients(**alpha, fixed=shares[-1] * seconds)
+
+
+def with_queues(jobs: Sequence[JobToRun]) -> tuple[JobToRun, ...]:
+    """The same jobs with servers that are queues; each takes as long as before with what its first owner asked for."""
+    known: dict[Coefficients, float] = {}
+    for job in jobs:
+        if job.coefficients not in known:
+            step = steps_of(job.shape, job.coefficients)(job.allocation)
+            known[job.coefficients] = service_of(step, job.allocation.workers)
+    return tuple(msgspec.structs.replace(job, service=known[job.coefficients]) for job in jobs)
+
+
+def refined(jobs: Sequence[JobToRun], overlap: float = 2.0, request_share: float = 0.02) -> tuple[JobToRun, ...]:
+    """The same jobs with steps of the refined form: parts overlap, and every request has a price at both ends.
+
+    Args:
+        request_share: of a step, with what a model's first owner asked for, at either end (assumed).
+    """
+    known: dict[Coefficients, Coefficients] = {}
+    for job in jobs:
+        if job.coefficients in known:
+            continue
+        plain, now = job.coefficients, job.allocation
+        seconds = steps_of(job.shape, plain)(now).seconds
+        form = msgspec.structs.replace(
+            plain,
+            overlap=overlap,
+            fan_out=request_share * seconds * now.worker_cores / now.parameter_servers,
+            fan_in=request_share * seconds * now.parameter_server_cores / now.workers,
+        )
+        known[plain] = form.at_level(seconds / steps_of(job.shape, form)(now).seconds)
+    return tuple(msgspec.structs.replace(job, coefficients=known[job.coefficients]) for job in jobs)
 
 
 def synthetic(
@@ -111,6 +144,8 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         headroom: plans may give a job so many times its well-tuned workers and servers; owners ask for no more workers
             either. 1: «tuned until they almost reached the best throughput» (§6.1), so that nothing lies beyond.
         asked_spread: of the logarithm of how far owners miss the well-tuned number of workers, either way (assumed).
+        asks_beyond: owners ask for at most so many times the workers that plans may give (assumed): 1, they only ever
+            ask for too few; 4, for too many as often as for too few.
         oversized_share, oversize: share of the models whose pods have more cores and memory than they use, and the
             bounds of the factor (§2.2: more than 80 % of the jobs use less than half).
         starved_server_share: of the models, whose servers have a quarter of the cores they need (§6.3: 6 %).
@@ -126,6 +161,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     lookup_share: tuple[float, float] = (0.30, 0.48)
     headroom: float = 1.0
     asked_spread: float = 0.7
+    asks_beyond: float = 1.0
     oversized_share: float = 0.8
     oversize: tuple[float, float] = (2.0, 5.0)
     starved_server_share: float = 0.06
@@ -208,7 +244,8 @@ def _job(
     tuned, shape = model.tuned, model.shape
     # People type in what they know: one owner's mistake is another one's habit, so it is drawn anew for every job.
     most = (round(tuned.workers * habits.headroom), round(tuned.parameter_servers * habits.headroom))
-    workers = min(max(1, round(tuned.workers * float(random.lognormal(0.0, habits.asked_spread)))), most[0])
+    most_asked = round(most[0] * habits.asks_beyond)
+    workers = min(max(1, round(tuned.workers * float(random.lognormal(0.0, habits.asked_spread)))), most_asked)
     oversize = float(random.uniform(*habits.oversize)) if random.uniform() < habits.oversized_share else 1.0
     starved = 0.25 if random.uniform() < habits.starved_server_share else oversize
     is_short = random.uniform() < habits.short_memory_share
@@ -235,7 +272,7 @@ def _job(
             worker_memory_bytes=math.ceil(2 * GIBIBYTE * oversize),
             parameter_server_memory_bytes=max(1, math.ceil(given / _MEMORY_STEP)) * _MEMORY_STEP,
         ),
-        limits=Limits(workers=(1, most[0]), parameter_servers=(1, most[1])),
+        limits=Limits(workers=(1, max(most[0], workers)), parameter_servers=(1, most[1])),
         team=model.team,
         memory=memory,
         features=features_of(model.name, shape, samples),

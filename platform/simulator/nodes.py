@@ -1,4 +1,7 @@
-"""Nodes of a simulated cluster and the pods on them: first fit, nothing is overcommitted. Pure bookkeeping."""
+"""Nodes of a simulated cluster and the pods on them: first fit, nothing is overcommitted. Pure bookkeeping.
+
+Nodes may come and go. A closed node keeps its number, has room for nothing, and what is given back on it is gone.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,46 @@ class Nodes:
         require(count >= 1, "nodes.count", count, "at least 1", "a cluster has nodes")
         good = size.cores > 0 and size.memory_bytes > 0
         require(good, "nodes.size", size, "cores and bytes above 0", "give the size of a node")
-        self.size, self.count = size, count
+        self.size = size
         self._cores = np.full(count, float(size.cores))
         self._bytes = np.full(count, float(size.memory_bytes))
+        self._is_open = np.ones(count, dtype=bool)
         self._free = Resources(count * float(size.cores), count * float(size.memory_bytes))
 
     def copy(self) -> Nodes:
         """To try something out on."""
         other = Nodes.__new__(Nodes)
-        other.size, other.count, other._free = self.size, self.count, self._free
+        other.size, other._free, other._is_open = self.size, self._free, self._is_open
         other._cores, other._bytes = self._cores.copy(), self._bytes.copy()
         return other
 
     def become(self, other: Nodes) -> None:
         """Takes over what was tried out on a copy, which is not to be used any more."""
         self._cores, self._bytes, self._free = other._cores, other._bytes, other._free
+
+    @property
+    def count(self) -> int:
+        """Of nodes that are there."""
+        return int(self._is_open.sum())
+
+    @property
+    def open(self) -> list[int]:
+        """The numbers of nodes that are there."""
+        return [int(node) for node in np.flatnonzero(self._is_open)]
+
+    def add(self, count: int) -> None:
+        """So many nodes more, empty."""
+        self._cores = np.concatenate([self._cores, np.full(count, float(self.size.cores))])
+        self._bytes = np.concatenate([self._bytes, np.full(count, float(self.size.memory_bytes))])
+        self._is_open = np.concatenate([self._is_open, np.ones(count, dtype=bool)])
+        self._free += Resources(count * float(self.size.cores), count * float(self.size.memory_bytes))
+
+    def close(self, node: int) -> None:
+        """A node goes. The pods on it are the caller's to give back."""
+        self._free -= Resources(float(self._cores[node]), float(self._bytes[node]))
+        # Copies share this array.
+        self._is_open = self._is_open.copy()
+        self._cores[node], self._bytes[node], self._is_open[node] = 0.0, 0.0, False
 
     def place(self, pods: int, each: Resources) -> list[int] | None:
         """The nodes of so many equal pods, one entry per pod; None, and nothing taken, where not all find room."""
@@ -54,7 +82,7 @@ class Nodes:
         self._cores -= taken * each.cores
         self._bytes -= taken * each.memory_bytes
         self._free -= Resources(pods * each.cores, pods * each.memory_bytes)
-        return [int(node) for node in np.repeat(np.arange(self.count), taken)]
+        return [int(node) for node in np.repeat(np.arange(len(taken)), taken)]
 
     def give_back(self, nodes: Sequence[int], each: Resources) -> None:
         """Frees one pod on each of these nodes.
@@ -65,9 +93,10 @@ class Nodes:
         if not nodes:
             return
         where = np.asarray(nodes)
+        where = where[self._is_open[where]]
         np.add.at(self._cores, where, each.cores)
         np.add.at(self._bytes, where, each.memory_bytes)
-        self._free += Resources(len(nodes) * each.cores, len(nodes) * each.memory_bytes)
+        self._free += Resources(len(where) * each.cores, len(where) * each.memory_bytes)
         if (self._cores[where] > self.size.cores + 1e-3).any() or (
             self._bytes[where] > self.size.memory_bytes + 1e3
         ).any():

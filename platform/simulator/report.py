@@ -76,7 +76,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         jobs: in the order of their ends.
         unfinished: jobs that had not ended when the time was over.
         seconds: that were simulated.
-        cores_used: share of the cluster's cores that were held, over that time.
+        cores_held: share of the cluster's cores that were held, over that time.
+        core_hours_there: of all nodes, over that time.
         moments: the cluster at every round.
         problems: rounds in which the policy had none or a wrong plan, by job; "" stands for all jobs.
     """
@@ -85,9 +86,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Ended, ...]
     unfinished: tuple[str, ...]
     seconds: float
-    cores_used: float
+    cores_held: float
+    core_hours_there: float
     moments: tuple[Moment, ...]
     problems: dict[str, int]
+
+    @property
+    def makespan_seconds(self) -> float:
+        """From the first arrival to the last end; 0 when no job ended."""
+        ends = [job.ended_seconds for job in self.jobs]
+        return max(ends) - min(job.arrival_seconds for job in self.jobs) if ends else 0.0
+
+    @property
+    def core_hours_used(self) -> float:
+        """Of what the jobs held, what they used."""
+        return sum(job.workers.core_hours_used + job.servers.core_hours_used for job in self.jobs)
 
     def figures(self) -> dict[str, float]:
         """Means, quantiles and shares, by name with its unit; completion times are 0 when no job ended."""
@@ -107,7 +120,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "failures": float(sum(job.failures for job in self.jobs)),
             "evictions": float(sum(job.evictions for job in self.jobs)),
             "out_of_memory_share": sum(job.out_of_memory > 0 for job in self.jobs) / count,
-            "cores_used": self.cores_used,
+            "makespan_seconds": self.makespan_seconds,
+            "cores_held": self.cores_held,
+            "cores_used": self.core_hours_used / max(self.core_hours_there, 1e-9),
             "worker_cpu_share": _share([(job.workers.core_hours_used, job.workers.core_hours) for job in self.jobs]),
             "server_cpu_share": _share([(job.servers.core_hours_used, job.servers.core_hours) for job in self.jobs]),
             "worker_memory_share": _share([(job.workers.byte_hours_used, job.workers.byte_hours) for job in self.jobs]),

@@ -57,7 +57,11 @@ class Running:
         self._looked_for = start
         self._changes: list[tuple[float, Allocation, Allocation, str]] = []
         self._environment, self._prior = environment, prior
-        self._steps, self._placing, self.accounts = steps_of(job.shape, job.coefficients), Placing(), Accounts()
+        self._steps, self._placing, self.accounts = (
+            steps_of(job.shape, job.coefficients, job.service),
+            Placing(),
+            Accounts(),
+        )
         self._factor, self._down = 1.0, 0
         self._rated: tuple[object, Rate] = None, STOPPED
         self._placed_at, self._begun_at, self._scaled_at = math.nan, math.nan, math.nan
@@ -100,7 +104,7 @@ class Running:
 
     def take_place(self, placing: Placing, now: float) -> None:
         """It has room for all of its pods, and pays from now on."""
-        self._placing, self.accounts.paid_until = placing, now
+        self._placing, self.accounts.paid_until, self.is_evicted = placing, now, False
         if math.isnan(self._placed_at):
             self._placed_at = now
         self.placed.succeed()
@@ -228,13 +232,16 @@ class Running:
             )
         )  # fmt: skip
 
-    def change_to(self, wanted: Allocation, placing: Placing, now: float, asked_by: str = "") -> None:
+    def change_to(
+        self, wanted: Allocation, placing: Placing, now: float, asked_by: str = "", *, by_plan: bool = True
+    ) -> None:
         """Holds, and pays for, another allocation from now on; what trains is still the old one."""
         self.pass_time(now)
         self.accounts.hold(self.held, now)
-        self._changes = [*self._changes, (now, self.held, wanted, asked_by)][-_KEPT_CHANGES:]
+        if by_plan:
+            self._changes = [*self._changes, (now, self.held, wanted, asked_by)][-_KEPT_CHANGES:]
         self.held, self._placing = wanted, placing
-        self.counts["changes"] += 1
+        self.counts["changes"] += by_plan
 
     def cut_over(self, wanted: Allocation, pause_seconds: float, now: float) -> None:
         """The new pods take over."""
@@ -255,15 +262,31 @@ class Running:
         self.counts["failures"] += 1
         return True
 
+    def lose_pods(self, pods: int, left: Allocation, placing: Placing, now: float) -> None:
+        """A node went with so many of its pods; it holds what is left of its own and of the replacements' room."""
+        self.pass_time(now)
+        self.accounts.hold(self.held, now)
+        if self.held == self.allocation:
+            self.allocation = left
+        self.held, self._placing = left, placing
+        self._down = min(self._down, left.workers)
+        self.counts["failures"] += pods
+        self.version += 1
+
+    def lack(self, workers: int, now: float) -> None:
+        """So many more of its workers are not up."""
+        self.pass_time(now)
+        self._down = min(self._down + workers, self.allocation.workers)
+
     def have_up(self, workers: int, now: float) -> None:
         """So many of its workers train from now on."""
         self.pass_time(now)
         self._down = self.allocation.workers - workers
 
-    def regain_worker(self, now: float) -> None:
-        """Its replacement is up."""
+    def regain_workers(self, workers: int, now: float) -> None:
+        """Replacements are up."""
         self.pass_time(now)
-        self._down = max(0, self._down - 1)
+        self._down = max(0, self._down - workers)
 
     def pause(self, seconds: float, now: float) -> None:
         """Nothing trains for so long."""
@@ -272,10 +295,20 @@ class Running:
 
     def lose_server(self, pause_seconds: float, now: float) -> None:
         """What was trained since the last checkpoint is lost, and nothing trains for a while."""
+        self._roll_back(pause_seconds, now)
+        self.counts["failures"] += 1
+
+    def _roll_back(self, pause_seconds: float, now: float) -> None:
         self.pass_time(now)
         self.remaining = max(self.remaining, self._saved_remaining)
         self._saved_at = self._paused_until = max(self._paused_until, now + pause_seconds)
-        self.counts["failures"] += 1
+
+    def start_anew(self, pause_seconds: float, now: float) -> None:
+        """Pods were lost that it cannot do without: it goes on from its last checkpoint with all that it holds."""
+        self._roll_back(pause_seconds, now)
+        self.allocation, self._down = self.held, 0
+        self.generation += 1
+        self.version += 1
 
     def restart(self, wanted: Allocation, placing: Placing, pause_seconds: float, now: float) -> None:
         """It ran out of memory, and begins again from its last checkpoint with another allocation."""
@@ -301,7 +334,6 @@ class Running:
         if asks is None:
             memory = max(self.started_with.parameter_server_memory_bytes, self.held.parameter_server_memory_bytes)
             asks = msgspec.structs.replace(self.started_with, parameter_server_memory_bytes=memory)
-            self.counts["evictions"] += 1
         self.held = self.allocation = asks
         self._down, self._placing, self.placed = 0, Placing(), self._environment.event()
 

@@ -23,6 +23,7 @@ from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import Overheads, Plan
 from elastrec.platform.scaling.warm_start import WarmStartSettings
+from elastrec.platform.simulator.node_changes import NodeChange, draw, lose_node
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.patience import Patience
 from elastrec.platform.simulator.placing import free, move, place
@@ -47,6 +48,7 @@ class Simulation:
     Args:
         nodes: all free; they are used up.
         warm_start: how jobs start from those that have ended; None: with what their owners ask for.
+        node_changes: nodes that come and go, in any order.
         progress: told (jobs ended, jobs in all) after every job.
     """
 
@@ -62,6 +64,7 @@ class Simulation:
         weights: Weights | None = None,
         search: SearchSettings = QUICK_SEARCH,
         warm_start: WarmStartSettings | None = None,
+        node_changes: Sequence[NodeChange] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._settings = settings or Settings()
@@ -77,16 +80,21 @@ class Simulation:
         self._ended: list[Ended] = []
         self._moments: list[Moment] = []
         self._problems: dict[str, int] = {}
-        self._used_core_seconds, self._looked_at, self._round = 0.0, 0.0, 0
+        self._node_changes = sorted(node_changes, key=lambda each: each.seconds)
+        self._nodes_to_come = sum(each.nodes > 0 for each in self._node_changes)
+        self._short: dict[str, int] = {}
+        self._held_core_seconds, self._there_core_seconds, self._looked_at, self._round = 0.0, 0.0, 0.0, 0
 
     def run(self) -> Report:
         """Simulates until every job has ended, or `until_seconds`."""
         for index, job in enumerate(self._jobs):
             self._environment.process(self._life(index, job))
         self._environment.process(self._rounds())
+        self._environment.process(self._nodes_come_and_go())
         while len(self._ended) < len(self._jobs) and self._environment.peek() <= self._settings.until_seconds:
             self._environment.step()
-            if not self._running and len(self._waiting) == len(self._jobs) - len(self._ended):
+            waiting = len(self._waiting) == len(self._jobs) - len(self._ended)
+            if waiting and not self._running and not self._nodes_to_come:
                 # Only jobs that are too large for the empty cluster are left.
                 break
         self._count_use()
@@ -96,16 +104,17 @@ class Simulation:
             jobs=tuple(self._ended),
             unfinished=tuple(sorted(unfinished)),
             seconds=self._environment.now,
-            cores_used=self._used_core_seconds
-            / max(self._nodes.count * self._nodes.size.cores * self._environment.now, 1e-9),
+            cores_held=self._held_core_seconds / max(self._there_core_seconds, 1e-9),
+            core_hours_there=self._there_core_seconds / 3600.0,
             moments=tuple(self._moments),
             problems=dict(self._problems),
         )
 
     def _count_use(self) -> None:
         now = self._environment.now
-        held = self._nodes.count * self._nodes.size.cores - self._nodes.free.cores
-        self._used_core_seconds += held * (now - self._looked_at)
+        there = self._nodes.count * self._nodes.size.cores
+        self._held_core_seconds += (there - self._nodes.free.cores) * (now - self._looked_at)
+        self._there_core_seconds += there * (now - self._looked_at)
         self._looked_at = now
 
     def _start_seconds(self, random: np.random.Generator) -> float:
@@ -125,6 +134,8 @@ class Simulation:
             yield environment.timeout(
                 self._start_seconds(random) if job.start_seconds is None else job.start_seconds
             )  # fmt: skip
+            if running.is_evicted:
+                continue
             running.begin(environment.now)
             if not has_begun:
                 has_begun = True
@@ -168,7 +179,7 @@ class Simulation:
         self._ended.append(running.end(self._environment.now, self._prices))
         self._starting.remember(running, self._environment.now)
         free(self._nodes, running.placing, running.held)
-        del self._running[running.job.job_id]
+        self._leave(running)
         if self._progress is not None:
             self._progress(len(self._ended), len(self._jobs))
         self._admit()
@@ -176,6 +187,7 @@ class Simulation:
     def _admit(self) -> None:
         """Places waiting jobs, the most urgent first, then by arrival; a small one may pass a large one."""
         self._count_use()
+        self._refill()
         again = len(self._waiting) > 0
         while again:
             again, least = False, None
@@ -206,7 +218,8 @@ class Simulation:
             free(self._nodes, victim.placing, victim.held)
             if each.allocation is None or each.placing is None:
                 victim.evict(now)
-                del self._running[victim.job.job_id]
+                victim.counts["evictions"] += 1
+                self._leave(victim)
             else:
                 found = place(self._nodes, each.allocation)
                 if found is None:
@@ -239,8 +252,72 @@ class Simulation:
             return True
         free(self._nodes, running.placing, held)
         running.evict(now, wanted)
-        del self._running[running.job.job_id]
+        self._leave(running)
         return False
+
+    def _leave(self, running: Running) -> None:
+        del self._running[running.job.job_id]
+        self._short.pop(running.job.job_id, None)
+
+    def _nodes_come_and_go(self) -> Process:
+        random = np.random.default_rng([self._settings.seed, 3])
+        for change in self._node_changes:
+            yield self._environment.timeout(change.seconds - self._environment.now)
+            self._count_use()
+            if change.nodes > 0:
+                self._nodes.add(change.nodes)
+                self._nodes_to_come -= 1
+            else:
+                for node in draw(self._nodes, -change.nodes, random):
+                    self._close(node)
+            self._admit()
+
+    def _close(self, node: int) -> None:
+        """A node goes, and jobs lose their pods on it."""
+        now, restore = self._environment.now, self._settings.handling.restore_seconds
+        self._nodes.close(node)
+        for running in tuple(self._running.values()):
+            loss = lose_node(self._nodes, node, running, now)
+            if loss is None:
+                continue
+            if loss.waits:
+                running.evict(now)
+                self._leave(running)
+            elif running.is_training and loss.restarts:
+                running.start_anew(self._start_seconds(running.random) + restore, now)
+            elif running.is_training and loss.replaced:
+                running.lack(loss.replaced, now)
+                self._environment.process(self._regain(running, loss.replaced))
+            if loss.missing:
+                self._short[running.job.job_id] = self._short.get(running.job.job_id, 0) + loss.missing
+            running.wake()
+
+    def _regain(self, running: Running, workers: int) -> Process:
+        generation = running.generation
+        yield self._environment.timeout(self._start_seconds(running.random))
+        if running.remaining > 0 and running.generation == generation:
+            running.regain_workers(workers, self._environment.now)
+            running.wake()
+
+    def _refill(self) -> None:
+        """Jobs that lost workers with a node get them back, as far as there is room, before others are placed."""
+        for name, missing in tuple(self._short.items()):
+            running = self._running[name]
+            if not running.settled:
+                continue
+            for more in range(missing, 0, -1):
+                wanted = msgspec.structs.replace(running.held, workers=running.held.workers + more)
+                placing = move(self._nodes, running.placing, running.held, wanted)
+                if placing is None:
+                    continue
+                before = running.held
+                running.change_to(wanted, placing, self._environment.now, by_plan=False)
+                plan = Plan(job_id=name, policy="node", before=before, allocation=wanted, reason="lost with a node")
+                self._environment.process(self._change(running, plan))
+                self._short[name] -= more
+                break
+            if not self._short[name]:
+                del self._short[name]
 
     def _rounds(self) -> Process:
         settings, environment = self._settings, self._environment
@@ -272,7 +349,7 @@ class Simulation:
             for plan in answer.plans:
                 if plan.changes and plan.changes <= self._running[plan.job_id].job.movable:
                     self._apply(plan)
-            if self._waiting:
+            if self._waiting or self._short:
                 self._admit()
 
     def _note_moment(self) -> None:
@@ -299,6 +376,8 @@ class Simulation:
         placing = move(self._nodes, running.placing, running.held, plan.allocation)
         if placing is not None:
             running.change_to(plan.allocation, placing, self._environment.now, plan.asked_by)
+            # What was lost before is part of what the policy has decided about.
+            self._short.pop(plan.job_id, None)
             self._environment.process(self._change(running, plan))
 
     def _change(self, running: Running, plan: Plan) -> Process:

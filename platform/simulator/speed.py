@@ -4,6 +4,14 @@ T_w = T_grad · slow_w + β, together with (T_upd + T_sync + T_emb) · hot, for 
 Ψ   = Σ_w m / T_w with dynamic sharding; workers · m / max T_w where the data was divided once
 
 "Together" is the sum of both, or what `step_form` makes of them where a job's coefficients say so.
+
+A second truth, which no policy's model has the form of: servers are queues. Every step puts one demand to each server,
+and waits for those of other workers before it; the response R(w) of a closed network with one queue is exact by mean
+value analysis (Reiser and Lavenberg 1980):
+
+    R(n) = d · (1 + Q(n−1)),   Q(n) = n · R(n) / (Z + R(n)),   Q(0) = 0,   n = 1 … w
+
+with d = service · (T_upd/w + T_emb) of one step and Z the rest of it.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+from scipy.optimize import brentq
 
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.model.columns import TERMS, Columns, features
@@ -77,8 +86,10 @@ class Rate(msgspec.Struct, frozen=True):
 STOPPED = Rate(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def steps_of(shape: ModelShape, coefficients: Coefficients) -> Callable[[Allocation], Step]:
-    """Steps by allocation, each computed once."""
+def steps_of(
+    shape: ModelShape, coefficients: Coefficients, service: float | None = None
+) -> Callable[[Allocation], Step]:  # fmt: skip
+    """Steps by allocation, each computed once; with a `service`, servers are queues."""
     alpha_K = np.array([getattr(coefficients, term) for term in TERMS])
     known: dict[tuple[int, int, float, float], Step] = {}
 
@@ -91,9 +102,45 @@ def steps_of(shape: ModelShape, coefficients: Coefficients) -> Callable[[Allocat
             known[key] = Step(
                 compute, update, network, lookup, coefficients.fixed, asking, answering, coefficients.overlap
             )  # fmt: skip
+            if service is not None:
+                known[key] = queued(known[key], now.workers, service)
         return known[key]
 
     return step
+
+
+def response(demand: float, think: float, workers: int) -> float:
+    """R(w): seconds until a server has answered, waiting included."""
+    queue, found = 0.0, demand
+    for others in range(1, workers + 1):
+        found = demand * (1.0 + queue)
+        queue = others * found / (think + found)
+    return found
+
+
+def queued(step: Step, workers: int, service: float) -> Step:
+    """The step where servers are queues; what is waited for counts as network, because no core is busy with it."""
+    update, lookup = service * step.update / workers, service * step.lookup
+    waited = response(update + lookup, _think(step), workers) - (update + lookup)
+    return msgspec.structs.replace(step, update=update, lookup=lookup, network=step.network + waited)
+
+
+def service_of(step: Step, workers: int) -> float:
+    """With which a step of so many workers takes as long as by eq. 1–5; 1 where servers have no part in it."""
+    spent = step.update + step.lookup
+    if not spent:
+        return 1.0
+    alone = step.update / workers + step.lookup
+    # One worker alone waits for nobody, w workers at most for all others.
+    return float(
+        brentq(lambda service: response(service * alone, _think(step), workers) - spent, 1e-9, spent / alone)
+        if workers > 1
+        else spent / alone
+    )
+
+
+def _think(step: Step) -> float:
+    return step.compute + step.network + step.fixed + step.asking + step.answering
 
 
 def rate_of(

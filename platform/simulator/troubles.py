@@ -61,7 +61,7 @@ class Troubles:
             elif job.lose_worker(environment.now):
                 job.wake()
                 yield environment.timeout(start)
-                job.regain_worker(environment.now)
+                job.regain_workers(1, environment.now)
                 job.wake()
 
     def _straggle(self, job: Running, after: float, random: np.random.Generator) -> Process:

@@ -16,6 +16,7 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         coefficients: of eq. 2–5; a policy never sees them, only times with noise.
+        service: None: the coefficients say all. Otherwise its servers are queues (see `speed`).
         allocation: what its owner asks for.
         memory: None: its memory is no subject of the simulation.
         features: what warm start compares.
@@ -30,6 +31,7 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
     samples: float
     shape: ModelShape
     coefficients: Coefficients
+    service: float | None = None
     allocation: Allocation
     limits: Limits = Limits()
     movable: frozenset[Change] = frozenset(Change)
@@ -47,13 +49,15 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
         arrival = self.arrival_seconds
         require(0 <= arrival < float("inf"), f"{self.job_id}.arrival_seconds", arrival, "0 or more", "correct it")
         moments = [seconds for seconds, _ in self.workers_up]
+        if self.service is not None:
+            require(is_positive(self.service), f"{self.job_id}.service", self.service, "above 0", "correct it")
         rising = moments == sorted(moments) and all(seconds >= 0 for seconds in moments)
         require(rising, f"{self.job_id}.workers_up", self.workers_up, "rising seconds of 0 or more", "sort them")
         require(is_positive(self.priority), f"{self.job_id}.priority", self.priority, "above 0", "correct it")
 
     def step_seconds(self, allocation: Allocation) -> float:
         """T_iter of eq. 1, without noise."""
-        return steps_of(self.shape, self.coefficients)(allocation).seconds
+        return steps_of(self.shape, self.coefficients, self.service)(allocation).seconds
 
     def samples_per_second(self, allocation: Allocation) -> float:
         """Ψ of eq. 1, without noise."""

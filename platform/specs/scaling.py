@@ -46,7 +46,8 @@ class ScalingSettings(Spec):
     """How the jobs of one cluster are scaled while they run."""
 
     policy: Annotated[str, Field(min_length=1)] = "three-stage"
-    """`three-stage`, `three-stage-exact`, `optimus`, `elastic-scheduler`, `static`, or one that a package registers."""
+    """`three-stage`, `three-stage-exact`, `optimus`, `optimus-greedy`, `elastic-scheduler`, `static`, one that a
+    package registers, or `FILE.py:CLASS`, a file of your own, relative to this one."""
     prices: Prices = Prices(core_hour=0.04, gibibyte_hour=0.005)
     """Plans are weighed by what they cost."""
     max_slowdown: Share = 0.05
@@ -104,4 +105,18 @@ def load_scaling(file: Path) -> ScalingSettings:
     except (OSError, UnicodeDecodeError) as error:
         problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable YAML file in UTF-8", "check the path")
         raise SpecError([problem], str(file)) from None
-    return validate(ScalingSettings, parse_mapping(text, str(file)), str(file))
+    found = validate(ScalingSettings, parse_mapping(text, str(file)), str(file))
+    return found.model_copy(update={"policy": beside(found.policy, file)})
+
+
+def names_a_file(policy: str) -> bool:
+    """Whether it is `FILE.py:CLASS` and not the name of a registered policy."""
+    return ".py:" in policy
+
+
+def beside(policy: str, settings: Path) -> str:
+    """A policy's name as it stands in a settings file: the path of its own file is relative to that one's folder."""
+    if not names_a_file(policy):
+        return policy
+    path, _, symbol = policy.rpartition(":")
+    return f"{(settings.parent / path).absolute()}:{symbol}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from elastrec.platform.cli.options import echo_json, output_option, wide_console
@@ -41,8 +41,10 @@ def simulate(
       static              the same, on a platform that replaces what is slow and warns of full memory
       elastic-scheduler   workers more or fewer, one per round
       optimus             workers or servers more or fewer, one per round
+      optimus-greedy      workers or servers more, as many per round as pay
       three-stage         the default of the platform
       NAME                any that a package registers as elastrec.scaling_policies
+      FILE.py:CLASS       one of your own in a file
 
     Everything shown is simulated: ratios between policies mean more than hours.
     """
@@ -63,7 +65,7 @@ def simulate(
     gathered = _from_history(asked, Path(file)) if asked.workload.history else gather(asked, Path(file).parent)
     for note in gathered.notes:
         click.echo(f"note: {note}", err=True)
-    with _Bars(asked.policies) as bars:
+    with _Bars() as bars:
         reports = compare(asked, gathered, bars.show)
     if picture:
         from elastrec.platform.cli.commands.simulate_picture import draw
@@ -102,20 +104,21 @@ def _from_history(asked: SimulationFile, file: Path) -> Gathered:
 class _Bars:
     """One bar per policy on a terminal; elsewhere one line when a policy is done. Standard error."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self) -> None:
         console = Console(file=sys.stderr, highlight=False)
         self._live = console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("jobs"),
             TimeElapsedColumn(), console=console, disable=not self._live,
         )  # fmt: skip
-        width = max(map(len, names))
-        self._tasks = {name: self._progress.add_task(name.ljust(width), total=None, start=False) for name in names}
+        self._tasks: dict[str, TaskID] = {}
         self._begun: set[str] = set()
 
     def show(self, name: str, ended: int, jobs: int) -> None:
-        """A policy's jobs so far."""
-        if name not in self._begun:
+        """A policy's jobs so far; 0 of one that has yet to begin."""
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=jobs, start=False)
+        if ended and name not in self._begun:
             self._begun.add(name)
             self._progress.start_task(self._tasks[name])
         self._progress.update(self._tasks[name], completed=ended, total=jobs)
@@ -140,8 +143,8 @@ def _table(reports: list[Report], jobs: int, asked: SimulationFile) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("POLICY")
     for heading in (
-        "MEDIAN", "", "P90", "", "MEAN", "WAITED", "CORE-HOURS", "COST", "CHANGES", "LOST PODS", "MADE WAY",
-        "OUT OF MEMORY", "CPU W/S", "MEMORY W/S", "UNFINISHED",
+        "MEDIAN", "", "P90", "", "MEAN", "WAITED", "MAKESPAN", "HELD", "USED", "CORE-HOURS", "COST",
+        "CHANGES", "LOST PODS", "MADE WAY", "OUT OF MEMORY", "CPU W/S", "MEMORY W/S", "UNFINISHED",
     ):  # fmt: skip
         table.add_column(heading, justify="right")
     base = reports[0].figures()
@@ -159,6 +162,9 @@ def _table(reports: list[Report], jobs: int, asked: SimulationFile) -> Table:
             "" if each is reports[0] else against("completion_seconds_p90"),
             _hours(found["completion_seconds_mean"]),
             _hours(found["waiting_seconds_mean"]),
+            _hours(found["makespan_seconds"]),
+            f"{found['cores_held']:.0%}",
+            f"{found['cores_used']:.0%}",
             f"{found['core_hours']:,.0f}",
             f"{found['cost']:,.0f}",
             f"{found['changes']:,.0f}",

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from elastrec.platform.history.records import JobRecord
-from elastrec.platform.jobs.what_if.job_table import read_arrivals, read_jobs
+from elastrec.platform.jobs.what_if.job_table import read_arrivals, read_jobs, read_node_changes
 from elastrec.platform.jobs.what_if.past_jobs import jobs_of
 from elastrec.platform.jobs.what_if.simulation_file import BY_HAND_NAME, SimulationFile
 from elastrec.platform.scaling.amounts import Change, PriceList, Resources
@@ -18,12 +18,14 @@ from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import Overheads
 from elastrec.platform.scaling.warm_start import WarmStartSettings
 from elastrec.platform.simulator.mixes import Habits, recurring
+from elastrec.platform.simulator.node_changes import NodeChange
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.report import Report
 from elastrec.platform.simulator.settings import BY_HAND, Handling, Settings
 from elastrec.platform.simulator.simulation import Simulation
 from elastrec.platform.simulator.workload import JobToRun
-from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.errors import FieldProblem, ScalingError, SpecError
+from elastrec.platform.specs.scaling import names_a_file
 
 Progress = Callable[[str, int, int], None]
 """Told (policy, jobs ended, jobs in all)."""
@@ -35,11 +37,13 @@ class Gathered(msgspec.Struct, frozen=True):
     Attributes:
         notes: for people: what was left out, what is assumed.
         overheads: as the history measured them; None without one.
+        node_changes: nodes that come and go.
     """
 
     jobs: tuple[JobToRun, ...]
     notes: tuple[str, ...] = ()
     overheads: Overheads | None = None
+    node_changes: tuple[NodeChange, ...] = ()
 
 
 def gather(
@@ -78,6 +82,9 @@ def gather(
         movable = frozenset({Change.WORKERS})
         jobs = tuple(msgspec.structs.replace(each, movable=each.movable & movable) for each in found.jobs)
         found = msgspec.structs.replace(found, jobs=jobs)
+    if asked.cluster.node_changes is not None:
+        changes = read_node_changes(base / asked.cluster.node_changes, workload.time_unit)
+        found = msgspec.structs.replace(found, node_changes=changes)
     return found
 
 
@@ -102,12 +109,11 @@ def compare(asked: SimulationFile, gathered: Gathered, progress: Progress | None
     """
     prices = PriceList(core_hour=asked.prices.core_hour, gibibyte_hour=asked.prices.gibibyte_hour)
     size = Resources(asked.cluster.cores, float(asked.cluster.memory))
-    # All of them before the first one runs: a wrong name is told at once.
-    policies: list[ScalingPolicy] = [
-        Static() if name == BY_HAND_NAME else load_policy(name) for name in asked.policies
-    ]  # fmt: skip
-    reports = []
-    for name, policy in zip(asked.policies, policies, strict=True):
+    policies, reports = _policies(asked.policies), []
+    if progress is not None:
+        for name in policies:
+            progress(name, 0, len(gathered.jobs))
+    for name, policy in policies.items():
         by_hand = name == BY_HAND_NAME
         simulation = Simulation(
             gathered.jobs,
@@ -117,10 +123,27 @@ def compare(asked: SimulationFile, gathered: Gathered, progress: Progress | None
             settings_of(asked, gathered.overheads, BY_HAND if by_hand else Handling()),
             rules=Rules(max_slowdown=asked.max_slowdown),
             warm_start=WarmStartSettings() if asked.warm_start and not by_hand else None,
+            node_changes=gathered.node_changes,
             progress=None if progress is None else _told(progress, name),
         )
         reports.append(msgspec.structs.replace(simulation.run(), policy=name))
     return reports
+
+
+def _policies(asked: Sequence[str]) -> dict[str, ScalingPolicy]:
+    """By the names of their reports; one in a file by its own. All are loaded before the first one runs.
+
+    Raises:
+        ScalingError: one cannot be loaded, or two would have one name in the table.
+    """
+    found: dict[str, ScalingPolicy] = {}
+    for name in asked:
+        policy = Static() if name == BY_HAND_NAME else load_policy(name)
+        shown = policy.name if names_a_file(name) else name
+        if shown in found or (shown != name and shown in asked):
+            raise ScalingError(f"policy {name}: its name {shown!r} is another one's too; give the class another name")
+        found[shown] = policy
+    return found
 
 
 def _told(progress: Progress, name: str) -> Callable[[int, int], None]:

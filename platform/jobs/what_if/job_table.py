@@ -18,6 +18,8 @@
 | `priority` | 1 is normal | 1 |
 | `name` | what warm start compares | none |
 | `team` (`user`) | whose job it is | `default` |
+
+`read_node_changes` reads another kind of file: `seconds` and `nodes`, that come (above 0) or go (below 0).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from elastrec.platform.scaling.types import Limits, ModelShape
 from elastrec.platform.scaling.warm_start import Features
 from elastrec.platform.simulator.memory import MemoryTruth
 from elastrec.platform.simulator.mixes import coefficients_of, features_of
+from elastrec.platform.simulator.node_changes import NodeChange
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 
@@ -92,6 +95,19 @@ def read_arrivals(file: Path, time_unit_seconds: float = 1.0) -> list[float]:
     if wrong := [problem for line in lines for problem in line.problems]:
         raise SpecError(wrong[:_MOST_PROBLEMS], str(file))
     return [moment - seconds[0] for moment in seconds]
+
+
+def read_node_changes(file: Path, time_unit_seconds: float = 1.0) -> tuple[NodeChange, ...]:
+    """Nodes that come and go, one change per line: `seconds` since the begin and `nodes`, a whole number but 0.
+
+    Raises:
+        SpecError: the file cannot be read, columns are missing, or fields are wrong.
+    """
+    lines = [_Line(line, row) for line, row in enumerate(_rows(file, ("seconds", "nodes")), start=2)]
+    found = [line.node_change(time_unit_seconds) for line in lines]
+    if wrong := [problem for line in lines for problem in line.problems]:
+        raise SpecError(wrong[:_MOST_PROBLEMS], str(file))
+    return tuple(each for each in found if each is not None)
 
 
 def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: bool = False) -> Table:
@@ -160,6 +176,14 @@ class _Line:
     def arrival(self) -> float:
         """In the file's unit."""
         return self._number_of("arrival_seconds", None, 0.0, "a number of at least 0")
+
+    def node_change(self, unit: float) -> NodeChange | None:
+        """None when a field is wrong."""
+        at = self._number_of("seconds", None, 0.0, "a number of at least 0")
+        nodes = self._number_of("nodes", None, -math.inf, "a whole number but 0: nodes that come, or, below 0, go")
+        if nodes == nodes and (nodes != int(nodes) or nodes == 0):
+            self.refuse("nodes", self._fields["nodes"], "a whole number but 0: nodes that come, or, below 0, go")
+        return None if self.problems else NodeChange(at * unit, int(nodes))
 
     def job(self, unit: float) -> JobToRun | None:
         """The job; None when a field is wrong."""

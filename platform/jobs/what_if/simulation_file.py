@@ -9,13 +9,13 @@ from pydantic import Field, model_validator
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.scaling import Prices
+from elastrec.platform.specs.scaling import Prices, beside
 from elastrec.platform.specs.text.loading import parse_mapping, validate
 from elastrec.platform.specs.text.quantities import Bytes, Cores, Seconds
 
 BY_HAND_NAME = "by-hand"
 """Beside the policies: jobs keep what their owners asked for, and the platform does nothing about trouble."""
-DEFAULT_POLICIES = (BY_HAND_NAME, "static", "elastic-scheduler", "optimus", "three-stage")
+DEFAULT_POLICIES = (BY_HAND_NAME, "static", "elastic-scheduler", "optimus", "optimus-greedy", "three-stage")
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -75,6 +75,8 @@ class SimulatedCluster(Spec):
     """Of one node."""
     memory: Annotated[Bytes, Field(gt=0)] = 192 * 2**30
     """Of one node."""
+    node_changes: str | None = None
+    """CSV file of nodes that come and go: `seconds` (in `time_unit`) and `nodes`, above 0 or, where they go, below."""
 
 
 class Trouble(Spec):
@@ -102,7 +104,8 @@ class SimulationFile(Spec):
     cluster: SimulatedCluster = SimulatedCluster()
     """Where they run."""
     policies: Annotated[tuple[str, ...], Field(min_length=1)] = DEFAULT_POLICIES
-    """Names of registered policies, and `by-hand`; the first one is what the others are compared with."""
+    """Names of registered policies, `FILE.py:CLASS` relative to this file, and `by-hand`; the first one is what the
+    others are compared with."""
     changes: Literal["workers", "everything"] = "workers"
     """What plans may change while a job trains; `everything` is servers and sizes of pods too."""
     warm_start: bool = False
@@ -142,4 +145,5 @@ def load_simulation(file: Path) -> SimulationFile:
     except (OSError, UnicodeDecodeError) as error:
         problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable YAML or CSV file in UTF-8", "check it")
         raise SpecError([problem], str(file)) from None
-    return validate(SimulationFile, parse_mapping(text, str(file)), str(file))
+    found = validate(SimulationFile, parse_mapping(text, str(file)), str(file))
+    return found.model_copy(update={"policies": tuple(beside(each, file) for each in found.policies)})

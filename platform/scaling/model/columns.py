@@ -5,8 +5,10 @@ Shape legend: N allocations, K features. Planning looks at 10^5 allocations per 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +59,18 @@ class Columns:
             parameter_server_memory_bytes=round(self.parameter_server_memory_bytes[row]),
         )
 
-    @property
+    @cached_property
+    def known(self) -> dict[Hashable, Any]:
+        """What was computed of these columns, by what it depends on besides: a job's ladders are looked at in every
+        round, and most of what they imply stays the same. Arrays in it are not to be written to."""
+        return {}
+
+    @cached_property
     def cores(self) -> Floats:
         """Of all pods of an allocation, shape (N,)."""
         return self.workers * self.worker_cores + self.parameter_servers * self.parameter_server_cores
 
-    @property
+    @cached_property
     def memory_bytes(self) -> Floats:
         """Of all pods of an allocation, shape (N,)."""
         return (

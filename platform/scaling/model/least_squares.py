@@ -17,11 +17,12 @@ _ROUNDS = 200
 
 def _scaled(rows_RK: Floats, targets_R: Floats) -> Floats:
     """NNLS with columns brought to length 1: the columns' sizes differ by 10^9."""
-    length_K = np.linalg.norm(rows_RK, axis=0)
-    used_K = length_K > 0
+    length_K = np.sqrt(np.einsum("rk,rk->k", rows_RK, rows_RK))
+    used = np.flatnonzero(length_K)
     result_K = np.zeros(rows_RK.shape[1])
-    if used_K.any():
-        result_K[used_K] = nnls(rows_RK[:, used_K] / length_K[used_K], targets_R, maxiter=1000)[0] / length_K[used_K]
+    if len(used):
+        scaled_RK = rows_RK[:, used] / length_K[used]
+        result_K[used] = nnls(scaled_RK, targets_R, maxiter=1000)[0] / length_K[used]
     return result_K
 
 
@@ -69,25 +70,25 @@ def fit_curve(curve: Curve, targets_R: Floats, weights_R: Floats, starts: Sequen
 
     Homogeneous means that a curve's derivatives at θ0 times θ0 are its seconds, so that they stand in for the rows.
     """
-    root_R = np.sqrt(weights_R)
+    root_R, least_R = np.sqrt(weights_R), 1e-6 * targets_R
 
-    def loss(theta_K: Floats) -> float:
-        seconds_R, _ = curve(theta_K)
-        return float(np.sum(weights_R * np.log(np.maximum(seconds_R, 1e-6 * targets_R) / targets_R) ** 2))
+    def looked_at(theta_K: Floats) -> tuple[float, Floats, Floats, Floats]:
+        """Loss, coefficients, seconds and slopes."""
+        seconds_R, slopes_RK = curve(theta_K)
+        guess_R = np.maximum(seconds_R, least_R)
+        log_R = np.log(guess_R / targets_R)
+        return float(weights_R @ (log_R * log_R)), theta_K, guess_R, slopes_RK
 
-    best_K = min(starts, key=loss)
-    best = loss(best_K)
+    best, best_K, guess_R, slopes_RK = min((looked_at(start) for start in starts), key=lambda each: each[0])
     for _ in range(_ROUNDS):
-        seconds_R, slopes_RK = curve(best_K)
-        guess_R = np.maximum(seconds_R, 1e-6 * targets_R)
         step_R = root_R * (np.log(targets_R / guess_R) + 1.0)
         # A far-off row asks for a negative time; its most is zero.
         wanted_K = _scaled(slopes_RK * (root_R / guess_R)[:, None], np.maximum(step_R, 0.0))
         share = 1.0
         while share > 1e-4:
             # Between two points ≥ 0 all points are.
-            trial_K = best_K + share * (wanted_K - best_K)
-            if (trial := loss(trial_K)) < best:
+            trial, trial_K, guess_R, slopes_RK = looked_at(best_K + share * (wanted_K - best_K))
+            if trial < best:
                 break
             share *= 0.5
         else:

@@ -89,11 +89,15 @@ def summarise(observations: Sequence[Observation]) -> Profile:
         if found == len(kept):
             kept.append(each)
         group[position] = found
-    log_N = np.log(step_N[usable_N])
-    middle_C = _medians(log_N, group, len(kept))
-    spread_C = np.exp(_medians(np.abs(log_N - middle_C[group]), group, len(kept)))
-    parts = part_usable_N[usable_N]
-    compute_C = np.exp(_medians(np.log(part_N[part_usable_N]), group[parts], len(kept)))
+    log_N, parts = np.log(step_N[usable_N]), part_usable_N[usable_N]
+    if len(kept) == len(log_N):
+        # Most profiles hold one mean per configuration, which is its own median.
+        middle_C, spread_C = log_N, np.ones(len(kept))
+        compute_C = np.exp(np.log(np.where(parts, part_N[usable_N], np.nan)))
+    else:
+        middle_C = _medians(log_N, group, len(kept))
+        spread_C = np.exp(_medians(np.abs(log_N - middle_C[group]), group, len(kept)))
+        compute_C = np.exp(_medians(np.log(part_N[part_usable_N]), group[parts], len(kept)))
     for row in np.flatnonzero(spread_C >= CONTRADICTION).tolist():
         notes.append(
             f"{kept[row]}: observations contradict each other, half of them differ {spread_C[row]:.3g}× or more from "

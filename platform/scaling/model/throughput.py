@@ -88,7 +88,7 @@ class ThroughputModel:
         """What these allocations would do."""
         seconds_N, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), vector(self.coefficients))
         relative_NK = slopes_NK / seconds_N[:, None]
-        variance_N = np.sum((relative_NK @ self._covariance_KK) * relative_NK, axis=1)
+        variance_N = np.einsum("nk,nk->n", relative_NK @ self._covariance_KK, relative_NK)
         return Prediction(
             iteration_seconds=seconds_N,
             samples_per_second=columns.workers * self.shape.batch_size / seconds_N,
@@ -98,7 +98,10 @@ class ThroughputModel:
     @cached_property
     def _covariance_KK(self) -> Floats:
         # A decision asks for many predictions, and this is the dearest part of one.
-        return np.asarray(np.linalg.pinv(self.information_KK, rcond=1e-12, hermitian=True), dtype=np.float64)
+        values_K, vectors_KK = np.linalg.eigh(self.information_KK)
+        known = np.flatnonzero(np.abs(values_K) > 1e-12 * np.abs(values_K).max())
+        vectors_KK = vectors_KK[:, known]
+        return np.asarray((vectors_KK / values_K[known]) @ vectors_KK.T)
 
     def parts(self, columns: Columns) -> dict[str, Floats]:
         """Seconds of each term of T_iter, by name, shape (N,) each; `fixed` is β.
@@ -114,17 +117,16 @@ class ThroughputModel:
         return Prior(coefficients=self.coefficients, source=source, strength=strength)
 
 
+_AROUND = np.ones((9, len(Columns.__dataclass_fields__)))
+"""Factors of each field: what was measured, then a quarter and four times the pods and cores, one after the other."""
+for _row, _field in enumerate(("workers", "parameter_servers", "worker_cores", "parameter_server_cores")):
+    _AROUND[1 + 2 * _row : 3 + 2 * _row, list(Columns.__dataclass_fields__).index(_field)] = (0.25, 4.0)
+
+
 def _around(columns: Columns) -> Columns:
     """Allocations in which each count and size is, by itself, a quarter and four times what was measured."""
-    rows = [columns]
-    for field in ("workers", "parameter_servers", "worker_cores", "parameter_server_cores"):
-        for factor in (0.25, 4.0):
-            changed = {name: getattr(columns, name) for name in Columns.__dataclass_fields__}
-            changed[field] = changed[field] * factor
-            rows.append(Columns(**changed))
-    return Columns(
-        *(np.concatenate([getattr(each, name) for each in rows]) for name in Columns.__dataclass_fields__)
-    )  # fmt: skip
+    measured = np.array([getattr(columns, name) for name in Columns.__dataclass_fields__])
+    return Columns(*(_AROUND.T[:, :, None] * measured[:, None, :]).reshape(len(measured), -1))
 
 
 def _assumed(shape: ModelShape, profile: Profile) -> Coefficients:
@@ -175,7 +177,7 @@ def _pseudo(form: Form, shape: ModelShape, profile: Profile, prior: Prior, split
 def _rank_and_condition(rows_RK: Floats, seconds_R: Floats) -> tuple[int, int, float]:
     """Rank, number of columns in use, and condition of relative rows with columns of length 1."""
     relative_RK = rows_RK / seconds_R[:, None]
-    length_K = np.linalg.norm(relative_RK, axis=0)
+    length_K = np.sqrt(np.einsum("rk,rk->k", relative_RK, relative_RK))
     used_K = length_K > 0
     values = np.linalg.svd(relative_RK[:, used_K] / length_K[used_K], compute_uv=False)
     rank = int((values > values[0] * 1e-6).sum())

@@ -12,26 +12,14 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Capacity, is_positive
-from elastrec.platform.scaling.search.front import excess
+from elastrec.platform.scaling.search.front import excess, take
 from elastrec.platform.scaling.search.objectives import Outcomes, Situation
-from elastrec.platform.scaling.search.space import Indexes, Space
+from elastrec.platform.scaling.search.space import Space
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 
 MOST = 3
 """Exploring candidates of a job."""
 _LOOKED_AT = 500
-
-
-def _single_steps(space: Space) -> Indexes:
-    """One or two steps up or down in one decision; memory teaches nothing about throughput. Shape (N, 5)."""
-    found = []
-    for decision in range(4):
-        for step in (-2, -1, 1, 2):
-            point = list(space.start)
-            point[decision] += step
-            if 0 <= point[decision] < len(space.ladders[decision]):
-                found.append(point)
-    return np.array(found, dtype=np.int64).reshape(-1, 5)
 
 
 def _teaches(situation: Situation, outcomes: Outcomes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -48,8 +36,10 @@ def _fastest_measured(job: JobProfile) -> float:
 
 def _promises(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> bool:
     """Whether some plan would be made if its prediction were to be trusted, and is not made because it is not."""
-    doubted_N = (outcomes.against_rules <= 0) & (outcomes.relative_error > situation.rules.trusted_error)
-    return bool(doubted_N.any() and np.any(np.max(excess(situation, capacity, outcomes)[doubted_N], axis=1) <= 0))
+    doubted = np.flatnonzero(
+        (outcomes.against_rules <= 0) & (outcomes.relative_error > situation.rules.trusted_error)
+    )  # fmt: skip
+    return bool(len(doubted) and np.any(np.max(excess(situation, capacity, take(outcomes, doubted)), axis=1) <= 0))
 
 
 def explore(
@@ -65,15 +55,11 @@ def explore(
     Args:
         looked_at: outcomes of the whole space, where they are known.
     """
-    points = _single_steps(space)
-    if not len(points) or situation.horizon_seconds < situation.job.until_next_change_seconds:
-        return []
-    if looked_at is None or space.size > _LOOKED_AT:
-        looked_at = situation.outcomes(space.columns(space.spread(_LOOKED_AT)))
-    if not _promises(situation, capacity, looked_at):
+    steps = space.single_steps()
+    if not len(steps.columns) or situation.horizon_seconds < situation.job.until_next_change_seconds:
         return []
     passing = replace(situation, rules=msgspec.structs.replace(situation.rules, payback_seconds=0.0))
-    outcomes = passing.outcomes(space.columns(points))
+    outcomes = passing.outcomes(steps.columns)
     fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
     fastest = max(situation.reference, _fastest_measured(situation.job))
     slow = outcomes.samples_per_second < (1.0 - situation.rules.max_slowdown) * fastest
@@ -82,5 +68,11 @@ def explore(
     # What it costs to find out: the dearer pods, and the work lost while they start.
     cost = np.maximum(outcomes.cost_per_hour, 0.0) / price + outcomes.overhead / situation.samples_per_second
     worth = teaches / (cost + 0.05)
+    if not (worth > 0).any():
+        return []
+    if looked_at is None or space.size > _LOOKED_AT:
+        looked_at = situation.outcomes(space.grid(_LOOKED_AT).columns)
+    if not _promises(situation, capacity, looked_at):
+        return []
     rows = np.argsort(-worth, kind="stable")[:MOST]
     return [outcomes.candidate(int(row), CandidateKind.EXPLORE) for row in rows if worth[row] > 0]

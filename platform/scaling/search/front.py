@@ -16,7 +16,7 @@ from elastrec.platform.scaling.amounts import Capacity, Change, require
 from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.search.objectives import Outcomes, Situation
 from elastrec.platform.scaling.search.pareto import front
-from elastrec.platform.scaling.search.space import Indexes, Space
+from elastrec.platform.scaling.search.space import Indexes, Points, Space
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,15 +105,18 @@ def excess(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Floa
 
 def allowed(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which plans fit the cluster and obey the rules; bool of shape (N,)."""
-    fits_N = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
-    return fits_N & (outcomes.violation <= 0)
+    allowed_N = outcomes.violation <= 0
+    # A job that rests has nothing that the rules allow: whether it would fit is not asked.
+    if allowed_N.any():
+        allowed_N &= (excess(situation, capacity, outcomes) <= 0).all(axis=1)
+    return allowed_N
 
 
-def best_of(situation: Situation, capacity: Capacity, points_N5: Indexes, outcomes: Outcomes) -> Front:
+def best_of(situation: Situation, capacity: Capacity, points: Points, outcomes: Outcomes) -> Front:
     """The front of these points alone."""
     good = np.flatnonzero(allowed(situation, capacity, outcomes))
     chosen = good[front(outcomes.cost_per_hour[good], -outcomes.gain[good])]
-    return Front(points_N5[chosen], take(outcomes, chosen))
+    return Front(points.indexes_N5[chosen], take(outcomes, chosen))
 
 
 def take(outcomes: Outcomes, rows: np.ndarray[Any, np.dtype[np.intp]]) -> Outcomes:
@@ -124,9 +127,9 @@ def take(outcomes: Outcomes, rows: np.ndarray[Any, np.dtype[np.intp]]) -> Outcom
 
 def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> Front:
     """The exact front; time and memory grow with `space.size`."""
-    points_N5 = space.everything()
-    outcomes = situation.outcomes(space.columns(points_N5))
-    return replace(best_of(situation, capacity, points_N5, outcomes), looked_at=outcomes)
+    points = space.whole()
+    outcomes = situation.outcomes(points.columns)
+    return replace(best_of(situation, capacity, points, outcomes), looked_at=outcomes)
 
 
 def coarse_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
@@ -135,18 +138,17 @@ def coarse_front(situation: Situation, capacity: Capacity, space: Space, setting
     Every value of each single decision is looked at, too: a job whose next size is too small a step for the rules must
     not rest as long as a larger step is allowed.
     """
-    points = np.concatenate([np.array([space.start]), space.lines(), space.spread(settings.coarse_points)])
+    points = space.grid(settings.coarse_points, with_start_and_lines=True)
     return polish(situation, capacity, space, points, settings.polish_rounds)
 
 
-def polish(situation: Situation, capacity: Capacity, space: Space, points_N5: Indexes, rounds: int) -> Front:
+def polish(situation: Situation, capacity: Capacity, space: Space, points: Points, rounds: int) -> Front:
     """The front of these points, then of its own neighbours, until it stays the same; at most so many rounds."""
-    start_5 = np.array([space.start])
-    found = best_of(situation, capacity, points_N5, situation.outcomes(space.columns(points_N5)))
+    start_5 = np.array([space.start], dtype=np.int64)
+    found = best_of(situation, capacity, points, situation.outcomes(points.columns))
     for _ in range(rounds):
-        base = found.points if len(found.points) else start_5
-        tried = space.unique(np.concatenate([base, space.neighbours(base)]))
-        better = best_of(situation, capacity, tried, situation.outcomes(space.columns(tried)))
+        tried = space.around(found.points if len(found.points) else start_5)
+        better = best_of(situation, capacity, tried, situation.outcomes(tried.columns))
         if np.array_equal(better.points, found.points):
             break
         found = better

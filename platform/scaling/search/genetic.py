@@ -60,4 +60,4 @@ def genetic_front(situation: Situation, capacity: Capacity, space: Space, settin
         copy_algorithm=False,
     )
     points = np.concatenate([start_5, result.pop.get("X").astype(np.int64)])
-    return polish(situation, capacity, space, points, settings.polish_rounds)
+    return polish(situation, capacity, space, space.points(points), settings.polish_rounds)

@@ -25,7 +25,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from elastrec.platform.scaling.amounts import PriceList, Resources, is_positive, require
+from elastrec.platform.scaling.amounts import Allocation, PriceList, Resources, is_positive, require
 from elastrec.platform.scaling.model.columns import Columns, Floats
 from elastrec.platform.scaling.model.throughput import Prediction, ThroughputModel
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Overheads
@@ -132,31 +132,26 @@ class Situation:
 
     def outcomes(self, columns: Columns) -> Outcomes:
         """RC, TG and the rules for N allocations; float64 of shape (N,) each."""
-        now = Columns.of([self.job.allocation])
         predicted, speed = self.model.predict(columns), self.samples_per_second
-        price_now = float(now.per_hour(self.prices)[0])
-        price_N = columns.per_hour(self.prices)
-        # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
-        price_N = np.where(np.abs(price_N - price_now) < 1e-9 * price_now, price_now, price_N)
+        known = _known(columns, self.job.allocation, self.prices, self.overheads)
         difference_N = predicted.samples_per_second - speed
-        pause_N, start_N = _pause_and_start(now, columns, self.overheads)
         horizon = self.horizon_seconds
         # A job that ends at once has no time in which a change could pay.
-        lost_N = np.minimum(pause_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
-        late_N = np.minimum(start_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
+        lost_N = np.minimum(known.pause_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
+        late_N = np.minimum(known.start_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
         overhead_N = speed * lost_N + np.maximum(difference_N, 0.0) * late_N
         gain_N = difference_N - overhead_N
-        against_N = _violation(speed, gain_N, price_N / price_now, self.reference, self.rules)
+        against_N = _violation(speed, gain_N, known.dearer_N, self.reference, self.rules)
         return Outcomes(
             columns=columns,
             samples_per_second=predicted.samples_per_second,
             relative_error=predicted.relative_error,
             gain=gain_N,
             overhead=overhead_N,
-            price=price_N,
-            cost_per_hour=price_N - price_now,
-            more_cores=columns.cores - now.cores,
-            more_memory_bytes=columns.memory_bytes - now.memory_bytes,
+            price=known.price_N,
+            cost_per_hour=known.cost_N,
+            more_cores=known.more_cores_N,
+            more_memory_bytes=known.more_bytes_N,
             against_rules=against_N,
             # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
             violation=np.maximum(against_N, predicted.relative_error - self.rules.trusted_error),
@@ -169,9 +164,53 @@ class Situation:
         By the model, as `samples_per_second`: what was measured at the job's start would be compared with a prediction.
         """
         begun = self.job.started_with
-        if begun is None:
+        if begun is None or begun == self.job.allocation:
             return self.samples_per_second
         return max(float(self.model.predict(Columns.of([begun])).samples_per_second[0]), self.samples_per_second)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What N allocations cost against the present one, whatever their speed; arrays of shape (N,).
+
+    Attributes:
+        dearer_N: log of the price over the present one.
+        pause_N, start_N: seconds.
+    """
+
+    price_N: Floats
+    cost_N: Floats
+    dearer_N: Floats
+    more_cores_N: Floats
+    more_bytes_N: Floats
+    pause_N: Floats
+    start_N: Floats
+
+
+_MOST_KNOWN = 8
+
+
+def _known(columns: Columns, allocation: Allocation, prices: PriceList, overheads: Overheads) -> _Known:
+    """Computed once as long as a job keeps what it has."""
+    key = (allocation, prices, overheads)
+    if (kept := columns.known.get(key)) is not None:
+        return kept
+    now = Columns.of([allocation])
+    price_now = float(now.per_hour(prices)[0])
+    price_N = columns.per_hour(prices)
+    # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
+    price_N = np.where(np.abs(price_N - price_now) < 1e-9 * price_now, price_now, price_N)
+    pause_N, start_N = _pause_and_start(now, columns, overheads)
+    found = _Known(
+        price_N, price_N - price_now, np.log(price_N / price_now), columns.cores - now.cores,
+        columns.memory_bytes - now.memory_bytes, pause_N, start_N,
+    )  # fmt: skip
+    for name in found.__dataclass_fields__:
+        getattr(found, name).setflags(write=False)
+    if len(columns.known) >= _MOST_KNOWN:
+        columns.known.clear()
+    columns.known[key] = found
+    return found
 
 
 def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tuple[Floats, Floats]:
@@ -190,10 +229,9 @@ def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tu
     return pause_N, np.maximum(start_N, np.where(other_servers, overheads.server_start_seconds, 0.0))
 
 
-def _violation(speed: float, gain_N: Floats, price_ratio_N: Floats, reference: float, rules: Rules) -> Floats:
+def _violation(speed: float, gain_N: Floats, dearer_N: Floats, reference: float, rules: Rules) -> Floats:
     """By how much each plan breaks the rules, in logarithms of Ψ; ≤ 0: allowed."""
     after_N = np.maximum(speed + gain_N, 1e-9 * speed)
-    dearer_N = np.log(price_ratio_N)
     faster_N = np.log(after_N / speed)
     least = math.log1p(rules.least_change)
     grow_N = np.maximum(rules.grow_efficiency * dearer_N - faster_N, least - faster_N)

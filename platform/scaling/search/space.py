@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import msgspec
 import numpy as np
@@ -23,6 +24,18 @@ _LONGEST_LADDER = 128
 _MEMORY_STEP = 256 * 2**20
 _FAR_TOO_MUCH = 0.75
 """A worker's memory is only taken back where so large a share of it would do: every worker starts anew for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Points of a space and their allocations; kept between rounds, so neither is to be written to.
+
+    Attributes:
+        indexes_N5: into the ladders.
+    """
+
+    indexes_N5: Indexes
+    columns: Columns
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -52,6 +65,26 @@ class Space(msgspec.Struct, frozen=True):
             worker_memory_bytes=np.full(len(points_N5), float(self.worker_memory_bytes)),
             parameter_server_memory_bytes=values[4],
         )
+
+    def points(self, points_N5: Indexes) -> Points:
+        """Points that are looked at once."""
+        return Points(points_N5, self.columns(points_N5))
+
+    def whole(self) -> Points:
+        """`everything`."""
+        return _whole(self) if self.size <= _KEPT_POINTS else self.points(self.everything())
+
+    def grid(self, most: int, *, with_start_and_lines: bool = False) -> Points:
+        """`spread`, after the point that the job has and `lines` where they are asked for."""
+        return _grid(self, most, with_start_and_lines)
+
+    def around(self, points_N5: Indexes) -> Points:
+        """Points and their `neighbours`, each once."""
+        return _around(self, points_N5.tobytes())
+
+    def single_steps(self) -> Points:
+        """One or two steps up or down in one decision from what the job has; memory stays."""
+        return _single_steps(self)
 
     def everything(self) -> Indexes:
         """All points, shape (size, 5)."""
@@ -85,13 +118,58 @@ class Space(msgspec.Struct, frozen=True):
         counts = [len(ladder) for ladder in self.ladders]
         while math.prod(counts) > most and max(counts) > 2:
             counts[counts.index(max(counts))] -= 1
-        chosen = []
-        for ladder, count in zip(self.ladders, counts, strict=True):
-            values = np.log(np.asarray(ladder, dtype=np.float64))
-            wanted = np.linspace(values[0], values[-1], count)
-            chosen.append(np.unique(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1)))
+        chosen = [_rungs(ladder, count) for ladder, count in zip(self.ladders, counts, strict=True)]
         grid = np.meshgrid(*chosen, indexing="ij")
         return np.stack([axis.reshape(-1) for axis in grid], axis=1).astype(np.int64)
+
+
+@lru_cache(maxsize=1024)
+def _rungs(ladder: tuple[float, ...], count: int) -> npt.NDArray[np.intp]:
+    """So many indexes, whose values rise by ratio; fewer where two would be one."""
+    values = np.log(np.asarray(ladder, dtype=np.float64))
+    wanted = np.linspace(values[0], values[-1], count)
+    return np.unique(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1))
+
+
+_KEPT_POINTS = 5000
+"""A larger space is not kept: some megabytes per job."""
+
+
+@lru_cache(maxsize=128)
+def _whole(space: Space) -> Points:
+    return space.points(space.everything())
+
+
+@lru_cache(maxsize=128)
+def _grid(space: Space, most: int, with_start_and_lines: bool) -> Points:
+    spread = space.spread(most)
+    if not with_start_and_lines:
+        return space.points(spread)
+    return space.points(np.concatenate([np.array([space.start]), space.lines(), spread]))
+
+
+@lru_cache(maxsize=256)
+def _around(space: Space, points: bytes) -> Points:
+    points_N5 = np.frombuffer(points, dtype=np.int64).reshape(-1, len(space.ladders))
+    return space.points(space.unique(np.concatenate([points_N5, space.neighbours(points_N5)])))
+
+
+@lru_cache(maxsize=256)
+def _single_steps(space: Space) -> Points:
+    found = []
+    for decision in range(4):
+        for step in (-2, -1, 1, 2):
+            point = list(space.start)
+            point[decision] += step
+            if 0 <= point[decision] < len(space.ladders[decision]):
+                found.append(point)
+    return space.points(np.array(found, dtype=np.int64).reshape(-1, 5))
+
+
+def forget() -> None:
+    """Drops all points that are kept between rounds: decisions are the same without them, only later."""
+    for kept in (_whole, _grid, _around, _single_steps):
+        kept.cache_clear()
 
 
 @cache
@@ -100,6 +178,7 @@ def _moves(decisions: int) -> Indexes:
     return np.array(steps, dtype=np.int64) - 1
 
 
+@lru_cache(maxsize=1024)
 def _counts(low: int, high: int, now: int) -> tuple[float, ...]:
     """Whole numbers; every one of them as long as the ladder stays short, else evenly spread by ratio."""
     high = max(low, high)
@@ -110,6 +189,7 @@ def _counts(low: int, high: int, now: int) -> tuple[float, ...]:
     return tuple(sorted({float(value) for value in values} | {float(now)}))
 
 
+@lru_cache(maxsize=1024)
 def _sizes(low: float, high: float, now: float) -> tuple[float, ...]:
     """1, 1.5, 2, 3, 4, 6 … times a quarter: steps of at most a half, which clusters can grant."""
     values = {0.25 * 2**power * half for power in range(14) for half in (1.0, 1.5)}

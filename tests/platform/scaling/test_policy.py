@@ -72,7 +72,7 @@ def test_a_policy_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPat
 def test_what_is_no_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("mine", "builtins:dict", room.GROUP)
     monkeypatch.setattr(room, "entry_points", lambda group: (entry,))
-    with pytest.raises(ScalingError, match="dict has not got name, propose and select"):
+    with pytest.raises(ScalingError, match="dict has no name, propose, select; allowed: a class"):
         load_policy("mine")
 
 

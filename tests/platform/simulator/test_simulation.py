@@ -61,7 +61,7 @@ def test_jobs_wait_where_there_is_no_room_and_nothing_is_overcommitted() -> None
     jobs = synthetic(10, mean_arrival_seconds=1.0, mean_seconds=600.0)
     figures = run("static", jobs, nodes=2).figures()
     assert figures["waiting_seconds_mean"] > 0
-    assert 0 < figures["cores_used"] <= 1
+    assert 0 < figures["cores_used"] <= figures["cores_held"] <= 1
 
 
 def test_failures_make_jobs_longer() -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from elastrec.platform.cli.commands.simulate import simulate
 from elastrec.platform.history.history import History
 from elastrec.platform.history.records import JobRecord
-from elastrec.platform.specs.errors import ElastrecError, SpecError
+from elastrec.platform.specs.errors import ElastrecError, ScalingError, SpecError
 from tests.platform.jobs.what_if.test_past_jobs import record
 
 LINES = "".join(f"job-{n},{60 * n},{900 + 60 * n},{1 + n % 4}\n" for n in range(8))
@@ -58,6 +58,45 @@ def test_equal_seeds_give_equal_output_and_options_go_before_the_file(file: str)
 
 def test_a_csv_file_alone_can_be_simulated(file: str) -> None:
     assert "8 jobs" in called(str(Path(file).with_name("jobs.csv")), "-p", "static").stdout
+
+
+MINE = """
+from elastrec.platform.scaling.policies.static import Static
+
+class Mine(Static):
+    name = "mine"
+"""
+
+
+def test_a_policy_in_a_file_stands_beside_the_others(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(file).with_name("my_policy.py").write_text(MINE)
+    monkeypatch.chdir(Path(file).parent)
+    found = json.loads(called(file, "-p", "static", "-p", "my_policy.py:Mine", "--output", "json").stdout)
+    static, mine = found["policies"]
+    assert (static["policy"], mine["policy"]) == ("static", "mine")
+    assert static["figures"] == mine["figures"]
+
+
+def test_a_policys_file_is_relative_to_the_file_that_names_it(file: str) -> None:
+    Path(file).with_name("my_policy.py").write_text(MINE)
+    Path(file).write_text("workload: {jobs: jobs.csv}\npolicies: [my_policy.py:Mine]\n")
+    assert "mine" in called(file).stdout
+
+
+def test_two_policies_of_one_name_are_refused_before_anything_runs(file: str) -> None:
+    policy = Path(file).with_name("my_policy.py")
+    policy.write_text(MINE.replace('"mine"', '"static"'))
+    with pytest.raises(ScalingError, match="its name 'static' is another one's too"):
+        called(file, "-p", "static", "-p", f"{policy}:Mine")
+
+
+def test_nodes_may_come_and_go_as_a_file_says(file: str) -> None:
+    Path(file).with_name("spot.csv").write_text("seconds,nodes\n600,-19\n4000,19\n")
+    calm = json.loads(called(file, "-p", "static", "--output", "json").stdout)["policies"][0]["figures"]
+    Path(file).write_text(Path(file).read_text() + "cluster: {node_changes: spot.csv}\n")
+    hit = json.loads(called(file, "-p", "static", "--output", "json").stdout)["policies"][0]["figures"]
+    assert hit["failures"] > calm["failures"]
+    assert hit["makespan_seconds"] > calm["makespan_seconds"] > 0
 
 
 def test_a_history_is_asked_of_mlflow_and_what_is_left_out_is_told(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.jobs.what_if.job_table import read_jobs
+from elastrec.platform.jobs.what_if.job_table import read_jobs, read_node_changes
+from elastrec.platform.simulator.node_changes import NodeChange
 from elastrec.platform.specs.errors import SpecError
 from tests.platform.simulator.cluster import run
 
@@ -97,3 +98,20 @@ def test_a_file_that_is_no_table_of_jobs_is_refused(tmp_path: Path, text: str, e
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "check the path" in problems(tmp_path / "none.csv")
+
+
+def test_nodes_that_come_and_go_are_read_in_the_files_unit(tmp_path: Path) -> None:
+    file = tmp_path / "spot.csv"
+    file.write_text("seconds,nodes\n10,-3\n20,5\n")
+    assert read_node_changes(file, 60.0) == (NodeChange(600.0, -3), NodeChange(1200.0, 5))
+
+
+def test_every_wrong_change_of_nodes_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "spot.csv"
+    file.write_text("seconds,nodes\n10,0\n-1,5\n20,1.5\n30,many\n")
+    with pytest.raises(SpecError) as caught:
+        read_node_changes(file)
+    told = str(caught.value)
+    for line, field in ((2, "nodes"), (3, "seconds"), (4, "nodes"), (5, "nodes")):
+        assert f"line {line}, {field}" in told
+    assert "whole number but 0" in told

@@ -1,0 +1,156 @@
+"""Simulated workloads whose jobs arrive as on a shared cluster: by day and night, and many at once.
+
+    python -m benchmarks arrival_traces [--jobs 60] [--nodes 60] [--seeds 5] [--trace FILE --time-unit 60] [--speed 100]
+        [--output json]
+
+Arrivals are made here: a rate that follows the hour of the day, and bursts, in which one person submits a sweep of jobs
+within minutes. `--trace` takes a trace's own arrivals instead, a window of them for each seed (columns `submit_time` or
+`arrival_seconds`). Jobs are those of `job_completion_time`: owners ask for too many workers as often as for too few.
+The goals are the same, on workloads that nothing was chosen on (`common/headlines.py`).
+
+`speed` is how many jobs a CPU minute simulates with the default policy, when it is asked about every job in every
+round, and with a patience of eight rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks.common.figures import Figure, run_benchmark
+from benchmarks.common.headlines import (
+    CORE_HOURS,
+    HEADLINE_SEEDS,
+    MEAN,
+    MEDIAN,
+    P90,
+    SYMMETRIC,
+    WORKERS_ONLY,
+    Jobs,
+    compared,
+    out_of_memory,
+    run_all,
+)
+from benchmarks.common.simulated_jobs import (
+    BY_HAND_SIDE,
+    GREEDY,
+    OPTIMUS,
+    OPTIMUS_4,
+    OURS,
+    OURS_WARM,
+    TROUBLED,
+    change,
+)
+from elastrec.platform.jobs.what_if.job_table import read_arrivals
+from elastrec.platform.simulator.mixes import recurring
+
+_PREFIX = "arrival_traces"
+_DAY_SECONDS = 86_400.0
+_SWING = 0.8
+"""Of the rate over a day: at night a ninth of the rate at noon (assumed)."""
+_BURST_SHARE, _BURST_JOBS, _BURST_SECONDS = 0.2, 6.0, 300.0
+"""One arrival in five is a sweep, of so many jobs in the mean, spread over so many seconds (assumed)."""
+
+
+def bursty(count: int, seed: int, every_seconds: float) -> list[float]:
+    """Rising seconds of arrivals, the first at 0; `every_seconds` is the mean between two jobs over a whole day."""
+    random = np.random.default_rng([seed, 11])
+    jobs_per_arrival = 1.0 + _BURST_SHARE * (_BURST_JOBS - 1.0)
+    highest, found, now = (1.0 + _SWING) / (every_seconds * jobs_per_arrival), list[float](), 0.0
+    while len(found) < count:
+        # Thinning (Lewis and Shedler 1979): arrivals at the highest rate, each kept with the share that the hour has.
+        now += float(random.exponential(1.0 / highest))
+        share = (1.0 - _SWING * np.cos(2 * np.pi * now / _DAY_SECONDS)) / (1.0 + _SWING)
+        if random.uniform() >= share:
+            continue
+        jobs = int(random.geometric(1.0 / _BURST_JOBS)) if random.uniform() < _BURST_SHARE else 1
+        found += (now + _BURST_SECONDS * random.uniform(size=jobs)).tolist() if jobs > 1 else [now]
+    rising = sorted(found)[:count]
+    return [each - rising[0] for each in rising]
+
+
+def window(arrivals: Sequence[float], count: int, seed: int) -> list[float]:
+    """So many consecutive arrivals of a trace, from a place that the seed draws; the first at 0.
+
+    Raises:
+        ValueError: the trace has fewer.
+    """
+    if len(arrivals) < count:
+        raise ValueError(f"the trace has {len(arrivals)} arrivals; allowed: at least the {count} jobs; ask for fewer")
+    first = int(np.random.default_rng([seed, 13]).integers(len(arrivals) - count + 1))
+    return [each - arrivals[first] for each in arrivals[first : first + count]]
+
+
+def workloads(arguments: argparse.Namespace) -> dict[int, Jobs]:
+    """Jobs by seed."""
+    trace = read_arrivals(Path(arguments.trace), arguments.time_unit) if arguments.trace else None
+    found = {}
+    for seed in HEADLINE_SEEDS[: arguments.seeds]:
+        count = arguments.jobs
+        arrivals = bursty(count, seed, arguments.every) if trace is None else window(trace, count, seed)
+        found[seed] = recurring(count, seed, SYMMETRIC, arrivals=arrivals)
+    return found
+
+
+def headlines(arguments: argparse.Namespace) -> list[Figure]:
+    """The goals, where everything is movable and where workers are."""
+    jobs = workloads(arguments)
+    shown = {"jobs": arguments.jobs, "nodes": arguments.nodes, "seeds": arguments.seeds,
+             "arrivals": "a trace" if arguments.trace else "made"}  # fmt: skip
+    reports = run_all(jobs, arguments.nodes, (BY_HAND_SIDE, OPTIMUS, OPTIMUS_4, GREEDY, OURS, OURS_WARM))
+    found = compared(_PREFIX, reports, OURS, GREEDY, {MEDIAN: -10.0, CORE_HOURS: 0.0}, shown)
+    found += compared(_PREFIX, reports, OURS_WARM, BY_HAND_SIDE, {MEDIAN: -25.0, P90: -30.0}, shown)
+    for other in (OPTIMUS, OPTIMUS_4):
+        found += compared(_PREFIX, reports, OURS, other, {}, {})
+    found += [out_of_memory(_PREFIX, reports, side) for side in (OURS, OURS_WARM)]
+    few = {
+        seed: tuple(msgspec.structs.replace(job, movable=WORKERS_ONLY) for job in each) for seed, each in jobs.items()
+    }
+    reports = run_all(few, arguments.nodes, (GREEDY, OURS))
+    goals = {MEDIAN: 0.0, MEAN: 0.0, CORE_HOURS: 0.0}
+    return found + compared(f"{_PREFIX}.workers", reports, OURS, GREEDY, goals, shown)
+
+
+def speed(arguments: argparse.Namespace) -> list[Figure]:
+    """Jobs per CPU minute, asked in every round and patiently, on the first headline seed."""
+    seed, found, reports = HEADLINE_SEEDS[0], [], []
+    jobs = recurring(arguments.speed, seed, SYMMETRIC, arrivals=bursty(arguments.speed, seed, arguments.every))
+    for name, patience in (("every_round", 1), ("patient", 8)):
+        settings = msgspec.structs.replace(TROUBLED, seed=seed, patience_rounds=patience)
+        before = time.process_time()
+        reports.append(OURS.run(jobs, arguments.nodes, settings))
+        minutes = (time.process_time() - before) / 60
+        shown = {"jobs": len(jobs), "nodes": arguments.nodes, "cpu_s": round(60 * minutes, 1)}
+        if patience > 1:
+            shown["mean_differs_%"] = round(change(reports[1], reports[0], MEAN), 2)
+        # 30,000 jobs in three CPU minutes.
+        found.append(
+            Figure(f"{_PREFIX}.speed.{name}", len(jobs) / minutes, "jobs per CPU minute", at_least=10_000.0,
+                   simulated=True, settings=shown)
+        )  # fmt: skip
+    return found
+
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    """Headlines, and how fast they were found."""
+    return [*headlines(arguments), *(speed(arguments) if arguments.speed else [])]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=60, help="of every workload (default 60)")
+    parser.add_argument("--nodes", type=int, default=60, help="of its cluster, of 32 cores each (default 60)")
+    parser.add_argument("--every", type=float, default=120.0, help="mean seconds between two jobs (default 120)")
+    parser.add_argument("--seeds", type=int, default=len(HEADLINE_SEEDS), choices=range(2, len(HEADLINE_SEEDS) + 1),
+                        help="how many of the headline seeds (default: all)")  # fmt: skip
+    parser.add_argument("--trace", help="CSV file whose arrivals are taken")
+    parser.add_argument("--time-unit", type=float, default=1.0, help="seconds that the trace counts in (default 1)")
+    parser.add_argument("--speed", type=int, default=100, help="jobs of the speed figures; 0: none (default 100)")
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure, add_options)

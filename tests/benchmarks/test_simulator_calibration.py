@@ -1,0 +1,158 @@
+"""The calibration can fail: runs of a known truth are predicted within the goals, unless the model knows less."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.common.figures import Figure
+from benchmarks.common.recorded_runs import BATCH, CASES, Case, RecordedRun
+from benchmarks.simulator import simulator_calibration
+from benchmarks.simulator.simulator_calibration import (
+    LogNormal,
+    allocation,
+    configurations,
+    figures,
+    predicted,
+    replayed_seconds,
+)
+from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation
+from elastrec.platform.scaling.model import step_form
+from elastrec.platform.scaling.types import ModelShape
+from elastrec.platform.simulator.mixes import coefficients_of
+from elastrec.platform.simulator.speed import service_of, steps_of
+
+SHAPE = ModelShape(batch_size=BATCH, dense_bytes=1_000_000, embedding_dimension=16)
+ONE = Allocation(
+    workers=2, parameter_servers=1, worker_cores=0.4, parameter_server_cores=0.3, worker_memory_bytes=GIBIBYTE,
+    parameter_server_memory_bytes=GIBIBYTE,
+)  # fmt: skip
+
+
+def queueing_step(case: Case, workers: int) -> float:
+    """Seconds of a step where servers are queues: a truth that the throughput model has no form for."""
+    coefficients = coefficients_of(SHAPE, ONE, 0.05, (0.6, 0.1, 0.0, 0.15, 0.15))
+    service = service_of(steps_of(SHAPE, coefficients)(ONE), ONE.workers)
+    now = msgspec.structs.replace(
+        ONE, workers=workers, parameter_servers=case.servers, worker_cores=case.worker_cores,
+        parameter_server_cores=case.server_cores,
+    )  # fmt: skip
+    return steps_of(SHAPE, coefficients, service)(now).seconds
+
+
+def recorded(case: Case, random: np.random.Generator) -> RecordedRun:
+    """What a job of this truth would have recorded, with starts and delays that differ from run to run."""
+    samples = case.epochs * 40_000
+    start, delay = (seconds * float(random.lognormal(0.0, 0.15)) for seconds in (6.0, 8.0))
+    steps = {each: queueing_step(case, each) for each in range(1, max(case.workers, case.grow_to) + 1)}
+    speed = {each: each * BATCH / seconds for each, seconds in steps.items()}
+    first = case.workers
+    alone = samples / speed[first]
+    timeline: list[tuple[float, int]] = [(0.0, first)]
+    if case.lose_at is not None:
+        timeline += [(case.lose_at * alone, first - 1), (case.lose_at * alone + delay, first)]
+    if case.grow_at is not None:
+        timeline += [(case.grow_at * alone + delay, case.grow_to)]
+    left, spent, measured = float(samples), 0.0, dict[int, tuple[float, float]]()
+    for (at, up), until in zip(timeline, [at for at, _ in timeline[1:]] + [float("inf")], strict=True):
+        seconds = min(until - at, left / speed[up])
+        left, spent = left - seconds * speed[up], spent + seconds
+        measured[up] = (steps[up], measured.get(up, (0.0, 0.0))[1] + up * seconds)
+    return RecordedRun(
+        name=case.name, workers=first, servers=case.servers, worker_cores=case.worker_cores,
+        server_cores=case.server_cores, samples=samples, repeated_samples=0, started_seconds=start,
+        ended_seconds=start + spent, step_seconds=measured, workers_up=tuple(timeline), lose_at=case.lose_at,
+        grow_at=case.grow_at, grow_to=case.grow_to,
+        delay_seconds=None if case.lose_at is None and case.grow_at is None else delay,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[RecordedRun]:
+    random = np.random.default_rng(1)
+    return [recorded(case, random) for case in CASES]
+
+
+def goals(found: list[Figure]) -> dict[str, bool | None]:
+    return {each.figure.rsplit(".", 1)[-1]: each.met for each in found if each.goal}
+
+
+def test_runs_of_another_truth_are_predicted_within_the_goals(runs: list[RecordedRun]) -> None:
+    assert goals(figures(runs, draws=10)) == {"median_error": True, "p90_error": True}
+
+
+def test_a_model_of_which_all_features_are_1_misses_them(
+    runs: list[RecordedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ones(shape: ModelShape, columns: object) -> object:
+        return np.ones((len(columns), 4))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(step_form, "features", ones)
+    assert False in goals(figures(runs, draws=3)).values()
+
+
+def test_starts_a_hundred_times_as_long_miss_them(runs: list[RecordedRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = LogNormal.draw
+    monkeypatch.setattr(LogNormal, "draw", lambda self, random: 100.0 * drawn(self, random))
+    assert goals(figures(runs, draws=3)) == {"median_error": False, "p90_error": False}
+
+
+def test_a_run_that_is_one_of_its_kind_cannot_be_predicted_from_itself(runs: list[RecordedRun]) -> None:
+    killed = [each for each in runs if each.lose_at is not None]
+    with pytest.raises(ValueError, match="no other run"):
+        predicted(killed[0], [each for each in runs if each is not killed[1]])
+
+
+def test_nothing_that_a_job_measured_in_its_own_configurations_is_used(runs: list[RecordedRun]) -> None:
+    run = next(each for each in runs if each.name == "two workers")
+    wrong = [
+        msgspec.structs.replace(
+            each,
+            step_seconds={
+                up: (1e3 if allocation(each, up) in configurations(run) else step, seconds)
+                for up, (step, seconds) in each.step_seconds.items()
+            },
+        )
+        for each in runs
+        if each is not run
+    ]
+    assert predicted(run, [run, *wrong], draws=1) == predicted(run, runs, draws=1)
+
+
+def test_its_own_start_and_delay_are_not_used_either(runs: list[RecordedRun]) -> None:
+    for run in runs:
+        other = msgspec.structs.replace(run, started_seconds=1e4, ended_seconds=1e6, workers_up=(), delay_seconds=1e4)
+        changed = [other if each is run else each for each in runs]
+        assert predicted(other, changed, draws=2) == predicted(run, runs, draws=2)
+
+
+def test_a_log_normal_is_fitted_to_its_draws() -> None:
+    random = np.random.default_rng(0)
+    found = LogNormal.of([LogNormal(20.0, 0.3).draw(random) for _ in range(4000)])
+    assert found.median == pytest.approx(20.0, rel=0.02)
+    assert found.spread == pytest.approx(0.3, rel=0.05)
+    assert LogNormal.of([7.0]) == LogNormal(pytest.approx(7.0), 0.0)  # type: ignore[arg-type]
+
+
+def test_recorded_runs_are_taken_from_a_file(tmp_path: Path, runs: list[RecordedRun]) -> None:
+    file = tmp_path / "runs.json"
+    file.write_bytes(msgspec.json.encode(runs))
+    found = simulator_calibration.measure(Namespace(replay=str(file), record=None, draws=2))
+    assert all(each.figure.startswith("simulator_calibration.") and each.simulated for each in found)
+    assert len({each.figure for each in found}) == len(found) == len(runs) + 3
+
+
+def test_a_replay_of_what_was_recorded_meets_the_real_time(runs: list[RecordedRun]) -> None:
+    for run in runs:
+        assert replayed_seconds(run) == pytest.approx(run.ended_seconds, rel=0.05)
+
+
+def test_a_run_that_lost_a_worker_takes_longer_in_the_replay(runs: list[RecordedRun]) -> None:
+    whole = next(each for each in runs if each.name == "two workers")
+    lost = msgspec.structs.replace(whole, workers_up=((0.0, 2), (0.5, 1), (1.5, 2)))
+    # One of two workers is away for a second.
+    assert replayed_seconds(lost) - replayed_seconds(whole) == pytest.approx(0.5, abs=0.05)

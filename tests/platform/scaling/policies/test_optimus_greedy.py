@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from elastrec.platform.scaling.amounts import Capacity, Change, Resources
+from elastrec.platform.scaling.policies.optimus_greedy import LEAST_RISE, MOST_STEPS, GreedyOptimus
+from elastrec.platform.scaling.policy import View, decide
+from elastrec.platform.scaling.types import Limits
+from tests.platform.scaling.jobs import GIB, PLENTY, PRICES, profile
+
+VIEW = View(PLENTY, PRICES)
+JOB = profile(limits=Limits(workers=(1, 16), parameter_servers=(1, 8)))
+POLICY = GreedyOptimus()
+
+
+def view(cores: float) -> View:
+    return View(Capacity(free=Resources(cores, 4000.0 * GIB)), PRICES)
+
+
+def test_a_path_adds_one_pod_at_a_time_and_each_gains() -> None:
+    path = POLICY.propose(JOB, VIEW).candidates
+    assert len(path) > 3
+    assert path[0].allocation == JOB.allocation
+    for one, more in pairwise(path):
+        added = (
+            more.allocation.workers - one.allocation.workers,
+            more.allocation.parameter_servers - one.allocation.parameter_servers,
+        )
+        assert added in {(1, 0), (0, 1)}
+        assert more.gain - one.gain > LEAST_RISE * path[0].samples_per_second
+
+
+def test_a_path_ends_at_the_limits_and_never_takes_a_pod_or_changes_a_size() -> None:
+    path = POLICY.propose(JOB, VIEW).candidates
+    for each in path[1:]:
+        assert JOB.allocation.changes(each.allocation) <= {Change.WORKERS, Change.SERVERS}
+        assert JOB.allocation.workers <= each.allocation.workers <= 16
+        assert JOB.allocation.parameter_servers <= each.allocation.parameter_servers <= 8
+    assert len(path) <= MOST_STEPS + 1
+
+
+def test_only_what_is_movable_grows() -> None:
+    path = POLICY.propose(msgspec.structs.replace(JOB, movable=frozenset({Change.WORKERS})), VIEW).candidates
+    assert {each.allocation.parameter_servers for each in path} == {JOB.allocation.parameter_servers}
+
+
+def test_a_round_goes_on_until_nothing_is_left() -> None:
+    jobs = [msgspec.structs.replace(JOB, job_id=f"job {number}") for number in range(4)]
+    answer = decide(POLICY, jobs, view(10.0))
+    assert not answer.problems
+    added = [(plan.allocation.resources - plan.before.resources).cores for plan in answer.plans]
+    assert sum(added) == pytest.approx(10.0)
+    # Equal jobs get equal shares, as far as whole pods go.
+    assert max(added) - min(added) <= 1.0
+
+
+def test_a_job_that_saves_more_time_per_core_goes_first() -> None:
+    urgent = msgspec.structs.replace(JOB, job_id="urgent", priority=50.0)
+    plans = {plan.job_id: plan for plan in decide(POLICY, [JOB, urgent], view(3.0)).plans}
+    assert plans["urgent"].allocation.resources.cores == JOB.allocation.resources.cores + 3
+    assert not plans["job"].changes
+
+
+def test_without_room_everybody_stays() -> None:
+    (plan,) = decide(POLICY, [JOB], view(0.0)).plans
+    assert not plan.changes
