@@ -26,8 +26,8 @@ from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import JobProfile, Overheads, Plan, Proposal
 from elastrec.platform.specs.errors import ScalingError
-from elastrec.platform.specs.policy_file import load_policy_file
 from elastrec.platform.specs.scaling import names_a_file
+from elastrec.platform.specs.text.policy_file import load_policy_file
 
 GROUP = "elastrec.scaling_policies"
 
