@@ -262,7 +262,7 @@ def forecast(
             needed_bytes=needed_bytes,
             needed_servers=needed_servers,
             base_bytes=base,
-            rows_bytes=total(end, rules.deviations),
+            rows_bytes=float(now_and_end_B2[0, 1]),
         )
 
     if high <= safe:
