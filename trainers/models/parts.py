@@ -32,7 +32,7 @@ def beside_dense(
     embedding_bag_collection: nn.Module, sparse_features: KeyedJaggedTensor, dense_features_BI: Tensor
 ) -> Tensor:
     """Pooled rows of all features and the dense features side by side, `[B, sum of R + I]`."""
-    if isinstance(embedding_bag_collection, PoolsApart) and _is_plain(dense_features_BI):
+    if isinstance(embedding_bag_collection, PoolsApart) and _may_lie_apart(embedding_bag_collection, dense_features_BI):
         return embedding_bag_collection.pool_apart(sparse_features, 0, dense_features_BI)[1]
     return torch.cat([embedding_bag_collection(sparse_features).values(), dense_features_BI], dim=1)
 
@@ -47,7 +47,7 @@ def first_and_others(
     Args:
         beside_BI: follows the others, `[B, F·D + I]`.
     """
-    if isinstance(embedding_bag_collection, PoolsApart) and (beside_BI is None or _is_plain(beside_BI)):
+    if isinstance(embedding_bag_collection, PoolsApart) and _may_lie_apart(embedding_bag_collection, beside_BI):
         return embedding_bag_collection.pool_apart(sparse_features, 1, beside_BI)
     pooled = embedding_bag_collection(sparse_features)
     values, lengths = pooled.values(), pooled.length_per_key()
@@ -61,8 +61,9 @@ def first_and_others(
     return firsts_BF, others[0] if len(others) == 1 else torch.cat(others, dim=1)
 
 
-def _is_plain(beside: Tensor) -> bool:
-    return beside.dtype is torch.float32 and not beside.requires_grad
+def _may_lie_apart(collection: nn.Module, beside: Tensor | None) -> bool:
+    # In evaluation the pooled rows themselves are wanted, too: predictions are kept with them.
+    return collection.training and (beside is None or (beside.dtype is torch.float32 and not beside.requires_grad))
 
 
 def pooled_others(
