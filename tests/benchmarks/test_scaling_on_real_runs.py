@@ -42,8 +42,8 @@ def runs() -> list[Run]:
                 compute = coefficients().gradient * SHAPE.batch_size / shape.worker_cores
                 measured.append(
                     Measured(
-                        configuration=job_shape(**msgspec.structs.asdict(sizes)), steps=100, samples=51_200,
-                        worker_seconds=100 * seconds, pull_seconds=100 * (seconds - compute),
+                        configuration=job_shape(**msgspec.structs.asdict(sizes)), steps_ever=100, steps=100,
+                        samples=51_200, worker_seconds=100 * seconds, pull_seconds=100 * (seconds - compute),
                     )
                 )  # fmt: skip
             found += [
