@@ -274,8 +274,8 @@ def test_a_bug_in_the_users_model_fails_the_task_once_with_its_traceback_in_the_
 def test_a_job_that_cannot_run_is_refused_before_anything_starts(
     airflow: AirflowClient, click_log: GenerateReport
 ) -> None:
-    with pytest.raises(AirflowApiError, match="'modle' was unexpected"):
-        airflow.trigger(DAG_ID, {"job": {"spec": {"modle": {}}}})
+    with pytest.raises(AirflowApiError, match="'sepc' was unexpected"):
+        airflow.trigger(DAG_ID, {"job": {"sepc": {"model": {}}}})
     overrides = {"spec.model.options": {"no_such_option": 1}, "spec.resources.worker.cores": 1000}
     run_id = airflow.trigger(DAG_ID, {"job": job(click_log, "refused"), "overrides": overrides})
     assert finished(airflow, DAG_ID, run_id) == "failed"
