@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -176,24 +176,20 @@ _AS_JOBS_ARE: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 def _job_as_object(plain: Any) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    return {
-        _JOB_OBJECT if key == _JOB_TEXT else key: msgspec.json.decode(item)
-        if key == _JOB_TEXT
-        else _job_as_object(item)
-        for key, item in plain.items()
-    }
+    return _with_jobs(plain, _JOB_TEXT, _JOB_OBJECT, msgspec.json.decode)
 
 
 def _job_as_text(output: Any) -> Any:
-    if not isinstance(output, dict):
-        return output
+    return _with_jobs(output, _JOB_OBJECT, _JOB_TEXT, lambda job: _AS_JOBS_ARE.dump_json(job).decode())
+
+
+def _with_jobs(value: Any, before: str, after: str, convert: Callable[[Any], Any]) -> Any:
+    """A value in which each job, at whatever depth, has another form under another key."""
+    if not isinstance(value, dict):
+        return value
     return {
-        _JOB_TEXT if key == _JOB_OBJECT else key: _AS_JOBS_ARE.dump_json(item).decode()
-        if key == _JOB_OBJECT
-        else _job_as_text(item)
-        for key, item in output.items()
+        after if key == before else key: convert(item) if key == before else _with_jobs(item, before, after, convert)
+        for key, item in value.items()
     }
 
 

@@ -15,7 +15,8 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,49 +83,46 @@ def read_plain(reader: ShardReader, rows: int) -> Spent:
     return parts.spent
 
 
-class TimedEncoder(RowEncoder):
-    """Tells what the features' steps cost apart from reading columns."""
+class Timed:
+    """Counts what calls of a class cost, apart from the rest."""
 
     _seconds = 0.0
+
+    @classmethod
+    @contextmanager
+    def counted(cls) -> Iterator[None]:
+        """The block's CPU seconds count."""
+        before = time.process_time()
+        try:
+            yield
+        finally:
+            cls._seconds += time.process_time() - before
+
+    @classmethod
+    def taken(cls) -> float:
+        """CPU seconds of all of its objects since the last call."""
+        seconds, cls._seconds = cls._seconds, 0.0
+        return seconds
+
+
+class TimedEncoder(Timed, RowEncoder):
+    """Counts what the features' steps cost, apart from reading columns."""
 
     def finish(self, read: ReadRows) -> EncodedRows:
-        before = time.process_time()
-        try:
+        with self.counted():
             return super().finish(read)
-        finally:
-            TimedEncoder._seconds += time.process_time() - before
-
-    @classmethod
-    def taken(cls) -> float:
-        """CPU seconds of all of them since the last call."""
-        seconds, cls._seconds = cls._seconds, 0.0
-        return seconds
 
 
-class TimedRows(DeduplicatedRows):
-    """Tells what finding repeats and numbering them costs apart from decoding and encoding."""
-
-    _seconds = 0.0
+class TimedRows(Timed, DeduplicatedRows):
+    """Counts what finding repeats and numbering them costs, apart from decoding and encoding."""
 
     def distinct(self, piece: RawRows, names: Sequence[str]) -> tuple[pa.Table, NDArray[np.int32] | None]:
-        before = time.process_time()
-        try:
+        with self.counted():
             return super().distinct(piece, names)
-        finally:
-            TimedRows._seconds += time.process_time() - before
 
     def finish(self, batch: pa.RecordBatch, pools: Any) -> pa.RecordBatch:
-        before = time.process_time()
-        try:
+        with self.counted():
             return super().finish(batch, pools)
-        finally:
-            TimedRows._seconds += time.process_time() - before
-
-    @classmethod
-    def taken(cls) -> float:
-        """CPU seconds of all of them since the last call."""
-        seconds, cls._seconds = cls._seconds, 0.0
-        return seconds
 
 
 def read_deduplicated(reader: ShardReader, rows: int) -> Spent:

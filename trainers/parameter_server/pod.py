@@ -242,7 +242,10 @@ class ServerPod:
             self._mover.follow(order, directive.generation)
             return True
         return self._mover.take_over(
-            order, directive.routing, lambda: self._directive is directive and not self._stopped.is_set()
+            order,
+            directive.generation,
+            directive.routing,
+            lambda: self._directive is directive and not self._stopped.is_set(),
         )
 
     def _open(self, address: str) -> ArrayStream:

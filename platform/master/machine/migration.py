@@ -79,11 +79,9 @@ def step(state: JobState, effects: list[Effect]) -> bool:
             _begin(state, effects)
             return True
         return False
-    if migration.stage != HANDING_OVER and state.has_wanted_servers:
-        cancel(state, "other servers are not wanted any more", effects)
-        return True
-    if migration.stage != HANDING_OVER and not is_possible(state):
-        cancel(state, f"the job is {state.phase}", effects)
+    if migration.stage != HANDING_OVER and (state.has_wanted_servers or not is_possible(state)):
+        reason = "other servers are not wanted any more" if state.has_wanted_servers else f"the job is {state.phase}"
+        cancel(state, reason, effects)
         return True
     if migration.stage == STARTING:
         return _copy_when_started(state, migration, effects)
@@ -126,23 +124,22 @@ def ticked(state: JobState, effects: list[Effect]) -> None:
 
 def would_take(state: JobState, report: PodReported) -> bool:
     """Whether a report says something new."""
-    migration = state.migration
-    if migration is None or report.pod not in migration.sources:
-        return False
-    return (report.copied_order_id == migration.order_id and report.pod not in migration.copied) or (
-        report.taken_order_id == migration.order_id and report.pod not in migration.taken
-    )
+    return bool(_lists_without(state, report))
 
 
 def take_report(state: JobState, report: PodReported) -> None:
     """Takes note of what a server has copied and taken over."""
+    for servers in _lists_without(state, report):
+        servers.append(report.pod)
+
+
+def _lists_without(state: JobState, report: PodReported) -> list[list[str]]:
+    """Of the servers that have copied and that have taken over, the lists that the report's pod is to be entered in."""
     migration = state.migration
-    if migration is None or not would_take(state, report):
-        return
-    if report.copied_order_id == migration.order_id and report.pod not in migration.copied:
-        migration.copied.append(report.pod)
-    if report.taken_order_id == migration.order_id and report.pod not in migration.taken:
-        migration.taken.append(report.pod)
+    if migration is None or report.pod not in migration.sources:
+        return []
+    said = (report.copied_order_id, migration.copied), (report.taken_order_id, migration.taken)
+    return [servers for order_id, servers in said if order_id == migration.order_id and report.pod not in servers]
 
 
 def is_lost_with(state: JobState, pod: str) -> bool:
@@ -196,12 +193,8 @@ def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
 def _begin(state: JobState, effects: list[Effect]) -> None:
     order_id = f"move-{state.phases.next_order()}"
     state.migration = Migration(order_id=order_id, begun=state.time, since=state.time)
-    wanted = state.wanted_shape[Role.PARAMETER_SERVER]
-    taken = {server.index for server in state.membership.servers()}
-    for index in range(wanted.count):
-        if index not in taken:
-            state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
-    inputs = {"order": order_id, "before": len(state.ownership.servers), "after": wanted.count}
+    after = state.wanted_shape[Role.PARAMETER_SERVER].count
+    inputs = {"order": order_id, "before": len(state.ownership.servers), "after": after}
     effects.append(Decided(decision="migration_begun", inputs=inputs))
 
 
@@ -229,10 +222,9 @@ def _enter(state: JobState, migration: Migration, stage: str) -> None:
 
 def _copy_when_started(state: JobState, migration: Migration, effects: list[Effect]) -> bool:
     wanted, targets = state.wanted_shape[Role.PARAMETER_SERVER], _targets(state)
-    if len(targets) < wanted.count:
-        taken = {server.index for server in state.membership.servers()}
-        free = next(index for index in range(wanted.count) if index not in taken)
-        state.membership.add(Role.PARAMETER_SERVER, free, wanted.size, state.time)
+    if lacking := sorted(set(range(wanted.count)) - {server.index for server in targets}):
+        for index in lacking:
+            state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
         return True
     if any(not _is_up(state, server.name) for server in [*targets, *state.owners()]):
         return False

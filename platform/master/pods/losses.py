@@ -103,8 +103,6 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
                 dismiss(state, member, effects, delete=True)
         return
     migration.ticked(state, effects)
-    if phases.phase.is_final:
-        return
     pausing = state.saves.quiescing
     for save in list(state.saves.under_way.values()):
         saving.ticked(state, save, effects)

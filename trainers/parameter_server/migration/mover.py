@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import structlog
 
-from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.errors import ElastrecError, TransportError
 from elastrec.platform.transport.messages.job import RoutingTable, TakeOrder
-from elastrec.trainers.parameter_server.migration.taking import GivenUpError, Requests, Taker
+from elastrec.trainers.parameter_server.migration.taking import Requests, Taker
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 
 _SMALL_BYTES = 2**22
@@ -59,63 +59,67 @@ class Mover:
         if (at_work := self._taker) is not None:
             at_work.cut()
         with self._working:
-            taker, self._taker = self._taker, None
-            if taker is not None:
-                taker.give_up()
+            self._drop_taker()
 
-    def take_over(self, order: TakeOrder, routing: RoutingTable, is_wanted: Callable[[], bool]) -> bool:
+    def take_over(
+        self, order: TakeOrder, generation: int, routing: RoutingTable, is_wanted: Callable[[], bool]
+    ) -> bool:
         """Takes the buckets of an order over, however often a server is out of reach; false when it is given up."""
-        if self.taken == order.order_id:
-            return True
-        while is_wanted() and self._is_in_force(order):
+        self.follow(order, generation)
+        while self.taken != order.order_id and is_wanted() and self._is_in_force(order):
             with self._working:
-                if self._taker is None:
-                    return False
                 try:
-                    self._taker.take_over(routing)
-                except GivenUpError as error:
+                    self._taker_of(order, generation).take_over(routing)
+                except TransportError as error:
+                    log.warning("take_over_failed", order=order.order_id, reason=str(error))
+                except ElastrecError as error:
                     log.warning("not_taken_over", order=order.order_id, reason=str(error))
                     return False
-                except ElastrecError as error:
-                    log.warning("take_over_failed", order=order.order_id, reason=str(error))
                 else:
                     self._taker, self.taken = None, order.order_id
                     self._report()
-                    return True
-            with self._changed:
-                self._changed.wait_for(lambda: not self._is_in_force(order), _RETRY_SECONDS)
-        return False
+                    break
+            self._wait(order, _RETRY_SECONDS)
+        return self.taken == order.order_id
+
+    def _taker_of(self, order: TakeOrder, generation: int) -> Taker:
+        if self._taker is None:
+            self._taker = Taker(self._server, order, generation, self._connect, lambda: self._is_in_force(order))
+        return self._taker
 
     def _is_in_force(self, order: TakeOrder) -> bool:
         return self._order is not None and self._order.order_id == order.order_id
 
+    def _wait(self, order: TakeOrder, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_in_force(order), seconds)
+
     def _run(self, order: TakeOrder, generation: int) -> None:
         before = None
         while self._is_in_force(order) and self.taken != order.order_id:
-            pause = _ROUND_SECONDS
+            pause = _RETRY_SECONDS
             with self._working:
                 if not self._is_in_force(order) or self.taken == order.order_id:
                     return
                 try:
-                    if self._taker is None:
-                        self._taker = Taker(
-                            self._server, order, generation, self._connect, lambda: self._is_in_force(order)
-                        )
-                    copied_bytes = self._taker.copy_round()
+                    copied_bytes = self._taker_of(order, generation).copy_round()
                 except ElastrecError as error:
-                    log.warning("not_copied", order=order.order_id, reason=str(error), next_try_seconds=_RETRY_SECONDS)
-                    taker, self._taker = self._taker, None
-                    if taker is not None:
-                        taker.give_up()
-                    before, pause = None, _RETRY_SECONDS
+                    log.warning("not_copied", order=order.order_id, reason=str(error), next_try_seconds=pause)
+                    if not isinstance(error, TransportError):
+                        self._drop_taker()
+                        before = None
                 else:
                     is_small = before is not None and (
                         copied_bytes <= _SMALL_BYTES or copied_bytes >= _SHRINKS * before
                     )
-                    before = copied_bytes
+                    before, pause = copied_bytes, _ROUND_SECONDS
                     if is_small and self.copied != order.order_id:
                         self.copied = order.order_id
                         log.info("buckets_copied", order=order.order_id, rest_bytes=copied_bytes)
                         self._report()
-            with self._changed:
-                self._changed.wait_for(lambda: not self._is_in_force(order), pause)
+            self._wait(order, pause)
+
+    def _drop_taker(self) -> None:
+        taker, self._taker = self._taker, None
+        if taker is not None:
+            taker.give_up()

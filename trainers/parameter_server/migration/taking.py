@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import structlog
 
 from elastrec.platform.specs.errors import ElastrecError, TransportError
-from elastrec.platform.transport.messages.job import Message, RoutingTable, TakeOrder
+from elastrec.platform.transport.messages.job import Message, RoutingTable, TakeFrom, TakeOrder
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.migration.messages import Copied, CopyBuckets, HandedOver, HandOver
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
-from elastrec.trainers.parameter_server.storage import Changes, RowStore
+from elastrec.trainers.parameter_server.storage import Changes
 
 Array = np.ndarray[Any, Any]
+Answer = TypeVar("Answer", Copied, HandedOver)
 
 _MOST_BUCKETS = 256
 """Asked for at once; the answer may hold fewer."""
@@ -45,13 +46,18 @@ class _Source:
 
     Attributes:
         versions: by table group, of each bucket, up to which it is copied; -1: not yet.
+        stream: None: there is none yet, or it was lost.
     """
 
-    server: str
-    stream: Requests
-    buckets: list[int]
-    dense_buckets: list[int]
-    versions: list[dict[int, int]] = field(default_factory=list)
+    place: TakeFrom
+    versions: list[dict[int, int]]
+    stream: Requests | None = None
+
+    def close(self) -> None:
+        """The next request opens another stream."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.close()
 
 
 class GivenUpError(ElastrecError):
@@ -66,7 +72,6 @@ class Taker:
         is_wanted: asked before each request.
 
     Raises:
-        TransportError: a server that owns the buckets is out of reach.
         ElastrecError: this server holds one of the buckets already.
     """
 
@@ -78,38 +83,30 @@ class Taker:
         connect: Callable[[str], Requests],
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._server, self._generation, self._is_wanted = server, generation, is_wanted
-        self._sources: list[_Source] = []
+        self._server, self._generation, self._connect, self._is_wanted = server, generation, connect, is_wanted
         buckets = [bucket for source in order.sources for bucket in source.buckets]
-        self._stores: list[RowStore] = server.stage(np.array(buckets, np.int64))
-        try:
-            for source in order.sources:
-                versions = [dict.fromkeys(source.buckets, -1) for _ in self._stores]
-                stream = connect(source.address)
-                self._sources.append(_Source(source.server, stream, source.buckets, source.dense_buckets, versions))
-        except BaseException:
-            self.give_up()
-            raise
+        self._stores = server.stage(np.array(buckets, np.int64))
+        self._sources = [
+            _Source(place, [dict.fromkeys(place.buckets, -1) for _ in self._stores]) for place in order.sources
+        ]
 
     def copy_round(self) -> int:
         """Copies what is not copied, or has changed since; returns how many bytes that were.
 
         Raises:
             GivenUpError: the order is not in force any more.
-            TransportError: a server is out of reach.
+            TransportError: a server is out of reach; the next round goes on from here.
         """
         return sum(self._copy_group(source, group) for source in self._sources for group in range(len(self._stores)))
 
     def _copy_group(self, source: _Source, group: int) -> int:
         store, versions, copied_bytes = self._stores[group], source.versions[group], 0
-        left = list(source.buckets)
+        left = list(source.place.buckets)
         while left:
             asked = left[:_MOST_BUCKETS]
             since = [versions[bucket] for bucket in asked]
             request = CopyBuckets(generation=self._generation, group=group, buckets=asked, since=since)
-            answer, arrays = self._ask(source, request)
-            if not isinstance(answer, Copied):
-                raise GivenUpError(f"server {source.server} has gone on: {answer}")
+            answer, arrays = self._ask(source, request, Copied)
             at = [0, 0, 0]
             for part in answer.parts:
                 end = [
@@ -129,16 +126,26 @@ class Taker:
                 time.sleep(_PAUSE_SECONDS)
         return copied_bytes
 
-    def _ask(self, source: _Source, request: Message) -> tuple[Any, list[Array]]:
+    def _ask(self, source: _Source, request: Message, answer: type[Answer]) -> tuple[Answer, list[Array]]:
+        """Over another stream when the one before was lost: nothing of what was copied is."""
         if not self._is_wanted():
             raise GivenUpError("the order to take buckets over is not in force any more")
-        return source.stream.request(request)
+        if source.stream is None:
+            source.stream = self._connect(source.place.address)
+        try:
+            found, arrays = source.stream.request(request)
+        except TransportError:
+            source.close()
+            raise
+        if not isinstance(found, answer):
+            raise GivenUpError(f"server {source.place.server} has gone on: {found}")
+        return found, arrays
 
     def take_over(self, routing: RoutingTable) -> None:
         """Owns the buckets from now on, under a routing table that says so; the servers before it do not any more.
 
         Raises:
-            GivenUpError, TransportError: as of `copy_round`; it may be called again, or `give_up`.
+            GivenUpError, TransportError: as of `copy_round`; after the latter it may be called again.
         """
         began = time.monotonic()
         marks: list[BucketMarks] = []
@@ -146,9 +153,7 @@ class Taker:
         dense: list[DenseBucket] = []
         for source in self._sources:
             request = HandOver(server=self._server.name, generation=self._generation, routing=routing)
-            answer, arrays = self._ask(source, request)
-            if not isinstance(answer, HandedOver):
-                raise GivenUpError(f"server {source.server} has gone on: {answer}")
+            answer, arrays = self._ask(source, request, HandedOver)
             marks += answer.marks
             layout = answer.layout or layout
             dense += _dense_of(answer, arrays)
@@ -156,16 +161,16 @@ class Taker:
         self._check(marks, dense, bool(layout))
         self._server.take_over(routing, self._generation, marks, layout, dense)
         log.info(
-            "taken_over", servers=[source.server for source in self._sources], epoch=routing.epoch,
-            buckets=sum(len(source.buckets) for source in self._sources), dense_buckets=len(dense),
+            "taken_over", servers=[source.place.server for source in self._sources], epoch=routing.epoch,
+            buckets=sum(len(source.place.buckets) for source in self._sources), dense_buckets=len(dense),
             rest_bytes=rest_bytes, seconds=round(time.monotonic() - began, 4),
         )  # fmt: skip
         self._close()
 
     def _check(self, marks: Sequence[BucketMarks], dense: Sequence[DenseBucket], has_dense: bool) -> None:
         """Every bucket of the order came exactly once."""
-        wanted = sorted(bucket for source in self._sources for bucket in source.buckets)
-        wanted_dense = sorted(bucket for source in self._sources for bucket in source.dense_buckets)
+        wanted = sorted(bucket for source in self._sources for bucket in source.place.buckets)
+        wanted_dense = sorted(bucket for source in self._sources for bucket in source.place.dense_buckets)
         came = sorted(bucket for each in marks for bucket in each.buckets)
         came_dense = sorted(bucket for each in marks for bucket in each.dense_buckets)
         values = sorted(bucket.number for bucket in dense)
@@ -177,8 +182,9 @@ class Taker:
 
     def cut(self) -> None:
         """Makes the request under way fail; for any thread."""
-        for source in self._sources:
-            source.stream.cut()
+        for stream in [source.stream for source in self._sources]:
+            if stream is not None:
+                stream.cut()
 
     def give_up(self) -> None:
         """Drops what was copied; their owners serve on."""
@@ -187,7 +193,7 @@ class Taker:
 
     def _close(self) -> None:
         for source in self._sources:
-            source.stream.close()
+            source.close()
 
 
 def _dense_of(answer: HandedOver, arrays: Sequence[Array]) -> list[DenseBucket]:

@@ -20,6 +20,7 @@ from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.migration.giving import Giver
 from elastrec.trainers.parameter_server.migration.messages import ANSWERS, HandOver
+from elastrec.trainers.parameter_server.migration.mover import Mover
 from elastrec.trainers.parameter_server.migration.taking import Taker
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
@@ -60,17 +61,16 @@ class Cluster:
         }
         for rpc in self.rpcs.values():
             rpc.serve_in_background()
-        self.routing = self.table(0, [])
+        self.routing = RoutingTable(epoch=0, owners=[], servers=[], addresses=[])
 
     def table(self, count: int, before: Sequence[int]) -> RoutingTable:
         """The first so many servers own everything; as few buckets as possible move."""
         kept: list[int | None] = [owner if owner < count else None for owner in before]
         owners = balanced_owners(BUCKETS, count, kept)
         names = list(self.servers)[:count]
-        epoch = self.routing.epoch + 1 if count and hasattr(self, "routing") else 0
         return RoutingTable(
-            epoch=epoch, owners=owners, servers=names, addresses=[self.rpcs[name].address for name in names],
-            dense_owners=list(owners),
+            epoch=self.routing.epoch + 1, owners=owners, servers=names,
+            addresses=[self.rpcs[name].address for name in names], dense_owners=list(owners),
         )  # fmt: skip
 
     def start(self, count: int) -> None:
@@ -257,6 +257,79 @@ def test_a_hand_over_whose_answer_was_lost_is_asked_for_again() -> None:
         moved.servers["ps-0"].drop_left()
         worker.step()
         for _ in range(3):
+            control.step()
+        worker.client.close()
+        control.client.close()
+        same(moved, still)
+
+
+class Lossy:
+    """A stream that is lost with the answer to its second request."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.requests = stream, 0
+
+    def request(self, message: Any) -> Any:
+        self.requests += 1
+        answer = self.stream.request(message)
+        if self.requests == 2:
+            raise TransportError("the connection is lost", retryable=True)
+        return answer
+
+    def cut(self) -> None:
+        self.stream.cut()
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def test_lost_connections_lose_and_repeat_nothing_also_in_the_hand_over() -> None:
+    with cluster(2, 1) as moved, cluster(1, 1) as still:
+        worker, control = Worker(moved.routing), Worker(still.routing)
+        worker.step()
+        after = moved.table(2, moved.routing.owners)
+        streams: list[Any] = []
+
+        def connect(address: str) -> Any:
+            stream = moved.connect(address)
+            streams.append(Lossy(stream) if len(streams) < 3 else stream)
+            return streams[-1]
+
+        taker = Taker(moved.servers["ps-1"], moved.orders(after)["ps-1"], 1, connect)
+        for _ in range(2):
+            assert taker.copy_round() > 0
+            worker.step()
+            with pytest.raises(TransportError, match="lost"):
+                taker.copy_round()
+        assert taker.copy_round() > 0
+        with pytest.raises(TransportError, match="lost"):
+            taker.take_over(after)
+        taker.take_over(after)
+        moved.servers["ps-0"].drop_left()
+        worker.step()
+        for _ in range(worker.steps):
+            control.step()
+        worker.client.close()
+        control.client.close()
+        assert len(streams) == 4
+        same(moved, still)
+
+
+def test_an_order_that_is_due_before_anything_was_copied_is_carried_out() -> None:
+    with cluster(2, 1) as moved, cluster(1, 1) as still:
+        worker, control = Worker(moved.routing), Worker(still.routing)
+        for _ in range(3):
+            worker.step()
+        after = moved.table(2, moved.routing.owners)
+        reports: list[str] = []
+        mover = Mover(moved.servers["ps-1"], moved.connect, lambda: reports.append(mover.taken))
+        order = moved.orders(after)["ps-1"]
+        assert not mover.take_over(order, 1, after, lambda: False) and not mover.taken
+        assert mover.take_over(order, 1, after, lambda: True) and mover.taken == order.order_id == reports[-1]
+        mover.cancel()
+        moved.servers["ps-0"].drop_left()
+        worker.step()
+        for _ in range(worker.steps):
             control.step()
         worker.client.close()
         control.client.close()
