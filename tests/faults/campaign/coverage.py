@@ -59,7 +59,7 @@ TRIED = (
         (),
         (
             f"{_CALLER}sigterm_and_sighup_stop_the_job_as_ctrl_c_does",
-            f"{_CALLER}a_second_terminal_with_the_same_key_leaves_the_job_alone_while_the_first_one_lives",
+            f"{_CALLER}a_second_terminal_does_not_touch_the_job_while_the_first_one_runs",
         ),
     ),
     Tried(
@@ -83,7 +83,7 @@ TRIED = (
     Tried(
         "the job stopped, its home gone, the newest record damaged",
         (),
-        (f"{_RESUME}a_job_that_was_stopped_is_resumed_with_its_store_alone_and_its_ledger_holds_every_row_once",),
+        (f"{_RESUME}a_stopped_job_is_resumed_from_its_store_alone_and_trains_every_row_once",),
     ),
     Tried(
         "two masters of one job",
