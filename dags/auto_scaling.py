@@ -21,9 +21,8 @@ DOCUMENTATION = """
 
 The log of `plan` says what becomes of every job, and why. What teams own is given back to them first.
 
-Workers are added and removed while the job trains. A change of servers is refused by the master until it is possible
-without a pause. Policy, prices, shares and priorities stand in `scaling.yaml`; `elastrec plan --explain` shows the same
-round on the command line without applying it.
+Workers and parameter servers are added and removed while the job trains. Policy, prices, shares and priorities stand in
+`scaling.yaml`; `elastrec plan --explain` shows the same round on the command line without applying it.
 """
 
 with DAG(

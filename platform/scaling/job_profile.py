@@ -49,7 +49,7 @@ def job_profile(known: JobFacts) -> JobProfile:
         observations=known.observations,
         prior=known.prior,
         memory=None if outlook is None else outlook.need,
-        memory_wish=None if outlook is None else wish_of(known.allocation, outlook.forecast),
+        memory_wish=None if outlook is None else wish_of(known.allocation, outlook.forecast, known.limits),
         limits=known.limits,
         movable=known.movable,
         until_next_change_seconds=known.until_next_change_seconds,

@@ -16,7 +16,7 @@ from elastrec.platform.scaling.memory import (
     fit_growth,
     forecast,
 )
-from elastrec.platform.scaling.types import MemoryNeed, MemoryWish
+from elastrec.platform.scaling.types import Limits, MemoryNeed, MemoryWish
 from elastrec.platform.specs.errors import ScalingError
 
 LEAST_POINTS = 3
@@ -89,16 +89,23 @@ def _need_of(found: Forecast, servers: Servers, worker_bytes: int, rules: Memory
     )
 
 
-def wish_of(allocation: Allocation, found: Forecast | None) -> MemoryWish | None:
-    """What a forecast asks for; None where memory lasts, or the job has it already."""
+def wish_of(allocation: Allocation, found: Forecast | None, limits: Limits) -> MemoryWish | None:
+    """What a forecast asks for; None where memory lasts, or the job has it already, or as much as it is allowed.
+
+    Fewer servers than are needed are asked for where the job is not allowed more: the limit is reached later.
+    """
     if found is None or found.action is Action.NONE:
         return None
+    most = max(allocation.parameter_servers, limits.parameter_servers[1])
+    servers = min(max(allocation.parameter_servers, found.needed_servers), most)
     wanted = msgspec.structs.replace(
         allocation,
-        parameter_servers=max(allocation.parameter_servers, found.needed_servers),
+        parameter_servers=servers,
         parameter_server_memory_bytes=max(allocation.parameter_server_memory_bytes, found.needed_bytes),
     )
     if wanted == allocation:
         return None
     reason = f"{found.action.value}: {found.reason}"
+    if servers < found.needed_servers:
+        reason += f"; the job is allowed {servers} (scaling.maximum_parameter_servers)"
     return MemoryWish(allocation=wanted, reason=reason, seconds_to_limit=found.seconds_to_limit[0])

@@ -204,7 +204,7 @@ class Running:
     @property
     def wants_memory(self) -> bool:
         """Its servers will run out of it."""
-        return self.outlook is not None and wish_of(self.held, self.outlook.forecast) is not None
+        return self.outlook is not None and wish_of(self.held, self.outlook.forecast, self.job.limits) is not None
 
     def profile(self, until_next_change_seconds: float) -> JobProfile:
         """What a policy sees of it."""

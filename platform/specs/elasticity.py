@@ -20,12 +20,17 @@ class Elasticity(Spec):
     """It never has fewer workers, whoever needs the cores."""
     maximum_workers: Annotated[int, Field(ge=1, le=10_000)] = 64
     """It never has more."""
+    minimum_parameter_servers: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """It never has fewer parameter servers."""
+    maximum_parameter_servers: Annotated[int, Field(ge=1, le=10_000)] = 16
+    """It never has more, and never more than resources.virtual_buckets."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Elasticity:
-        if self.minimum_workers > self.maximum_workers:
-            raise ValueError(
-                f"minimum_workers {self.minimum_workers} is above maximum_workers {self.maximum_workers}; "
-                "raise the maximum or lower the minimum"
-            )
+        for pods in ("workers", "parameter_servers"):
+            least, most = getattr(self, f"minimum_{pods}"), getattr(self, f"maximum_{pods}")
+            if least > most:
+                raise ValueError(
+                    f"minimum_{pods} {least} is above maximum_{pods} {most}; raise the maximum or lower the minimum"
+                )
         return self

@@ -66,6 +66,10 @@ def profile_of(
         steps = 0 if now is None else now.steps_ever
         why = f"{steps} steps in its present configuration; {settings.least_steps} are needed"
         return NotNow(job_id, why, holder, told.shape_version)
+    limits, movable = _limits_of(job, holder.least_workers), movable_of(told)
+    if Change.SERVERS in movable and Change.SERVER_SIZE not in movable:
+        # More memory can only come with more servers of the present size.
+        largest_bytes = min(largest_bytes, allocation.parameter_server_memory_bytes)
     shape = shape_of(job, told)
     speed = allocation.workers * shape.batch_size / observation_of(now).iteration_seconds
     epoch_rows = round((told.trained_samples + told.remaining_samples) / job.spec.training.epochs)
@@ -87,13 +91,28 @@ def profile_of(
                 for each in told.shape_changes
             ),
             shape_version=told.shape_version,
-            limits=Limits(workers=(holder.least_workers, max(holder.least_workers, elasticity.maximum_workers))),
-            movable=frozenset({Change.WORKERS}),
+            limits=limits,
+            movable=movable,
             until_next_change_seconds=settings.round_interval,
             team=holder.team,
             priority=holder.priority,
         )
     )  # fmt: skip
+
+
+def _limits_of(job: TrainingJob, least_workers: int) -> Limits:
+    """Of the job's file and its team."""
+    elasticity = job.spec.scaling
+    most_servers = min(elasticity.maximum_parameter_servers, job.spec.resources.virtual_buckets)
+    return Limits(
+        workers=(least_workers, max(least_workers, elasticity.maximum_workers)),
+        parameter_servers=(min(elasticity.minimum_parameter_servers, most_servers), most_servers),
+    )
+
+
+def movable_of(told: Profile) -> frozenset[Change]:
+    """What the job's master changes while the job trains."""
+    return frozenset({Change.WORKERS, Change.SERVERS} if told.servers_move else {Change.WORKERS})
 
 
 def holders_of(found: Iterable[JobProfile | NotNow]) -> list[Holder]:

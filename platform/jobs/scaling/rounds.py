@@ -1,7 +1,7 @@
 """From running jobs to plans and back: profiles are read from masters, plans are handed to them.
 
-The decision itself is `platform.scaling`, which knows neither clusters nor masters. Only workers change live: they
-come and go freely, because shards do. What else a plan wants is put to the master, whose refusal is the answer.
+The decision itself is `platform.scaling`, which knows neither clusters nor masters. A plan is one request to the job's
+master, for workers and parameter servers together; its refusal is the answer.
 """
 
 from __future__ import annotations

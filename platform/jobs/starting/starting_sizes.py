@@ -111,7 +111,8 @@ def explained(found: WarmStart) -> str:
 def _within(allocation: amounts.Allocation, job: TrainingJob) -> amounts.Allocation:
     bounds = job.spec.scaling
     workers = min(max(allocation.workers, bounds.minimum_workers), bounds.maximum_workers)
-    return msgspec.structs.replace(allocation, workers=workers)
+    servers = min(max(allocation.parameter_servers, bounds.minimum_parameter_servers), bounds.maximum_parameter_servers)
+    return msgspec.structs.replace(allocation, workers=workers, parameter_servers=servers)
 
 
 def _allocation(sizes: amounts.Allocation, source: str) -> Allocation:

@@ -6,7 +6,7 @@ import threading
 
 import pyarrow as pa
 
-from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine import events, migration
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.measuring.profile_book import configuration_of, is_settled, server_use, worker_use
 from elastrec.platform.master.pods import orders, shape
@@ -140,6 +140,7 @@ class ObserverCalls(ServicePart):
                     for each in self.state.shape_changes
                 ],
                 worker_used_bytes=worker_use(self.state, self._seen.monitor),
+                servers_move=migration.is_possible(self.state),
             )
 
     def _failure(self) -> str:

@@ -87,6 +87,7 @@ class Profile(Message, frozen=True):
         shape_version: of the shape that is wanted for the job (see ChangeShape).
         shape_changes: the latest changes of it, the oldest first.
         worker_used_bytes: memory in use by the fullest worker; 0: none has told it.
+        servers_move: whether another number of parameter servers is possible without a pause of the job.
     """
 
     job_json: bytes
@@ -104,3 +105,4 @@ class Profile(Message, frozen=True):
     shape_version: int = 0
     shape_changes: list[ShapeChanged] = []
     worker_used_bytes: int = 0
+    servers_move: bool = False

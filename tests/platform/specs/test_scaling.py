@@ -51,6 +51,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_scaling(tmp_path / "nowhere.yaml")
 
 
-def test_bounds_in_the_wrong_order_are_refused() -> None:
-    with pytest.raises(SpecError, match="minimum_workers 5 is above maximum_workers 2"):
-        validate(Elasticity, {"minimum_workers": 5, "maximum_workers": 2})
+@pytest.mark.parametrize("pods", ["workers", "parameter_servers"])
+def test_bounds_in_the_wrong_order_are_refused(pods: str) -> None:
+    with pytest.raises(SpecError, match=f"minimum_{pods} 5 is above maximum_{pods} 2"):
+        validate(Elasticity, {f"minimum_{pods}": 5, f"maximum_{pods}": 2})

@@ -11,7 +11,7 @@ from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.memory import Action
 from elastrec.platform.scaling.memory_outlook import MemoryOutlook, look_ahead, wish_of
-from elastrec.platform.scaling.types import MemoryWish
+from elastrec.platform.scaling.types import Limits, MemoryWish
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.profile import Profile, ServerUse, TableGrowth
 from tests.platform.jobs.scaling.test_profiles import ONE, told
@@ -42,8 +42,9 @@ def outlook(profile: Profile, largest_bytes: float = 2.0**36) -> MemoryOutlook:
     return look_ahead(memory_seen(job_from_json(profile.job_json), profile, 10_000.0, largest_bytes), ALLOCATION)
 
 
-def wish(profile: Profile, largest_bytes: float = 2.0**36) -> MemoryWish | None:
-    return wish_of(ALLOCATION, outlook(profile, largest_bytes).forecast)
+def wish(profile: Profile, largest_bytes: float = 2.0**36, most_servers: int = 64) -> MemoryWish | None:
+    limits = Limits(parameter_servers=(1, most_servers))
+    return wish_of(ALLOCATION, outlook(profile, largest_bytes).forecast, limits)
 
 
 def test_a_job_whose_tables_fit_to_the_end_wants_nothing() -> None:
@@ -64,6 +65,14 @@ def test_a_job_that_will_run_out_asks_for_what_holds_to_its_end() -> None:
 def test_where_no_node_has_so_much_more_servers_are_asked_for() -> None:
     found = wish(grown(remaining=2_000_000_000), largest_bytes=2.0**30)
     assert found is not None and found.allocation.parameter_servers > 1 and "more servers" in found.reason
+
+
+def test_no_more_servers_are_asked_for_than_the_job_is_allowed_and_the_reason_says_so() -> None:
+    profile = grown(remaining=2_000_000_000)
+    found = wish(profile, largest_bytes=2.0**30, most_servers=2)
+    assert found is not None and found.allocation.parameter_servers == 2
+    assert "the job is allowed 2 (scaling.maximum_parameter_servers)" in found.reason
+    assert wish(profile, largest_bytes=2.0**30, most_servers=1) is None, "it has as many as it may have"
 
 
 def test_a_hash_size_ends_the_growth() -> None:
@@ -93,7 +102,7 @@ def test_before_there_is_enough_to_tell_nothing_is_wanted_and_servers_need_all_t
     missing: dict[str, Any],
 ) -> None:
     found = outlook(grown(remaining=2_000_000_000, **missing))
-    assert found.forecast is None and wish_of(ALLOCATION, found.forecast) is None
+    assert found.forecast is None and wish_of(ALLOCATION, found.forecast, Limits()) is None
     assert found.need.server_bytes(1) == ALLOCATION.parameter_server_memory_bytes
     assert found.need.server_bytes(2) * 2 == ALLOCATION.parameter_server_memory_bytes
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from elastrec.platform.jobs.scaling.profiles import NotNow, profile_of
 from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.types import JobProfile
+from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team
 from elastrec.platform.specs.text.loading import job_to_json, load_job
-from elastrec.platform.transport.messages.profile import Measured, Profile
+from elastrec.platform.transport.messages.profile import Measured, Profile, ServerUse, TableGrowth
 from tests.shapes import shape
 
+SETTINGS = ScalingSettings()
 ONE = shape(1, 1, 0.5, 1.0, 2**31, 2**30)
 TWO = shape(2, 1, 0.5, 1.0, 2**31, 2**30)
 
@@ -63,8 +66,41 @@ def test_a_profile_has_the_measured_steps_and_the_bounds_of_the_job_file() -> No
     assert (observation.iteration_seconds, observation.compute_seconds) == (0.2, pytest.approx(0.17))
     assert profile.started_with is not None and profile.started_with.workers == 2
     assert profile.limits.workers == (1, 6)
-    assert profile.movable == {Change.WORKERS}
     assert (profile.priority, profile.remaining_samples, profile.shape.dense_bytes) == (3.0, 1e6, 4096)
+
+
+@pytest.mark.parametrize("servers_move", [False, True])
+def test_servers_change_where_the_master_moves_their_rows_within_the_bounds_of_the_job_file(servers_move: bool) -> None:
+    bounds = {"minimum_parameter_servers": 2, "maximum_parameter_servers": 5}
+    profile = profile_of("clicks-1", told(bounds, servers_move=servers_move), ScalingSettings())
+    assert isinstance(profile, JobProfile)
+    assert profile.movable == ({Change.WORKERS, Change.SERVERS} if servers_move else {Change.WORKERS})
+    assert profile.limits.parameter_servers == (2, 5)
+
+
+def test_a_job_that_will_run_out_of_memory_is_split_over_more_servers_of_its_size() -> None:
+    size = ONE[Role.PARAMETER_SERVER].size.memory_bytes
+    rows = [(100_000 * 2**power, round(2.0 * (100_000 * 2**power) ** 0.8)) for power in range(6)]
+    growth = TableGrowth(table="user", samples=[s for s, _ in rows], rows=[r for _, r in rows], bytes_per_row=80.0)
+    use = ServerUse(pod="ps-0", used_bytes=2**27, limit_bytes=size, table_bytes=80 * rows[-1][1])
+    found = told(
+        servers_move=True, tables_growth=[growth], servers=[use], trained_samples=rows[-1][0],
+        remaining_samples=2_000_000_000,
+    )  # fmt: skip
+    profile = profile_of("clicks-1", found, SETTINGS, largest_bytes=2.0**36)
+    assert isinstance(profile, JobProfile) and profile.memory_wish is not None
+    wanted = profile.memory_wish.allocation
+    assert wanted.parameter_servers > 1 and wanted.parameter_server_memory_bytes == size
+    assert wanted.changes(profile.allocation) == {Change.SERVERS}
+    assert not profile.lacks_memory(wanted), "after the change it has what its rows need"
+
+
+def test_there_are_never_more_servers_than_virtual_buckets() -> None:
+    found = told({"maximum_parameter_servers": 5000})
+    content = msgspec.json.decode(found.job_json)
+    content["spec"]["resources"]["virtual_buckets"] = 128
+    profile = profile_of("clicks-1", msgspec.structs.replace(found, job_json=msgspec.json.encode(content)), SETTINGS)
+    assert isinstance(profile, JobProfile) and profile.limits.parameter_servers == (1, 128)
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,19 @@ import pytest
 
 from elastrec.platform.jobs.scaling import masters as asking
 from elastrec.platform.jobs.scaling import rounds
+from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.types import Plan
 from elastrec.platform.specs.errors import JobNotFoundError
+from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.transport.messages.observer import ShapeAnswer
+from elastrec.platform.transport.messages.profile import Measured
 from tests.platform.jobs.scaling.masters import Masters, masters
 from tests.platform.jobs.scaling.test_profiles import told
 from tests.platform.scaling.jobs import allocation
+from tests.shapes import shape
 
-SETTINGS = ScalingSettings(policy="static")
+SETTINGS, THREE_STAGE = ScalingSettings(policy="static"), ScalingSettings()
 PLAN = Plan(
     job_id="clicks-1", policy="three-stage", before=allocation(1), allocation=allocation(2), reason="faster",
     shape_version=7, expires_unix_seconds=2e9,
@@ -81,6 +85,33 @@ def test_the_master_is_told_the_version_and_who_asks(cluster: Masters) -> None:
     assert rounds.apply(cluster.platform, PLAN).changed
     ((_, message),) = cluster.asked
     assert (message.expected_version, message.asked_by, message.live_only) == (7, "three-stage", True)
+
+
+def test_workers_and_servers_of_one_plan_are_one_request(cluster: Masters) -> None:
+    cluster.add("clicks-1", told())
+    rounds.apply(cluster.platform, msgspec.structs.replace(PLAN, allocation=allocation(3, 2)))
+    ((_, message),) = cluster.asked
+    assert {role: places.count for role, places in message.change.items()} == {
+        Role.WORKER: 3, Role.PARAMETER_SERVER: 2,
+    }  # fmt: skip
+
+
+def test_a_job_that_waits_for_its_server_gets_more_of_them_where_rows_can_move(cluster: Masters) -> None:
+    def measured(workers: int, servers: int) -> Measured:
+        """20 ms of its own work, and 100 ms of one server's for every worker."""
+        size, waited = shape(workers, servers, 0.5, 1.0, 2**31, 2**30), 0.1 * workers / servers
+        return Measured(
+            configuration=size, steps_ever=1000, steps=1000, samples=5e5, worker_seconds=1000 * (0.02 + waited),
+            pull_seconds=600 * waited, push_seconds=400 * waited,
+        )  # fmt: skip
+
+    seen = [measured(1, 1), measured(2, 1), measured(2, 2), measured(4, 1)]
+    for moves in (False, True):
+        servers = {"configuration": seen[-1].configuration, "measured": seen, "servers_move": moves}
+        cluster.add(f"clicks-{moves}", told(**servers))
+    plans = {plan.job_id: plan for plan in rounds.plan(cluster.platform, THREE_STAGE)[0].plans}
+    assert Change.SERVERS in plans["clicks-True"].changes
+    assert Change.SERVERS not in plans["clicks-False"].changes
 
 
 def test_a_plan_that_its_master_refuses_changes_nothing_and_says_why(cluster: Masters) -> None:

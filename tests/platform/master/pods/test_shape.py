@@ -153,6 +153,7 @@ def test_a_master_says_what_was_changed_when_and_by_whom_and_refuses_what_was_ma
     s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
     before = s.call(GetProfile(), Profile)
+    assert before.servers_move
     wanted = ChangeShape(change=change(workers=3), expected_version=before.shape_version, asked_by="three-stage")
     assert s.call(wanted, ShapeAnswer).accepted
     after = s.call(GetProfile(), Profile)
