@@ -116,6 +116,7 @@ class ServerPod:
         self._reached_version = 0
         self._restored_order_id = ""
         self._restore_problem: RestoreProblem | None = None
+        self._frozen_order_id = ""
         self._saved: SavedPart | None = None
         self._stopped = threading.Event()
         self._beat_now = threading.Event()
@@ -161,7 +162,7 @@ class ServerPod:
                 return
             job = TrainingJob.model_validate_json(registered.job_json)
             self._server = ParameterServer(self._settings.pod, job.spec)
-            self._saver = Saver(self._server, self._part_saved, self._fail)
+            self._saver = Saver(self._server, self._froze, self._part_saved, self._fail)
             self._mover = Mover(self._server, self._open, self._beat_now.set)
             handlers.begin(self._server)
             self._beat_seconds = registered.heartbeat_seconds or job.spec.faults.heartbeat_interval
@@ -205,8 +206,9 @@ class ServerPod:
 
     def _obey(self, directive: Directive) -> None:
         assert self._server is not None and self._saver is not None
-        # An order that is in force was waited for: what is still written is of one that is not.
-        self._saver.cancel()
+        save = directive.save
+        if save is None or save.order_id != self._saver.order_id:
+            self._saver.cancel()
         if not self._move(directive):
             return
         if self._settings.pod not in directive.routing.servers:
@@ -223,11 +225,11 @@ class ServerPod:
         self._server.adopt(
             directive.routing, directive.generation, directive.members, directive.version, moves=bool(directive.moving)
         )
-        if directive.save is None:
+        if save is None:
             with self._changed:
                 self._saved = None
-        elif not self._has_saved(directive.save):
-            self._save(directive.save)
+        elif save.order_id != self._saver.order_id and not self._has_saved(save):
+            self._saver.begin(save)
 
     def _move(self, directive: Directive) -> bool:
         """What is ordered of a change of servers; false when buckets could not be taken over under this directive."""
@@ -282,22 +284,13 @@ class ServerPod:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return False
 
-    def _save(self, order: SaveOrder) -> None:
-        """Returns when the part is written, or could not be, or the order is not in force any more."""
-        assert self._saver is not None
-        self._saver.begin(order)
-
-        def is_over() -> bool:
-            assert self._directive is not None
-            given_up = self._directive.save is None or self._directive.save.order_id != order.order_id
-            return given_up or self._has_saved(order) or self._failure is not None or self._stopped.is_set()
-
-        with self._changed:
-            while not self._changed.wait_for(is_over, 1.0):
-                pass
-
     def _has_saved(self, order: SaveOrder) -> bool:
         return self._saved is not None and self._saved.order_id == order.order_id
+
+    def _froze(self, order_id: str) -> None:
+        with self._changed:
+            self._frozen_order_id = order_id
+        self._beat_now.set()
 
     def _part_saved(self, part: SavedPart) -> None:
         with self._changed:
@@ -391,6 +384,7 @@ class ServerPod:
                 generation=self._server.generation,
                 reached_version=self._reached_version,
                 tables=self._server.usage(),
+                frozen_order_id=self._frozen_order_id,
                 saved=self._saved,
                 restored_order_id=self._restored_order_id,
                 restore_problem=self._restore_problem,

@@ -64,6 +64,7 @@ class PodReported(_Event, frozen=True, kw_only=True):
     generation: int
     reached_version: int
     progress: list[ShardProgress] = []
+    frozen_order_id: str = ""
     saved: SavedPart | None = None
     restored_order_id: str = ""
     damaged: RestoreProblem | None = None

@@ -1,6 +1,7 @@
 """Saves of a job: which are under way, in which stage, until when, and what becomes of those that were given up. Pure.
 
-A save goes from pausing over writing to committing. One that was given up while servers wrote is *abandoned*: its
+A save goes from pausing over writing to committing. Workers pause until every server has frozen its cut, which then
+stays as it was while they train on (DLRover-RM §5.2, flash checkpoint). One that was given up while servers wrote is *abandoned*: its
 folder is deleted once nobody writes into it any more. One whose commit has not ended in time is *unknown*: it counts
 when its record is found complete. What servers and workers do is told to these machines; they know no member.
 """
@@ -32,13 +33,14 @@ class Save(msgspec.Struct, kw_only=True):
     """A save on its way.
 
     Attributes:
-        quiesce: workers pause until it is over; for one that does not, its positions are known when it begins.
+        quiesce: workers pause for it now; for one that never does, its positions are known when it begins.
         stage: workers finish their steps (`pausing`), servers write (`writing`), the manifest follows (`committing`).
         since: when the stage began, or began anew; begun: when the first one did.
         version: directive version that every worker must reach before servers may write.
         positions: of the shards at the moment when everybody paused; `rows` that were trained then, all epochs.
+        frozen: servers whose cut is taken, so that what is pushed from then on is not in it.
         parts: what the servers reported, by pod name.
-        unsaved: seconds of training and of waiting for rows that only this save holds, once it is unknown.
+        unsaved: seconds of training and of waiting for rows until the positions were taken, since the record before.
         base: what it may build on; None: it holds everything.
     """
 
@@ -53,6 +55,7 @@ class Save(msgspec.Struct, kw_only=True):
     begun: float = 0.0
     positions: Positions | None = None
     rows: int = 0
+    frozen: list[str] = []
     parts: dict[str, SavedPart] = {}
     unsaved: tuple[float, float] = (0.0, 0.0)
     base: Base | None = None
@@ -142,12 +145,14 @@ class Saves(msgspec.Struct, kw_only=True):
                 break
         return order
 
-    def content(self) -> tuple[tuple[str, bool, int], ...]:
+    def content(self) -> tuple[tuple[str, bool, bool, int], ...]:
         """What directives say of saves depends on this and on nothing else."""
         # Which one a server is told depends on its parts, once there are several.
         several = len(self.under_way) > 1
         saves = self.under_way.values()
-        return tuple((save.order_id, save.stage == PAUSING, several and len(save.parts)) for save in saves)
+        return tuple(
+            (save.order_id, save.stage == PAUSING, save.quiesce, several and len(save.parts)) for save in saves
+        )
 
     def begin(
         self,
@@ -190,6 +195,16 @@ class Saves(msgspec.Struct, kw_only=True):
         if quiesce:
             self.is_asked, self.next_save = False, None
         return save
+
+    def would_freeze(self, pod: str, order_id: str) -> bool:
+        """Whether workers pause for the cut that this server has taken, and nobody knows of it yet."""
+        save = self.under_way.get(order_id)
+        return save is not None and save.quiesce and pod not in save.frozen
+
+    def freeze(self, pod: str, order_id: str) -> None:
+        """A server has taken its cut."""
+        if self.would_freeze(pod, order_id):
+            self.under_way[order_id].frozen.append(pod)
 
     def would_take(self, pod: str, part: SavedPart | None) -> bool:
         """Whether a part belongs to a save under way and is not known yet."""

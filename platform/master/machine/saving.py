@@ -81,9 +81,11 @@ def _schedule(state: JobState, *, hangs: bool = False) -> None:
 
 
 def _finish_training(state: JobState, effects: list[Effect]) -> bool:
-    save = state.saves.quiescing
-    if save is not None and save.stage != PAUSING:
-        return _push_save(state, save, effects)
+    saves = state.saves
+    save = saves.quiescing
+    if saves.under_way and (save is None or save.stage != PAUSING):
+        # What is being written is complete sooner than the final record: should that fail, it is the newest one.
+        return any(_push_save(state, other, effects) for other in list(saves.under_way.values()))
     _move(state, Phase.SAVING, effects)
     if save is not None:
         save.is_final, save.base = True, None
@@ -111,11 +113,15 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
         if leasing.moving_workers(state):
             return False
         save.positions, save.rows = state.positions(), state.training.covered_rows()
+        save.unsaved = (state.times.unsaved_training, state.times.unsaved_waiting)
         save.enter(WRITING, state.time)
         return True
     if save.stage == WRITING:
         if problems := save.problems():
             failed(state, save, "; ".join(problems), effects, store_away=save.is_store_away())
+            return True
+        if save.quiesce and not save.is_final and not stages.unfrozen(state, save):
+            _end_pause(state, save)
             return True
         if stages.writers(state, save):
             return False
@@ -149,7 +155,7 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
         return
     _end_save(state, save)
     state.reason = ""
-    state.times.saved()
+    state.times.saved(save.unsaved)
     _keep_record(state, save, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
@@ -260,7 +266,6 @@ def failed(
 def unknown(state: JobState, save: Save, reason: str, effects: list[Effect]) -> None:
     """A commit has not ended in time: training goes on; the record counts when it is found complete after all."""
     _end_save(state, save)
-    save.unsaved = (state.times.unsaved_training, state.times.unsaved_waiting)
     state.saves.unknown.append(save)
     inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason}
     effects.append(Decided(decision="save_unknown", inputs=inputs))
@@ -273,7 +278,12 @@ def unknown(state: JobState, save: Save, reason: str, effects: list[Effect]) -> 
 def _end_save(state: JobState, save: Save) -> None:
     state.saves.end(save)
     if save.quiesce:
-        state.training.resume(state.time, state.time - save.begun)
+        _end_pause(state, save)
+
+
+def _end_pause(state: JobState, save: Save) -> None:
+    save.quiesce = False
+    state.training.resume(state.time, state.time - save.begun)
 
 
 def _final_failed(state: JobState, reason: str, effects: list[Effect]) -> None:

@@ -33,6 +33,11 @@ def writers(state: JobState, save: Save) -> list[Member]:
     return [server for server in state.owners() if server.name not in save.parts]
 
 
+def unfrozen(state: JobState, save: Save) -> list[Member]:
+    """Servers that have not taken their cut of a save yet, so that nothing may be pushed to them."""
+    return [server for server in writers(state, save) if server.name not in save.frozen]
+
+
 def restorers(state: JobState) -> list[Member]:
     """Servers that have not restored although the job waits for that."""
     if not is_restoring(state):

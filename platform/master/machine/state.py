@@ -6,6 +6,8 @@ the job's history.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from elastrec.platform.master.machine import handlers, migration, rollback, saving, stages
@@ -277,6 +279,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             self.recovery.would_restore(report.pod, report.restored_order_id)
             or stages.changes_state(self, member, report)
             or (report.damaged is not None and rollback.is_restoring(self, member, report.damaged.order_id))
+            or self.saves.would_freeze(report.pod, report.frozen_order_id)
             or self.saves.would_take(report.pod, report.saved)
             or migration.would_take(self, report)
         )
@@ -284,6 +287,15 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     def is_swept(self) -> bool:
         """Whether the job is over and none of its pods runs any more."""
         return self.phase.is_final and not self.membership.members and not self.membership.leaving
+
+    def seconds_to_pause(self, now: float) -> float:
+        """Until workers pause for a save, as far as is known; 0 while they do."""
+        saves = self.saves
+        if saves.quiescing is not None or saves.is_asked:
+            return 0.0
+        if self.phase is not Phase.TRAINING or saves.next_save is None:
+            return math.inf
+        return max(0.0, saves.next_save - now)
 
     def next_deadline(self) -> float | None:
         """When `Ticked` has to come, on the job's clock; None: nothing is waited for."""

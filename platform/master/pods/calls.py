@@ -69,7 +69,7 @@ class PodCalls(ServicePart):
                 self._seen.registered(message.pod, self.state, self.now())
             directive = self.state.directive(message.pod, message.incarnation)
             orders = self.state.orders_of(message.pod, message.incarnation)
-            pace = self._heartbeats.pace(message.pod, len(self.state.membership.members))
+            pace = self._pace_of(message.pod)
             sequence = self.journal.last
         self._wait(sequence)
         return Registered(
@@ -103,6 +103,7 @@ class PodCalls(ServicePart):
                     generation=message.generation,
                     reached_version=message.reached_version,
                     progress=message.progress,
+                    frozen_order_id=message.frozen_order_id,
                     saved=message.saved,
                     restored_order_id=message.restored_order_id,
                     damaged=problem if problem is not None and problem.is_damaged else None,
@@ -115,7 +116,7 @@ class PodCalls(ServicePart):
                 )
                 if self.state.changes_state(report):
                     effects, _ = self._apply(report)
-            pace = self._heartbeats.pace(message.pod, len(self.state.membership.members))
+            pace = self._pace_of(message.pod)
             answer = self._answers.of(message.pod, message.incarnation, self.state, pace)
             # The directive may follow from an event of somebody else that is not on disk yet.
             sequence = self.journal.last
@@ -124,6 +125,10 @@ class PodCalls(ServicePart):
         elif self.journal.committed < sequence:
             self._wait(sequence)
         return answer
+
+    def _pace_of(self, pod: str) -> float:
+        state = self.state
+        return self._heartbeats.pace(pod, len(state.membership.members), state.seconds_to_pause(self.now()))
 
     def lease(self, message: LeaseShards) -> Leased:
         """Hands shards out, and takes progress over."""

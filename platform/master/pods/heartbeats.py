@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from elastrec.platform.master.pods.membership import Member
-from elastrec.platform.master.pods.pace import heartbeat_seconds, look_seconds, silence_seconds
+from elastrec.platform.master.pods.pace import heartbeat_seconds, hurried_seconds, look_seconds, silence_seconds
 from elastrec.platform.specs.job import FaultTolerance
 
 
@@ -43,11 +43,19 @@ class Heartbeats:
         self._last_seen.clear()
         self._up_since.clear()
 
-    def pace(self, pod: str, pods: int) -> float:
-        """The seconds between two heartbeats of the pod when there are so many pods; `silent` uses the last answer."""
+    def pace(self, pod: str, pods: int, seconds_to_pause: float = math.inf) -> float:
+        """The seconds between two heartbeats of the pod when there are so many pods; `silent` uses the last answer.
+
+        Args:
+            seconds_to_pause: until workers pause for a save; 0: they do. All pods beat faster from shortly before, so
+                that none of them waits half an interval for the others.
+        """
         if self._pace[0] != pods:
             self._pace = (pods, heartbeat_seconds(self._faults, pods))
-        seconds = self._pace_seconds[pod] = self._pace[1]
+        seconds = self._pace[1]
+        if seconds_to_pause <= 2 * seconds:
+            seconds = min(seconds, hurried_seconds(pods))
+        self._pace_seconds[pod] = seconds
         return seconds
 
     def is_look_due(self, pods: int, now: float) -> bool:

@@ -14,6 +14,9 @@ MOST_BEATS_PER_SECOND = 150.0
 
 _MOST_LOOKS_PER_SECOND = 2000.0
 
+_HURRIED_SECONDS = 0.05
+"""So long, at most, a paused worker waits to hear what others have done."""
+
 # Progress must come several times within a lease, or every shard would be given away while it is trained.
 _BEATS_PER_LEASE = 4
 _MISSED_BEATS = 3
@@ -23,6 +26,11 @@ def heartbeat_seconds(faults: FaultTolerance, pods: int) -> float:
     """Seconds between two heartbeats of each of so many pods; never less than the job file says."""
     bounded = min(pods / MOST_BEATS_PER_SECOND, faults.lease / _BEATS_PER_LEASE)
     return max(faults.heartbeat_interval, bounded)
+
+
+def hurried_seconds(pods: int) -> float:
+    """Seconds between two heartbeats while workers pause for a save."""
+    return max(_HURRIED_SECONDS, pods / MOST_BEATS_PER_SECOND)
 
 
 def look_seconds(pods: int) -> float:

@@ -315,6 +315,7 @@ class Heartbeat(Message, frozen=True):
     """Heartbeat, progress and metrics of one pod.
 
     Attributes:
+        frozen_order_id: of a server, the last save of which it has taken its cut: pushes from then on are not in it.
         writing: of a server, the save order into whose folder its process writes; empty: none.
         transfers: of a server, sections of records that its process has written or read, and errors by which the
             checkpoint store has answered; while it rises, the store does not hang.
@@ -331,6 +332,7 @@ class Heartbeat(Message, frozen=True):
     progress: list[ShardProgress] = []
     metrics: WindowMetrics = WindowMetrics()
     tables: list[TableUsage] = []
+    frozen_order_id: str = ""
     saved: SavedPart | None = None
     restored_order_id: str = ""
     restore_problem: RestoreProblem | None = None

@@ -60,7 +60,8 @@ class World:
 
     Attributes:
         damaged: URIs of records that no server can restore.
-        hung: servers whose store does not answer: they write no part and restore nothing.
+        hung: servers whose store does not answer: they freeze their cut, write no part and restore nothing.
+        stuck: servers that do not even freeze.
         effects: all of them; `discarded`: URIs of folders that were to be deleted.
     """
 
@@ -79,6 +80,7 @@ class World:
         self.serial = 0
         self.damaged: set[str] = set()
         self.hung: set[str] = set()
+        self.stuck: set[str] = set()
         self.effects: list[Effect] = []
         self.discarded: list[str] = []
         self.tell(events.TermBegun(time=0.0, term=1, address="master:1"))
@@ -166,7 +168,7 @@ class World:
             pod = self.plane.pods[self.waiting[0]]
             self.plane.start(pod.uid)
             self.up[pod.name] = {"role": pod.role, "restored": "", "shards": [], "saved": "", "generation": 0}
-            self.up[pod.name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0}
+            self.up[pod.name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0, "frozen": ""}
             self.serial += 1
             self.up[pod.name] |= {"incarnation": str(self.serial), "uid": pod.uid}
             self.register(pod.name)
@@ -241,6 +243,7 @@ class World:
                 generation=pod["generation"],
                 reached_version=pod["reached"] if pod["role"] is Role.PARAMETER_SERVER else directive.version,
                 progress=progress,
+                frozen_order_id=pod["frozen"],
                 saved=saved,
                 restored_order_id=pod["restored"],
                 damaged=damaged,
@@ -299,13 +302,14 @@ class World:
             if restore.uri in self.damaged:
                 return None, RestoreProblem(order_id=restore.order_id, reason="checksum differs", is_damaged=True)
             pod["restored"] = restore.order_id
-        if save is not None and save.order_id != pod["saved"]:
+        if save is not None and save.order_id != pod["saved"] and name not in self.stuck:
+            if save.order_id != pod["frozen"] and self.state.saves.under_way[save.order_id].quiesce:
+                self._check_record()
+            pod["frozen"] = save.order_id
             if name in self.hung:
                 if not pod["writing"]:
                     pod["writing"], pod["uri"] = save.order_id, save.uri
                 return None, None
-            if self.state.saves.under_way[save.order_id].quiesce:
-                self._check_record()
             pod["saved"], pod["reached"] = save.order_id, directive.version
             return SavedPart(order_id=save.order_id, manifest_json=b"{}"), None
         if directive.take is not None:
@@ -414,7 +418,7 @@ def disturb(world: World, chance: random.Random) -> None:
         # Another process under the same name.
         world.serial += 1
         world.up[name] |= {"incarnation": str(world.serial), "restored": "", "shards": [], "generation": 0}
-        world.up[name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0}
+        world.up[name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0, "frozen": ""}
         world.register(name)
     elif what < 0.89:
         world.commit(succeed=chance.random() < 0.7)

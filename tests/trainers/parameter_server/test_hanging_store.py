@@ -71,6 +71,10 @@ def test_a_save_that_hangs_costs_its_record_alone(stage: Stage, gate: Path) -> N
     stage.wait_for(Phase.TRAINING, 120)
     gate.touch()
     stage.call(SaveNow())
+    stage.wait(lambda: any(save.frozen for save in stage.service.state.saves.under_way.values()), 60)
+    # Training goes on while the store hangs, not only when the save is given up.
+    trained = stage.service.state.training.samples
+    stage.wait(lambda: stage.service.state.training.samples > trained and bool(stage.service.state.saves.under_way), 60)
     stage.wait(lambda: stage.service.state.saves.failed == 1, 60)
     assert stage.service.state.phase is Phase.TRAINING and stage.service.state.saves.quiescing is None
     done = stage.service.state.training.done

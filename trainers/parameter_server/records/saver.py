@@ -20,14 +20,20 @@ class Saver:
     """One part at a time, of the newest order: the next one waits until the store has let go of the one before it.
 
     Args:
+        froze: takes the id of every order of which the server holds its cut, and so may be pushed to again.
         report: takes every part that was written, or could not be, while its order was in force.
         fail: takes an error that is none of the store's; the thread ends.
     """
 
     def __init__(
-        self, server: ParameterServer, report: Callable[[SavedPart], None], fail: Callable[[Exception], None]
+        self,
+        server: ParameterServer,
+        froze: Callable[[str], None],
+        report: Callable[[SavedPart], None],
+        fail: Callable[[Exception], None],
     ) -> None:
         self._server = server
+        self._froze = froze
         self._report = report
         self._fail = fail
         self._changed = threading.Condition()
@@ -39,6 +45,12 @@ class Saver:
     def writing(self) -> str:
         """The order into whose folder the thread may be writing, in force or not; empty: none."""
         return self._writing
+
+    @property
+    def order_id(self) -> str:
+        """The order in force whose part is not reported yet; empty: none."""
+        order = self._order
+        return order.order_id if order is not None else ""
 
     def begin(self, order: SaveOrder) -> None:
         """Writes the part of an order as soon as the part before it is done with."""
@@ -64,19 +76,26 @@ class Saver:
             except Exception as error:
                 self._fail(error)
                 return
-            with self._changed:
-                is_in_force = self._order is order
-                self._writing = ""
-                if is_in_force:
-                    self._order = None
-            if is_in_force:
+            if self._order is order:
+                # Before it is forgotten: a directive that comes in between orders the same part again.
                 self._report(part)
             else:
                 log.warning("part_given_up", order=order.order_id, uri=order.uri)
+            with self._changed:
+                self._writing = ""
+                if self._order is order:
+                    self._order = None
 
     def _write(self, order: SaveOrder) -> SavedPart:
         try:
-            part = save_part(self._server, order.uri, lambda: self._order is order, cut=order.order_id, base=order.base)
+            part = save_part(
+                self._server,
+                order.uri,
+                lambda: self._order is order,
+                cut=order.order_id,
+                base=order.base,
+                froze=lambda: self._froze(order.order_id),
+            )
             return SavedPart(order_id=order.order_id, manifest_json=part.to_json())
         except (CheckpointError, OSError) as error:
             log.warning("part_not_saved", uri=order.uri, reason=str(error))

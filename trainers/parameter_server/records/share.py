@@ -56,6 +56,7 @@ def save_part(
     *,
     cut: str = "",
     base: str = "",
+    froze: Callable[[], None] = lambda: None,
 ) -> PartManifest:
     """Writes the server's part of the record at `uri`, of one moment; requests are served meanwhile.
 
@@ -64,6 +65,7 @@ def save_part(
         cut: the save that the part is of.
         base: an earlier save, since which changes are enough; buckets of which the server does not know them are
             written whole. Empty: everything is.
+        froze: called as soon as nothing that is pushed can change what is written.
 
     Raises:
         CheckpointError, OSError: the store refused, or the part is not wanted any more; the server is unharmed.
@@ -88,6 +90,7 @@ def save_part(
         for store, buckets, _ in groups:
             store.cuts.remember(cut, buckets)
             held |= dict(zip(_tables(store), store.cuts.frozen_rows.sum(axis=0).tolist(), strict=True))
+        froze()
         with PartWriter(
             uri,
             server.name,

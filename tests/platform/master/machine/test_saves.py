@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrec.platform.master.machine import stages
+from elastrec.platform.master.machine import events, stages
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Save, Saves
 from elastrec.platform.specs.errors import ElastrecError
@@ -108,6 +108,72 @@ def test_workers_train_beside_a_save_that_does_not_pause_them():
     assert save.stage == COMMITTING
     commits = [effect for effect in world.effects if isinstance(effect, CommitRecord)]
     assert [commit.positions for commit in commits] == [save.positions]
+
+
+def ordered(world: World) -> Save:
+    """A save that was asked for, whose servers have been told to write."""
+    world.tell(events.SaveAsked(time=world.time))
+    for _ in range(200):
+        for save in world.state.saves.under_way.values():
+            if save.stage == WRITING:
+                return save
+        everybody_acts(world)
+    raise AssertionError("no save was begun")
+
+
+def test_workers_train_on_once_every_server_has_frozen_its_cut_however_long_the_store_takes():
+    world = running(plan(save_interval_seconds=0.0))
+    world.hung.update(("j-ps-0", "j-ps-1"))
+    world.stuck.add("j-ps-1")
+    save = ordered(world)
+    everybody_acts(world)
+    trained = world.state.training.samples
+    everybody_acts(world)
+    assert save.frozen == ["j-ps-0"] and world.directive("j-worker-0").mode is Mode.PAUSE
+    assert world.state.training.samples == trained
+    world.stuck.clear()
+    world.act("j-ps-1")
+    assert world.directive("j-worker-0").mode is Mode.TRAIN and save.stage == WRITING
+    everybody_acts(world)
+    everybody_acts(world)
+    assert world.state.training.samples > trained
+    world.hung.clear()
+    world.act("j-ps-0")
+    world.act("j-ps-1")
+    world.commit()
+    # The record stands where everybody paused, not where training is by now.
+    assert world.state.recovery.record is not None and world.state.recovery.record.positions == save.positions
+    assert save.positions != world.state.positions()
+
+
+def test_what_is_trained_while_a_record_is_written_is_lost_with_a_server():
+    world = running(plan(save_interval_seconds=0.0))
+    world.hung.update(("j-ps-0", "j-ps-1"))
+    save = ordered(world)
+    for _ in range(4):
+        everybody_acts(world)
+    at_the_cut, now = save.rows, world.state.training.covered_rows()
+    assert now > at_the_cut
+    world.hung.clear()
+    world.act("j-ps-0")
+    world.act("j-ps-1")
+    world.commit()
+    world.kill("j-ps-0")
+    assert world.state.training.covered_rows() == at_the_cut
+
+
+def test_a_job_whose_training_ends_while_a_record_is_written_lets_it_become_complete_first():
+    world = running(plan(save_interval_seconds=0.0))
+    world.hung.update(("j-ps-0", "j-ps-1"))
+    save = ordered(world)
+    for _ in range(400):
+        everybody_acts(world)
+    assert world.state.training.is_done and list(world.state.saves.under_way.values()) == [save]
+    assert world.state.phase is Phase.TRAINING and not save.is_final
+    world.hung.clear()
+    world.run_fairly(20_000)
+    assert world.state.phase is Phase.SUCCEEDED
+    assert [record.is_final for record in world.state.recovery.records] == [False, True]
 
 
 def test_two_overlapping_saves_become_two_records():

@@ -28,9 +28,9 @@ def saving(world: World, *, hung: str = "", stage: str = COMMITTING) -> Save:
 
 def until_stage(world: World, stage: str) -> Save:
     for _ in range(200):
-        save = world.state.saves.quiescing
-        if save is not None and save.stage == stage:
-            return save
+        for save in world.state.saves.under_way.values():
+            if save.stage == stage:
+                return save
         everybody_acts(world)
     raise AssertionError(f"no save reached the stage {stage}")
 
@@ -72,9 +72,9 @@ def test_a_part_that_is_not_written_in_time_fails_the_save_and_training_goes_on(
     save = saving(world, hung="j-ps-1", stage=WRITING)
     everybody_acts(world)
     pass_seconds(world, TIMEOUT - 0.1)
-    assert world.state.saves.quiescing is save
+    assert list(world.state.saves.under_way.values()) == [save]
     late(world)
-    assert world.state.saves.quiescing is None and world.state.phase is Phase.TRAINING
+    assert not world.state.saves.under_way and world.state.phase is Phase.TRAINING
     assert world.directive("j-worker-0").mode is Mode.TRAIN
     (failure,) = decisions(world, "save_failed")
     assert failure["reason"] == "j-ps-1 wrote nothing for 40 s (spec.faults.save_timeout)"
@@ -168,9 +168,9 @@ def test_a_server_that_gets_on_is_not_late():
         pass_seconds(world, TIMEOUT - 1.0)
         world.up["j-ps-1"]["transfers"] += 1
         world.act("j-ps-1")
-    assert world.state.saves.quiescing is save
+    assert list(world.state.saves.under_way.values()) == [save]
     late(world)
-    assert world.state.saves.quiescing is None
+    assert not world.state.saves.under_way
 
 
 def test_transfers_are_journalled_seldom():

@@ -74,6 +74,14 @@ def test_a_pod_is_judged_by_the_pace_it_was_told_until_it_is_told_another() -> N
     assert len(signs.silent(members, up, 16.0)) == 1
 
 
+def test_pods_beat_faster_while_workers_pause_for_a_save_and_shortly_before() -> None:
+    signs = Heartbeats(FAULTS)
+    assert signs.pace("w", 10, 60.0) == 0.5
+    assert [signs.pace("w", 10, seconds) for seconds in (1.0, 0.0)] == [10 / 150, 10 / 150]
+    assert signs.pace("w", 1500, 0.0) == 10.0
+    assert signs.pace("w", 10) == 0.5
+
+
 def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
     signs, members = Heartbeats(FAULTS), {"w": worker("1")}
     signs.record("w", 0.0)

@@ -40,6 +40,7 @@ class Reports:
     """What a saver told."""
 
     def __init__(self) -> None:
+        self.frozen: list[str] = []
         self.parts: list[SavedPart] = []
         self.errors: list[Exception] = []
         self.changed = threading.Condition()
@@ -89,10 +90,11 @@ def test_requests_during_a_save_are_served_and_are_not_in_the_saved_part(
     trained: ParameterServer, gate: Gate, tmp_path: Path
 ) -> None:
     reports = Reports()
-    saver = Saver(trained, reports.part, reports.errors.append)
+    saver = Saver(trained, reports.frozen.append, reports.part, reports.errors.append)
     saved_rows, saved_dense = (array.copy() for array in pull(trained, "a", IDS)[1])
     saver.begin(order(tmp_path, 1))
-    assert gate.reached.wait(60) and saver.writing == "save-1"
+    # Nothing is written yet, and the cut is taken.
+    assert gate.reached.wait(60) and saver.writing == "save-1" and reports.frozen == ["save-1"]
     assert isinstance(answer(lambda: push(trained, "a", 1, [*IDS, 1000], 1.0)), Applied)
     assert isinstance(answer(lambda: pull(trained, "a", IDS)), Rows)
     gate.opened.set()
@@ -108,11 +110,24 @@ def test_requests_during_a_save_are_served_and_are_not_in_the_saved_part(
         np.testing.assert_array_equal(now, then)
 
 
+def test_a_part_is_reported_before_its_order_is_forgotten(trained: ParameterServer, tmp_path: Path) -> None:
+    in_force: list[str] = []
+    ended = threading.Event()
+
+    def report(part: SavedPart) -> None:
+        in_force.append(saver.order_id)
+        ended.set()
+
+    saver = Saver(trained, lambda order_id: None, report, lambda error: None)
+    saver.begin(order(tmp_path, 1))
+    assert ended.wait(60) and in_force == ["save-1"]
+
+
 def test_a_server_whose_store_hangs_serves_again_once_the_save_is_given_up(
     trained: ParameterServer, gate: Gate, tmp_path: Path
 ) -> None:
     reports = Reports()
-    saver = Saver(trained, reports.part, reports.errors.append)
+    saver = Saver(trained, reports.frozen.append, reports.part, reports.errors.append)
     saver.begin(order(tmp_path, 1))
     assert gate.reached.wait(60)
     saver.cancel()
@@ -131,7 +146,7 @@ def test_of_orders_that_came_while_the_store_hung_only_the_newest_is_carried_out
     trained: ParameterServer, gate: Gate, tmp_path: Path
 ) -> None:
     reports = Reports()
-    saver = Saver(trained, reports.part, reports.errors.append)
+    saver = Saver(trained, reports.frozen.append, reports.part, reports.errors.append)
     saver.begin(order(tmp_path, 1))
     assert gate.reached.wait(60)
     for number in (2, 3):
