@@ -178,11 +178,12 @@ def test_a_save_neither_waits_for_nor_replaces_a_worker_without_work():
 def save_until_written(world: World) -> str:
     """Asks for a record; workers pause, servers write. Returns the order's name."""
     world.tell(events.SaveAsked(time=world.time))
-    for _ in range(2):
-        for name in sorted(world.up, reverse=True):
-            world.act(name)
-    save = world.state.saves.quiescing
-    assert save is not None and len(save.parts) == 2
+    for name in sorted(world.up, reverse=True) * 2:
+        if any(len(save.parts) == 2 for save in world.state.saves.under_way.values()):
+            break
+        world.act(name)
+    (save,) = world.state.saves.under_way.values()
+    assert len(save.parts) == 2
     return save.order_id
 
 
@@ -191,8 +192,8 @@ def test_delta_records_end_with_the_next_full_record_or_a_failed_save():
     bases, uris = [], {}
     for succeed in (True, True, True, True, False, True, True):
         order_id = save_until_written(world)
-        order, save = world.directive("j-ps-0").save, world.state.saves.quiescing
-        assert order is not None and save is not None and order.order_id == order_id
+        order, save = world.directive("j-ps-0").save, world.state.saves.under_way[order_id]
+        assert order is not None and order.order_id == order_id
         uris[order_id] = save.uri
         assert saving.commit_effect(world.state, save).base == uris.get(order.base, "")
         bases.append(order.base and list(uris).index(order.base))
@@ -217,15 +218,19 @@ def test_the_end_of_an_older_save_says_nothing_about_the_one_under_way():
     world.tell(events.RecordCommitted(time=world.time, order_id=older))
     assert world.state.recovery.record is None
     world.tell(events.RecordFailed(time=world.time, order_id=older, reason="again"))
-    assert world.state.saves.quiescing is not None and world.state.saves.quiescing.order_id == newer
+    assert list(world.state.saves.under_way) == [newer]
     world.tell(events.RecordCommitted(time=world.time, order_id=newer))
     assert world.state.recovery.record is not None
 
 
-def test_nothing_is_leased_while_a_record_is_written():
+def test_nothing_is_leased_before_every_server_has_its_cut():
     world = running()
     name = next(n for n, p in world.up.items() if p["shards"])
-    save_until_written(world)
+    world.stuck.add("j-ps-1")
+    world.tell(events.SaveAsked(time=world.time))
+    for _ in range(2):
+        for pod in list(world.up):
+            world.act(pod)
     asked = events.ShardsAsked(
         time=world.time, pod=name, incarnation=world.up[name]["incarnation"], generation=0, request_id="late",
         count=1, kind="train",
@@ -256,10 +261,20 @@ def test_a_save_that_took_longer_than_a_lease_costs_no_worker(succeed: bool):
     world = running(plan(save_timeout_seconds=1000.0))
     before = dict(world.state.training.deadlines)
     asked = world.time
-    save_until_written(world)
+    world.stuck.update(("j-ps-0", "j-ps-1"))
+    world.tell(events.SaveAsked(time=world.time))
+    for name in sorted(world.up, reverse=True):
+        world.act(name)
+    (save,) = world.state.saves.under_way.values()
     world.time += 2 * world.state.plan.lease_seconds
     world.tick()
-    world.commit(succeed=succeed)
+    assert save.quiesce
+    if succeed:
+        world.stuck.clear()
+        world.act("j-ps-0")
+        world.act("j-ps-1")
+    else:
+        world.tell(events.RecordFailed(time=world.time, order_id=save.order_id, reason="no space"))
     paused = world.time - asked
     assert before and world.state.training.deadlines == {pod: end + paused for pod, end in before.items()}
     world.tick()
