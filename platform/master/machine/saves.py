@@ -1,9 +1,10 @@
 """Saves of a job: which are under way, in which stage, until when, and what becomes of those that were given up. Pure.
 
 A save goes from pausing over writing to committing. Workers pause until every server has frozen its cut, which then
-stays as it was while they train on (DLRover-RM §5.2, flash checkpoint). One that was given up while servers wrote is *abandoned*: its
-folder is deleted once nobody writes into it any more. One whose commit has not ended in time is *unknown*: it counts
-when its record is found complete. What servers and workers do is told to these machines; they know no member.
+stays as it was while they train on (DLRover-RM §5.2, flash checkpoint). One that was given up while servers wrote is
+*abandoned*: its folder is deleted once nobody writes into it any more. One whose commit has not ended in time is
+*unknown*: it counts when its record is found complete. What servers and workers do is told to these machines; they know
+no member.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
         if problems := save.problems():
             failed(state, save, "; ".join(problems), effects, store_away=save.is_store_away())
             return True
-        if save.quiesce and not save.is_final and not stages.unfrozen(state, save):
+        if save.quiesce and not _must_rest(state, save) and not stages.unfrozen(state, save):
             _end_pause(state, save)
             return True
         if stages.writers(state, save):
@@ -129,6 +129,16 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
         effects.append(commit_effect(state, save))
         return True
     return False
+
+
+def _must_rest(state: JobState, save: Save) -> bool:
+    """Whether nothing may be trained until the record is complete: what comes after it would be trained twice."""
+    return save.is_final or _servers_await_record(state)
+
+
+def _servers_await_record(state: JobState) -> bool:
+    """Whether other servers are to restore the next record."""
+    return not state.has_wanted_servers and state.migration is None
 
 
 def commit_effect(state: JobState, save: Save) -> CommitRecord:
@@ -153,17 +163,21 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     if save is None or save.positions is None:
         _found_late(state, order_id, effects)
         return
+    has_rested = save.quiesce
     _end_save(state, save)
     state.reason = ""
     state.times.saved(save.unsaved)
     _keep_record(state, save, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
-    elif not state.has_wanted_servers and state.migration is None:
+    elif not _servers_await_record(state):
+        _schedule(state)
+    elif not has_rested:
+        # They were asked for after workers had gone on: the next record holds what has been trained since.
+        state.saves.is_asked = True
+    else:
         count = state.wanted_shape[Role.PARAMETER_SERVER].count
         rollback.recover(state, f"{count} parameter servers were asked for", effects)
-    else:
-        _schedule(state)
 
 
 def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
