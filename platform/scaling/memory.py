@@ -156,7 +156,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the fullest server, and what to do.
 
     Attributes:
-        seconds_to_limit: (early, likely, late): when the limit less its margin is reached; infinity: never.
+        seconds_to_limit: (early, likely, late): when the limit less its margin is reached; infinity: never, and for all
+            three where nothing is to be done.
         bytes_at_end: (low, likely, high) when the job has trained all of its samples.
         needed_bytes: per server at `needed_servers` servers, margin included, for the high end of the band.
         base_bytes: of a server, besides its rows; `rows_bytes`: of all rows at the end, high end of the band.
@@ -246,18 +247,17 @@ def forecast(
     now_and_end_B2 = total(np.array([[trained_samples, end]]))
     base = max(0.0, servers.used_bytes - share * float(now_and_end_B2[1, 0]))
     safe = servers.limit_bytes * (1.0 - rules.margin)
-    early, likely, late = _times_to(
-        lambda samples: base + share * total(samples), safe, trained_samples, samples_per_second
-    )  # fmt: skip
     high, middle, low = (base + share * now_and_end_B2[:, 1]).tolist()
     seconds_left = remaining_samples / samples_per_second
     needed = math.ceil(high / (1.0 - rules.margin) / _MEMORY_STEP) * _MEMORY_STEP
+
+    times = (math.inf, math.inf, math.inf)
 
     def answer(action: Action, reason: str, needed_bytes: int, needed_servers: int) -> Forecast:
         return Forecast(
             action=action,
             reason=reason,
-            seconds_to_limit=(early, likely, late),
+            seconds_to_limit=times,
             bytes_at_end=(low, middle, high),
             needed_bytes=needed_bytes,
             needed_servers=needed_servers,
@@ -268,7 +268,8 @@ def forecast(
     if high <= safe:
         reason = f"at the end the fullest server has at most {_gib(high)} of {_gib(servers.limit_bytes)}"
         return answer(Action.NONE, reason, needed, servers.count)
-    when = f"in {early:.0f} s at the earliest, {seconds_left:.0f} s before its end are left to train"
+    times = _times_to(lambda samples: base + share * total(samples), safe, trained_samples, samples_per_second)
+    when = f"in {times[0]:.0f} s at the earliest, {seconds_left:.0f} s before its end are left to train"
     if needed <= servers.largest_bytes:
         reason = f"the limit less {100 * rules.margin:g} % is reached {when}: {_gib(needed)} per server hold to the end"
         return answer(Action.MORE_MEMORY, reason, needed, servers.count)

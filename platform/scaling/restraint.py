@@ -50,6 +50,8 @@ def past_of(job: JobProfile) -> tuple[Done, ...]:
 
 def permitted(proposal: Proposal, job: JobProfile, policy: str, settings: StrategySettings) -> Proposal:
     """The proposal without the candidates that are not open to the job; its notes say why they are not."""
+    if len(proposal.candidates) == 1:
+        return proposal
     longest = max(settings.cool_down_seconds, settings.reversal_seconds)
     past = [each for each in past_of(job) if each.seconds_ago < longest]
     kept, reasons = list(proposal.candidates[:1]), dict[str, int]()

@@ -37,8 +37,6 @@ from elastrec.platform.simulator.troubles import Process, Troubles
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
 
-QUICK_SEARCH = SearchSettings(coarse_points=1000, polish_rounds=2, exhaustive_points=1500)
-"""A grid instead of NSGA-II: some milliseconds per job and round, without which thousands of jobs take hours."""
 _FORECAST_EVERY_ROUNDS = 4
 
 
@@ -62,7 +60,7 @@ class Simulation:
         *,
         rules: Rules | None = None,
         weights: Weights | None = None,
-        search: SearchSettings = QUICK_SEARCH,
+        search: SearchSettings | None = None,
         warm_start: WarmStartSettings | None = None,
         node_changes: Sequence[NodeChange] = (),
         progress: Callable[[int, int], None] | None = None,
@@ -71,7 +69,7 @@ class Simulation:
         self._jobs, self._nodes, self._policy, self._prices = tuple(jobs), nodes, policy, prices
         names = {job.job_id for job in self._jobs}
         require(len(names) == len(self._jobs), "jobs", "two of one job_id", "different ids", "rename one")
-        self._rules, self._weights, self._search = rules or Rules(), weights or Weights(), search
+        self._rules, self._weights, self._search = rules or Rules(), weights or Weights(), search or SearchSettings()
         self._starting, self._progress = Starting(warm_start), progress
         self._environment = simpy.Environment()
         self._troubles = Troubles(self._environment, self._settings, self._start_seconds)

@@ -169,6 +169,13 @@ def _shadow_prices(items: Items, shares_2I: Floats) -> Floats:
     return prices
 
 
+def _best_of_each_job(items: Items) -> npt.NDArray[np.intp]:
+    """The most valuable item of every job, the first of those that are equal."""
+    order = np.lexsort((np.arange(len(items)), -items.value, items.job))
+    first = np.diff(items.job[order], prepend=-1) > 0
+    return np.sort(order[first])
+
+
 def greedy(items: Items, free: Resources) -> npt.NDArray[np.intp]:
     """The best of several greedy orders: by value, by value per resource, and by what is left at shadow prices."""
     if not len(items):
@@ -179,6 +186,10 @@ def greedy(items: Items, free: Resources) -> npt.NDArray[np.intp]:
         return fits
     wanted = Items(*(getattr(items, name)[fits] for name in Items.__dataclass_fields__))
     shares = shares[:, fits]
+    best = _best_of_each_job(wanted)
+    if (shares[:, best].sum(axis=1) <= 1.0).all():
+        # Nobody has to give way: there is nothing to weigh.
+        return fits[best]
     paid = _shadow_prices(wanted, shares) @ shares
     scores = [
         wanted.value,

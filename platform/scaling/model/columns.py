@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,8 @@ class Columns:
 
     @staticmethod
     def of(allocations: Sequence[Allocation]) -> Columns:
-        return Columns(
-            *(
-                np.array([getattr(each, field) for each in allocations], dtype=np.float64)
-                for field in Columns.__dataclass_fields__
-            )
-        )
+        """Of these allocations; kept between rounds, so its arrays are not to be written to."""
+        return _columns_of(tuple(allocations))
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -77,9 +73,29 @@ class Columns:
             self.workers * self.worker_memory_bytes + self.parameter_servers * self.parameter_server_memory_bytes
         )  # fmt: skip
 
+    def per_step_of(self, batch_size: int) -> Floats:
+        """Samples of all workers in one step each, shape (N,)."""
+        key = ("samples", batch_size)
+        if (found := self.known.get(key)) is None:
+            found = self.known[key] = self.workers * batch_size
+        return cast(Floats, found)
+
     def per_hour(self, prices: PriceList) -> Floats:
         """Currency per hour of every allocation, shape (N,)."""
         return prices.core_hour * self.cores + prices.gibibyte_hour * self.memory_bytes / GIBIBYTE
+
+
+@lru_cache(maxsize=8192)
+def _columns_of(allocations: tuple[Allocation, ...]) -> Columns:
+    numbers_NF = np.array(
+        [[getattr(each, field) for field in Columns.__dataclass_fields__] for each in allocations], dtype=np.float64
+    ).reshape(-1, len(Columns.__dataclass_fields__))
+    return Columns(*np.ascontiguousarray(numbers_NF.T))
+
+
+def forget_columns() -> None:
+    """Drops what `Columns.of` keeps, and with it what was computed of those columns."""
+    _columns_of.cache_clear()
 
 
 def features(shape: ModelShape, columns: Columns) -> Floats:

@@ -36,13 +36,6 @@ class Equations:
     seconds_R: Floats
     weights_R: Floats
 
-    def __add__(self, other: Equations) -> Equations:
-        return Equations(
-            np.concatenate([self.rows_RK, other.rows_RK]),
-            np.concatenate([self.seconds_R, other.seconds_R]),
-            np.concatenate([self.weights_R, other.weights_R]),
-        )
-
 
 @dataclass(frozen=True)
 class Fitted:

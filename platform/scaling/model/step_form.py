@@ -79,6 +79,8 @@ class Form:
 
     def seconds(self, rows_RK: Floats, theta_K: Floats) -> Floats:
         """T_iter, shape (R,)."""
+        if self.overlap == 1.0:
+            return np.asarray(rows_RK @ theta_K)
         return together(*_parts(rows_RK, theta_K), self.overlap)
 
     def slopes(self, rows_RK: Floats, theta_K: Floats) -> tuple[Floats, Floats]:

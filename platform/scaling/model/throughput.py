@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from elastrec.platform.scaling.model.columns import TERMS, Columns, Floats, features
 from elastrec.platform.scaling.model.least_squares import fit_plain, rmsle
@@ -45,15 +47,23 @@ _TIE_BREAK = 1e-3
 
 @dataclass(frozen=True)
 class Prediction:
-    """For N allocations; arrays are float64 of shape (N,).
-
-    Attributes:
-        relative_error: one standard deviation of the two others, as a share.
-    """
+    """For N allocations; arrays are float64 of shape (N,)."""
 
     iteration_seconds: Floats
     samples_per_second: Floats
-    relative_error: Floats
+    model: ThroughputModel
+    rows_NK: Floats
+
+    @cached_property
+    def relative_error(self) -> Floats:
+        """One standard deviation of the two others, as a share; computed only where it is asked for."""
+        return self.model.relative_error(self.rows_NK)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Prediction:
+        """Some rows of the prediction."""
+        return Prediction(
+            self.iteration_seconds[rows], self.samples_per_second[rows], self.model, self.rows_NK[rows]
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class ThroughputModel:
     """A fitted model, and how far it is to be trusted.
 
     Attributes:
-        rmsle, plain_rmsle: of this fit and of plain NNLS on the measured steps; 0 without measurements.
+        rmsle: of this fit on the measured steps.
         configurations: distinct ones that were measured.
         rank, condition: of the measured rows alone, columns brought to one length; the rank is at most `columns`.
         columns: coefficients that this job's steps depend on (no dense parameters: no synchronisation).
@@ -69,12 +79,12 @@ class ThroughputModel:
         notes: for people; why it is not identified, what was refused, what was assumed.
         form: how the parts make up the step.
         information_KK: Σ x·xᵀ/σ² over relative rows, K × K: confidence comes from it.
+        measured: rows of the plain sum, (C, K), and seconds, (C,), of the measured steps.
     """
 
     shape: ModelShape
     coefficients: Coefficients
     rmsle: float
-    plain_rmsle: float
     configurations: int
     rank: int
     columns: int
@@ -83,17 +93,30 @@ class ThroughputModel:
     notes: tuple[str, ...]
     form: Form
     information_KK: Floats
+    measured: tuple[Floats, Floats]
+
+    @cached_property
+    def plain_rmsle(self) -> float:
+        """Of plain NNLS on the measured steps."""
+        rows_CK, seconds_C = self.measured
+        return rmsle(rows_CK, seconds_C, fit_plain(rows_CK, seconds_C))
 
     def predict(self, columns: Columns) -> Prediction:
         """What these allocations would do."""
-        seconds_N, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), vector(self.coefficients))
+        rows_NK = self.form.rows(self.shape, columns)
+        seconds_N = self.form.seconds(rows_NK, self._theta_K)
+        return Prediction(seconds_N, columns.per_step_of(self.shape.batch_size) / seconds_N, self, rows_NK)
+
+    def relative_error(self, rows_NK: Floats) -> Floats:
+        """One standard deviation of what is predicted for these rows, as a share; shape (N,)."""
+        seconds_N, slopes_NK = self.form.slopes(rows_NK, self._theta_K)
         relative_NK = slopes_NK / seconds_N[:, None]
         variance_N = np.einsum("nk,nk->n", relative_NK @ self._covariance_KK, relative_NK)
-        return Prediction(
-            iteration_seconds=seconds_N,
-            samples_per_second=columns.workers * self.shape.batch_size / seconds_N,
-            relative_error=np.sqrt(np.maximum(variance_N, 0.0) + LEAST_ERROR**2),
-        )
+        return np.asarray(np.sqrt(np.maximum(variance_N, 0.0) + LEAST_ERROR**2))
+
+    @cached_property
+    def _theta_K(self) -> Floats:
+        return vector(self.coefficients)
 
     @cached_property
     def _covariance_KK(self) -> Floats:
@@ -108,9 +131,8 @@ class ThroughputModel:
 
         They add up to T_iter: of what passes at the same time each term counts with its share in the step's growth.
         """
-        theta_K = vector(self.coefficients)
-        _, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), theta_K)
-        return {name: slopes_NK[:, k] * theta_K[k] for k, name in enumerate(COLUMNS)}
+        _, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), self._theta_K)
+        return {name: slopes_NK[:, k] * self._theta_K[k] for k, name in enumerate(COLUMNS)}
 
     def as_prior(self, source: str, strength: float = 1.0) -> Prior:
         """For a similar job that has measured nothing yet."""
@@ -125,8 +147,11 @@ for _row, _field in enumerate(("workers", "parameter_servers", "worker_cores", "
 
 def _around(columns: Columns) -> Columns:
     """Allocations in which each count and size is, by itself, a quarter and four times what was measured."""
-    measured = np.array([getattr(columns, name) for name in Columns.__dataclass_fields__])
-    return Columns(*(_AROUND.T[:, :, None] * measured[:, None, :]).reshape(len(measured), -1))
+    if (found := columns.known.get("around")) is None:
+        measured = np.array([getattr(columns, name) for name in Columns.__dataclass_fields__])
+        found = Columns(*(_AROUND.T[:, :, None] * measured[:, None, :]).reshape(len(measured), -1))
+        columns.known["around"] = found
+    return cast(Columns, found)
 
 
 def _assumed(shape: ModelShape, profile: Profile) -> Coefficients:
@@ -140,38 +165,37 @@ def _assumed(shape: ModelShape, profile: Profile) -> Coefficients:
     return Coefficients(**values, fixed=seconds * (1.0 - sum(shares)))
 
 
-def _measured(
-    form: Form, shape: ModelShape, profile: Profile, split: bool, compute_weight: float = COMPUTE_WEIGHT
-) -> Equations:
-    """One equation per configuration, and one more where its compute part was measured (`split`: β in two columns)."""
-    rows_CK = form.rows(shape, profile.columns)
-    total = Equations(rows_CK, profile.iteration_seconds, np.ones(len(profile)))
-    if not split:
-        return total
-    known_C = np.isfinite(profile.compute_seconds)
-    ones_C1 = np.ones((len(profile), 1))
-    in_compute_K = np.isin(COLUMNS, ("gradient", "fixed"))
-    compute_CK = np.hstack([rows_CK * in_compute_K, 0.0 * ones_C1])[known_C]
-    return Equations(np.hstack([rows_CK, ones_C1]), total.seconds_R, total.weights_R) + Equations(
-        compute_CK, profile.compute_seconds[known_C], np.full(len(compute_CK), compute_weight)
-    )
+def _rows(form: Form, shape: ModelShape, columns: Columns, compute_C: npt.NDArray[np.bool_], around: bool) -> Floats:
+    """All rows of a fit, shape (R, K): one per configuration, of the measured compute parts, of what lies around.
+
+    With compute parts β is in two columns. A job's configurations stay while its times move: rows are made once.
+    """
+    key = ("rows", shape, form.by_request, compute_C.tobytes(), around)
+    if (found := columns.known.get(key)) is not None:
+        return cast(Floats, found)
+    blocks = [form.rows(shape, columns)]
+    others = [form.rows(shape, _around(columns))] if around else []
+    if compute_C.any():
+        in_compute_K = np.isin(COLUMNS, ("gradient", "fixed"))
+        blocks, others = ([np.column_stack([each, np.ones(len(each))]) for each in many] for many in (blocks, others))
+        part_CK = form.rows(shape, columns)[compute_C] * in_compute_K
+        blocks.append(np.column_stack([part_CK, np.zeros(len(part_CK))]))
+    found = np.concatenate(blocks + others)
+    found.setflags(write=False)
+    columns.known[key] = found
+    return found
 
 
-def _pseudo(form: Form, shape: ModelShape, profile: Profile, prior: Prior, split: bool, weight: float) -> Equations:
+def _pseudo_seconds(shape: ModelShape, profile: Profile, prior: Prior) -> Floats:
     """What the prior says about allocations around the measured ones, brought to the level of what was measured.
 
-    A similar job's times share their shape; their level differs with the nodes, so one factor is measured. Args:
-    form is that of the fit; the prior speaks in its own.
+    A similar job's times share their shape; their level differs with the nodes, so one factor is measured. The prior
+    speaks in its own form.
     """
     theirs, theta_K = Form.of(prior.coefficients), vector(prior.coefficients)
     known = theirs.seconds(theirs.rows(shape, profile.columns), theta_K)
     level = float(np.exp(np.mean(np.log(profile.iteration_seconds / known))))
-    around = _around(profile.columns)
-    seconds_R = level * theirs.seconds(theirs.rows(shape, around), theta_K)
-    rows_RK = form.rows(shape, around)
-    if split:
-        rows_RK = np.column_stack([rows_RK, np.ones(len(rows_RK))])
-    return Equations(rows_RK, seconds_R, np.full(len(rows_RK), weight / len(rows_RK)))
+    return level * theirs.seconds(theirs.rows(shape, _around(profile.columns)), theta_K)
 
 
 def _rank_and_condition(rows_RK: Floats, seconds_R: Floats) -> tuple[int, int, float]:
@@ -207,9 +231,9 @@ def fit(
     """
     profile = summarise(observations)
     require_rows(profile, job_id)
-    split = bool(np.isfinite(profile.compute_seconds).any())
-    totals = _measured(Form(), shape, profile, split=False)
-    rank, columns, condition = _rank_and_condition(totals.rows_RK, totals.seconds_R)
+    compute_C = np.isfinite(profile.compute_seconds)
+    split, summed_CK = bool(compute_C.any()), Form().rows(shape, profile.columns)
+    rank, columns, condition = _rank_and_condition(summed_CK, profile.iteration_seconds)
     identified = rank == columns and condition <= CONDITION_LIMIT
     notes = list(profile.notes)
     if not identified:
@@ -235,12 +259,16 @@ def fit(
 
     mature = refine and identified and len(profile) >= LEAST_CONFIGURATIONS
 
+    seconds = [profile.iteration_seconds, profile.compute_seconds[compute_C]]
+    # Steps that leave nothing open need no help; what is left to the compute part is how β divides.
+    weights = [np.ones(len(profile)), np.full(len(seconds[1]), _TIE_BREAK if mature else COMPUTE_WEIGHT)]
+    if believed is not None and weight > 0:
+        seconds.append(_pseudo_seconds(shape, profile, believed))
+        weights.append(np.full(len(seconds[2]), weight / len(seconds[2])))
+    seconds_R, weights_R = np.concatenate(seconds), np.concatenate(weights)
+
     def equations_of(form: Form) -> Equations:
-        # Steps that leave nothing open need no help; what is left to the compute part is how β divides.
-        measured = _measured(form, shape, profile, split, _TIE_BREAK if mature else COMPUTE_WEIGHT)
-        if believed is None or weight <= 0:
-            return measured
-        return measured + _pseudo(form, shape, profile, believed, split, weight)
+        return Equations(_rows(form, shape, profile.columns, compute_C, len(seconds) > 2), seconds_R, weights_R)
 
     if mature:
         fitted = choose(equations_of, len(profile), LEAST_ERROR)
@@ -249,7 +277,7 @@ def fit(
         fitted = solve(form, equations_of(form))
     if fitted.form.refinements:
         notes.append(_described(fitted.form))
-    return _model(shape, profile, fitted, totals.rows_RK, split, (rank, columns, condition), tuple(notes))
+    return _model(shape, profile, fitted, summed_CK, split, (rank, columns, condition), tuple(notes))
 
 
 def _described(form: Form) -> str:
@@ -272,13 +300,11 @@ def _model(
     doubted = slice(len(profile) + int(split) * int(np.isfinite(profile.compute_seconds).sum()), None)
     errors_C = np.log(np.maximum(form.seconds(rows_RK[steps], theta_K), 1e-300) / seconds_R[steps])
     error = float(np.sqrt(np.mean(errors_C**2)))
-    plain_K = fit_plain(summed_CK, seconds_R[steps])
     seen = form.slopes(rows_RK[steps], theta_K)
     return ThroughputModel(
         shape=shape,
         coefficients=form.coefficients(theta_K, float(fitted.theta_K[count - 1]) if split else None),
         rmsle=error,
-        plain_rmsle=rmsle(summed_CK, seconds_R[steps], plain_K),
         configurations=len(profile),
         rank=rank,
         columns=columns,
@@ -289,6 +315,7 @@ def _model(
         information_KK=_information(
             seen, error, columns + form.refinements, (seconds_R[doubted], form.slopes(rows_RK[doubted], theta_K)[1])
         ),
+        measured=(summed_CK, seconds_R[steps]),
     )
 
 

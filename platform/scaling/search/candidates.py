@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Capacity, Resources
 from elastrec.platform.scaling.model.columns import features
 from elastrec.platform.scaling.search.exploration import explore
-from elastrec.platform.scaling.search.front import Front, SearchSettings, pareto_front, take
+from elastrec.platform.scaling.search.front import Front, SearchSettings, pareto_front
 from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.search.pareto import thin
 from elastrec.platform.scaling.search.space import Space, space_of
-from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
+from elastrec.platform.scaling.types import Candidate, CandidateKind, ModelShape, Proposal
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_DEFAULTS = SearchSettings()
 _SIZES_COMPARED = 200
 _SAME = 1e-6
 """Parts of a step that differ by less over all sizes are one."""
@@ -40,12 +43,10 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
     Plans whose prediction is not to be trusted (`Rules.trusted_error`) are not proposed for their gain; what would
     make them trustworthy is (`explore`). The notes say in plain words how far predictions go, and what is missing.
     """
-    job, model, settings = situation.job, situation.model, settings or SearchSettings()
+    job, model, settings = situation.job, situation.model, settings or _DEFAULTS
     space = space_of(job, capacity)
     found = pareto_front(situation, capacity, space, settings)
-    chosen = take(
-        found.outcomes, thin(found.outcomes.cost_per_hour, -found.outcomes.gain, settings.most)
-    )  # fmt: skip
+    chosen = found.outcomes.take(thin(found.outcomes.cost_per_hour, -found.outcomes.gain, settings.most))
     candidates = [stay(situation)]
     for row in range(len(chosen.columns)):
         kind = CandidateKind.SAVE if chosen.cost_per_hour[row] <= 0 else CandidateKind.GROW
@@ -60,8 +61,15 @@ def sizes_needed(situation: Situation, space: Space) -> int:
     As many as there are parts of a step (eq. 2–5 and what is fixed) that differ within what may be changed: with
     workers alone two, one part that grows with their number and one that does not.
     """
-    columns = space.columns(np.concatenate([np.array([space.start]), space.spread(_SIZES_COMPARED)]))
-    rows_NK = np.column_stack([features(situation.model.shape, columns), np.ones(len(columns))])
+    # Memory is no part of a step: any will do.
+    return _parts_that_differ((*space.ladders[:-1], (1.0,)), situation.model.shape)
+
+
+@lru_cache(maxsize=1024)
+def _parts_that_differ(ladders: tuple[tuple[float, ...], ...], shape: ModelShape) -> int:
+    space = Space(ladders, (0,) * len(ladders), 1)
+    columns = space.columns(space.spread(_SIZES_COMPARED))
+    rows_NK = np.column_stack([features(shape, columns), np.ones(len(columns))])
     lengths_K = np.linalg.norm(rows_NK, axis=0)
     return int(np.linalg.matrix_rank(rows_NK[:, lengths_K > 0] / lengths_K[lengths_K > 0], tol=_SAME))
 

@@ -6,20 +6,16 @@ prediction is uncertain determines more. Shape legend: N allocations.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Capacity, is_positive
-from elastrec.platform.scaling.search.front import excess, take
+from elastrec.platform.scaling.search.front import excess
 from elastrec.platform.scaling.search.objectives import Outcomes, Situation
 from elastrec.platform.scaling.search.space import Space
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 
 MOST = 3
 """Exploring candidates of a job."""
-_LOOKED_AT = 500
 
 
 def _teaches(situation: Situation, outcomes: Outcomes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -36,15 +32,12 @@ def _fastest_measured(job: JobProfile) -> float:
 
 def _promises(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> bool:
     """Whether some plan would be made if its prediction were to be trusted, and is not made because it is not."""
-    doubted = np.flatnonzero(
-        (outcomes.against_rules <= 0) & (outcomes.relative_error > situation.rules.trusted_error)
-    )  # fmt: skip
-    return bool(len(doubted) and np.any(np.max(excess(situation, capacity, take(outcomes, doubted)), axis=1) <= 0))
+    few = outcomes.take(np.flatnonzero(outcomes.against_rules <= 0))
+    doubted = few.relative_error > situation.rules.trusted_error
+    return bool(((excess(situation, capacity, few) <= 0).all(axis=1) & doubted).any())
 
 
-def explore(
-    situation: Situation, capacity: Capacity, space: Space, looked_at: Outcomes | None = None
-) -> list[Candidate]:
+def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: Outcomes) -> list[Candidate]:
     """At most MOST neighbours with an uncertain prediction, most learning per cost first; none when all is known.
 
     A step may not be predicted to slow the job by more than `max_slowdown` against the fastest that was measured, so
@@ -53,13 +46,12 @@ def explore(
     may undo a step in the next round: by then it has to have paid for its pause and its start.
 
     Args:
-        looked_at: outcomes of the whole space, where they are known.
+        looked_at: outcomes of points all over the space.
     """
     steps = space.single_steps()
     if not len(steps.columns) or situation.horizon_seconds < situation.job.until_next_change_seconds:
         return []
-    passing = replace(situation, rules=msgspec.structs.replace(situation.rules, payback_seconds=0.0))
-    outcomes = passing.outcomes(steps.columns)
+    outcomes = situation.outcomes(steps.columns, payback_seconds=0.0)
     fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
     fastest = max(situation.reference, _fastest_measured(situation.job))
     slow = outcomes.samples_per_second < (1.0 - situation.rules.max_slowdown) * fastest
@@ -70,8 +62,6 @@ def explore(
     worth = teaches / (cost + 0.05)
     if not (worth > 0).any():
         return []
-    if looked_at is None or space.size > _LOOKED_AT:
-        looked_at = situation.outcomes(space.grid(_LOOKED_AT).columns)
     if not _promises(situation, capacity, looked_at):
         return []
     rows = np.argsort(-worth, kind="stable")[:MOST]

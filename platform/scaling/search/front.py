@@ -7,7 +7,6 @@ plans that save lie. Shape legend: N points, 5 decisions.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,8 +14,10 @@ import numpy as np
 from elastrec.platform.scaling.amounts import Capacity, Change, require
 from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.search.objectives import Outcomes, Situation
-from elastrec.platform.scaling.search.pareto import front
+from elastrec.platform.scaling.search.pareto import Rows, front
 from elastrec.platform.scaling.search.space import Indexes, Points, Space
+
+_LOOKED_AT = 500
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     seed: int = 0
-    exhaustive_points: int = 50_000
+    exhaustive_points: int = 1500
     population: int = 48
     generations: int = 30
     coarse_points: int = 1000
@@ -60,17 +61,14 @@ class Front:
 
     Attributes:
         points: indexes into the space's ladders, int64 of shape (N, 5).
-        looked_at: what every point of the space would bring, where all of them were looked at.
+        looked_at: what the points that the search began with would bring, all over the space.
+        exhaustive: these are all of its points.
     """
 
     points: Indexes
     outcomes: Outcomes
-    looked_at: Outcomes | None = None
-
-    @property
-    def exhaustive(self) -> bool:
-        """Every point of the space was looked at."""
-        return self.looked_at is not None
+    looked_at: Outcomes
+    exhaustive: bool = False
 
 
 def excess(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Floats:
@@ -103,55 +101,48 @@ def excess(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Floa
     return np.stack([over_cores, over_bytes, short, too_large], axis=1)
 
 
-def allowed(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which plans fit the cluster and obey the rules; bool of shape (N,)."""
-    allowed_N = outcomes.violation <= 0
-    # A job that rests has nothing that the rules allow: whether it would fit is not asked.
-    if allowed_N.any():
-        allowed_N &= (excess(situation, capacity, outcomes) <= 0).all(axis=1)
-    return allowed_N
+def allowed_rows(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Rows:
+    """Which plans fit the cluster, obey the rules and have a prediction to be trusted; their indexes, rising."""
+    # Few plans obey the rules: how far the others' predictions go, and whether they would fit, nobody asks.
+    open_rows = np.flatnonzero(outcomes.against_rules <= 0)
+    few = outcomes.take(open_rows)
+    fits = (few.violation <= 0) & (excess(situation, capacity, few) <= 0).all(axis=1) if len(open_rows) else open_rows
+    return open_rows[fits]
 
 
 def best_of(situation: Situation, capacity: Capacity, points: Points, outcomes: Outcomes) -> Front:
     """The front of these points alone."""
-    good = np.flatnonzero(allowed(situation, capacity, outcomes))
+    good = allowed_rows(situation, capacity, outcomes)
     chosen = good[front(outcomes.cost_per_hour[good], -outcomes.gain[good])]
-    return Front(points.indexes_N5[chosen], take(outcomes, chosen))
-
-
-def take(outcomes: Outcomes, rows: np.ndarray[Any, np.dtype[np.intp]]) -> Outcomes:
-    """Some rows of the outcomes."""
-    numbers = {name: getattr(outcomes, name)[rows] for name in Outcomes.__dataclass_fields__ if name != "columns"}
-    return Outcomes(columns=outcomes.columns.take(rows), **numbers)
+    return Front(points.indexes_N5[chosen], outcomes.take(chosen), outcomes)
 
 
 def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> Front:
     """The exact front; time and memory grow with `space.size`."""
     points = space.whole()
     outcomes = situation.outcomes(points.columns)
-    return replace(best_of(situation, capacity, points, outcomes), looked_at=outcomes)
+    return replace(best_of(situation, capacity, points, outcomes), exhaustive=True)
 
 
 def coarse_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
     """The front of a grid of at most `coarse_points`, spread by ratio over every ladder, then of its neighbours.
 
     Every value of each single decision is looked at, too: a job whose next size is too small a step for the rules must
-    not rest as long as a larger step is allowed.
+    not rest as long as a larger step is allowed. So are the neighbours of what the job has.
     """
-    points = space.grid(settings.coarse_points, with_start_and_lines=True)
+    points = space.grid(settings.coarse_points)
     return polish(situation, capacity, space, points, settings.polish_rounds)
 
 
 def polish(situation: Situation, capacity: Capacity, space: Space, points: Points, rounds: int) -> Front:
     """The front of these points, then of its own neighbours, until it stays the same; at most so many rounds."""
-    start_5 = np.array([space.start], dtype=np.int64)
     found = best_of(situation, capacity, points, situation.outcomes(points.columns))
-    for _ in range(rounds):
-        tried = space.around(found.points if len(found.points) else start_5)
+    for _ in range(rounds if len(found.points) else 0):
+        tried = space.around(found.points)
         better = best_of(situation, capacity, tried, situation.outcomes(tried.columns))
         if np.array_equal(better.points, found.points):
             break
-        found = better
+        found = replace(better, looked_at=found.looked_at)
     return found
 
 
@@ -164,4 +155,6 @@ def pareto_front(situation: Situation, capacity: Capacity, space: Space, setting
     # pymoo takes a second to load; most jobs that only move workers never need it.
     from elastrec.platform.scaling.search.genetic import genetic_front
 
-    return genetic_front(situation, capacity, space, settings)
+    # Its population crowds along the front; who explores looks all over the space.
+    looked_at = situation.outcomes(space.grid(_LOOKED_AT).columns)
+    return replace(genetic_front(situation, capacity, space, settings), looked_at=looked_at)

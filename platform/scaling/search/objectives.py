@@ -24,6 +24,7 @@ from functools import cached_property
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from elastrec.platform.scaling.amounts import Allocation, PriceList, Resources, is_positive, require
 from elastrec.platform.scaling.model.columns import Columns, Floats
@@ -72,23 +73,44 @@ class Outcomes:
     """What N allocations would bring one job; arrays are float64 of shape (N,).
 
     Attributes:
-        price: currency per hour of the whole allocation.
-        violation: ≤ 0 where the rules allow the plan and its prediction is to be trusted (see `Rules`).
-        against_rules: the part of `violation` that the rules make, whatever the prediction is worth.
+        against_rules: by how much of its present speed the job would have to gain more; ≤ 0 where the rules allow the
+            plan, whatever its prediction is worth.
         more_cores, more_memory_bytes: against what the job has now.
     """
 
     columns: Columns
-    samples_per_second: Floats
-    relative_error: Floats
+    predicted: Prediction
     gain: Floats
     overhead: Floats
-    price: Floats
     cost_per_hour: Floats
     more_cores: Floats
     more_memory_bytes: Floats
     against_rules: Floats
-    violation: Floats
+    trusted_error: float
+
+    @property
+    def samples_per_second(self) -> Floats:
+        """Ψ with each of them."""
+        return self.predicted.samples_per_second
+
+    @property
+    def relative_error(self) -> Floats:
+        """Of that prediction; dear, so that it is computed where it is asked for: take rows first."""
+        return self.predicted.relative_error
+
+    @cached_property
+    def violation(self) -> Floats:
+        """≤ 0 where the rules allow the plan and its prediction is to be trusted (see `Rules`)."""
+        return np.maximum(self.against_rules, self.relative_error - self.trusted_error)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Outcomes:
+        """Some rows of them."""
+        return Outcomes(
+            columns=self.columns.take(rows), predicted=self.predicted.take(rows), gain=self.gain[rows],
+            overhead=self.overhead[rows], cost_per_hour=self.cost_per_hour[rows], more_cores=self.more_cores[rows],
+            more_memory_bytes=self.more_memory_bytes[rows], against_rules=self.against_rules[rows],
+            trusted_error=self.trusted_error,
+        )  # fmt: skip
 
     def candidate(self, row: int, kind: CandidateKind) -> Candidate:
         """One row as a value."""
@@ -127,34 +149,40 @@ class Situation:
     @property
     def horizon_seconds(self) -> float:
         """h: the time that a change has to pay for itself; at least the window until the next one is possible."""
-        payback = max(self.rules.payback_seconds, self.job.until_next_change_seconds)
+        return self._horizon(self.rules.payback_seconds)
+
+    def _horizon(self, payback_seconds: float) -> float:
+        payback = max(payback_seconds, self.job.until_next_change_seconds)
         return min(self.job.remaining_samples / self.samples_per_second, payback)
 
-    def outcomes(self, columns: Columns) -> Outcomes:
-        """RC, TG and the rules for N allocations; float64 of shape (N,) each."""
+    def outcomes(self, columns: Columns, *, payback_seconds: float | None = None) -> Outcomes:
+        """RC, TG and the rules for N allocations; float64 of shape (N,) each.
+
+        Args:
+            payback_seconds: in place of that of the rules.
+        """
         predicted, speed = self.model.predict(columns), self.samples_per_second
-        known = _known(columns, self.job.allocation, self.prices, self.overheads)
+        known = _known(columns, self.job.allocation, self.prices, self.overheads, self.rules)
+        horizon = self._horizon(self.rules.payback_seconds if payback_seconds is None else payback_seconds)
         difference_N = predicted.samples_per_second - speed
-        horizon = self.horizon_seconds
         # A job that ends at once has no time in which a change could pay.
         lost_N = np.minimum(known.pause_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
         late_N = np.minimum(known.start_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
         overhead_N = speed * lost_N + np.maximum(difference_N, 0.0) * late_N
         gain_N = difference_N - overhead_N
-        against_N = _violation(speed, gain_N, known.dearer_N, self.reference, self.rules)
+        # A plan that saves keeps its own share of Ψ, and the share that all savings together have to keep.
+        kept_N = np.maximum(known.save_rise_N, (1.0 - self.rules.max_slowdown) * self.reference / speed - 1.0)
         return Outcomes(
             columns=columns,
-            samples_per_second=predicted.samples_per_second,
-            relative_error=predicted.relative_error,
+            predicted=predicted,
             gain=gain_N,
             overhead=overhead_N,
-            price=known.price_N,
             cost_per_hour=known.cost_N,
             more_cores=known.more_cores_N,
             more_memory_bytes=known.more_bytes_N,
-            against_rules=against_N,
+            against_rules=np.minimum(known.grow_rise_N, kept_N) - gain_N / speed,
             # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
-            violation=np.maximum(against_N, predicted.relative_error - self.rules.trusted_error),
+            trusted_error=self.rules.trusted_error,
         )
 
     @cached_property
@@ -174,25 +202,28 @@ class _Known:
     """What N allocations cost against the present one, whatever their speed; arrays of shape (N,).
 
     Attributes:
-        dearer_N: log of the price over the present one.
         pause_N, start_N: seconds.
+        grow_rise_N: share by which Ψ must rise for the plan to be worth its price (`Rules`).
+        save_rise_N: the same, negative, for a plan that saves; infinity where it does not save enough to be one.
     """
 
-    price_N: Floats
     cost_N: Floats
-    dearer_N: Floats
     more_cores_N: Floats
     more_bytes_N: Floats
     pause_N: Floats
     start_N: Floats
+    grow_rise_N: Floats
+    save_rise_N: Floats
 
 
 _MOST_KNOWN = 8
 
 
-def _known(columns: Columns, allocation: Allocation, prices: PriceList, overheads: Overheads) -> _Known:
+def _known(
+    columns: Columns, allocation: Allocation, prices: PriceList, overheads: Overheads, rules: Rules
+) -> _Known:  # fmt: skip
     """Computed once as long as a job keeps what it has."""
-    key = (allocation, prices, overheads)
+    key = (allocation, prices, overheads, rules)
     if (kept := columns.known.get(key)) is not None:
         return kept
     now = Columns.of([allocation])
@@ -200,13 +231,20 @@ def _known(columns: Columns, allocation: Allocation, prices: PriceList, overhead
     price_N = columns.per_hour(prices)
     # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
     price_N = np.where(np.abs(price_N - price_now) < 1e-9 * price_now, price_now, price_N)
+    dearer_N, least = np.log(price_N / price_now), math.log1p(rules.least_change)
     pause_N, start_N = _pause_and_start(now, columns, overheads)
     found = _Known(
-        price_N, price_N - price_now, np.log(price_N / price_now), columns.cores - now.cores,
-        columns.memory_bytes - now.memory_bytes, pause_N, start_N,
-    )  # fmt: skip
-    for name in found.__dataclass_fields__:
-        getattr(found, name).setflags(write=False)
+        cost_N=price_N - price_now,
+        more_cores_N=columns.cores - now.cores,
+        more_bytes_N=columns.memory_bytes - now.memory_bytes,
+        pause_N=pause_N,
+        start_N=start_N,
+        grow_rise_N=np.expm1(np.maximum(rules.grow_efficiency * dearer_N, least)),
+        save_rise_N=np.where(dearer_N <= -least, np.expm1(rules.save_efficiency * dearer_N), np.inf),
+    )
+    for value in vars(found).values():
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
     if len(columns.known) >= _MOST_KNOWN:
         columns.known.clear()
     columns.known[key] = found
@@ -227,22 +265,6 @@ def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tu
     pause_N = np.where(other_servers, overheads.migration_pause_seconds, 0.0)
     start_N = np.where(more_workers | other_worker, overheads.worker_start_seconds, 0.0)
     return pause_N, np.maximum(start_N, np.where(other_servers, overheads.server_start_seconds, 0.0))
-
-
-def _violation(speed: float, gain_N: Floats, dearer_N: Floats, reference: float, rules: Rules) -> Floats:
-    """By how much each plan breaks the rules, in logarithms of Ψ; ≤ 0: allowed."""
-    after_N = np.maximum(speed + gain_N, 1e-9 * speed)
-    faster_N = np.log(after_N / speed)
-    least = math.log1p(rules.least_change)
-    grow_N = np.maximum(rules.grow_efficiency * dearer_N - faster_N, least - faster_N)
-    save_N = np.maximum.reduce(
-        [
-            rules.save_efficiency * dearer_N - faster_N,
-            (1.0 - rules.max_slowdown) - after_N / reference,
-            least + dearer_N,
-        ]
-    )
-    return np.where(dearer_N < 0, np.minimum(save_N, grow_N), grow_N)
 
 
 def measured_overheads(

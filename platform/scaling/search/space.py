@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity, Change
-from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.model.columns import Columns, forget_columns
 from elastrec.platform.scaling.types import JobProfile
 
 Indexes = npt.NDArray[np.int64]
@@ -74,9 +74,9 @@ class Space(msgspec.Struct, frozen=True):
         """`everything`."""
         return _whole(self) if self.size <= _KEPT_POINTS else self.points(self.everything())
 
-    def grid(self, most: int, *, with_start_and_lines: bool = False) -> Points:
-        """`spread`, after the point that the job has and `lines` where they are asked for."""
-        return _grid(self, most, with_start_and_lines)
+    def grid(self, most: int) -> Points:
+        """`spread`, the point that the job has with its `neighbours`, and `lines`: each point once."""
+        return _grid(self, most)
 
     def around(self, points_N5: Indexes) -> Points:
         """Points and their `neighbours`, each once."""
@@ -115,12 +115,30 @@ class Space(msgspec.Struct, frozen=True):
 
     def spread(self, most: int) -> Indexes:
         """At most so many points of a grid whose values rise by ratio, the ends of every ladder among them."""
-        counts = [len(ladder) for ladder in self.ladders]
-        while math.prod(counts) > most and max(counts) > 2:
-            counts[counts.index(max(counts))] -= 1
-        chosen = [_rungs(ladder, count) for ladder, count in zip(self.ladders, counts, strict=True)]
-        grid = np.meshgrid(*chosen, indexing="ij")
-        return np.stack([axis.reshape(-1) for axis in grid], axis=1).astype(np.int64)
+        return _spread(self.ladders, most)
+
+
+@lru_cache(maxsize=1024)
+def _spread(ladders: tuple[tuple[float, ...], ...], most: int) -> Indexes:
+    """`Space.spread`; not to be written to."""
+    rungs = [
+        _rungs(ladder, count)
+        for ladder, count in zip(ladders, _rung_counts(tuple(map(len, ladders)), most), strict=True)
+    ]
+    shape = tuple(map(len, rungs))
+    grid = [chosen[axis.reshape(-1)] for chosen, axis in zip(rungs, np.indices(shape), strict=True)]
+    found = np.stack(grid, axis=1).astype(np.int64)
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _rung_counts(lengths: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """So many values of each ladder that their product is at most `most`; the longest ladder gives first."""
+    counts = list(lengths)
+    while math.prod(counts) > most and max(counts) > 2:
+        counts[counts.index(max(counts))] -= 1
+    return tuple(counts)
 
 
 @lru_cache(maxsize=1024)
@@ -141,11 +159,10 @@ def _whole(space: Space) -> Points:
 
 
 @lru_cache(maxsize=128)
-def _grid(space: Space, most: int, with_start_and_lines: bool) -> Points:
-    spread = space.spread(most)
-    if not with_start_and_lines:
-        return space.points(spread)
-    return space.points(np.concatenate([np.array([space.start]), space.lines(), spread]))
+def _grid(space: Space, most: int) -> Points:
+    start_5 = np.array([space.start], dtype=np.int64)
+    found = np.concatenate([start_5, space.neighbours(start_5), space.lines(), space.spread(most)])
+    return space.points(space.unique(found))
 
 
 @lru_cache(maxsize=256)
@@ -168,8 +185,9 @@ def _single_steps(space: Space) -> Points:
 
 def forget() -> None:
     """Drops all points that are kept between rounds: decisions are the same without them, only later."""
-    for kept in (_whole, _grid, _around, _single_steps):
+    for kept in (_whole, _grid, _around, _single_steps, _spread):
         kept.cache_clear()
+    forget_columns()
 
 
 @cache
@@ -208,7 +226,7 @@ def _memory(low: int, high: int, now: int, job: JobProfile, servers: tuple[float
 def space_of(job: JobProfile, capacity: Capacity) -> Space:
     """Ladders of one job: its limits, what it can change while it runs, and what is free, whichever is narrowest."""
     now, limits = job.allocation, job.limits
-    room = now.resources.cores + max(capacity.free.cores, 0.0)
+    room = _rounded_up(now.resources.cores + max(capacity.free.cores, 0.0))
     pod_cores = capacity.largest_pod.cores if capacity.largest_pod else math.inf
     pod_bytes = capacity.largest_pod.memory_bytes if capacity.largest_pod else math.inf
 
@@ -233,6 +251,12 @@ def space_of(job: JobProfile, capacity: Capacity) -> Space:
         memory = _memory(low, int(min(high, pod_bytes)), now.parameter_server_memory_bytes, job, servers)
     ladders = (workers, servers, worker_cores, server_cores, memory)
     return Space(ladders, _start(ladders, now), _worker_memory(job))
+
+
+def _rounded_up(room: float) -> float:
+    """To a power of √2. Whether it fits is asked of every plan; ladders that follow every free core are never the same
+    in two rounds."""
+    return float(2.0 ** (math.ceil(2.0 * math.log2(room)) / 2.0))
 
 
 def _start(ladders: tuple[tuple[float, ...], ...], now: Allocation) -> tuple[int, ...]:

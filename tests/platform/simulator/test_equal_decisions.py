@@ -38,10 +38,10 @@ class Recording(ThreeStage):
 
 
 def simulated(policy: ScalingPolicy, nodes: int) -> Report:
-    return Simulation(recurring(12, 3), Nodes(nodes, NODE), policy, PRICES, TROUBLED).run()
+    return Simulation(recurring(8, 3), Nodes(nodes, NODE), policy, PRICES, TROUBLED).run()
 
 
-@pytest.mark.parametrize(("nodes", "decisions"), [(4, 4), (40, 11)])
+@pytest.mark.parametrize(("nodes", "decisions"), [(4, 7), (40, 24)])
 def test_nothing_is_decided_otherwise_where_nothing_is_kept(nodes: int, decisions: int) -> None:
     keeping, forgetting = Recording(forgets=False), Recording(forgets=True)
     assert simulated(keeping, nodes) == simulated(forgetting, nodes)
